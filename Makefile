@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV_VERSION := 0.13.8
 TORCH_VERSION := 2.13.0
-# Processes that run tests: one more than two processors, since many tests wait for engines.
-WORKERS ?= 3
+# Processes that run tests: more than two processors, since many tests wait for servers and browsers.
+WORKERS ?= 4
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := .venv
+# Without bytecode every process compiles all sources that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-slow test-nojit engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,15 +29,18 @@ setup: .venv/.ready ## make .venv from the lock file
 demo: setup ## which deployment is cheapest for a chat workload? a table and demo-report.html
 	@$(BIN)/lengthwise search examples/buy-70b.toml --report demo-report.html
 
-test: setup ## all tests but the slow ones and those of real engines, compiled
+kernel: setup ## compile the loops of simulations and schedules, or find them compiled
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
+	@$(BIN)/python -c "from lengthwise.schedule.stage_costs import compiled; compiled('rra_rows')"
+
+test: kernel ## all tests but the slow ones and those of real engines, compiled
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
 test-slow: setup ## those that take seconds: complete runs, crashes, large sizes, examples of the docs, index checks
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=10 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
 engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
@@ -55,7 +60,7 @@ coverage: setup ## coverage, the kernel's lines too
 	$(BIN)/coverage report
 
 bench: setup ## all benchmarks but a GPU's campaign (ARGS=--quick, --json)
-	@for b in benchmarks/*.py; do case $$b in */_*|*/gpu_campaign.py|*/train_*.py) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
+	@for b in benchmarks/*.py; do case $$b in */_*|*/gpu_campaign.py) ;; *) $(BIN)/python $$b $(ARGS) || exit 1;; esac; done
 
 tables: setup ## renew the generated tables and the reference in docs/
 	$(BIN)/cog -P -r -I docs docs/*.md

@@ -2,7 +2,7 @@
 
 Counts and limits are the paper's; lengths are drawn from distributions that match the facts in it. ``live`` profiles,
 plans and runs three small models on this machine's CPU by the CLI: each question has one of them, which answers
-until it happens to generate a letter. What is saved in LENGTHWISE_APPS_LIVE (a folder) is not measured again.
+until it happens to generate a letter.
 """
 
 import csv
@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from string import Template
 from typing import Any, Self
 
 import numpy as np
@@ -26,19 +26,22 @@ import numpy.typing as npt
 from _harness import fresh_process, json_lines, summary
 from _vllm import require
 from apps import ENDS, PAPER
+from scipy.special import betaincinv, ndtri
 
-from lengthwise import catalog
+from lengthwise import catalog, engine
 from lengthwise.apps import launch, run
-from lengthwise.apps.launch import Ask, Draft, Engine, SimulatedLauncher
+from lengthwise.apps.launch import Draft, Engine, SimulatedLauncher, TaskRequest
 from lengthwise.apps.ledger import Output, State, open_ledger
-from lengthwise.apps.plan import DEFAULT, PlanOptions, Served, Space, SwitchTimes, best_staged, best_unpreempted, plan
+from lengthwise.apps.plan import DEFAULT, PlanOptions, Served, Space, SwitchTimes, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.plan.evaluate import makespans_s, stages_of
 from lengthwise.apps.plan.planner import CHANGE_SHARE
-from lengthwise.engine import warm_up
-from lengthwise.schema.app import AppMethod, AppPlan, Cluster, Machine, ModelPlan, Replica, TaskDraw, Tasks
+from lengthwise.schema.app import AppPlan, Cluster, Machine, ModelPlan, Replica, TaskDraw, Tasks
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
 from lengthwise.statistics import mean_estimate
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "apps"))  # optimal plans are those of the tests
+from optimal_plans import best_staged, best_unpreempted
 
 Ints = npt.NDArray[np.int64]
 GREEDY, HEURISTICS = "samullm", ("max", "min")
@@ -58,8 +61,6 @@ class Lengths:
     spread: float = 2.0
 
     def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        from scipy.special import betaincinv
-
         share = (self.mean - self.low) / (self.high - self.low)
         at = betaincinv(share * self.spread, (1 - share) * self.spread, np.asarray(level, np.float64))
         return np.rint(self.low + (self.high - self.low) * at)
@@ -107,9 +108,15 @@ class World:
 
     def draws(self, seed: int, count: int, *, factor: float = 1.0) -> list[TaskDraw]:
         """Return samples of the lengths; ``factor`` scales their mean."""
-        specs = [one.model if isinstance(one.model, ModelSpec) else catalog.model(one.model) for one in self.models]
-        longest, lengths = [spec.max_model_len for spec in specs], [one.times(factor) for one in self.lengths]
+        longest = [spec.max_model_len for spec in Space(self.models, cluster()).specs]
+        lengths = [one.times(factor) for one in self.lengths]
         return [draw(self.tasks, lengths, longest, (seed, i)) for i in range(count)]
+
+    def plan(self, draws: Sequence[TaskDraw], method: str = DEFAULT, others: Any = (), **more: Any) -> AppPlan:
+        """Return a plan on 8 GPUs, or ``gpus``; search seconds are CPU seconds."""
+        options = PlanOptions(method=method, additional=tuple(others), clock=time.process_time)
+        where = cluster(more.pop("gpus", 8))
+        return plan(self.tasks, draws, self.models, where, **{"times": TIMES} | more, options=options)
 
 
 def cluster(gpus: int = 8) -> Cluster:
@@ -153,8 +160,6 @@ def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> Wor
 
     Documents have 3 chunks in the median; the longest has 60 below 300 documents, else 201.
     """
-    from scipy.special import ndtri
-
     level, longest = (np.arange(documents) + 0.5) / documents, 60 if documents < 300 else 201
     chunks = np.clip(np.rint(3 * np.exp(1.1 * ndtri(level))), 1, longest).astype(np.int64)
     chunks[-1] = longest
@@ -194,14 +199,11 @@ class Case:
         return self.world.draws(2, 1 if self.knows else 6)
 
     def plan(self, additional: Sequence[str] = OTHERS) -> AppPlan:
-        """Return the plan, checked; search seconds are CPU seconds."""
-        warm_up()
+        """Return the plan, checked."""
+        engine.warm_up()
         known = self.true if self.knows else self.world.draws(1, 1)
-        options = PlanOptions(additional=tuple(additional), clock=time.process_time)
-        made = plan(
-            self.world.tasks, known, self.world.models, cluster(), true_draws=self.true, options=options,
-            times=TIMES, begin=lambda _: None,  # as in a run, which starts these engines
-        )  # fmt: skip
+        # As in a run, which starts the engines of a first plan.
+        made = self.world.plan(known, others=additional, true_draws=self.true, begin=lambda _: None)
         assert {p.model for stage in made.stages for p in stage.plans} == set(self.world.tasks.model.tolist())
         for stage in made.stages:
             used = [gpu for replicas in stage.placement.values() for one in replicas for gpu in one]
@@ -212,33 +214,31 @@ class Case:
 
     def idle_s(self, method: str) -> float:
         """Return the GPU-seconds without a running model under a method's plan, loading included."""
-        world, options = self.world, PlanOptions(method=method, additional=())
-        return sum(
-            plan(world.tasks, self.true[:1], world.models, cluster(), times=TIMES, options=options).idle_s.values()
-        )
+        return sum(self.world.plan(self.true[:1], method).idle_s.values())
+
+
+def _ratio(other_s: npt.ArrayLike, own_s: npt.ArrayLike) -> dict[str, Any]:
+    """Return a ratio of means and its 95 % interval, paired by samples; None for fewer than two."""
+    other, own = np.asarray(other_s), np.asarray(own_s)
+    gain = float(other.mean() / own.mean())
+    rest = mean_estimate((other - gain * own) / own.mean())
+    return {"value": gain, "ci": (gain - rest.half_width, gain + rest.half_width) if len(own) > 1 else None}
+
+
+def _ends_s(made: AppPlan) -> dict[str, npt.NDArray[np.float64]]:
+    """Return seconds end to end on each sample by method."""
+    return {one.name: np.array(one.makespans_s) + one.lead_s for one in made.methods}
 
 
 def _summary_of(case: Case, made: AppPlan) -> dict[str, Any]:
     """Return a case as rows save it: seconds end to end and of the search by method, and the estimate's error."""
-    methods = {
-        one.name: {name: getattr(one, name) for name in ("planned_s", "search_s", "lead_s", "gain")}
-        | {"makespan_s": one.makespan.value, "gain_ci": _gain_interval(one, made)}
-        for one in made.methods
-    }
-    own = methods[DEFAULT]
-    error = own["planned_s"] / own["makespan_s"] - 1
+    ends_s, methods = _ends_s(made), {}
+    for one in made.methods:
+        methods[one.name] = {name: getattr(one, name) for name in ("planned_s", "search_s", "lead_s")}
+        gain = _ratio(ends_s[one.name], ends_s[made.method])
+        methods[one.name] |= {"makespan_s": one.makespan.value, "gain": gain["value"], "gain_ci": gain["ci"]}
+    error = methods[DEFAULT]["planned_s"] / methods[DEFAULT]["makespan_s"] - 1
     return {"case": case.name, "tasks": len(case.world.tasks), "methods": methods, "estimate_error": error}
-
-
-def _gain_interval(method: AppMethod, made: AppPlan) -> tuple[float, float] | None:
-    """Return the 95 % interval of the gain over a method, paired by samples; None for fewer than two."""
-    own = next(one for one in made.methods if one.name == made.method)
-    other_s, own_s = (np.array(one.makespans_s) + one.lead_s for one in (method, own))
-    if len(own_s) < 2 or method is own:
-        return None
-    gain = float(other_s.mean() / own_s.mean())
-    half = mean_estimate((other_s - gain * own_s) / own_s.mean()).half_width  # of a ratio of means
-    return gain - half, gain + half
 
 
 # Studies
@@ -264,7 +264,7 @@ def _cases(study: str, quick: bool) -> list[Case]:
 
 
 def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
-    """Return the lowest and the highest gain over each heuristic and over the greedy search, and all cases."""
+    """Return lowest and highest gains over each heuristic and the greedy search, the latter's own, and all cases."""
     cases = _cases(name, quick)
     found = [_summary_of(case, case.plan()) for case in cases]
     rows: dict[str, Any] = {f"apps.{name}.cases": {"value": len(found), "unit": "cases", "cases": found}}
@@ -275,9 +275,24 @@ def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
             row = {"value": gain, "unit": "times", "ci": ci, "case": case["case"]}
             paper = PAPER[name][ENDS.index(f"{other}_{end}")] if other in HEURISTICS else None
             rows[f"apps.{name}.speedup_over_{other}_{end}"] = row | {"paper": paper}
+    rows |= _of_greedy(name, found)
     for other in HEURISTICS:  # the paper, chain summary: 1.2 over max, 1.5 over min
         ratios = [case.idle_s(other) / case.idle_s(DEFAULT) for case in cases]
         rows[f"apps.{name}.idle_{other}_over_ours"] = {"value": mean(ratios), "unit": "times", "ratios": ratios}
+    return rows
+
+
+def _of_greedy(name: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the lowest and the highest gain of the paper's greedy search over each heuristic, and shares of search."""
+    rows, cases = {}, {case["case"]: case["methods"] for case in found}
+    for other, (end, pick) in itertools.product(HEURISTICS, (("lowest", min), ("highest", max))):
+        gains = {case: of[other]["gain"] / of[GREEDY]["gain"] for case, of in cases.items()}
+        case, paper = pick(gains, key=gains.__getitem__), PAPER[name][ENDS.index(f"{other}_{end}")]
+        row = {"value": gains[case], "unit": "times", "case": case, "paper": paper}
+        rows[f"apps.{name}.samullm_over_{other}_{end}"] = row
+    for method in OTHERS:
+        shares = [of[method]["search_s"] / (of[method]["makespan_s"] + of[method]["search_s"]) for of in cases.values()]
+        rows[f"apps.{name}.search_share_{method}"] = {"value": max(shares), "unit": "share", "better": "lower"}
     return rows
 
 
@@ -290,12 +305,11 @@ def ablation(_: Path, quick: bool) -> dict[str, Any]:
         known = Case(f"limit {limit}, known lengths", world, knows=True)
         additional = (GREEDY, f"{GREEDY}_no_preemption", "min", "min_no_preemption")
         made, space = unknown.plan(additional), Space(world.models, cluster(), TIMES)
-        methods = _summary_of(unknown, made)["methods"]
-        total_s = {name: method["makespan_s"] + method["lead_s"] for name, method in methods.items()}
+        total_s = {name: float(s.mean()) for name, s in _ends_s(made).items()}
         (blind_s,) = makespans_s(stages_of(world.tasks, known.true, space), made.planned, made.reserve)
         known_s = known.plan(additional).makespan.value
         for name, value, paper in (
-            ("no_preemption_over_ours", methods[f"{GREEDY}_no_preemption"]["gain"], "its greedy 1.0 to 1.2"),
+            ("no_preemption_over_ours", total_s[f"{GREEDY}_no_preemption"] / total_s[DEFAULT], "its greedy 1.0 to 1.2"),
             ("no_preemption_of_greedy", total_s[f"{GREEDY}_no_preemption"] / total_s[GREEDY], "1.0 to 1.2"),
             ("no_preemption_of_min", total_s["min_no_preemption"] / total_s["min"], "1.3 to 1.4"),
             ("known_over_unknown", blind_s / known_s, "1.0 to 1.1"),
@@ -313,71 +327,96 @@ def ablation(_: Path, quick: bool) -> dict[str, Any]:
 
 def greedy(_: Path, quick: bool) -> dict[str, Any]:  # noqa: ARG001 - only reads saved rows
     """Return gains over the paper's greedy search in all saved cases of the studies: geometric mean and lowest."""
-    studies = [row for row in json_lines(RESULTS) if row["name"].endswith(".cases")]
     gains = {
         f"{row['name'].split('.')[1]}: {case['case']}": case["methods"][GREEDY]["gain"]
-        for row in studies
+        for row in json_lines(RESULTS)
+        if row["name"].endswith(".cases")
         for case in row["details"]["cases"]
     }
-    if not gains:
-        raise FileNotFoundError("no studies are saved: run them with --save")
     logs, lowest = mean_estimate([math.log(gain) for gain in gains.values()]), min(gains, key=gains.__getitem__)
     mean = {"value": math.exp(logs.value), "ci": (math.exp(logs.low), math.exp(logs.high)), "gains": gains}
     return {"apps.better_over_greedy": mean, "apps.better_over_greedy_lowest": {"value": gains[lowest], "case": lowest}}
 
 
 def search(_: Path, quick: bool) -> dict[str, Any]:
-    repeats, model = 1 if quick else 3, np.arange(10_000) % 10
+    """Time the search of all methods for ten models and the largest mixed application; repeats find the same plan."""
+    engine.warm_up()
     ten, prompt = (*NINE, LLAMA_70B), ensembling(1112, 512).tasks.prompt_tokens[:10_000]
-    ten_models = World(_tasks(ten, model, prompt, 512), ten, (*NINE_OUTPUTS, NINE_OUTPUTS[0]))
-    rows = {"apps.search_s": _search_s(ten_models, repeats, (22, 69))}
-    return rows if quick else rows | {"apps.search_mixed_s": _search_s(mixed(500, 5000, 256), 1, 68)}
+    ten_models = World(_tasks(ten, np.arange(10_000) % 10, prompt, 512), ten, (*NINE_OUTPUTS, NINE_OUTPUTS[0]))
+    rows, studies = {}, [("apps.search_s", ten_models, 1 if quick else 3, (22, 69))]
+    studies += [] if quick else [("apps.search_mixed_s", mixed(500, 5000, 256), 1, 68)]
+    for name, world, repeats, paper_s in studies:
+        plans = [world.plan(world.draws(1, 1), others=OTHERS) for _ in range(repeats)]
+        assert len({one.planned for one in plans}) == 1, "the same application was planned in two ways"
+        row = {"unit": "s", "tasks": len(world.tasks), "paper_s": paper_s}
+        row["methods_s"] = {one.name: one.search_s for one in plans[0].methods}
+        rows[name] = summary([one.search_s for one in plans]) | row
+    return rows
 
 
-def _search_s(world: World, repeats: int, paper_s: Any = None) -> dict[str, Any]:
-    """Time the search of all methods, and check that every repeat finds the same plan."""
-    warm_up()
-    draws, options = world.draws(1, 1), PlanOptions(additional=OTHERS, clock=time.process_time)
-    plans = [plan(world.tasks, draws, world.models, cluster(), times=TIMES, options=options) for _ in range(repeats)]
-    assert len({one.planned for one in plans}) == 1, "the same application was planned in two ways"
-    row = {"unit": "s", "tasks": len(world.tasks), "methods_s": {one.name: one.search_s for one in plans[0].methods}}
-    return summary([one.search_s for one in plans]) | row | {"paper_s": paper_s}
+def one_model(_: Path, quick: bool) -> dict[str, Any]:
+    """Return the gain of eight GPUs over one for chatglm3-6b alone, limit 512 (section 5.1), loading included."""
+    rows, which = {}, [one.name for one in NINE].index("chatglm3-6b")
+    models, lengths = NINE[which : which + 1], NINE_OUTPUTS[which : which + 1]
+    for requests, paper in ((1000, "1.5 times"), (10_000, "5.3 times"))[: 1 if quick else 2]:
+        prompt = ensembling(requests, 512).tasks.prompt_tokens[:requests]
+        world = World(_tasks(models, np.zeros(requests), prompt, 512), models, lengths)
+        one, eight = (world.plan(world.draws(2, 6), "max", gpus=gpus) for gpus in (1, 8))
+        load_s = [max(span.end_s for span in made.spans if span.what == "load") for made in (one, eight)]
+        alone_s = [made.makespan.value - s for made, s in zip((one, eight), load_s, strict=True)]
+        row = _ratio(one.makespans_s, eight.makespans_s) | {"unit": "times", "without_loading": alone_s[0] / alone_s[1]}
+        seconds = {"one_s": one.makespan.value, "eight_s": eight.makespan.value, "load_s": load_s}
+        rows[f"apps.one_model_{requests}_speedup"] = row | seconds | {"paper": paper}
+    return rows
+
+
+def sequential(_: Path, quick: bool) -> dict[str, Any]:
+    """Return by method the time of chain summary, then ensembling, over that of both together (section 5.4)."""
+    ratios: dict[str, dict[int, Any]] = {name: {} for name in (DEFAULT, *HEURISTICS)}
+    for n in (100,) if quick else (100, 200, 300, 400, 500):
+        both, one, other = mixed(n, 5000, 256), chain(n, 900, 4), ensembling(5000, 256)
+        drawn, each = [both.draws(1, 1), both.draws(2, 6)], []  # the parts have the same lengths
+        for world, at in ((both, slice(None)), (one, slice(len(one.tasks))), (other, slice(len(one.tasks), None))):
+            rows = [[(d.present[at], d.prompt_tokens[at], d.output_tokens[at]) for d in draws] for draws in drawn]
+            known, true = ([TaskDraw(*row) for row in draws] for draws in rows)
+            each.append(_ends_s(world.plan(known, others=HEURISTICS, true_draws=true, begin=lambda _: None)))
+        for name, by_documents in ratios.items():
+            by_documents[n] = _ratio(each[1][name] + each[2][name], each[0][name])
+    rows = {name: summary([one["value"] for one in of.values()]) | {"unit": "times"} for name, of in ratios.items()}
+    return {f"apps.mixed.sequential_over_joint_{name}": rows[name] | {"by_documents": ratios[name]} for name in rows}
 
 
 # Distances to optima
-INSTANCES, GPUS = 12, 2
 SMALL = (0, 6, 7)  # of the nine: one of 13B, one of 7B, one of 6B
 
 
 def exact(_: Path, quick: bool) -> dict[str, Any]:
     """Return distances of plans to the best staged plan of small instances, and to the best without preemption."""
-    warm_up()
-    models, lengths, each = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL), []
-    for seed in range(3 if quick else INSTANCES):  # three models with 200 to 3,000 requests each
+    engine.warm_up()
+    rows, each = {}, []
+    models, lengths = tuple(NINE[i] for i in SMALL), tuple(NINE_OUTPUTS[i] for i in SMALL)
+    for seed in range(3 if quick else 12):  # three models with 200 to 3,000 requests each
         counts = np.random.default_rng((seed, 7)).integers(200, 3000, len(SMALL))
         model = np.repeat(np.arange(len(SMALL)), counts)
         world = World(_tasks(models, model, np.full(len(model), 21), 256), models, lengths)
-        gaps, _optimum = _gaps(world, seed, GPUS, best_staged)
+        gaps, _optimum = _gaps(world, seed, 2, best_staged)
         assert min(gaps.values()) >= -0.02, f"a plan is shorter than the best of all: {gaps}"
         each.append(gaps)
-    rows: dict[str, Any] = {}
-    about = f"best of all staged plans, 3 models on {GPUS} GPUs, {len(each)} instances"
     for name, row in {DEFAULT: "apps.gap_to_exact", GREEDY: "apps.gap_to_exact_greedy"}.items():
         some = [gaps[name] for gaps in each]
-        rows[row] = summary(some) | {"value": mean(some), "unit": "relative", "class": about, "each": some}
-    about = "best schedule without preemption, GPUs counted, not placed"
+        rows[row] = summary(some) | {"value": mean(some), "unit": "relative", "each": some}
     for name, world in {"routing": routing(known=False), "ensembling": ensembling(1000, 512)}.items():
         gaps, best = _gaps(world, 1, 8, best_unpreempted)
         bounds = {"optimum_s": best.makespan_s, "bound_s": best.bound_s, "proved": best.proved}
-        rows[f"apps.gap_to_unpreempted_{name}"] = {"value": gaps[DEFAULT], "unit": "relative", "class": about} | bounds
+        rows[f"apps.gap_to_unpreempted_{name}"] = {"value": gaps[DEFAULT], "unit": "relative"} | bounds
     return rows
 
 
 def _gaps(world: World, seed: int, gpus: int, solve: Any) -> tuple[dict[str, float], Any]:
     """Return by method how much longer its plan is than the optimum of an exact solver, and that optimum."""
-    draws, where = world.draws(seed, 1), cluster(gpus)
-    best = solve(stages_of(world.tasks, draws, Space(world.models, where))[0])
-    made = plan(world.tasks, draws, world.models, where, options=PlanOptions(additional=OTHERS))
+    draws = world.draws(seed, 1)
+    best = solve(stages_of(world.tasks, draws, Space(world.models, cluster(gpus)))[0])
+    made = world.plan(draws, others=OTHERS, gpus=gpus, times=None)
     return {one.name: one.planned_s / best.makespan_s - 1 for one in made.methods}, best
 
 
@@ -386,10 +425,10 @@ class Instant:
 
     max_num_seqs, description, is_alive = 256, "answers at once", True
 
-    async def stopped(self, within_s: float) -> bool:  # noqa: ARG002
+    async def has_died(self, within_s: float) -> bool:  # noqa: ARG002
         return False
 
-    async def generate(self, request: Ask, draft: Draft) -> Output:
+    async def generate(self, request: TaskRequest, draft: Draft) -> Output:
         draft.finish_reason = "stop"
         return Output(f"answer {request.task}", "stop", 20, 1)
 
@@ -406,30 +445,26 @@ class InstantLauncher(SimulatedLauncher):
 
 
 def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
-    """Plan and run tasks; return seconds of both, and check that every task is answered."""
+    """Plan and run tasks; return seconds of the run, and check that every task is answered."""
     world = ensembling(-(-tasks // 9), 256)
     (draw,) = world.draws(1, 1)
-    times = [time.perf_counter()]
-    made = plan(world.tasks, [draw], world.models, cluster(), options=PlanOptions(method="min", additional=()))
-    times.append(time.perf_counter())
-    space = Space(world.models, cluster())
+    made, space = world.plan([draw], "min", times=None), Space(world.models, cluster())
+    started_s = time.perf_counter()
     seconds = (lambda _plan, _how: 0.0) if instant else space.seconds
     kind = InstantLauncher if instant else SimulatedLauncher
     launcher = kind(world.tasks.models, space.deployment, launch.Lengths.of(world.tasks, draw), seconds)
     work = run.RunTasks(world.tasks, run.Drawn(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
     job = run.job_of(work, run.Planned(run.run_plan_of(made), run.ClusterPlacer(space.cluster, seconds)))
-    with tempfile.TemporaryDirectory() as folder:
-        with open_ledger(Path(folder) / "ledger.sqlite") as ledger:
-            result = run.run_simulated(job, ledger, launcher)
-        times.append(time.perf_counter())
+    with tempfile.TemporaryDirectory() as folder, open_ledger(Path(folder) / "ledger.sqlite") as ledger:
+        result = run.run_simulated(job, ledger, launcher)
     assert result.of(State.DONE) == len(world.tasks)
-    return {"tasks": len(world.tasks), "planned_s": times[1] - times[0], "run_s": times[2] - times[1]}
+    return {"tasks": len(world.tasks), "run_s": time.perf_counter() - started_s}
 
 
 def _measured(tasks: int, *, instant: bool) -> dict[str, Any]:
     return fresh_process(
         f"import json, resource, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import _apps\n"
-        f"_apps.warm_up(); found = _apps.drain({tasks}, instant={instant})\n"
+        f"_apps.engine.warm_up(); found = _apps.drain({tasks}, instant={instant})\n"
         "found['peak_mib'] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024; print(json.dumps(found))"
     )
 
@@ -445,13 +480,8 @@ def million(_: Path, quick: bool) -> dict[str, Any]:
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "apps"
-SAVED = os.environ.get("LENGTHWISE_APPS_LIVE", "")
-ROWS, SAMPLE, QUICK_ROWS = 180, 90, 24  # questions that are run, and others for the profile of lengths
-MODELS = {"alder": 4, "birch": 8, "cedar": 8}
-"""Models of 5, 27 and 84 million parameters by ``max_num_seqs``; with 8 the client would limit the smallest one."""
-REPEATS, PROFILE_TRIES = 5, 3
-BUSY_LOAD = 3.0
-"""Load average at the end of a run above which other programs ran: reported, not counted. Fixed before measuring."""
+APP, MODELS = Path(__file__).parent / "three-models.toml", ("alder", "birch", "cedar")
+BUSY_LOAD = 3.0  # load average at the end of a run above which it is reported, not counted; fixed before measuring
 
 
 @dataclass(frozen=True)
@@ -459,20 +489,11 @@ class Measurement:
     folder: Path
 
     def app(self, rows: str, cores: int, *, known: bool = False) -> Path:
-        """Write the application's file over some rows: an example's, with longer answers and absolute paths."""
-        app = tomllib.loads((EXAMPLES / "routing-tiny.toml").read_text())
-        app["inputs"]["file"], app["cluster"] = f"{rows}.csv", {"nodes": [f"{cores}x{EXAMPLES}/core.toml"]}
-        app["calls"]["answer"] |= {"max_tokens": 160, "temperature": 1.0, "stop": ["q"]}
-        app["calls"]["answer"] |= {"known_tokens": "tokens"} if known else {}
-        engines, command = {}, app["run"]["command"].replace("python", require(), 1)
-        for name, n in MODELS.items():
-            app["models"][name] |= {"model": f"{EXAMPLES}/models/{name}.json", "engine": {"max_num_seqs": n}}
-            own = command.replace("--max-num-seqs 4", f"--max-num-seqs {n}")
-            engines[name] = {"command": own, "max_num_seqs": n}
-        environment = app["run"]["environment"] | {"VLLM_CACHE_ROOT": f"{self.folder}/cache"}
-        app["run"] = {"environment": environment, "engines": engines}
-        path = self.folder / f"{rows}-{cores}{'-known' if known else ''}.yaml"
-        path.write_text(json.dumps(app))
+        """Write the application's file over some rows."""
+        words = {"python": require(), "folder": self.folder, "examples": EXAMPLES, "rows": rows, "cores": cores}
+        text = Template(APP.read_text("utf-8")).substitute(words, known='known_tokens = "tokens"' if known else "")
+        path = self.folder / f"{rows}-{cores}{'-known' if known else ''}.toml"
+        path.write_text(text, "utf-8")
         return path
 
     def write_rows(self, name: str, questions: Sequence[str], tokens: Sequence[int] = ()) -> None:
@@ -486,56 +507,43 @@ class Measurement:
             command = [sys.executable, "-m", "lengthwise.cli", "app", *map(str, words)]
             subprocess.run(command, check=True, stdout=log, stderr=log, timeout=900)
 
-    def profile(self, sample: int) -> None:
-        """Make the models and measure switches, lengths and costs; a retry measures only what other load spoiled."""
-        if not (self.folder / "models" / "cedar").exists():
-            words = [require(), str(EXAMPLES / "make_models.py"), str(self.folder / "models")]
-            subprocess.run(words, check=True, capture_output=True, timeout=300)
-        app, out = self.app("sample", 1), self.folder / "profile"
-        for _ in range(PROFILE_TRIES):
-            self.command("profile", app, "--out", out, "--rows", str(sample), "--times", "2", "--calibrate")
-            if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
-                return
-
     def case(self, cores: int, repeats: int, *, known: bool) -> dict[str, Any]:
         """Plan an application and run it; return estimated and measured seconds."""
-        name, profile = f"{cores}-{'known' if known else 'unknown'}", self.folder / "profile"
+        name, profile = f"{cores}-{'known' if known else 'unknown'}", ("--profile", self.folder / "profile")
         app, path = self.app("known" if known else "run", cores, known=known), self.folder / f"{name}.plan.json"
-        if not path.exists():
-            self.command("plan", app, "--profile", profile, "--no-what-if", "--draws", "4", "--json", path)
-        plan = json.loads(path.read_text())
-        estimate_s, runs = plan["makespan"]["value"], []
+        self.command("plan", app, *profile, "--no-what-if", "--draws", "4", "--json", path)
+        estimate, pairs, quiet = json.loads(path.read_text())["makespan"], [], []
         for repeat in range(repeats):
             out = self.folder / f"{name}-{repeat}"
-            if not (out / "manifest.json").exists():
-                self.command("run", app, "--profile", profile, "--plan", path, "--out", out)
-                (out / "load.json").write_text(json.dumps(os.getloadavg()[0]))
-            load = json.loads((out / "load.json").read_text())
-            runs.append(json.loads((out / "manifest.json").read_text()) | {"load": load})
-        pairs = [(run["seconds"], estimate_s / run["seconds"] - 1) for run in runs]
-        quiet = [pair for pair, run in zip(pairs, runs, strict=True) if run["load"] <= BUSY_LOAD]
-        stages = [[f"{each['model']} x{each['dp']}" for each in stage] for stage in runs[0]["plan"]]
+            self.command("run", app, *profile, "--plan", path, "--out", out)
+            run = json.loads((out / "manifest.json").read_text())
+            pairs.append((run["seconds"], estimate["value"] / run["seconds"] - 1))
+            quiet += [pairs[-1]] if os.getloadavg()[0] <= BUSY_LOAD else []
+        stages = [[f"{each['model']} x{each['dp']}" for each in stage] for stage in run["plan"]]
         found = {"cores": cores, "plan": stages, "busy": [pair for pair in pairs if pair not in quiet]}
-        found |= {"estimate_s": estimate_s, "estimate_half_width_s": plan["makespan"]["half_width"]}
+        found |= {"estimate_s": estimate["value"], "estimate_half_width_s": estimate["half_width"]}
         return found | {"measured_s": [seconds for seconds, _ in quiet], "errors": [error for _, error in quiet]}
 
 
 def live(_: Path, quick: bool) -> dict[str, Any]:
     """Return errors of makespans with unknown lengths, then with those of the first run (requests have seeds)."""
-    require()
-    rows, sample = (QUICK_ROWS, QUICK_ROWS) if quick else (ROWS, SAMPLE)
-    repeats, cores = (1, (1,)) if quick else (REPEATS, (1, 2))  # one model at a time, or two
-    lines = (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines()
-    questions = [json.loads(line)["question"] for line in lines]
+    rows, sample = (24, 24) if quick else (180, 90)  # questions that are run, and others for the profile of lengths
+    repeats, cores = (1, (1,)) if quick else (5, (1, 2))  # one model at a time, or two
+    questions = [row["question"] for row in json_lines(EXAMPLES / "questions.jsonl")]
     with tempfile.TemporaryDirectory() as scratch:
-        place = Measurement(Path(SAVED or scratch).resolve())
-        place.folder.mkdir(parents=True, exist_ok=True)
+        place = Measurement(Path(scratch).resolve())
+        words = [require(), str(EXAMPLES / "make_models.py"), str(place.folder / "models")]
+        subprocess.run(words, check=True, capture_output=True, timeout=300)
         place.write_rows("run", questions[:rows])
         place.write_rows("sample", questions[-sample:])
-        place.profile(sample)
+        app, out = place.app("sample", 1), place.folder / "profile"
+        for _ in range(3):  # measures again only what other load spoiled
+            place.command("profile", app, "--out", out, "--rows", str(sample), "--times", "2", "--calibrate")
+            if len(json.loads((out / "profile.json").read_text())["costs"]) == len(MODELS):
+                break
         unknown = [place.case(n, repeats, known=False) for n in cores]
-        outputs = (place.folder / f"{cores[0]}-unknown-0" / "outputs.jsonl").read_text("utf-8").splitlines()
-        place.write_rows("known", questions[:rows], [int(json.loads(line)["output_tokens"]) for line in outputs])
+        outputs = json_lines(place.folder / f"{cores[0]}-unknown-0" / "outputs.jsonl")
+        place.write_rows("known", questions[:rows], [int(row["output_tokens"]) for row in outputs])
         known = [place.case(n, repeats, known=True) for n in cores]
     rows = {}
     for name, cases in (("apps.estimate_error_live", unknown), ("apps.estimate_error_live_known", known)):

@@ -1,14 +1,13 @@
 """Coverage of the 90 % intervals of ``simulate``: 16 draws of the cost model's own errors, 5th to 95th percentile.
 
 Silicon points (those that ``deploy`` can express, of recorded clients) are predicted by ``deploy`` and ``simulate``
-with the host and front of other models and GPUs. Points of a pair of model and GPU are sweeps: intervals of a coverage
-draw complete pairs. The spread of the front on the slow side (``cost.roofline_tables.FRONT_SLOW_LOG_SD`` ships it) is
-fitted to the TTFT of one half of the pairs, and the headline of TTFT is of the other half.
+with the host of other families of models, and with a spread of the front on the slow side that is fitted to the TTFT of
+other families (``cost.roofline_tables.FRONT_SLOW_S`` ships the one fitted to all). Points of a pair of model
+and GPU are sweeps: intervals of a coverage draw complete pairs.
 """
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from _harness import grouped
 from _intervals import MIN_GROUPS, Interval, share_interval, sides
-from _silicon import Point, deployed, is_expressible, loop_of, means, read, unseen_factors, unseen_host
+from _silicon import NOTHING, Point, deployed, fits_without, host_of, is_expressible, loop_of, means, read
 
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import LEVEL, perturbed
-from lengthwise.cost.roofline_tables import FRONT_SLOW_LOG_SD
+from lengthwise.cost.roofline_tables import FRONT_SLOW_S, slow_front_log_sd
 from lengthwise.engine import simulate
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 
 QUICK, SEED, EVERY = 12, 5, 40
-FITTED, HELD_OUT = "fitted half", "other half"
 WAITS, NO_WAITS = "told to wait by the engine's settings", "no such wait"
-GRID = tuple(round(0.1 * i, 1) for i in range(31))
+GRID = (0.0, *(round(0.02 * 1.2**i, 3) for i in range(28)))
 _Z90 = 1.645
 _TAIL = (1 - LEVEL) / 2
 
@@ -45,32 +43,32 @@ class Bracket(NamedTuple):
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points = read(shared)[0]
-    thetas = unseen_factors(points)
-    able = [point for point in points if is_expressible(point) and point.inferencemax and point.pair in thetas]
-    fitted = fitted_pairs(able)
-    chosen = np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None]
-    found = []
-    for point in (able[i] for i in sorted(chosen)):
-        found += of_point(point, unseen_host(thetas, point), FITTED if point.pair in fitted else HELD_OUT)
-    half = [point for point in able if point.pair in fitted][:: EVERY if quick else 1]
-    again = spread(half, lambda point: unseen_host(thetas, point))
-    about = {"front_slow_log_sd": {"shipped": FRONT_SLOW_LOG_SD, "fit_result": again, "points": len(half)}}
-    return {
-        "fidelity.brackets.ttft_coverage": _row(found, "ttft", about),
-        "fidelity.brackets.tpot_coverage": _row(found, "tpot", {}),
-    }
+    (thetas,) = fits_without(points, "family")
+    able = [point for point in points if is_expressible(point) and point.inferencemax]
+    chosen = [able[i] for i in sorted(np.random.default_rng(SEED).permutation(len(able))[: QUICK if quick else None])]
+    some = able[:: EVERY if quick else 1]
+    needed = np.array([least(point, host_of(thetas[point.family], point)) for point in some])
+    families = np.array([point.family for point in some])
+    slow_s = {out: spread(needed[families != out]) for out in (*sorted(set(families)), NOTHING)}
+    rest_s = slow_s[NOTHING]
+    found = [b for p in chosen for b in of_point(p, host_of(thetas[p.family], p), slow_s.get(p.family, rest_s))]
+    about = {"front_slow_s": {"shipped": FRONT_SLOW_S, "fit_without": slow_s, "points": len(some)}}
+    details = {"ttft": about, "tpot": {}}
+    return {f"fidelity.brackets.{name}_coverage": _row(found, name, of) for name, of in details.items()}
 
 
-def of_point(point: Point, host: HostOverhead, half: str) -> list[Bracket]:
+def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:
     """Return the brackets of a point's TTFT and TPOT; [] where it does not fit."""
     try:
         deployment = deployed(point, "roofline", host)
     except InputError:
         return []
-    requests = loop_of(point).workload()
-    ends = interval(lambda one: list(means(simulate(requests, one, max_log_steps=0))), deployment)
-    of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id), "half": half}
-    of["waits"] = WAITS if loop_of(point).wait_steps else NO_WAITS
+    loop = loop_of(point)
+    requests = loop.workload()
+    deployment = replace(deployment, cost=skewed(deployment.cost, slow_s))
+    ends = interval(lambda one: list(means(simulate(requests, one, max_log_steps=0), loop)), deployment)
+    of = {"model": point.model, "gpu": point.gpu, "backend": point.backend, "id": str(point.id)}
+    of |= {"family": point.family, "waits": WAITS if loop.wait_steps else NO_WAITS}
     measured = (point.ttft_s, point.tpot_s)
     return [Bracket(name, of, Interval(*s)) for name, *s in zip(("ttft", "tpot"), measured, *ends, strict=True)]
 
@@ -102,11 +100,16 @@ def coverage(found: Sequence[Bracket]) -> dict[str, Any]:
 
 
 def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a metric: the coverage of held-out points, and coverage by what brackets are of."""
+    """Return the row of a metric: the coverage, and coverage by what brackets are of."""
     head = [b for b in found if b.metric == metric]
-    report = coverage([b for b in head if metric != "ttft" or b.of["half"] == HELD_OUT])
-    details: dict[str, Any] = {"expected": LEVEL, "report": report, "of_all": coverage(head)} | about
-    groups = {"pair": "{model} on {gpu}", "engine_and_gpu": "{backend} on {gpu}", "half": "{half}", "waits": "{waits}"}
+    report = coverage(head)
+    details: dict[str, Any] = {"expected": LEVEL, "report": report} | about
+    groups = {
+        "pair": "{model} on {gpu}",
+        "engine_and_gpu": "{backend} on {gpu}",
+        "family": "{family}",
+        "waits": "{waits}",
+    }
     for key, words in groups.items():
         some = grouped(head, lambda bracket, words=words: words.format(**bracket.of))
         details[f"by_{key}"] = {name: coverage(some[name]) for name in sorted(some)}
@@ -114,21 +117,8 @@ def _row(found: Sequence[Bracket], metric: str, about: dict[str, Any]) -> dict[s
     return about | {"value": report["coverage"], "details": details}
 
 
-def fitted_pairs(points: Sequence[Point]) -> frozenset[tuple[str, str]]:
-    """Return the pairs of the half to which the front's spread is fitted.
-
-    Pairs by their number of points, the most first, go to the half that has fewer.
-    """
-    halves: tuple[Counter[tuple[str, str]], ...] = (Counter(), Counter())
-    of_pair = Counter(point.pair for point in points)
-    for pair in sorted(of_pair, key=lambda pair: (-of_pair[pair], pair)):
-        min(halves, key=Counter.total)[pair] = of_pair[pair]
-    return frozenset(halves[0])
-
-
-def spread(points: Sequence[Point], host_of: Callable[[Point], HostOverhead]) -> float:
+def spread(needed: np.ndarray) -> float:
     """Return the least value of GRID with which the share of points above is closest to one in twenty."""
-    needed = np.array([least(point, host_of(point)) for point in points])
     return min(GRID, key=lambda sd: abs(float(np.mean(needed > sd)) - _TAIL))
 
 
@@ -138,13 +128,14 @@ def least(point: Point, host: HostOverhead) -> float:
         deployment = deployed(point, "roofline", host)
     except InputError:
         return math.nan
-    requests = loop_of(point).workload()
+    loop = loop_of(point)
+    requests = loop.workload()
 
     def first_s(cost: CostTables) -> float:
-        return means(simulate(requests, replace(deployment, cost=cost), max_log_steps=0))[0]
+        return means(simulate(requests, replace(deployment, cost=cost), max_log_steps=0), loop)[0]
 
-    def holds(slow_log_sd: float) -> bool:
-        drawn_s = list(map(first_s, perturbed(skewed(deployment.cost, slow_log_sd))))
+    def holds(slow_s: float) -> bool:
+        drawn_s = list(map(first_s, perturbed(skewed(deployment.cost, slow_s))))
         return point.ttft_s <= max(said_s, float(np.quantile(drawn_s, 1 - _TAIL, method="hazen")))
 
     said_s = first_s(deployment.cost)
@@ -152,7 +143,8 @@ def least(point: Point, host: HostOverhead) -> float:
     return GRID[at] if at < len(GRID) else math.inf
 
 
-def skewed(cost: CostTables, slow_log_sd: float) -> CostTables:
+def skewed(cost: CostTables, slow_s: float) -> CostTables:
     """Return the tables with that spread of their front on the slow side."""
+    slow_log_sd = slow_front_log_sd(cost.front, slow_s)
     front = (replace(e, slow_log_sd=slow_log_sd) if e.part == "front" else e for e in cost.evidence.errors)
     return replace(cost, evidence=replace(cost.evidence, errors=tuple(front)))

@@ -1,32 +1,33 @@
-"""ELIS' evaluation (Table 5, Figures 5 and 6) repeated in simulation, and how much more is possible.
+"""ELIS' evaluation (Tables 5 and 6, Figures 1, 5 and 6) repeated in simulation, and how much more is possible.
 
 Five models on one A100-80GB, batches of 1, 2 and 4, 1x, 3x and 5x the rate of one request after the other, Gamma
 arrivals of shape 0.73, 200 prompts in three shuffles. Prompts are AlpacaEval's (non-commercial: for evaluation,
 never for training), outputs those of the same model or its nearest relative there (``MODELS``). Which policy is
 "own" is chosen on 200 other prompts of the set."""
 
+import gzip
 import itertools
+import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import _predict
 import _texts
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise import engine, policy, predict, search, workload
+from lengthwise.config.workload import read_trace
 from lengthwise.lab import Contestant, Question, lab
-from lengthwise.predict import LengthDistribution, Prompts, Samples
-from lengthwise.predict.distribution import LEVELS
-from lengthwise.predict.encoder import SentenceEncoder, encoder_folder
-from lengthwise.predict.features import prompt_features
+from lengthwise.lab.experiment import at_rate, isolated_s
+from lengthwise.predict import Ensemble, Prompts, Samples
+from lengthwise.predict.encoder import Encoder, SentenceEncoder
 from lengthwise.predict.lexical import Lexical
 from lengthwise.schema.deployment import Deployment, EngineLimits, Scheduler
-from lengthwise.schema.errors import InputError
-from lengthwise.schema.lab import LabTable, LoadUnit
+from lengthwise.schema.lab import Cell, LabTable, LoadUnit
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import t_half_width
 
@@ -39,12 +40,12 @@ MODELS = {  # name in the paper: (catalog, whose outputs)
     "vic": ("vicuna-13b", "vicuna-13b-v1.3"),
 }
 LOADS, BATCHES = (1.0, 3.0, 5.0), (1, 2, 4)
-PROMPTS, SHUFFLES, SHAPE = 200, 3, 0.73
+PROMPTS, SHUFFLES, SHAPE, WINDOW_TOKENS = 200, 3, 0.73, 50
 GPU = "A100-80GB"
-RETAINED, PREEMPTIVE = "ours (seats kept)", "ours (seats change hands)"
+RETAINED, PREEMPTIVE = "no preemption", "preemption"
 IMPROVEMENT = "worth(factor=1)"
 OTHERS = {"ELIS ISRTF": "elis", "SRTF": "srtf", "Gittins": "gittins", "HRRN": "hrrn"}
-HEADLINE = "blend"
+HEADLINE = "ensemble"
 R2S = (0.4, 0.85)
 WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
@@ -55,20 +56,18 @@ PAPER = (  # Table 5, batch 4: FCFS, ISRTF, SJF
     (144.23, 131.38, 60.98), (240.25, 212.60, 70.55), (350.55, 352.53, 133.11), (451.59, 377.29, 125.59),
     (91.28, 130.71, 37.02), (229.64, 200.34, 59.37), (251.66, 234.08, 89.64),
 )  # fmt: skip
+MEMORY = {"lam13": (0.9, 120, 8.61), "lam7": (0.3, 40, 6.522), "opt6.7": (0.4, 30, 1.316)}
+MEMORY |= {"opt13": (0.4, 60, 2.643), "vic": (0.4, 90, 2.965)}
+"""Table 6: share of the GPU's memory, batch size at which preemption began; Table 4: seconds of a request alone."""
+PREDICTION_S = {"once": (0.01104, 0.0), "windows": (0.01104, 0.01104), "encoder, windows": (0.0029, 0.0029)}
+"""Seconds before a request joins the queue, and before each window: Section 6.2, and ``predict.encoder_ms``."""
+SENTENCES = Path(__file__).with_name("sentences.txt")
 Tables = dict[str, LabTable]
 """By model."""
 
 
-@dataclass(frozen=True)
-class Text:
-    prompt: str
-    prompt_tokens: int
-    output: str
-    output_tokens: int
-
-
 @lru_cache(maxsize=16)
-def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
+def texts(shared: Path, outputs: str, *, tuning: bool = False) -> Samples:
     """Return the sampled prompts of one model, the same for every shuffle; for tuning others than are evaluated."""
     tokens = "n_tok_tekken131k"
 
@@ -77,12 +76,14 @@ def texts(shared: Path, outputs: str, *, tuning: bool = False) -> list[Text]:
         rows = [row for row in rows if row[tokens] > 0 and row["idx"] not in without]
         return [rows[i] for i in np.random.default_rng(seed).choice(len(rows), PROMPTS, replace=False)]
 
-    prompts = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
+    prompt_of = {row["idx"]: row for row in _texts.lines(shared / FOLDER / "instructions.jsonl.gz")}
     rows = sampled(outputs)
     if tuning:
         rows = sampled(outputs, 1, {row["idx"] for _, name in MODELS.values() for row in sampled(name)})
-    found = ((prompts[row["idx"]], row) for row in rows)
-    return [Text(one["instruction"], one[tokens], row["output"], row[tokens]) for one, row in found]
+    given, n = [prompt_of[row["idx"]] for row in rows], len(rows)
+    counts = [np.array([row[tokens] for row in of], np.int64) for of in (given, rows)]
+    prompts = Prompts(n, [row["instruction"] for row in given], counts[0], [outputs] * n)
+    return Samples(prompts, counts[1], np.zeros(n, bool), [row["output"] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -99,35 +100,42 @@ class Bench:
         outputs, seed = MODELS[self.model][1], seed + SHUFFLES * self.tuning
         max_tokens = self.deployment(Scheduler(), max(BATCHES)).max_model_len
         rng, known = np.random.default_rng([seed, 0xE115]), texts(self.shared, outputs, tuning=self.tuning)
-        order = [known[i] for i in rng.permutation(len(known))]
-        prompt = np.array([text.prompt_tokens for text in order], np.int64)
-        output = np.array([text.output_tokens for text in order], np.int64)
-        columns = {of: np.array([getattr(text, of) for text in order], object) for of in ("prompt", "output")}
-        columns["model"] = np.array([outputs] * len(order), object)
-        gaps_s = workload.Gamma(1.0, SHAPE**-0.5).sample(len(order), rng)
-        made = Workload(gaps_s, prompt, np.minimum(output, max_tokens - prompt), extra=columns, name=outputs)
+        known = known.take(rng.permutation(len(known)))
+        columns = {"prompt": known.prompts.text, "output": known.output, "model": known.prompts.model}
+        extra = {name: np.array(column, object) for name, column in columns.items()}
+        gaps_s, prompt = workload.Gamma(1.0, SHAPE**-0.5).sample(len(known), rng), known.prompts.prompt_tokens
+        made = Workload(gaps_s, prompt, np.minimum(known.output_tokens, max_tokens - prompt), extra=extra, name=outputs)
         if not predictor:
             return made
         which, options = self.predictors[predictor]
         return predict.attach(made, which, seed=seed, **options)
 
-    def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        limits = EngineLimits(max_num_seqs=batch)
+    def deployment(self, scheduler: str | Scheduler, batch: int, memory: float = 0.9) -> Deployment:
+        limits = EngineLimits(max_num_seqs=batch, gpu_memory_utilization=memory)
         return engine.deploy(MODELS[self.model][0], GPU, limits=limits, scheduler=scheduler)
+
+
+@lru_cache
+def ensemble(text: Path) -> Ensemble:
+    """Return the mean of the shipped predictor, of words and of sentence vectors, trained without AlpacaEval."""
+    sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
+    samples = _texts.without(_texts.together(sets), _texts.alpaca_eval(text).prompts.text)
+    members = [predict.default(), Lexical().fit(_texts.wide(text)), Encoder(max_windows=2000).fit(samples)]
+    return Ensemble(members, [1.0] * len(members))
 
 
 def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return predictors by name, with the statistic of the distribution that policies use (``predict.attach``)."""
     text, outputs = shared / "data" / "text", MODELS[model][1]
     learnt, lexical = _texts.oasst(text), predict.default()
-    spread = float(np.std(np.log([t.output_tokens for t in texts(shared, outputs)])))
+    spread = float(np.std(np.log(texts(shared, outputs).output_tokens)))
     made: dict[str, tuple[Any, dict[str, Any]]] = {
         "oracle": (predict.Oracle(), {}),
         "constant": (predict.Same(float(learnt.output_tokens.mean())), {}),
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
-        HEADLINE: (trained_blend(text), {"statistic": "median"}),
+        HEADLINE: (ensemble(text), {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
@@ -170,7 +178,7 @@ def over_cells(of: Tables, policy_name: str, predictor: str) -> dict[str, float]
     known = [c for c in cells if not math.isnan(c["gap_closed"].value)]
 
     def mean(metric: str, some: list[Any]) -> float:
-        return float(f"{np.mean([c[metric].value for c in some]):.6g}")
+        return float(f"{np.mean([c[metric].value for c in some]):.6g}") if some else math.nan
 
     tails = {"p99_over_fcfs": mean("jct.p99/fcfs", cells), "p99_over_oracle": mean("jct.p99/oracle", cells)}
     by_load = {f"gap_closed_{load:g}x": mean("gap_closed", [c for c in known if c.load == load]) for load in LOADS}
@@ -191,8 +199,7 @@ def chosen(tuned: list[dict[str, Any]], tail: str, most: float) -> str:
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
-    if not (shared / FOLDER).is_dir():
-        raise FileNotFoundError(f"no folder {shared / FOLDER}")
+    _predict.installed_encoder()
     tuning = tables(shared, SHUFFLES - 1, tuning=True, quick=quick)
     evaluated = tables(shared, SHUFFLES, tuning=False, quick=quick)
     names = list(dict.fromkeys(c.predictor for t in evaluated.values() for c in t.cells if c.predictor))
@@ -206,17 +213,10 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         found = of(policy_name, HEADLINE)
         shares = {m: over_cells({m: t}, policy_name, HEADLINE)["gap_closed"] for m, t in evaluated.items()}
         shares["half_width"] = float(f"{t_half_width(list(shares.values()), 0.95):.2g}")
-        about = {"predictor": HEADLINE, "trained_on": blend_description(), "by_model": shares}
-        return found | {"value": found["gap_closed"]} | about
+        return found | {"value": found["gap_closed"], "predictor": HEADLINE, "by_model": shares}
 
     by_predictor = {
-        name: {
-            "within 5 % of the oracle's P99": of(near[name], name),
-            "within 15 % of FCFS' P99": of(fair[name], name),
-            "seats kept, no bound": of(RETAINED, name),
-            "seats change hands, no bound": of(PREEMPTIVE, name),
-            "ELIS ISRTF": of("ELIS ISRTF", name),
-        }
+        name: {"within 5 % of the oracle's P99": of(near[name], name), "within 15 % of FCFS' P99": of(fair[name], name)}
         for name in names
     }
     near_oracle = headline(near[HEADLINE])
@@ -228,6 +228,8 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "elis.frontier": {name: frontier(evaluated, name) for name in names},
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
         "elis.figure6": figure6(evaluated),
+        "elis.queueing": queueing(evaluated["opt13" if quick else "lam13"]),
+        "elis.prediction_time": prediction_time(shared, evaluated),
         "elis.paper": {"gap_closed": float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")},
     }
 
@@ -237,8 +239,8 @@ def table5(evaluated: Tables, own: str, predictor: str) -> dict[str, Any]:
     policies = {"FCFS": ("fcfs", ""), "ISRTF": ("ELIS ISRTF", predictor), "own": (own, predictor)}
     policies["SJF"], made = ("oracle", "oracle"), {}
     for (model, table), load in itertools.product(evaluated.items(), LOADS):
-        cells = {(c.policy, c.predictor): c["jct.mean"].value for c in table.at(max(BATCHES), load)}
-        made[f"{model} {load:g}x"] = {name: cells[key] for name, key in policies.items()}
+        of = {name: _cell(table, max(BATCHES), load, *key)["jct.mean"].value for name, key in policies.items()}
+        made[f"{model} {load:g}x"] = of
     return made
 
 
@@ -246,108 +248,99 @@ def figure6(evaluated: Tables) -> dict[str, float]:
     """Return by batch size and load the reduction of mean JCT from FCFS to ELIS' ISRTF, over models, in percent."""
     made = {}
     for batch, load in itertools.product(BATCHES, LOADS):
-        cells = [c for t in evaluated.values() for c in t.at(batch, load)]
-        ratios = [c["jct.mean/fcfs"].value for c in cells if (c.policy, c.predictor) == ("ELIS ISRTF", HEADLINE)]
+        ratios = [_cell(t, batch, load, "ELIS ISRTF", HEADLINE)["jct.mean/fcfs"].value for t in evaluated.values()]
         made[f"batch {batch}, {load:g}x"] = float(f"{100 * (1 - np.mean(ratios)):.3g}")
     return made
 
 
-# The blend: predictors that learn from different sets err differently
-Floats = npt.NDArray[np.float64]
-LAYERS, HEAD_TOKENS, TAIL_TOKENS = 5, 80, 40
-DECAY, _CLIP, _ROUNDS = 2000.0, 4.0, 5
+def _cell(table: LabTable, batch: int, load: float, policy_name: str, predictor: str = "") -> Cell:
+    return next(c for c in table.at(batch, load) if (c.policy, c.predictor) == (policy_name, predictor))
 
 
-class Sentences:
-    """Ridge regression of a prompt's log length on its sentence vector and its lexical columns."""
-
-    def fit(self, samples: Samples) -> Self:
-        """Learn the lengths of prompts, corrected for the models' own lengths."""
-        from sklearn.linear_model import Ridge
-
-        prompts, prompt = np.unique([text.strip() for text in samples.prompts.text], return_inverse=True)
-        _, model = np.unique(samples.prompts.model, return_inverse=True)
-        y, wanted = np.log(samples.output_tokens.astype(float)), np.zeros(len(prompts))
-        for _ in range(_ROUNDS):
-            offset = np.bincount(model, y - wanted[prompt]) / np.bincount(model)
-            wanted = np.bincount(prompt, y - offset[model]) / np.bincount(prompt)
-        columns = _columns([str(text) for text in prompts])
-        self.mean_, self.sd_ = columns.mean(axis=0), columns.std(axis=0) + 1e-6
-        self.ridge_ = Ridge(alpha=DECAY).fit(self._standard(columns), wanted)
-        return self
-
-    def log_tokens(self, prompts: Prompts) -> Floats:
-        return np.asarray(self.ridge_.predict(self._standard(_columns(list(prompts.text)))))
-
-    def _standard(self, columns: Floats) -> Floats:
-        return np.clip((columns - self.mean_) / self.sd_, -_CLIP, _CLIP)
+def queueing(table: LabTable) -> dict[str, float]:
+    """Return Figure 5, right: reductions of mean JCT and wait from FCFS to ELIS' ISRTF at batch 4 and 5x."""
+    at = max(BATCHES), max(LOADS)
+    fcfs, isrtf = _cell(table, *at, "fcfs"), _cell(table, *at, "ELIS ISRTF", HEADLINE)
+    jct_s, wait_s = ((fcfs[name].value, isrtf[name].value) for name in ("jct.mean", "wait.mean"))
+    lower = {"jct_lower": 1 - jct_s[1] / jct_s[0], "wait_lower": 1 - wait_s[1] / wait_s[0]}
+    return {"value": (wait_s[0] - wait_s[1]) / (jct_s[0] - jct_s[1]), **lower}
 
 
-class Blend:
-    """The mean of predictions, each in units of its own spread; the distribution is that of the lexical ones.
+def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
+    """Return by how much the time of predictions raises mean JCT under ELIS' ISRTF at batch 4, by case and cell.
 
-    ``lexical``: fitted predictors that read output so far as well; ``sentences``: fitted ones of the prompt alone.
+    One predictor serves the requests one after the other before they join the queue; at worst the engine waits for one
+    more prediction before each window.
     """
-
-    def __init__(self, lexical: list[Any], sentences: list[Sentences]) -> None:
-        self.lexical, self.sentences = lexical, sentences
-
-    def fit(self, samples: Samples) -> Self:
-        """Learn the scale of every prediction; only the prompts of the samples count."""
-        predictions = self._predictions(samples.prompts)
-        self.mean_, self.sd_ = predictions.mean(axis=1, keepdims=True), predictions.std(axis=1, keepdims=True)
-        return self
-
-    def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
-        """Return distributions of total lengths above ``tokens_so_far``."""
-        so_far = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
-        count, standard = len(self.lexical), (self._predictions(prompts) - self.mean_) / self.sd_
-        # on the lexical predictors' scale: the difference of the mean of all from their mean
-        added = (standard.mean(axis=0) - standard[:count].mean(axis=0)) * self.sd_[:count].mean()
-        logs = []
-        for one in self.lexical:
-            total = one.predict(prompts, so_far.astype(np.int64)).given(so_far).at(LEVELS).tokens
-            logs.append(np.log(np.maximum(total - so_far[:, None], 1.0)))
-        return LengthDistribution.of(so_far[:, None] + np.exp(np.mean(logs, axis=0) + added[:, None]))
-
-    def _predictions(self, prompts: Prompts) -> Floats:
-        """Return [predictors, n] log lengths before the first token."""
-        first = [np.log(one.predict(prompts).median) for one in self.lexical]
-        return np.stack([*first, *(one.log_tokens(prompts) for one in self.sentences)])
+    at, added = max(BATCHES), {name: {} for name in PREDICTION_S}
+    for model, table in evaluated.items():
+        bench = Bench(shared, model, {HEADLINE: predictors(shared, model)[HEADLINE]})
+        deployment = bench.deployment(replace(policy.scheduler("elis"), max_wait_s=math.inf), at)
+        orders = [bench.requests(seed, HEADLINE) for seed in range(SHUFFLES)]
+        for load, (name, (seconds, window_s)) in itertools.product(LOADS, PREDICTION_S.items()):
+            free, jct_s = _cell(table, at, load, "ELIS ISRTF", HEADLINE), []
+            host_s = deployment.cost.host_s + window_s / WINDOW_TOKENS
+            slower = replace(deployment, cost=replace(deployment.cost, host_s=host_s))
+            for seed, order in enumerate(orders):
+                work, before_s = at_rate(order, free.rate_rps), seconds * np.arange(len(order))
+                ready_s = np.maximum.accumulate(work.arrival_s - before_s) + before_s + seconds
+                run = engine.simulate(replace(work, arrival_s=ready_s), slower, seed=seed, max_log_steps=0)
+                jct_s.append(float(np.mean(run.requests.finished_s - work.arrival_s)))
+            added[name][f"{model} {load:g}x"] = float(np.mean(jct_s)) / free["jct.mean"].value - 1
+    mean = {name: float(np.mean(list(cells.values()))) for name, cells in added.items()}
+    return {"value": mean["once"], "mean": mean, "seconds": PREDICTION_S, "added": added}
 
 
-@cache
-def _encoder() -> SentenceEncoder:
-    return SentenceEncoder(layers=LAYERS)
+def preemption(shared: Path, _quick: bool) -> dict[str, Any]:
+    """Return Table 6: the batch size, in steps of 10, at which memory runs out, 10,000 requests at once under FCFS.
+
+    Again with output lengths scaled so that requests alone take as long as in the paper's Table 4.
+    """
+    found = {}
+    for model, (share, paper, alone_s) in MEMORY.items():
+        bench, known = Bench(shared, model, {}), texts(shared, MODELS[model][1])
+        own_s = float(np.nanmean(isolated_s(bench.requests(0, ""), bench.deployment("vllm_v1", 4), "kernel")))
+        drawn = known.take(np.random.default_rng(0).choice(len(known), 10_000))
+        prompt = drawn.prompts.prompt_tokens
+        row = {"memory": share, "paper": paper, "alone_s": own_s, "paper_alone_s": alone_s}
+        for name, scale in (("batch", 1.0), ("batch_scaled", alone_s / own_s)):
+            output, row[name] = np.maximum(1, np.rint(drawn.output_tokens * scale).astype(np.int64)), 0
+            row |= {f"{name}_tokens_mean": float((prompt + output).mean())}
+            for batch in range(10, 251, 10):
+                deployment = bench.deployment("vllm_v0", batch, share)
+                tokens = np.minimum(output, deployment.max_model_len - prompt)
+                run = engine.simulate(Workload(np.zeros(len(drawn)), prompt, tokens), deployment, max_log_steps=0)
+                if run.requests.preemptions.any():
+                    row[name] = batch
+                    break
+        found[model] = row | {"kv_tokens": deployment.kv.num_blocks * deployment.kv.block_size}
+    return {"elis.preemption_batch": {"value": found["lam13"]["batch"], "by_model": found}}
 
 
-def _columns(prompts: list[str]) -> Floats:
-    own, at = np.unique(prompts, return_inverse=True)
-    read = [str(text) for text in own]
-    return np.hstack([prompt_features(read)[0], _encoder().embed(read, HEAD_TOKENS, TAIL_TOKENS)])[at]
+def request_rates(shared: Path, _quick: bool) -> dict[str, Any]:
+    """Return requests per second of Azure's traces (Section 3.4): mean, busiest minute, busiest day."""
+    traces = shared / "data" / "traces"
+    arrival_s = read_trace(traces / "azure_llm_2023_conv.csv.gz", sort=True).arrival_s
+    minutes = np.bincount(((arrival_s - arrival_s[0]) // 60).astype(int))
+    burst = json.loads(gzip.decompress((traces / "burstgpt_1_aggregates.json.gz").read_bytes()))
+    days = [day["req"] / 86_400 for day in burst["daily"]]
+    azure = {"mean": len(arrival_s) / np.ptp(arrival_s), "busiest minute": minutes.max() / 60}
+    rates = {"Azure LLM inference 2023": azure, "BurstGPT": {"mean": np.mean(days), "busiest day": max(days)}}
+    return {"elis.request_rate": {"value": max(azure["mean"], *days), "rates_rps": rates}}
 
 
-def _has_encoder() -> bool:
-    try:
-        return bool(encoder_folder())
-    except InputError:
-        return False
+def sentences(_shared: Path, _quick: bool) -> dict[str, Any]:
+    """Return Figure 1 with MiniLM: 40 sentences about the weather against 40 about anything else, no content shared.
 
-
-@cache
-def trained_blend(text: Path) -> Blend:
-    """Return the blend of ELIS' evaluation, trained without AlpacaEval; without an encoder the lexical ones alone."""
-    known = _texts.alpaca_eval(text).prompts.text
-    lexical = [predict.default(), Lexical().fit(_texts.wide(text))]
-    sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
-    sentences = [Sentences().fit(_texts.without(samples, known)) for samples in sets if _has_encoder()]
-    return Blend(lexical, sentences).fit(_texts.without(_texts.arena_hard(text), known))
-
-
-def blend_description() -> str:
-    vectors = "ridge on sentence vectors (OASST multi-sample; alpaca_en_demo)"
-    ridge = vectors if _has_encoder() else "no sentence encoder"
-    return (
-        "blend of: the shipped predictor (outputs of Open-Assistant's openly licensed models); Lexical on OASST, "
-        f"Arena-Hard, ZeroEval, GPTeacher, alpaca_en_demo; {ridge}; scaled on Arena-Hard prompts; AlpacaEval unseen"
-    )
+    The value is the mean distance of unit vectors from their group's centre, of the weather over the others;
+    "separated" is how often a pair about the weather is more similar than another pair.
+    """
+    encoder, found, pairs = SentenceEncoder(_predict.installed_encoder()), {}, []
+    for name, group in zip(("similar", "unrelated"), SENTENCES.read_text("utf-8").split("\n\n"), strict=True):
+        vectors = encoder.embed(group.splitlines(), 64, 0).astype(float)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        pairs.append((vectors @ vectors.T)[np.triu_indices(len(vectors), 1)])
+        distance = float(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).mean())
+        found[name] = {"sentences": len(vectors), "cosine": float(pairs[-1].mean()), "distance": distance}
+    spread = found["similar"]["distance"] / found["unrelated"]["distance"]
+    return {"elis.sentences": {"value": spread, "separated": float((pairs[0][:, None] > pairs[1]).mean()), **found}}

@@ -18,12 +18,12 @@ from lengthwise.catalog import weight_bytes
 from lengthwise.config.workload import read_trace
 from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS, curve
-from lengthwise.schedule.length_drift import MARGINS, MOVES, moments, moved
+from lengthwise.schedule.length_drift import MOVES, evaluate_deployed, moments, moved
 from lengthwise.schedule.search_space import row_of
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import estimated_tokens
-from lengthwise.statistics import t_half_width
+from lengthwise.statistics import mean_estimate
 
 NODES = {"A40": ("A40", "pcie4-8"), "A100": ("A100-80GB", "dgx-a100")}
 """Cluster to (GPU, node); the paper's A40s are joined by 100 Gb/s, its A100s by 8 x 200 Gb/s a node."""
@@ -83,40 +83,23 @@ def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.
     return choice
 
 
-class FasterTransformer:
-    """Static batches: a bound limits the task's longest output, a batch ends with its own longest one.
+def faster_transformer(of: Estimator) -> schedule.StaticBatches:
+    """Return static batches of which each ends with its own longest output, while a bound limits the task's longest.
 
     Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
     """
-
-    def __init__(self, of: Estimator) -> None:
-        self.static, setting = schedule.static_batches(of), of.setting
-        log_cdf = np.log(np.maximum(np.cumsum(setting.task.output_pmf)[:-1], 1e-300))
-        rps = []
-        for row in self.static.rows:
-            longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
-            steps = longest - setting.assumptions.prefill_output_tokens
-            rps.append(row.prefill_batch / (row.prefill_s + row.decode_s * steps))
-        self.rps = np.array(rps)
-
-    def best(self, bound_s: float) -> tuple[float, ScheduleRow] | None:
-        """Return (requests per second, batch) of the highest throughput that meets a bound."""
-        pairs = zip(self.rps.tolist(), self.static.rows, strict=True)
-        good = [(rps, row) for rps, row in pairs if row.latency_s <= bound_s]
-        return max(good, key=lambda pair: pair[0], default=None)
-
-    def bounds_s(self) -> tuple[float, ...]:
-        quantiles = self.static.bounds_s()
-        return (*quantiles, math.inf) if quantiles else ()
+    static, rows = schedule.static_batches(of), []
+    log_cdf = np.log(np.maximum(np.cumsum(of.setting.task.output_pmf)[:-1], 1e-300))
+    for row in static.rows:
+        longest = (1 - np.exp(row.prefill_batch * log_cdf)).sum()  # mean maximum of a batch
+        steps = longest - of.setting.assumptions.prefill_output_tokens
+        rows.append(replace(row, throughput_rps=float(row.prefill_batch / (row.prefill_s + row.decode_s * steps))))
+    return replace(static, rows=tuple(rows))
 
 
-def as_deployed(of: Estimator, row: ScheduleRow) -> schedule.Estimates:
-    """Estimate a schedule with the GPU split that was planned, for other lengths."""
-    strategy = Strategy(row.strategy)
-    steps = min(row.decode_steps, of.setting.task.max_output_tokens)
-    parts = None if strategy is Strategy.RRA else row.micro_batches
-    controls = schedule.Controls(strategy, row.prefill_batch, steps, parts, row.tp, row.tp_groups)
-    return of.estimate([controls], np.array([row.prefill_gpus]))
+def bounds_s(static: schedule.StaticBatches) -> tuple[float, ...]:
+    quantiles = static.bounds_s()
+    return (*quantiles, math.inf) if quantiles else ()
 
 
 def summary_of(row: ScheduleRow | None) -> dict[str, Any] | None:
@@ -154,38 +137,41 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
     }
     if quick:
         return rows
-    for name, pairs in {"small_mid": SMALL_MID, "large": LARGE, "all": {*SMALL_MID, *LARGE}}.items():
-        cells = [cell for pair in found if pair in pairs for cell in found[pair]]
-        gains, met = _gains(cells), [cell for cell in cells if cell["gain"]]
-        rows[f"exegpt.gain_{name}"] = _mean_gain(cells) | {
-            "geometric_mean": geometric_mean(gains),
-            "min": min(gains),
-            "max": max(gains),
-            "if_batches_ran_to_the_longest_output": fmean(
-                cell["gain"] * cell["ft"]["rps"] / cell["ft_task_longest_rps"] for cell in met
-            ),
-            "by_bound": {bound: fmean(_gains(cell for cell in cells if cell["bound"] == bound)) for bound in BOUNDS},
-        }
-    return rows
+    sets = {"small_mid": SMALL_MID, "large": LARGE, "all": {*SMALL_MID, *LARGE}}
+    of_sets = {name: [cell for pair in found if pair in pairs for cell in found[pair]] for name, pairs in sets.items()}
+    of_sets["large_rra"] = [{**cell, "gain": _rra_gain(cell)} for cell in of_sets["large"]]
+    return rows | {f"exegpt.gain_{name}": _gains_of(cells) for name, cells in of_sets.items()}
+
+
+def _rra_gain(cell: Cell) -> float:
+    """Return the gain of RRA alone, the strategy of section 7.4."""
+    rra = cell["strategies"]["rra"]
+    return rra["rps"] / cell["ft"]["rps"] if rra and cell["ft"] else 0.0
+
+
+def _gains_of(cells: Sequence[Cell]) -> dict[str, Any]:
+    gains, met = _gains(cells), [cell for cell in cells if cell["gain"]]
+    row = {"geometric_mean": geometric_mean(gains), "min": min(gains), "max": max(gains)}
+    row |= {"mean_without_max": fmean(sorted(gains)[:-1]), "cells_compared": len(gains)}
+    to_longest = fmean(cell["gain"] * cell["ft"]["rps"] / cell["ft_task_longest_rps"] for cell in met)
+    by_bound = {bound: fmean(_gains(cell for cell in cells if cell["bound"] == bound)) for bound in BOUNDS}
+    return _mean_gain(cells) | row | {"if_batches_ran_to_the_longest_output": to_longest, "by_bound": by_bound}
 
 
 def _cells(served, task: str) -> list[dict[str, Any]]:
     """Return for each bound FasterTransformer's best, each strategy's best, and the gain of the best of them."""
     of = estimator(served, task)
-    ft, plan, cells = FasterTransformer(of), planner(of), []
-    for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=False):
+    ft, plan, cells = faster_transformer(of), planner(of), []
+    for bound, bound_s in zip(BOUNDS, bounds_s(ft), strict=False):
         choice, other = chosen(plan, bound_s, separately=True), ft.best(bound_s)
         sides = [side for side in (choice.search.sides if choice else ()) if side.best]
         best = {side.strategy: side.best for side in sorted(sides, key=lambda side: side.best.throughput_rps)}
-        cells.append({
-            "bound": bound,
-            "bound_s": bound_s,
-            "ft": other and {"rps": other[0], "batch": other[1].prefill_batch, "latency_s": other[1].latency_s},
-            "ft_task_longest_rps": other and ft.static.best(bound_s).throughput_rps,
-            "strategies": {strategy.value: summary_of(best.get(strategy.value)) for strategy in Strategy},
-            "won": choice.row.strategy if choice else None,
-            "gain": choice.row.throughput_rps / other[0] if choice and other else 0.0,
-        })  # fmt: skip
+        ft_row = other and {"rps": other.throughput_rps, "batch": other.prefill_batch, "latency_s": other.latency_s}
+        cell = {"bound": bound, "bound_s": bound_s, "ft": ft_row}
+        cell["ft_task_longest_rps"] = other and schedule.static_batches(of).best(bound_s).throughput_rps
+        cell["strategies"] = {strategy.value: summary_of(best.get(strategy.value)) for strategy in Strategy}
+        gain = choice.row.throughput_rps / other.throughput_rps if choice and other else 0.0
+        cells.append(cell | {"won": choice.row.strategy if choice else None, "gain": gain})
     return cells
 
 
@@ -197,10 +183,10 @@ def reasons(_: Path, quick: bool) -> dict[str, Any]:
         gains = {}
         for served, task in LARGE[:1] if quick else LARGE:
             of = estimator(served, task)
-            ft = FasterTransformer(of)
-            bound_s = next(row.latency_s for row in ft.static.rows if row.prefill_batch == batch)
-            choice = chosen(planner(of), bound_s)
-            gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft.best(bound_s)[0] if choice else 0.0
+            ft = faster_transformer(of)
+            bound_s = next(row.latency_s for row in ft.rows if row.prefill_batch == batch)
+            choice, ft_rps = chosen(planner(of), bound_s), ft.best(bound_s).throughput_rps
+            gains[f"{served.name}, {task}"] = choice.row.throughput_rps / ft_rps if choice else 0.0
         cells = [{"gain": gain} for gain in gains.values()]
         rows[f"exegpt.tight.batch_{batch}"] = _mean_gain(cells) | {"gains": gains}
     return rows
@@ -242,7 +228,7 @@ def choices(_: Path, quick: bool) -> dict[str, Any]:
 
 
 # Figure 10: recorded lengths; planned on a tenth of each trace, evaluated on the other nine tenths
-PLANNED_SHARE, SPLITS, MARGIN = 0.1, 3, 0.1
+PLANNED_SHARE, SPLITS = 0.1, 3
 TRACES = {  # name: file, longest output
     "alpaca": ("text/llamafactory_demo/alpaca_en_demo.jsonl.gz", 1024),
     "arxiv": ("traces/lengths_arxiv_summarization_llama2tok.csv.gz", 512),
@@ -257,14 +243,12 @@ def real(shared: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and trace, and the mean gain with its range over splits."""
     traces = {}
     for name, (path, max_output) in TRACES.items():
-        prompt, output = _read(shared / "data" / path)
+        prompt, output = read_lengths(shared / "data" / path)
         good = (prompt >= 1) & (output >= 1) & (prompt <= MAX_TOKENS - max_output) & (output <= max_output)
         traces[name] = prompt[good], output[good]
     pairs = [(served, name) for served in ([OPT] if quick else [OPT, GPT39]) for name in traces]
-    splits = [
-        {(served, name): _unseen_cells(served, name, traces[name], seed) for served, name in pairs}
-        for seed in range(1 if quick else SPLITS)
-    ]
+    seeds = range(1 if quick else SPLITS)
+    splits = [{pair: _unseen_cells(*pair, traces[pair[1]], seed) for pair in pairs} for seed in seeds]
     rows = {}
     for (served, name), cells in splits[0].items():
         prompt, (mean, sd, _) = traces[name][0], moments(TaskLengths.from_samples(*traces[name], name).output_pmf)
@@ -272,14 +256,10 @@ def real(shared: Path, quick: bool) -> dict[str, Any]:
         rows[f"exegpt.real.{served.name}.{name}"] = _mean_gain(cells) | {"lengths": lengths, "cells": cells}
     split_cells = [list(chain(*split.values())) for split in splits]
     every, means = list(chain(*split_cells)), [fmean(_gains(cells)) for cells in split_cells]
-    rows["exegpt.gain_real"] = _mean_gain(every) | {
-        "ci": (min(means), max(means)),
-        "cells": len(every),
-        "broke_its_bound": sum(not cell["is_satisfied"] for cell in every if cell["gain"]),
-        "ft_broke_its_bound": sum(not cell["ft"]["is_satisfied"] for cell in every),
-        "with_margin": fmean(_gains(cell["with_margin"] for cell in every)),
-        "with_margin_broke": sum(not cell["with_margin"]["is_satisfied"] for cell in every),
-    }
+    late = sum(not cell["is_satisfied"] for cell in every if cell["gain"])
+    ft_late = sum(not cell["ft"]["is_satisfied"] for cell in every)
+    about = {"ci": (min(means), max(means)), "cells": len(every)}
+    rows["exegpt.gain_real"] = _mean_gain(every) | about | {"broke_its_bound": late, "ft_broke_its_bound": ft_late}
     return rows
 
 
@@ -289,95 +269,83 @@ def _unseen_cells(served, name: str, lengths: Lengths, seed: int) -> list[dict[s
     order = np.random.default_rng(seed).permutation(len(prompt))
     parts = np.split(order, [max(int(PLANNED_SHARE * len(order)), 1)])
     known, unseen = (estimator(served, TaskLengths.from_samples(prompt[part], output[part], name)) for part in parts)
-    plan, ft_known, ft = planner(known), FasterTransformer(known), FasterTransformer(unseen)
+    plan, ft_known, ft = planner(known), faster_transformer(known), faster_transformer(unseen).rows
     cells = []
-    for bound, bound_s in zip(BOUNDS, ft_known.bounds_s(), strict=False):
+    for bound, bound_s in zip(BOUNDS, bounds_s(ft_known), strict=False):
         best = ft_known.best(bound_s)  # None: even a batch of one takes longer for an output of maximum length
-        batch = best[1].prefill_batch if best else 1
-        index = next((at for at, row in enumerate(ft.static.rows) if row.prefill_batch >= batch), len(ft.rps) - 1)
-        ft_rps = float(ft.rps[index])
+        batch = best.prefill_batch if best else 1
+        static = next((row for row in ft if row.prefill_batch >= batch), ft[-1])
         own = _on_unseen(chosen(plan, bound_s), unseen, bound_s)
-        margin = _on_unseen(chosen(plan, bound_s * (1 - MARGIN)), unseen, bound_s)
-        cells.append(own | {
-            "bound": bound,
-            "bound_s": bound_s,
-            "gain": own["rps"] / ft_rps,
-            "ft": {"rps": ft_rps, "batch": batch, "is_satisfied": ft.static.rows[index].latency_s <= bound_s},
-            "with_margin": {"gain": margin["rps"] / ft_rps, "is_satisfied": margin["is_satisfied"]},
-        })  # fmt: skip
+        of_ft = {"rps": static.throughput_rps, "batch": batch, "is_satisfied": static.latency_s <= bound_s}
+        cell = {"bound": bound, "bound_s": bound_s, "gain": own["rps"] / static.throughput_rps, "ft": of_ft}
+        cells.append(own | cell)
     return cells
 
 
 def _on_unseen(choice, unseen, bound_s: float) -> dict[str, Any]:
     """Evaluate a choice on other lengths, with its prefill batch reduced until it fits in memory."""
     row = choice.row if choice else None
-    while row and not as_deployed(unseen, row).feasible[0]:
+    while row:
+        got, latency_s = evaluate_deployed(unseen, row, worst_case=True)
+        if math.isfinite(latency_s):
+            return {"won": row.strategy, "rps": got.throughput_rps, "is_satisfied": latency_s <= bound_s}
         row = replace(row, prefill_batch=row.prefill_batch - 1) if row.prefill_batch > 1 else None
-    if row is None:
-        return {"won": None, "rps": 0.0, "is_satisfied": True}
-    got = as_deployed(unseen, row)
-    satisfied = float(got.latency_high_s[0]) <= bound_s
-    return {"won": row.strategy, "rps": float(got.throughput_rps[0]), "is_satisfied": satisfied}
+    return {"won": None, "rps": 0.0, "is_satisfied": True}
 
 
-def _read(path: Path) -> Lengths:
-    """Read a trace of token counts, or instructions and answers whose token counts are estimated from the text."""
+def read_lengths(path: Path, prompt: Sequence[str] = ("instruction", "input"), output: str = "output") -> Lengths:
+    """Read a trace of token counts, or texts with these keys, whose token counts are estimated."""
     if path.parent.name == "traces":
         trace = read_trace(path)
         return trace.prompt_tokens, trace.output_tokens
-    rows = [(f"{row['instruction']}\n{row.get('input', '')}", row["output"]) for row in lines(path)]
-    prompt, output = np.array([list(map(estimated_tokens, row)) for row in rows], np.int64).T
-    return prompt, output
+    rows = [("\n".join(row.get(key, "") for key in prompt), row[output]) for row in lines(path)]
+    return tuple(np.array([list(map(estimated_tokens, row)) for row in rows], np.int64).T)
 
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
 def drift(_: Path, quick: bool) -> dict[str, Any]:
-    """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
+    """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs.
+
+    The second SLA is for an output as long as the quantile before the drift. Without a bound only the mean drifts.
+    """
     of = estimator(OPT, "t")
-    bounds = list(zip(BOUNDS, FasterTransformer(of).bounds_s(), strict=True))[1:]
+    length = Assumptions(output_tokens=of.setting.task.output_quantile(of.setting.assumptions.level))
+    bounds = list(zip(BOUNDS, bounds_s(faster_transformer(of)), strict=True))[1:]
     rows = {}
     for name, strategies in {"waa": WAA, "rra": (Strategy.RRA,)}.items():
         plan = planner(of, strategies)
         bound, bound_s, choice = next((*one, found) for one in bounds if (found := chosen(plan, one[1])))
         before, moves = choice.row, []
-        tighter = lru_cache(maxsize=len(MARGINS))(lambda margin, p=plan, b=bound_s: chosen(p, b * (1 - margin)))
-        for row in schedule.drift(plan, choice, MOVES[:2] if quick else MOVES):
+        planners = (plan, planner(of.replace(assumptions=length), strategies))
+        drifts = [schedule.drift(each, choice, MOVES[:2] if quick else MOVES) for each in planners]
+        for row, fixed in zip(*drifts, strict=True):
             rates = {"fixed_schedule_rps": row.retained, "replanned_rps": row.replanned}
+            latencies = {"latency": row.retained_latency_s, "fixed_latency": fixed.retained_latency_s}
             moves.append(
-                {"changed": row.changed, "change": row.change, "margin": row.margin}
-                | {"latency": row.retained_latency_s / before.latency_high_s}
+                {"changed": row.changed, "change": row.change, "margin": row.margin, "fixed_margin": fixed.margin}
+                | {key: seconds / before.latency_high_s for key, seconds in latencies.items()}
                 | {key: one.throughput_rps / before.throughput_rps if one else math.nan for key, one in rates.items()}
-                | _fixed_length(of, before, row.changed, row.change, bound_s, tighter)
             )
         longer = [move["latency"] - 1 for move in moves if (move["changed"], move["change"]) == ("mean", 0.15)]
         value = {"value": _mean(longer), "unit": "relative", "better": "lower", "target": 0.13}  # the paper's margin
         details = {"bound": bound, "bound_s": bound_s, "schedule": before.words, "moves": moves}
         rows[f"exegpt.drift.{name}"] = value | details
+        rows[f"exegpt.drift_without_bound.{name}"] = _lost_without_bound(of, strategies)
     return rows
 
 
-def _fixed_length(of, row: ScheduleRow, what: str, change: float, bound_s: float, tighter) -> dict[str, float]:
-    """Return latency and margin of the paper's second SLA: for an output as long as the quantile before the drift."""
-    setting = of.setting
-    length = setting.task.output_quantile(setting.assumptions.level)
-    max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
-    pmf = moved(setting.task.output_pmf, what, change, max_tokens)
-    other = estimator(OPT, TaskLengths(setting.task.prompt_pmf, pmf))
+def _lost_without_bound(of: Estimator, strategies: Sequence[Strategy]) -> dict[str, Any]:
+    """Return the largest share of throughput that the fixed schedule loses where the mean drifts.
 
-    def latency_s(row: ScheduleRow) -> float:
-        """Worst-case latency of ``length`` tokens: the quantile's, plus or minus iterations."""
-        got = as_deployed(other, row)
-        if not got.feasible[0]:
-            return math.inf
-        iteration_s = got.decode_s[0] * (1 + got.decode_range[0])
-        if row.strategy == Strategy.RRA:  # its cycle contains N_D iterations
-            iteration_s = got.cycle_s[0] / min(row.decode_steps, other.setting.task.max_output_tokens)
-        more = length - other.setting.task.output_quantile(other.setting.assumptions.level)
-        return float(got.latency_high_s[0] + more * iteration_s)
-
-    ladder = chain([(0.0, row)], ((m, one.row) for m in MARGINS if (one := tighter(m))))
-    margin = next((m for m, tight in ladder if latency_s(tight) <= bound_s), math.nan)
-    return {"fixed_latency": latency_s(row) / row.latency_high_s, "fixed_margin": margin}
+    Its prefill batch is reduced where longer outputs exceed the memory.
+    """
+    choice, task, lost = chosen(planner(of, strategies), math.inf), of.setting.task, {}
+    for change in (change for what, change in MOVES if what == "mean"):
+        pmf = moved(task.output_pmf, "mean", change, of.setting.model.max_model_len - task.max_prompt_tokens)
+        other = of.replace(task=TaskLengths(task.prompt_pmf, pmf))
+        best_rps = chosen(planner(other, strategies), math.inf).row.throughput_rps
+        lost[f"{100 * change:+g} %"] = 1 - _on_unseen(choice, other, math.inf)["rps"] / best_rps
+    return {"value": max(lost.values()), "lost": lost}
 
 
 # Figure 7 and today's engines: every other system in its best configuration under the same bounds
@@ -394,7 +362,7 @@ def systems(_: Path, quick: bool, model: str) -> dict[str, Any]:
 
 def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
     of = estimator(served, task)
-    setting, ft, plans = of.setting, FasterTransformer(of), {1: planner(of)}
+    setting, ft, plans = of.setting, faster_transformer(of), {1: planner(of)}
     for replicas in range(2, setting.cluster.gpus + 1):
         cluster = replace(setting.cluster, gpus=setting.cluster.gpus // replicas)
         fits = weight_bytes(setting.model) <= cluster.gpus * setting.available_bytes
@@ -402,20 +370,17 @@ def _scenario(served, task: str, quick: bool) -> dict[str, Any]:
             tables = {tp: one for tp, one in setting.tables.items() if tp <= cluster.gpus}
             plans[replicas] = planner(Estimator(setting.task, cluster, setting.model, tables, setting.assumptions))
     curves = {name: curve(of, name, requests=150 if quick else 800, seed=11) for name in SYSTEMS}
-    tp, cells = ft.static.rows[0].tp, []
+    tp, cells = ft.rows[0].tp, []
     cut = (tp, setting.cluster.gpus // tp)
-    for bound, bound_s in zip(BOUNDS, ft.bounds_s(), strict=True):
+    for bound, bound_s in zip(BOUNDS, bounds_s(ft), strict=True):
         some = {replicas: choice for replicas, plan in plans.items() if (choice := chosen(plan, bound_s))}
         replicas = max(some, key=lambda n: n * some[n].row.throughput_rps, default=None)
         best = replicas and summary_of(some[replicas].row)
-        cells.append({
-            "bound": bound,
-            "bound_s": bound_s,
-            "exegpt": summary_of(some[1].row) if 1 in some else None,
-            "exegpt_in_replicas": best and best | {"rps": replicas * best["rps"], "replicas": replicas},
-            "systems": {name: _best_of(found, bound_s) for name, found in curves.items()},
-            "as_cut_for_ft": {name: _best_of(found, bound_s, cut) for name, found in curves.items()},
-        })  # fmt: skip
+        cell = {"bound": bound, "bound_s": bound_s, "exegpt": summary_of(some[1].row) if 1 in some else None}
+        cell["exegpt_in_replicas"] = best and best | {"rps": replicas * best["rps"], "replicas": replicas}
+        cell["systems"] = {name: _best_of(found, bound_s) for name, found in curves.items()}
+        cell["as_cut_for_ft"] = {name: _best_of(found, bound_s, cut) for name, found in curves.items()}
+        cells.append(cell)
     return {"value": _mean(_ratios(cells, "vllm-v1")), "unit": "times", "cells": cells}
 
 
@@ -432,7 +397,7 @@ def _best_of(found, bound_s: float, cut: tuple[int, int] | None = None) -> dict[
 
 
 def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
-    """Return the mean gain over each system in all saved cells."""
+    """Return the mean gain over each system, of the means of all saved scenarios, whose ratios depend on each other."""
     rows, gains = json_lines(RESULTS), {}
     every = [row["details"]["cells"] for row in rows if row["name"].startswith("exegpt.systems.")]
     for system in SYSTEMS:
@@ -440,12 +405,12 @@ def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
         scenarios = [some for cells in found if (some := _ratios(cells, system))]
         if not scenarios:
             continue
-        cells, ratios = list(chain(*found)), list(chain(*scenarios))
+        cells, ratios, mean = list(chain(*found)), list(chain(*scenarios)), mean_estimate(list(map(fmean, scenarios)))
         by_bound = {bound: _ratios((cell for cell in cells if cell["bound"] == bound), system) for bound in BOUNDS}
         gains[f"exegpt.gain_over_{system.replace('-', '_')}"] = {
-            "value": fmean(ratios),
+            "value": mean.value,
             "unit": "times",
-            "ci": _interval(scenarios),
+            "ci": (mean.low, mean.high),
             "ahead": sum(ratio > 1 for ratio in ratios),
             "both_meet": len(ratios),
             "by_bound": {bound: _mean(some) for bound, some in by_bound.items()},
@@ -453,19 +418,6 @@ def gains_over(_: Path, _quick: bool) -> dict[str, Any]:
             "as_cut_for_ft": _mean(_ratios(cells, system, other="as_cut_for_ft")),
         }
     return gains
-
-
-def _interval(scenarios: Sequence[list[float]]) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean over all ratios, by Student's t over scenarios; None of fewer than two.
-
-    Ratios of a scenario depend on each other, so each scenario counts as one draw: its sum of deviations.
-    """
-    n, every = len(scenarios), list(chain(*scenarios))
-    if n < 2:
-        return None
-    mean = fmean(every)
-    half = n / len(every) * t_half_width([sum(some) - mean * len(some) for some in scenarios], 0.95)
-    return mean - half, mean + half
 
 
 def _ratios(cells: Iterable[Cell], system: str, own: str = "exegpt", other: str = "systems") -> list[float]:

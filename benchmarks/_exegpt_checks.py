@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import _exegpt as ex
@@ -12,16 +11,13 @@ import numpy as np
 from _harness import machine
 
 from lengthwise import schedule
-from lengthwise.engine import simulate
-from lengthwise.engine.step_time import CostReader
-from lengthwise.schedule import Assumptions, Controls, Estimator, Perf, Strategy, Variable, branch_and_bound, exhaustive
+from lengthwise.schedule import Assumptions, Controls, Estimator, Perf, Strategy, Variable
 from lengthwise.schedule.controls import CODES
 from lengthwise.schedule.optimizer import evaluate_grid
-from lengthwise.schedule.simulation import concurrency_limit, deployment_of
-from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.records import Records, RequestRecords
-from lengthwise.schema.workload import Workload
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "schedule"))  # runs of schedules are those of the tests
+from monotonicity import non_monotone
+from simulated_schedules import in_window, independent, prefill_stages_s, simulated, window
 
 ALL = tuple(Strategy)
 
@@ -29,10 +25,10 @@ ALL = tuple(Strategy)
 def search(_: Path, quick: bool) -> dict[str, Any]:
     """Return the slowest search and the largest share of schedules estimated; every bound has a new planner."""
     first = ex.estimator(ex.OPT, "s")
-    ex.chosen(ex.planner(first), ex.FasterTransformer(first).bounds_s()[0])  # loads the compiled code
+    ex.chosen(ex.planner(first), ex.bounds_s(ex.faster_transformer(first))[0])  # loads the compiled code
     choices = []
     for served, task in [(ex.OPT, "s"), (ex.OPT, "t")] if quick else ex.EVERYTHING:
-        bounds_s = ex.FasterTransformer(ex.estimator(served, task)).bounds_s()
+        bounds_s = ex.bounds_s(ex.faster_transformer(ex.estimator(served, task)))
         for bound, bound_s in zip(ex.BOUNDS, bounds_s, strict=False):
             start = time.process_time()
             plan = ex.planner(ex.estimator(served, task))
@@ -51,20 +47,17 @@ QUESTIONS = (
     *((ex.OPT, task, ALL) for task in ("s", "t", "g", "c1")),
     (ex.T5, "s", ALL),
     *((ex.GPT39, "t", ex.WAA), (ex.GPT101, "t", ex.WAA), (ex.GPT101, "c1", ex.WAA)),
+    (ex.GPT39, "s", ALL),
 )
-SIXTEEN_GPUS = (ex.GPT39, "s", ALL)  # all strategies and degrees, which takes minutes: a row of its own
 BETWEEN = 12
 """Bounds from the least latency to that of the highest throughput, in addition to FasterTransformer's and none."""
 
 
 def regret(_: Path, quick: bool) -> dict[str, Any]:
-    """Return the largest regret over questions and bounds, and that of a large question."""
-    rows, every = {}, {"max": QUESTIONS[:1]} if quick else {"max": QUESTIONS, "16_gpus": [SIXTEEN_GPUS]}
-    for name, questions in every.items():
-        found = {f"{served.name}, {task}": _regrets(served, task, some) for served, task, some in questions}
-        value = max(question["regret_max"] for question in found.values())
-        rows[f"exegpt.regret_{name}"] = {"value": value, "unit": "share", "better": "lower", "questions": found}
-    return rows
+    """Return the largest regret over questions and bounds."""
+    some = QUESTIONS[:1] if quick else QUESTIONS
+    found = {f"{served.name}, {task}": _regrets(served, task, strategies) for served, task, strategies in some}
+    return {"exegpt.regret_max": {"value": max(of["regret_max"] for of in found.values()), "questions": found}}
 
 
 def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, Any]:
@@ -78,7 +71,7 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
     latency_s, rps = latency_s[np.isfinite(latency_s)], rps[np.isfinite(latency_s)]
     between = np.geomspace(1.001 * latency_s.min(), latency_s[np.argmax(rps)], BETWEEN)
     regrets, won = [], []
-    for bound_s in (*between, *ex.FasterTransformer(of).bounds_s()):
+    for bound_s in (*between, *ex.bounds_s(ex.faster_transformer(of))):
         best_rps = float(rps[latency_s <= bound_s].max(initial=0.0))
         if not best_rps:
             continue
@@ -92,74 +85,10 @@ def _regrets(served, task: str, strategies: tuple[Strategy, ...]) -> dict[str, A
     return about | {"bounds": len(regrets), "regret_max": max(regrets), "chosen": counts}
 
 
-# Bayesian search, and random instances
-SEEDS, INSTANCES = 4, 8000
-
-
-def instances(_: Path, quick: bool) -> dict[str, Any]:
-    """Return the regret of Bayesian search, and the largest regret on random instances over the promised gap."""
-    return {
-        "exegpt.bayesian_regret": _bayesian_regret(2 if quick else SEEDS),
-        "exegpt.random_regret_over_gap": _random_instances(INSTANCES // 20 if quick else INSTANCES),
-    }
-
-
-def _bayesian_regret(seeds: int) -> dict[str, Any]:
-    """Compare with as many estimates as branch and bound used, and with twice as many."""
-    from lengthwise.search import Bayesian
-
-    of = ex.estimator(ex.OPT, "s")
-    space = next(one for one in ex.planner(of).spaces if one.strategy is Strategy.RRA and one.tp == 4)
-    bound_s = ex.FasterTransformer(of).bounds_s()[1]
-    best_rps = exhaustive(space.perf_uncached, space.variables, bound_s).best.throughput_rps
-    own = branch_and_bound(space.perf_uncached, space.variables, bound_s)
-
-    def regret(evaluations: int, seed: int) -> float:
-        proposals = Bayesian([{v.name: v.values for v in space.variables}], evaluations, seed, 8)
-        found_rps = 0.0
-        while settings := proposals.suggest():
-            got = space.perf_uncached(np.array([[one[v.name] for v in space.variables] for one in settings], np.int64))
-            good = (got.latency_s <= bound_s) & np.isfinite(got.latency_s)
-            scores = [float(rps) if ok else None for rps, ok in zip(got.throughput_rps, good.tolist(), strict=True)]
-            found_rps = max(found_rps, *(score or 0.0 for score in scores))
-            proposals.report(list(zip(settings, scores, strict=True)))
-        return max(1 - found_rps / best_rps, 0.0)
-
-    equal, double = ([regret(times * own.evaluated, seed) for seed in range(seeds)] for times in (1, 2))
-    value = {"value": fmean(equal), "unit": "share", "better": "lower", "ci": (min(equal), max(equal))}
-    return value | {"twice_as_many": fmean(double), "evaluated": own.evaluated, "points": space.size}
-
-
-def _random_instances(count: int) -> dict[str, Any]:
-    """Return the largest regret of random grids, half of them exactly monotone, over the gap that is promised."""
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "schedule"))
-    import schedule_grids as grids
-
-    worst = 0.0
-    for seed in range(count):
-        rng = np.random.default_rng(seed)
-        shape = grids.SHAPES[seed % len(grids.SHAPES)]
-        kinds = rng.choice(["smooth", "steps", "flat"], 2, p=[0.5, 0.4, 0.1])
-        shares = rng.uniform(0, 0.1, 2) * (seed % 2)
-        smooth = (grids.monotone(rng, shape, str(kind)) for kind in kinds)
-        grid = grids.Grid(*(grids.shaken(rng, values, by) for values, by in zip(smooth, shares, strict=True)))
-        bound_s = float(np.quantile(grid.latency_s, rng.random()))
-        tolerances = schedule.Tolerances(float(shares[1]), float(shares[0]))
-        found = branch_and_bound(grid.perf, grid.variables, bound_s, tolerances)
-        oracle = exhaustive(grid.perf, grid.variables, bound_s)
-        assert (found.best is None) == (oracle.best is None)
-        if oracle.best is None:
-            continue
-        lost = oracle.best.throughput_rps / found.best.throughput_rps - 1
-        assert lost <= tolerances.accepted + 1e-12
-        worst = max(worst, lost / tolerances.accepted if tolerances.accepted else 0.0)
-    return {"value": worst, "unit": "of the promised gap", "better": "lower", "target": 1.0, "instances": count}
-
-
 # Table 5: the share of points that break monotonicity, one control variable at a time
 TOLERANCES, HEADLINE = (0.02, 0.05, 0.10), 0.05
 MAX_VALUES = 40
-ONE_SPLIT = "B_E, one split"
+ONE_SPLIT, FEW_PARTS = "B_E, one split", "B_m, at most the decode stages"
 ASSUMED = ("rra B_E", "rra N_D", f"waa {ONE_SPLIT}")  # variables that the search assumes to be monotone
 PAPER_COLUMNS = ("rra B_E", "rra N_D", "waa B_E", "waa TP", "waa B_m")
 PAPER = {  # (task, tolerance): by strategy and variable, percent by latency and by throughput
@@ -188,13 +117,16 @@ def monotone(_: Path, quick: bool) -> dict[str, Any]:
     in_paper = shares(PAPER_COLUMNS)
     details = {"assumed_by_the_search": shares(ASSUMED), "rows": rows, "paper": paper}
     value = {"value": max(in_paper.values()), "unit": "share", "better": "lower"}
-    return {"exegpt.nonmonotone_share": value | in_paper | details}
+    few = {f"{kind}_if_rising": share for kind, share in shares((f"waa {FEW_PARTS}, rising",)).items()}
+    few |= shares((f"waa {FEW_PARTS}",))
+    few |= {"value": few["latency"]}
+    return {"exegpt.nonmonotone_micro_batches": few, "exegpt.nonmonotone_share": value | in_paper | details}
 
 
 def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
     """Return a row per strategy, degree, variable and tolerance; latency is the worst case, which the search limits."""
     of = ex.estimator(served, task)
-    bound_s, plan = ex.FasterTransformer(of).bounds_s()[2], ex.planner(of)
+    bound_s, plan = ex.bounds_s(ex.faster_transformer(of))[2], ex.planner(of)
     scale_rps = ex.chosen(plan, bound_s).row.throughput_rps
     rows = []
     for space in (space for space in plan.spaces if space.size):
@@ -202,12 +134,27 @@ def _monotonicity_of(served, task: str) -> list[dict[str, Any]]:
         if space.strategy is not Strategy.RRA:  # as the search has it: batches of one split, one run after another
             batches = Variable(ONE_SPLIT, _thinned(space.variables[0].values))
             boxes.append(((batches, space.variables[1]), space.perf_uncached))
+            boxes += [_few_parts(of, space, *boxes[0], rising=rising) for rising in (False, True)]
         for variables, perf in boxes:
-            found = schedule.non_monotone(
-                perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps
-            )
+            found = non_monotone(perf, variables, TOLERANCES, latency_scale_s=bound_s, throughput_scale_rps=scale_rps)
             rows += [{"task": task, "strategy": space.strategy.value, "tp": space.tp} | vars(one) for one in found]
     return rows
+
+
+def _few_parts(of, space, variables, perf, *, rising: bool):
+    """Return the same box with at most as many decode micro-batches as decode stages, for B_m alone."""
+    batch, parts, groups = variables
+    others = [Variable(one.name, one.values, rising=None) for one in (batch, groups)]
+    named = Variable(f"{FEW_PARTS}{', rising' * rising}", parts.values, rising=rising)
+
+    def limited(points: np.ndarray) -> Perf:
+        got, columns = perf(points), _columns(space, points)
+        prefill_gpus = of.estimate(columns).prefill_gpus
+        decode_gpus = of.setting.cluster.gpus - prefill_gpus
+        stages = decode_gpus - np.minimum(columns.tp_groups, decode_gpus // space.tp) * (space.tp - 1)
+        return Perf(np.where(columns.micro_batches <= stages, got.latency_s, np.inf), got.throughput_rps)
+
+    return (others[0], named, others[1]), limited
 
 
 def _box(of, space):
@@ -224,14 +171,18 @@ def _box(of, space):
     )
 
     def perf(points: np.ndarray) -> Perf:
-        ones = np.ones(len(points), dtype=np.int64)
-        batch, other, groups = points.T
-        steps, micro_batches = (other, 0 * ones) if rra else (ones, other)
-        code = CODES.index(space.strategy) * ones
-        got = of.estimate(schedule.ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups))
+        got = of.estimate(_columns(space, points))
         return Perf(got.constrained_latency_s(worst_case=True), got.throughput_rps)
 
     return variables, perf
+
+
+def _columns(space, points: np.ndarray) -> schedule.ControlColumns:
+    """Return points (B_E, N_D or B_m, groups) of a box as controls."""
+    ones, (batch, other, groups) = np.ones(len(points), dtype=np.int64), points.T
+    steps, micro_batches = (other, 0 * ones) if space.strategy is Strategy.RRA else (ones, other)
+    code = CODES.index(space.strategy) * ones
+    return schedule.ControlColumns(code, batch, steps, micro_batches, space.tp * ones, groups)
 
 
 def _thinned(values: tuple[int, ...]) -> tuple[int, ...]:
@@ -240,49 +191,6 @@ def _thinned(values: tuple[int, ...]) -> tuple[int, ...]:
         return values
     places = np.unique(np.rint(np.geomspace(1, len(values), MAX_VALUES)).astype(int) - 1)
     return tuple(values[place] for place in places)
-
-
-def _run(
-    of: Estimator, controls: Controls, count: int, seed: int, *, threshold: float | None = None, max_log_steps: int = 0
-) -> tuple[Deployment, np.ndarray, Records]:
-    """Simulate a schedule with drawn lengths and a queue that never empties; return its [count] outputs, too."""
-    rng, task = np.random.default_rng(seed), of.setting.task
-    deployment = deployment_of(of, controls, threshold=threshold)
-    prompt, output = (rng.choice(len(pmf), count, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
-    workload = Workload(np.zeros(count), prompt, output, concurrency=concurrency_limit(of, controls))
-    return deployment, output, simulate(workload, deployment, max_log_steps=max_log_steps)
-
-
-def _window(started_s: np.ndarray) -> tuple[float, float]:
-    """Return the span without the first quarter of requests and the last eighth, next to which the queue runs empty."""
-    return started_s[len(started_s) // 4], started_s[-len(started_s) // 8]
-
-
-def _in_window(
-    of: Estimator, controls: Controls, count: int, seed: int, threshold: float | None = None
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return outputs, seconds from the first stage to the end, and requests per second of those in the window."""
-    deployment, output, records = _run(of, controls, count, seed, threshold=threshold)
-    r = records.requests
-    started_s = r.scheduled_s
-    if deployment.decode is not None:  # WAA may form a batch while earlier ones are in front
-        formed_s, batch = np.unique(r.scheduled_s, return_inverse=True)
-        first_s, _ = _prefill_stages_s(r, deployment.cost)
-        before_s = np.concatenate([[0.0], np.cumsum(first_s)[:-1]])
-        started_s = (before_s + np.maximum.accumulate(formed_s - before_s))[batch]
-    from_s, to_s = _window(started_s)
-    inside = (started_s >= from_s) & (started_s < to_s)
-    return output[inside], (r.finished_s - started_s)[inside], inside.sum() / (to_s - from_s)
-
-
-def _prefill_stages_s(requests: RequestRecords, cost: CostTables) -> tuple[np.ndarray, np.ndarray]:
-    """Return [batches] seconds in the first stage and in the slowest one, in the order in which they were formed."""
-    batch = np.unique(requests.scheduled_s, return_inverse=True)[1]
-    order = np.argsort(batch, kind="stable")
-    batches = np.split(requests.prompt_tokens[order], np.cumsum(np.bincount(batch))[:-1])
-    reader = CostReader(cost)
-    stages = [reader.step(0, 0, [(tokens, 0) for tokens in one.tolist()]).stages_s for one in batches]
-    return np.array([one[0] for one in stages]), np.array([max(one) for one in stages])
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
@@ -320,14 +228,15 @@ def _random_schedules(served, task: str, strategies, rng: np.random.Generator, c
         *logarithmic, last = (np.array(one.values) for one in space.variables)
         point = [int(values[int(len(values) ** rng.random()) - 1]) for values in logarithmic] + [int(rng.choice(last))]
         if np.isfinite(space.perf_uncached(np.array([point], dtype=np.int64)).latency_s[0]):
-            found.append(_compared(of, space.controls(tuple(point)), len(found), f"{served.name}, {task}"))
+            lengths = independent(of.setting.task, REQUESTS, len(found))
+            found.append({"of": f"{served.name}, {task}"} | compared(of, space.controls(tuple(point)), lengths))
     return found
 
 
-def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[str, Any]:
+def compared(of: Estimator, controls: Controls, lengths: ex.Lengths) -> dict[str, Any]:
     """Return the relative errors of one schedule; its latency is that of outputs near the quantile."""
     expected, setting = of.estimate([controls]), of.setting
-    output, duration_s, rps = _in_window(of, controls, REQUESTS, seed)
+    output, duration_s, rps = in_window(of, controls, lengths)
     quantile, rra = setting.task.output_quantile(setting.assumptions.level), controls.strategy is Strategy.RRA
     long = np.abs(output - quantile) <= max(0.01 * quantile, 0 if rra else 2)
     if rra:  # only outputs that need as many phases
@@ -336,7 +245,8 @@ def _compared(of: Estimator, controls: Controls, seed: int, name: str) -> dict[s
     assert long.sum() > 5
     rps_error = float(expected.throughput_rps[0] / rps) - 1
     latency_error = float(expected.latency_s[0] / duration_s[long].mean()) - 1
-    return {"of": name, "controls": _words(controls), "rps_error": rps_error, "latency_error": latency_error}
+    late = float((duration_s[long] > expected.latency_high_s[0]).mean())
+    return {"controls": _words(controls), "rps_error": rps_error, "latency_error": latency_error, "late": late}
 
 
 def _words(controls: Controls) -> str:
@@ -356,9 +266,9 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
 
     found = [one for pair in ([(ex.OPT, "s")] if quick else ex.EVERYTHING) for one in _bounds_of(*pair)]
     late, count = (np.array([one[name] for one in found]) for name in ("late", "requests"))
-    drawn = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
+    again = np.random.default_rng(0).integers(len(found), size=(2000, len(found)))
     odd = [one for one in found if binom.sf(one["late"] - 1, one["requests"], LATE) < UNLIKELY]
-    unit, ci = "share of outputs of the quantile", _interval(late[drawn].sum(axis=1) / count[drawn].sum(axis=1))
+    unit, ci = "share of outputs of the quantile", _interval(late[again].sum(axis=1) / count[again].sum(axis=1))
     value = {"value": float(late.sum() / count.sum()), "unit": unit, "better": "lower", "target": LATE, "ci": ci}
     details = {"choices": len(found), "outputs": int(count.sum()), "broke_more_than_chance_explains": odd}
     return {"exegpt.bound_broken_share": value | details}
@@ -366,7 +276,7 @@ def bounds(_: Path, quick: bool) -> dict[str, Any]:
 
 def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
     """Simulate each strategy's choice under each finite bound; count late outputs within 0.5 % below the quantile."""
-    bounds_s = ex.FasterTransformer(ex.estimator(served, task)).bounds_s()[:-1]
+    bounds_s = ex.bounds_s(ex.faster_transformer(ex.estimator(served, task)))[:-1]
     for threshold in (None, 0.05):
         of = ex.estimator(served, task, assumptions=Assumptions(threshold=threshold))
         for strategies in ((Strategy.RRA,), *((ex.WAA,) if served != ex.T5 else ())):
@@ -375,7 +285,8 @@ def _bounds_of(served, task: str) -> Iterator[dict[str, Any]]:
                 choice = ex.chosen(plan, bound_s)
                 if choice is None:
                     continue
-                output, duration_s, _ = _in_window(of, choice.controls, BOUND_REQUESTS, 3, threshold)
+                lengths = independent(of.setting.task, BOUND_REQUESTS, 3)
+                output, duration_s, _ = in_window(of, choice.controls, lengths, threshold)
                 quantile = of.setting.bound_tokens
                 duration_s = duration_s[(output <= quantile) & (output >= 0.995 * quantile)]
                 about = {"of": f"{served.name}, {task}, bound {bound}, {choice.row.words}", "threshold": threshold}
@@ -399,7 +310,7 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
         sides = ex.chosen(ex.planner(of, [Strategy.RRA]), float("inf"), separately=True).search.sides
         row = next(side.best for side in sides if side.tp == ex.OPT.gpus)
         rra = Controls(Strategy.RRA, row.prefill_batch, row.decode_steps, tp=row.tp, tp_groups=row.tp_groups)
-        waa = ex.chosen(ex.planner(of, ex.WAA), ex.FasterTransformer(of).bounds_s()[0]).controls
+        waa = ex.chosen(ex.planner(of, ex.WAA), ex.bounds_s(ex.faster_transformer(of))[0]).controls
         schedules |= {"ours_none": ("ours at TP 4, no bound", rra), "ours_10": ("ours under the 10 % bound", waa)}
     rows = {}
     for name, (title, controls) in schedules.items():
@@ -412,9 +323,10 @@ def variance(_: Path, quick: bool) -> dict[str, Any]:
 
 def _stage_times(of: Estimator, controls: Controls, threshold: float | None, count: int) -> dict[str, Any]:
     """Return mean and 99 % range of prefills and of decode iterations, throughput and P99 latency."""
-    deployment, _, records = _run(of, controls, count, 3, threshold=threshold, max_log_steps=10**7)
+    lengths = independent(of.setting.task, count, 3)
+    deployment, records = simulated(of, controls, lengths, threshold, max_log_steps=10**7)
     requests, steps = records.requests, records.steps
-    from_s, to_s = _window(np.sort(requests.scheduled_s))
+    from_s, to_s = window(np.sort(requests.scheduled_s))
     served = (requests.scheduled_s >= from_s) & (requests.scheduled_s < to_s)
     inside = (steps.start_s >= from_s) & (steps.start_s < to_s)
     if controls.strategy is Strategy.RRA:
@@ -425,17 +337,13 @@ def _stage_times(of: Estimator, controls: Controls, threshold: float | None, cou
     else:
         assert deployment.decode is not None
         assert deployment.decode.parallel.pp == 1
-        formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), _prefill_stages_s(requests, deployment.cost)
+        formed_s, (_, slowest_s) = np.unique(requests.scheduled_s), prefill_stages_s(requests, deployment.cost)
         prefill = _spread(slowest_s[(formed_s >= from_s) & (formed_s < to_s)])
         decode = _spread((steps.end_s - steps.start_s)[inside & (steps.replica == deployment.parallel.replicas)])
     value = {"value": prefill["range"], "unit": "relative", "better": "lower", "ci": prefill["ci"]}
-    value |= {
-        "threshold": threshold,
-        "prefill": prefill,
-        "decode": decode,
-        "rps": float(served.sum() / (to_s - from_s)),
-    }
-    return value | {"latency_p99_s": float(np.quantile((requests.finished_s - requests.scheduled_s)[served], 0.99))}
+    latency_s, rps = (requests.finished_s - requests.scheduled_s)[served], float(served.sum() / (to_s - from_s))
+    value |= {"threshold": threshold, "prefill": prefill, "decode": decode, "rps": rps}
+    return value | {"latency_p99_s": float(np.quantile(latency_s, 0.99))}
 
 
 def _over_mean_at_place(duration_s: np.ndarray, prefills: np.ndarray) -> np.ndarray:

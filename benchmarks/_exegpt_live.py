@@ -258,7 +258,7 @@ class Monitor(Listener):
     def dispatched(self, request: Any, worker: str, now_s: float) -> None:  # noqa: ARG002
         self._sent[id(request)] = now_s
 
-    def finished(self, request: Any, outcome: Any, now_s: float, detail: str = "") -> None:  # noqa: ARG002
+    def on_end(self, request: Any, outcome: Any, now_s: float, detail: str = "") -> None:  # noqa: ARG002
         ends = self._sent.pop(id(request)), now_s
         self.longest += [ends] if request.generated_tokens == LONGEST else []
 
@@ -282,7 +282,7 @@ async def _through_gateway(
     )
     monitor = Monitor()
     async with Gateway(config) as gateway:
-        assert await gateway.fleet.stable(60.0)
+        assert await gateway.fleet.wait_checked(60.0)
         gateway.driver.listeners.add(monitor)
         await _send(f"http://127.0.0.1:{gateway.port}", model, made, tag, concurrency, stream=True)
         await gateway.drain()

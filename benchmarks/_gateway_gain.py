@@ -137,15 +137,11 @@ def shuffle(shared: Path, seed: int, count: int, rate_rps: float = 1e6) -> Workl
 
     texts = _elis.texts(shared, OUTPUTS)
     rng = np.random.default_rng([seed, 0x6A1])
-    order = [texts[i] for i in rng.permutation(len(texts))[:count]]
-    tokens = np.array([max(1, round(one.output_tokens / SHRINK)) for one in order], np.int64)
-    made = Workload(  # gaps as in ELIS
-        workload.Gamma(1.0, 0.73**-0.5).sample(count, rng),
-        np.array([max(1, one.prompt_tokens) for one in order], np.int64),
-        np.minimum(tokens, MAX_TOKENS),
-        extra={"prompt": np.array([one.prompt for one in order], object), "model": np.array([MODEL] * count, object)},
-        name="gain",
-    )
+    texts = texts.take(rng.permutation(len(texts))[:count])
+    tokens = np.clip(np.rint(texts.output_tokens / SHRINK).astype(np.int64), 1, MAX_TOKENS)
+    extra = {"prompt": np.array(texts.prompts.text, object), "model": np.array([MODEL] * count, object)}
+    gaps_s = workload.Gamma(1.0, 0.73**-0.5).sample(count, rng)  # as in ELIS
+    made = Workload(gaps_s, np.maximum(1, texts.prompts.prompt_tokens), tokens, extra=extra, name="gain")
     made = replace(made, arrival_s=(made.arrival_s - made.arrival_s[0]) / rate_rps)
     return predict.attach(made, PREDICTOR, window_tokens=WINDOW)
 
@@ -259,7 +255,7 @@ async def _run(urls: Sequence[str], batch: int, name: str, made: Workload) -> tu
             listen=Listen(port=0, admin_port=None, journal=journal),
         )
         async with Gateway(config, make_predictor=length_predictor) as gateway:
-            assert await gateway.fleet.stable(30.0)
+            assert await gateway.fleet.wait_checked(30.0)
             jct_s = await _send(gateway.port, made)
             preemptions = gateway.driver.statistics().preemptions
             await gateway.drain()

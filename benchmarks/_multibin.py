@@ -3,10 +3,12 @@
 import csv
 import gzip
 import itertools
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import lru_cache
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ RATE_RPS = 10.0
 BATCHES, BINS = (8, 16, 32, 64, 128), (1, 2, 4, 8, 16, 32, 64)
 EXPONENTIAL = theory.ExponentialTimes(0.1)
 ERRORS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5)
+SHARES = (0.05, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.1, 1.25, 1.5)
+"""Request rates, in shares of the throughput of servers that always have a batch."""
 
 GSM8K = "data/text/zeroeval_gsm/outputs"
 VICUNA = "data/traces/lengths_lmsys_chat_1m_vicuna13b_outputs.csv.gz"
@@ -41,7 +45,6 @@ ACCURACY = {2: 0.8614, 4: 0.6297, 8: 0.4229}
 """Of the paper's BERT predictor by number of bins (its Table 1)."""
 
 Rows = dict[str, dict[str, Any]]
-Requests = list[tuple[np.ndarray, np.ndarray]]
 
 
 def _row(value: float, unit: str, target: float, better: str = "lower", **details: Any) -> dict[str, Any]:
@@ -52,43 +55,24 @@ def _requests(quick: bool) -> int:
     return REQUESTS // 10 if quick else REQUESTS
 
 
-def drawn(requests: int, seeds: int = SEEDS) -> Requests:
-    """Return by seed (Poisson arrivals at one a second, levels of service times), shared by all comparisons."""
-    made = []
-    for seed in range(seeds):
-        gaps, levels = np.random.default_rng(seed).spawn(2)
-        made.append((np.cumsum(gaps.standard_exponential(requests)), levels.random(requests)))
-    return made
-
-
-def _served(
-    times_s: Any, into: Any, batch: int, num_bins: int, arrival_s: Any = None, servers: int | None = 1
-) -> theory.Served:
-    """Serve requests, all at once without ``arrival_s``."""
-    arrival_s = np.zeros(len(times_s)) if arrival_s is None else arrival_s
-    return theory.serve(arrival_s, times_s, into, batch=batch, num_bins=num_bins, servers=servers)
+def _mean(served: list[theory.Served], name: str) -> float:
+    return float(np.mean([getattr(one, name) for one in served]))
 
 
 def theorems(_shared: Path, quick: bool) -> Rows:
     """Check Theorem 4.2 with one busy server and Lemma 5.1 with infinitely many, by batch size and number of bins."""
-    requests = _requests(quick)
-    _served([1.0], [0], 1, 1)  # compiled before the clock starts
+    given = {"requests": _requests(quick), "seeds": range(SEEDS)}
+    theory.runs(TIMES, [], 1, requests=1)  # compiled before the clock starts
     start = time.perf_counter()
-    arrivals, levels = zip(*drawn(requests), strict=True)
-    service = list(map(TIMES.quantile, levels))
 
     def measure(bins: int) -> list[tuple[str, float, float]]:
         cuts, found = theory.uniform_optimal(TIMES, bins), []
-        put = [theory.bin_of(times, cuts) for times in service]
         for batch in BATCHES:
-            rates = [_served(*one, batch, bins).throughput_rps for one in zip(service, put, strict=True)]
-            waits = [
-                _served(times, into, batch, bins, arrival / RATE_RPS, None).latency_s
-                for times, into, arrival in zip(service, put, arrivals, strict=True)
-            ]
-            rate_error = np.mean(rates) / theory.uniform_throughput_rps(TIMES, batch, bins) - 1
-            wait_error = np.mean(waits) / theory.latency_s(TIMES, cuts, batch, RATE_RPS) - 1
-            found.append((f"B={batch} k={bins}", float(rate_error), float(wait_error)))
+            rate_rps = _mean(theory.runs(TIMES, cuts, batch, **given), "throughput_rps")
+            wait_s = _mean(theory.runs(TIMES, cuts, batch, rate_rps=RATE_RPS, servers=None, **given), "latency_s")
+            rate_error = rate_rps / theory.uniform_throughput_rps(TIMES, batch, bins) - 1
+            wait_error = wait_s / theory.latency_s(TIMES, cuts, batch, RATE_RPS) - 1
+            found.append((f"B={batch} k={bins}", rate_error, wait_error))
         return found
 
     with ThreadPoolExecutor(THREADS) as pool:  # the compiled server lets other threads run
@@ -97,57 +81,104 @@ def theorems(_shared: Path, quick: bool) -> Rows:
     errors = {name: {key: of[at] for key, *of in found} for at, name in enumerate(("throughput", "latency"))}
     worst = {name: max(map(abs, of.values())) for name, of in errors.items()}
     assert quick or max(worst.values()) < 0.01, errors
-    about = {"requests": runs * requests, "threads": THREADS, "machine": machine()}
+    about = {"requests": runs * given["requests"], "threads": THREADS, "machine": machine()}
     rows = {f"multibin.{name}_error_max": _row(worst[name], "relative", 0.01, errors=errors[name]) for name in errors}
     return rows | {"multibin.check_s": _row(seconds, "s", 10, **about)}
 
 
-def saturation(_shared: Path, quick: bool) -> Rows:
-    """Check Figure 3: throughput follows the arrival rate, then stays at Thr_k."""
-    batch, by_seed = 8, [(arrival, TIMES.quantile(levels)) for arrival, levels in drawn(_requests(quick), 3)]
-    shares, curves, worst = np.array([0.25, 0.5, 0.7, 0.9, 1.1, 1.25, 1.5]), {}, 0.0
-    for bins in (1, 2, 4, 8, 16, 32):
-        cuts, limit = theory.uniform_optimal(TIMES, bins), theory.uniform_throughput_rps(TIMES, batch, bins)
-        points = []
-        for rate_rps in shares * limit:
-            served = (_served(s, theory.bin_of(s, cuts), batch, bins, at / rate_rps) for at, s in by_seed)
-            points.append(float(np.mean([one.throughput_rps for one in served])))
-        worst = max(worst, *np.abs(points / (np.minimum(shares, 1.0) * limit) - 1).tolist())
-        curves[str(bins)] = {"limit_rps": limit, "rate_rps": (shares * limit).tolist(), "served_rps": points}
-    assert worst < (0.05 if quick else 0.02), curves
-    details = {"batch": batch, "capacity_rps": theory.capacity_rps(TIMES, batch), "curves": curves}
-    return {"multibin.saturation_error_max": _row(worst, "relative", 0.02, **details)}
+def rates(shared: Path, quick: bool, lengths: str) -> Rows:
+    """Check Figures 3 and 4 (uniform times), 9 (exponential times) and 6 (GSM8K, 8 servers): batch 8, by request rate.
+
+    Throughput follows the request rate, then stays at the limit of full servers. Lemma 5.1, which ignores queues of
+    full batches, is the latency at low rates.
+    """
+    times = {"uniform": TIMES, "exponential": EXPONENTIAL}.get(lengths) or answers(shared, PHI)[0]
+    servers, worst, worst_low, by_bins = 8 if lengths == "gsm8k" else 1, 0.0, 0.0, {}
+
+    def served(rate_rps: float) -> tuple[float, float]:
+        given = {"servers": servers, "requests": _requests(quick), "seeds": range(3)}
+        runs = theory.runs(times, cuts, BATCH, rate_rps=rate_rps, **given)
+        return _mean(runs, "throughput_rps"), _mean(runs, "latency_s")
+
+    one_rps = servers * theory.throughput_rps(times, [], BATCH)
+    for bins in BINS[:-1]:
+        by_recursion = lengths == "exponential"
+        cuts = theory.exponential_recursion(times, BATCH, bins) if by_recursion else theory.equal_mass(times, bins)
+        limit_rps = servers * theory.throughput_rps(times, cuts, BATCH)
+        served_rps, latency_s = np.transpose([served(share * limit_rps) for share in SHARES])
+        worst = max(worst, *np.abs(served_rps / (np.minimum(SHARES, 1.0) * limit_rps) - 1))
+        worst_low = max(worst_low, abs(latency_s[0] / theory.latency_s(times, cuts, BATCH, SHARES[0] * limit_rps) - 1))
+        found = {"limit_rps": limit_rps, "served_rps": served_rps.tolist(), "latency_s": latency_s.tolist()}
+        by_bins[str(bins)] = found | {"least_s": min(latency_s), "busy_s": served(0.95 * one_rps)[1]}
+    assert worst < (0.05 if quick else 0.02), by_bins
+    ratios = {name: by_bins["2"][f"{name}_s"] / by_bins["1"][f"{name}_s"] for name in ("least", "busy")}
+    about = {"batch": BATCH, "servers": servers, "shares": SHARES, "busy_rps": 0.95 * one_rps, "curves": by_bins}
+    return {
+        f"multibin.{lengths}_saturation_error_max": _row(worst, "relative", 0.02, **about),
+        f"multibin.{lengths}_low_rate_error_max": _row(worst_low, "relative", 0.02, share=SHARES[0]),
+        f"multibin.{lengths}_busy_latency": _row(ratios["busy"], "2 bins over 1", 1.0),
+        f"multibin.{lengths}_least_latency": _row(ratios["least"], "2 bins over 1", math.nan if servers == 1 else 1.0),
+    }
+
+
+def shortest(_shared: Path, quick: bool) -> Rows:
+    """Compare shortest batch first with first formed, first served (Section 3): uniform times, one server, batch 8."""
+    by_bins = {}
+    for bins in BINS[:-1]:
+        cuts, latency_s = theory.uniform_optimal(TIMES, bins), {"first": [], "shortest": []}
+        rate_rps = 0.9 * theory.throughput_rps(TIMES, cuts, BATCH)
+        given = {"rate_rps": rate_rps, "requests": _requests(quick), "seeds": range(3)}
+        expected = _mean(theory.runs(TIMES, cuts, BATCH, **given), "latency_s")
+        for run in theory.runs(TIMES, cuts, BATCH, servers=None, **given):  # full at once under every order
+            formed_s, end_s = np.unique(np.stack([run.formed_s, run.end_s])[:, run.served], axis=1)
+            for name, key in (("first", formed_s), ("shortest", end_s - formed_s)):
+                waits_s = waiting_s(formed_s, end_s - formed_s, key)
+                latency_s[name].append(run.latency_s + np.mean(waits_s))
+        mean_s = {name: float(np.mean(of)) for name, of in latency_s.items()}
+        assert abs(mean_s["first"] / expected - 1) < 1e-9, (bins, mean_s, expected)
+        by_bins[str(bins)] = mean_s
+    ratios = [of["shortest"] / of["first"] for of in by_bins.values()]
+    return {"multibin.shortest_batch_latency": _row(max(ratios), "of first formed", 1.0, load=0.9, mean_s=by_bins)}
+
+
+def waiting_s(formed_s: np.ndarray, batch_s: np.ndarray, key: np.ndarray) -> list[float]:
+    """Return the seconds that each batch waits for one server, which takes the smallest key of the full batches."""
+    free_s, at, full, waits = 0.0, 0, [], []
+    while at < len(formed_s) or full:
+        free_s = free_s if full else max(free_s, formed_s[at])
+        while at < len(formed_s) and formed_s[at] <= free_s:
+            heappush(full, (key[at], at))
+            at += 1
+        batch = heappop(full)[1]
+        waits.append(free_s - formed_s[batch])
+        free_s += batch_s[batch]
+    return waits
 
 
 def robustness(_shared: Path, quick: bool) -> Rows:
     """Check Figure 8: throughput under errors into neighbouring bins, simulated against the exact mixture."""
-    requests, batch, worst, curves = _requests(quick), 8, 0.0, {}
-    service = [TIMES.quantile(levels) for _, levels in drawn(requests, 4)]
-    guesses = [np.random.default_rng(100 + seed).random(requests) for seed in range(len(service))]
-    one = theory.throughput_rps(TIMES, [], batch)
+    worst, curves, one = 0.0, {}, theory.throughput_rps(TIMES, [], BATCH)
     for bins in (2, 4, 8, 16, 32):
         cuts, points = theory.uniform_optimal(TIMES, bins), []
         for p in ERRORS:
-            wrong, rates = theory.neighbours(bins, p), []
-            for times, guess in zip(service, guesses, strict=True):
-                into = theory.confuse(theory.bin_of(times, cuts), wrong, guess)
-                rates.append(_served(times, into, batch, bins).throughput_rps)
-            exact, mean = theory.throughput_rps(TIMES, cuts, batch, wrong), float(np.mean(rates))
+            wrong = theory.neighbours(bins, p)
+            given = {"requests": _requests(quick), "seeds": range(4), "confusion": wrong}
+            mean = _mean(theory.runs(TIMES, cuts, BATCH, **given), "throughput_rps")
+            exact = theory.throughput_rps(TIMES, cuts, BATCH, wrong)
             points.append({"p": p, "exact_rps": exact, "simulated_rps": mean, "gain": exact / one - 1})
             worst = max(worst, abs(mean / exact - 1))
         assert all(point["gain"] >= -1e-12 for point in points), "bins must not hurt"
         curves[str(bins)] = points
     assert worst < (0.03 if quick else 0.01), curves
-    return {"multibin.robustness_error_max": _row(worst, "relative", 0.01, batch=batch, curves=curves)}
+    return {"multibin.robustness_error_max": _row(worst, "relative", 0.01, batch=BATCH, curves=curves)}
 
 
 def exponential(_shared: Path, quick: bool) -> Rows:
     """Check Appendix A.4: the bound holds, and the recursion's boundaries beat equal masses."""
     requests, grid = _requests(quick), {}
-    service = [EXPONENTIAL.quantile(levels) for _, levels in drawn(requests, 4)]
     for batch, bins in itertools.product((8, 32, 128), (2, 4, 8, 16, 32, 64)):
         cuts = theory.exponential_recursion(EXPONENTIAL, batch, bins)
-        served = (_served(times, theory.bin_of(times, cuts), batch, bins) for times in service)
+        served = theory.runs(EXPONENTIAL, cuts, batch, requests=requests, seeds=range(4))
         rules = {"exact_s": cuts, "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins)}
         of = {name: theory.expected_batch_s(EXPONENTIAL, some, batch) for name, some in rules.items()}
         of |= {"simulated_s": float(np.mean([batch / one.throughput_rps for one in served]))}
@@ -171,14 +202,14 @@ def gsm8k(shared: Path, quick: bool) -> Rows:
         times, line = answers(shared, answered)
         by_bins = {}
 
-        def rates_rps(cuts: Any, times: theory.SampledTimes = times) -> np.ndarray:
-            runs = theory.runs(times, cuts, BATCH, requests=requests, seeds=range(2))
-            return np.array([run.throughput_rps for run in runs])
+        def served_rps(cuts: Any, times: theory.SampledTimes = times) -> float:
+            return _mean(theory.runs(times, cuts, BATCH, requests=requests, seeds=range(2)), "throughput_rps")
 
+        one_rps = served_rps([])
         for bins in (2, 4, 8, 16, 32):
             rules = {"equal_mass": theory.equal_mass(times, bins), "learned": theory.learned(times, BATCH, bins)}
             found = {name: theory.gain(times, cuts, BATCH) for name, cuts in rules.items()}
-            simulated = {name: float(np.mean(rates_rps(cuts) / rates_rps([]) - 1)) for name, cuts in rules.items()}
+            simulated = {name: served_rps(cuts) / one_rps - 1 for name, cuts in rules.items()}
             by_bins[str(bins)] = found | {f"simulated_{name}": gain for name, gain in simulated.items()}
         capacity = theory.capacity_rps(times, BATCH) / theory.throughput_rps(times, [], BATCH) - 1
         by_model[answered] = line | {"gain": by_bins, "infinitely_many_bins": capacity}
@@ -229,7 +260,6 @@ def predictor(shared: Path, _quick: bool) -> Rows:
         known = theory.gain(chat, theory.equal_mass(chat, len(np.unique(classes))), BATCH)
         gains = {"predicted": theory.expected_batch_s(chat, [], BATCH) / batch_s - 1, "known, as many bins": known}
         details["lmsys"] = predicted_gains(chat) | {"ssjf 5 classes": gains}
-    details["paper, lmsys, 4 bins"] = {"known": 0.45, "predicted": 0.08}
     four = details["gsm8k"]["4"]
     share = min(four["neighbours first"], four["spread evenly"]) / four["known"]
     return {"multibin.kept_by_bert_4_bins": _row(share, "of the gain", 0.178, "higher", **details)}

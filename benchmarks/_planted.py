@@ -167,9 +167,8 @@ def times(_shared: Path, quick: bool) -> dict[str, Any]:
 def timed(case: Case) -> dict[str, Any]:
     """Return the time of a calibration, the number of its requests, and its input."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
-    found = calibrate(
-        case.runs, case.deployment, holdout=[case.held_out], iterations=case.iterations, allow=("warnings",)
-    )
+    options = {"holdout": [case.held_out], "iterations": case.iterations, "allow": ("warnings",)}
+    found = calibrate(case.runs, case.deployment, **options)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     about = {"requests": found.fitted, "beside_them": additional(found, case.iterations), "masks": masks(found)}
     return about | {"simulations": found.simulations, "cpu_s": round(cpu_s, 2), "wall_s": round(wall_s, 2)}

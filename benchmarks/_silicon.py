@@ -1,10 +1,11 @@
 """Measured deployments of vLLM, SGLang and TensorRT-LLM on H100, H200 and B200, and Argonne's static batches.
 
 Every point is predicted by the engine in a closed loop. ``shipped`` and ``shipped_tables`` are what a user gets:
-``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``roofline_unseen`` and
-``tables`` show what the method can do: the host's constants and small factors on the kernels' are fitted on points of
-other models and other GPUs. The form of that fit, its first values and spreads were chosen with all points in view.
-Headlines are of points whose client is recorded (InferenceMAX); sweeps of unknown clients are in the details.
+``deploy`` with the roofline, or with imported kernels and ``fit_profile``, and a host by name. ``family_out`` and
+``gpu_out`` show how far the method carries: the host's constants and small factors on the kernels' are fitted on points
+of other families of models, or of other GPUs (``tables``: of other families). The form of that fit, its first values
+and spreads were chosen with all points in view. Figures count all points; those whose client is recorded (InferenceMAX)
+and the sweeps of unknown clients are in the details.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ NODE_GPUS = 8
 SAME = 0.02
 """Two rows of one deployment and load whose TTFT and TPOT are this close are one measurement, exported twice."""
 PROMPTS_PER_CLIENT, SHORTEST = 10, 0.8
+REQUEST_S, MLA = 3e-3, "deepseek"
+"""Seconds from the client to the scheduler, by which a new request misses the step that begins as another one ends; and
+the family of models with MLA, which wait longer for a first token (``cost.roofline_tables.MLA_REQUEST_S``)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ class Point:
     @property
     def pair(self) -> tuple[str, str]:
         return self.model, self.gpu
+
+    @property
+    def family(self) -> str:
+        """Return the family of models: Kimi-K2 has the architecture of DeepSeek-V3."""
+        return "deepseek" if self.model == "kimi-k2" else self.model.split("-", maxsplit=1)[0]
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -181,7 +190,10 @@ def _point(row: dict[str, Any]) -> Point:
 
 @dataclass(frozen=True)
 class Loop:
-    """The load and the engine of a point: a closed loop of one rank's share of the clients; tokens as (least, most)."""
+    """The load and the engine of a point: a closed loop of one rank's share of the clients; tokens as (least, most).
+
+    The first ``opening`` requests do not count: the measurements of sweeps hold no wave of all clients at once.
+    """
 
     clients: int
     prompt: tuple[int, int]
@@ -189,6 +201,7 @@ class Loop:
     budget: int
     mixed: bool
     wait_steps: float
+    opening: int
 
     @property
     def longest(self) -> int:
@@ -206,7 +219,8 @@ def loop_of(point: Point) -> Loop:
     clients, wait_steps = math.ceil(point.concurrency / point.dp), _wait_steps(point) if point.inferencemax else 0.0
     prompt, output = ((max(1, int(low * tokens)), tokens) for tokens in (point.isl, point.osl))
     budget = max(8192, point.isl + point.osl if point.backend == "trtllm" else 0)
-    return Loop(max(1, clients), prompt, output, budget, point.backend != "sglang", wait_steps)
+    opening = 0 if point.inferencemax else clients
+    return Loop(max(1, clients), prompt, output, budget, point.backend != "sglang", wait_steps, opening)
 
 
 def _wait_steps(point: Point) -> float:
@@ -220,31 +234,18 @@ def _wait_steps(point: Point) -> float:
     return 0.0
 
 
-def means(records: Records) -> tuple[float, float]:
-    r = records.requests
-    several = r.output_tokens > 1
+def means(records: Records, loop: Loop) -> tuple[float, float]:
+    """Return (mean TTFT, mean TPOT) in seconds of the requests that count."""
+    r, counts = records.requests, np.arange(len(records.requests.arrival_s)) >= loop.opening
+    several = counts & (r.output_tokens > 1)
     tpot_s = (r.finished_s - r.first_token_s)[several] / (r.output_tokens[several] - 1)
-    return float(np.mean(r.first_token_s - r.arrival_s)), float(np.mean(tpot_s))
+    return float(np.mean((r.first_token_s - r.arrival_s)[counts])), float(np.mean(tpot_s))
 
 
 TABLES, VERSION = "data/profiles/aiconfigurator", "0.24.0"
 TABLE_DTYPES = {"fp8": "fp8", "fp4": "nvfp4", "bfloat16": "bfloat16"}
 NEAREST_GEMMS, NEAREST_ATTENTION = 4, 8
 BLOCK = 16
-
-
-@dataclass(frozen=True)
-class Host(HostOverhead):
-    """An engine's host; ``launch_s`` is added to a layer of a step with a prompt where CUDA graphs hold decodes."""
-
-    launch_s: float = 0.0
-
-    def front_s(self, point: Point) -> float:
-        """Return the time of a request before it reaches the engine, in the opening wave with that of other requests.
-
-        All clients send at once, so that a request waits for half of the others on average.
-        """
-        return self.request_s + self.serial_s * (1 + point.concurrency / 2 / PROMPTS_PER_CLIENT)
 
 
 class RankOperators(Operators):
@@ -292,16 +293,16 @@ class RankOperators(Operators):
             works += [replace(w, name=f"shared {w.name}") for w in self._mlp(tokens, ffn.shared_intermediate)]
         return works
 
-    def step_s(self, host: Host, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
+    def step_s(self, host: HostOverhead, *, seqs: Any, kv: Any, chunk: Any = 0, prompts: Any = 0) -> Any:
         """Return the seconds of a step of ``seqs`` decodes over ``kv`` cached tokens and ``prompts`` chunks."""
         tokens = seqs + chunk * prompts
         layer = seconds(self.layer(tokens) + self.all_reduces(tokens))
         layer = layer + seconds(self.decode(seqs, kv)) * (np.asarray(seqs) > 0)
-        layer = layer + prompts * (seconds(self.prefill(chunk, 0)) + host.launch_s) * (np.asarray(prompts) > 0)
+        layer = layer + prompts * seconds(self.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
         ends = seconds(self.first(tokens) + self.head(seqs + prompts))
         return self.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
 
-    def tables(self, host: Host, loop: Loop) -> CostTables:
+    def tables(self, host: HostOverhead, loop: Loop) -> CostTables:
         """Return the cost tables of the rank, laid out as those of ``lengthwise.cost.roofline_tables``."""
         seqs, length = loop.clients, loop.longest
         tokens, batch = np.arange(max(loop.budget, seqs) + 1.0), np.arange(seqs + 1.0)
@@ -314,17 +315,18 @@ class RankOperators(Operators):
             made[0] = 0.0
             return made
 
-        prompts = table(self.prefill, chunk[:, None], context[None, :])
-        prompts[1:] += host.launch_s
         works = {"layer_s": self.layer, "comm_s": self.all_reduces, "first_s": self.first}
+        by_tokens = {name: table(work, tokens) for name, work in works.items()}
+        by_tokens["layer_s"] = host.with_launches(by_tokens["layer_s"], seqs)
         return CostTables(
-            **{name: table(work, tokens) for name, work in works.items()},
+            **by_tokens,
             send_s=np.zeros(len(tokens)),
             head_s=table(self.head, batch),
             host_s=host.seconds(batch),
-            prefill_s=prompts,
+            prefill_s=table(self.prefill, chunk[:, None], context[None, :]),
             decode_s=table(self.decode, some[:, None], cached[None, :]),
             stage_layers=np.array([self.model.layers]),
+            front=host.front,
         )
 
 
@@ -332,7 +334,7 @@ def seconds(works: list[Work]) -> Any:
     return sum((work.seconds for work in works), 0.0)
 
 
-def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, float]:
+def simulated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple[float, float]:
     """Return (mean TTFT, mean TPOT) in seconds of the closed loop on the rank's tables; waits by settings are added.
 
     Raises ValueError: the weights leave no room for two of the longest requests.
@@ -346,8 +348,8 @@ def simulated(point: Point, ops: RankOperators, host: Host) -> tuple[float, floa
     scheduler = policy.scheduler("vllm_v1" if loop.mixed else "vllm_v0")
     parts = {"model": ops.model, "gpu": gpu, "node": ops.node, "parallel": Parallelism(), "limits": limits, "kv": plan}
     deployment = Deployment(**parts, scheduler=scheduler, cost=ops.tables(host, loop), max_model_len=loop.longest)
-    ttft_s, tpot_s = means(simulate(loop.workload(), deployment, max_log_steps=0))
-    return ttft_s + loop.wait_steps * tpot_s + host.front_s(point), tpot_s
+    ttft_s, tpot_s = means(simulate(loop.workload(), deployment, max_log_steps=0), loop)
+    return ttft_s + loop.wait_steps * tpot_s, tpot_s
 
 
 @dataclass(frozen=True)
@@ -456,7 +458,7 @@ def attention_ratio(place: str, gpu: str, kind: str, heads: float, kv_heads: flo
 
 BACKENDS = ("vllm", "sglang", "trtllm")
 KERNEL_SPREAD, OWN_SPREAD, COMMON_SPREAD = 0.03, 0.3, 1.0
-HOST = ("step", "sequence", "request", "experts_request")
+HOST = ("step", "sequence")
 SPREADS: dict[str, float] = {
     **{
         f"{kernel}.{constant}": KERNEL_SPREAD
@@ -465,15 +467,13 @@ SPREADS: dict[str, float] = {
     },
     **dict.fromkeys(("prefill.efficiency", "decode.memory_efficiency"), KERNEL_SPREAD),
     **dict.fromkeys(("narrow.pad_m", "stream.latency_s", "prefill.latency_s", "decode.latency_s"), 2 * KERNEL_SPREAD),
-    **dict.fromkeys(("routing", "launch", "queue", *HOST), COMMON_SPREAD),
+    **dict.fromkeys(("routing", "launch", "mla_request", *HOST), COMMON_SPREAD),
     **{f"{name}.{backend}": OWN_SPREAD for name in HOST for backend in BACKENDS},
     **{f"speed.{backend}": KERNEL_SPREAD for backend in BACKENDS[1:]},
 }
 NAMES = tuple(SPREADS)
-FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6}
-FIRST |= {"request": 15e-3, "experts_request": 40e-3, "queue": 3e-3}
+FIRST = {"step": 300e-6, "sequence": 6e-6, "routing": 0.05, "launch": 100e-6, "mla_request": 1e-3}
 """Values that the factors of the host's constants multiply, in seconds; of ``1 - routing_power`` for routing."""
-FRONT = ("request", "experts_request", "queue")
 HUBER, ROUNDS, TTFT_WEIGHT = 0.08, 12, 0.5
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -495,7 +495,7 @@ def curves_of(theta: Floats, backend: str) -> Curves:
     return Curves(**made, routing_power=1 - FIRST["routing"] * of["routing"])
 
 
-def host_of(theta: Floats, point: Point) -> Host:
+def host_of(theta: Floats, point: Point) -> HostOverhead:
     """Return the host of a point's engine; all but vLLM's own default run steps with prompts without CUDA graphs."""
     of = dict(zip(NAMES, np.exp(theta), strict=True))
 
@@ -504,9 +504,8 @@ def host_of(theta: Floats, point: Point) -> Host:
 
     # vLLM served Llama on B200 with cudagraph_mode FULL_DECODE_ONLY
     launches = point.backend != "vllm" or point.pair == ("llama-3.1-70b", "B200")
-    experts_s = 0.0 if point.model.startswith("llama") else value("experts_request")
-    launch_s = value("launch") if launches else 0.0
-    return Host(value("step"), value("sequence"), value("request") + experts_s, value("queue"), launch_s)
+    request_s = REQUEST_S + value("mla_request") * (point.family == MLA)
+    return HostOverhead(value("step"), value("sequence"), request_s, launch_s=value("launch") if launches else 0.0)
 
 
 def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
@@ -531,35 +530,12 @@ def closed_forms(points: Sequence[Point], theta: Floats) -> Floats:
     return found
 
 
-def fronts(points: Sequence[Point], theta: Floats) -> tuple[Floats, Floats]:
-    """Return ([n] seconds that the host adds before a first token, [n, factors] their slopes).
-
-    Models with experts wait longer, but a serial front would bind far below what they serve: their wait is a delay,
-    and they do not determine ``queue``.
-    """
-    of = dict(zip(NAMES, np.exp(theta), strict=True))
-    experts = np.array([not point.model.startswith("llama") for point in points], dtype=float)
-    behind = np.array([Host(serial_s=1.0).front_s(point) for point in points])
-    share = {"request": np.ones(len(points)), "experts_request": experts, "queue": behind * (1 - experts)}
-    backends = np.array([point.backend for point in points])
-    added = {
-        name: of_all * FIRST[name] * of[name] * np.array([of.get(f"{name}.{backend}", 1.0) for backend in backends])
-        for name, of_all in share.items()
-    }
-    slopes = np.zeros((len(points), len(NAMES)))
-    for i, name in enumerate(NAMES):
-        of_all, _, backend = name.partition(".")
-        if of_all in added:
-            slopes[:, i] = added[of_all] * (backends == (backend or backends))
-    return sum(added.values()), slopes
-
-
 def slopes(points: Sequence[Point]) -> Floats:
-    """Return [2, n, factors] slopes of the closed forms' logs by every factor but those of the front."""
+    """Return [2, n, factors] slopes of the closed forms' logs by every factor; 0 for ``mla_request``, a delay."""
     zero, step = np.zeros(len(NAMES)), 0.1
     base, slope = closed_forms(points, zero), np.zeros((2, len(points), len(NAMES)))
     for i, name in enumerate(NAMES):
-        if not name.startswith(FRONT):
+        if name != "mla_request":
             moved = closed_forms(points, zero + step * (np.arange(len(NAMES)) == i))
             slope[:, :, i] = np.log(moved / base) / step
     return slope
@@ -568,18 +544,20 @@ def slopes(points: Sequence[Point]) -> Floats:
 def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     """Return the factors' logs; a deployment counts by the root of its points.
 
-    ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 without a front.
+    ``seconds``: the engine's [2, n] TTFT and TPOT at ``theta`` = 0 and a front of ``REQUEST_S``.
     """
     counts = Counter((point.pair, point.backend) for point in points)
     weight = np.array([counts[point.pair, point.backend] ** -0.5 for point in points])
     weight = np.concatenate([TTFT_WEIGHT * weight, weight])
     measured = np.log([[point.ttft_s for point in points], [point.tpot_s for point in points]])
     spread = np.array(list(SPREADS.values()))
+    is_mla, at = np.array([point.family == MLA for point in points]), NAMES.index("mla_request")
     theta = np.zeros(len(NAMES))
     for _ in range(ROUNDS):
         steps_s = seconds * np.exp(slope @ theta)
-        added, front_slope = fronts(points, theta)
-        first_slope = (slope[0] * steps_s[0][:, None] + front_slope) / (steps_s[0] + added)[:, None]
+        added = is_mla * FIRST["mla_request"] * np.exp(theta[at])
+        first_slope = slope[0] * (steps_s[0] / (steps_s[0] + added))[:, None]
+        first_slope[:, at] = added / (steps_s[0] + added)
         rows = np.concatenate([first_slope, slope[1]])
         miss = np.concatenate(measured - np.log([steps_s[0] + added, steps_s[1]]))
         w = weight * np.minimum(1.0, HUBER / np.maximum(np.abs(miss), 1e-9)) / HUBER**2
@@ -588,52 +566,46 @@ def fit(points: Sequence[Point], seconds: Floats, slope: Floats) -> Floats:
     return theta
 
 
-Thetas = dict[tuple[str, str], Floats]
-"""Logs of the fitted factors by pair of model and GPU."""
-EVERY, FEW_FITS = 12, 3
+Thetas = dict[str, Floats]
+"""Logs of the fitted factors by what was left out of the fit."""
+EVERY, FEW_FITS, NOTHING = 12, 3, ""
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
     points, left = read(shared)
     points = points[:: EVERY if quick else 1]
-    thetas = unseen_factors(points)
-    known = [point for point in points if point.pair in thetas]
-    found = _figures("roofline_unseen", *_engine(known, thetas.__getitem__), left)
-    found |= _figures("tables", *_engine(_with_tables(known), thetas.__getitem__, shared), {})
-    return found | shipped(shared, known, quick=quick) | _silicon_argonne.figures(shared, quick)
+    by_family, by_gpu = fits_without(points, "family", "gpu")
+    found = _figures("family_out", *_engine(points, lambda point: by_family[point.family]), left)
+    hosts = {f"{p.backend} {p.family}": asdict(host_of(by_gpu[NOTHING], p)) for p in points}
+    found["fidelity.silicon.family_out.ttft_median_ape"]["hosts_of_all"] = hosts
+    found |= _figures("gpu_out", *_engine(points, lambda point: by_gpu[point.gpu]), {})
+    found |= _figures("tables", *_engine(_with_tables(points), lambda point: by_family[point.family], shared), {})
+    return found | shipped(shared, points, quick=quick) | _silicon_argonne.figures(shared, quick)
 
 
-def unseen_factors(points: Sequence[Point]) -> Thetas:
-    """Return by pair the factors fitted to recorded clients of other models and other GPUs."""
-    fitting, predicted = _engine(points, lambda _: np.zeros(len(NAMES)), front=False)
-    slope, thetas = slopes(fitting), {}
-    for model, gpu in sorted({point.pair for point in fitting}):
-        train = [i for i, p in enumerate(fitting) if p.inferencemax and p.model != model and p.gpu != gpu]
-        thetas[model, gpu] = fit([fitting[i] for i in train], predicted[train].T, slope[:, train])
-    return thetas
-
-
-def unseen_host(thetas: Thetas, point: Point) -> HostOverhead:
-    """Return the host that points of neither this model nor this GPU have shaped."""
-    host = host_of(thetas[point.pair], point)
-    return HostOverhead(host.step_s, host.sequence_s, host.request_s, host.serial_s)
+def fits_without(points: Sequence[Point], *fields: str) -> list[Thetas]:
+    """Return for each field, by its value, the factors fitted to points with another value; NOTHING: to all points."""
+    fitting, predicted = _engine(points, lambda _: np.zeros(len(NAMES)), mla=False)
+    slope, fits = slopes(fitting), []
+    for field in fields:
+        values = [getattr(point, field) for point in fitting]
+        train = {v: [i for i, other in enumerate(values) if other != v] for v in (*sorted(set(values)), NOTHING)}
+        by_value = {v: ([fitting[i] for i in some], predicted[some].T, slope[:, some]) for v, some in train.items()}
+        fits.append({value: fit(*columns) for value, columns in by_value.items()})
+    return fits
 
 
 def _engine(
-    points: Iterable[Point],
-    theta_of: Callable[[tuple[str, str]], Floats],
-    shared: Path | None = None,
-    *,
-    front: bool = True,
+    points: Iterable[Point], theta_of: Callable[[Point], Floats], shared: Path | None = None, *, mla: bool = True
 ) -> tuple[list[Point], Floats]:
     """Return (points, [n, 2] TTFT and TPOT), by tables where ``shared`` is given; without points that do not fit."""
     found, predicted = [], []
     for point in points:
-        theta = theta_of(point.pair)
+        theta = theta_of(point)
         ops, host = RankOperators(point, curves_of(theta, point.backend)), host_of(theta, point)
         try:
             ops = tabled(shared, point, ops) if shared else ops
-            predicted.append(simulated(point, ops, host if front else replace(host, request_s=0.0, serial_s=0.0)))
+            predicted.append(simulated(point, ops, host if mla else replace(host, request_s=REQUEST_S)))
             found.append(point)
         except (InputError, ValueError):
             continue
@@ -646,14 +618,17 @@ def _with_tables(points: Iterable[Point]) -> list[Point]:
 
 
 def _figures(name: str, points: Sequence[Point], predicted: Floats, left: dict[str, int]) -> dict[str, Any]:
-    """Return a row for TTFT and one for TPOT: the median error of recorded clients, and errors by what they are of."""
+    """Return a row for TTFT and one for TPOT: the median error, and errors by what they are of."""
     out, known = {}, np.array([point.inferencemax for point in points])
     sweeps = ["" if point.inferencemax else " (sweep)" for point in points]
     for at, part in enumerate(("ttft", "tpot")):
         error = predicted[:, at] / np.array([getattr(point, f"{part}_s") for point in points]) - 1
-        row = summary(error[known], [p.pair for p in points if p.inferencemax])
-        row |= {"unit": "relative", "better": "lower", "left_out": left, "all_agg_points": described(error)}
+        row = summary(error, [p.pair for p in points])
+        row |= {"unit": "relative", "better": "lower", "left_out": left, "recorded_clients": described(error[known])}
+        row["by_family"] = by([p.family + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
         row["by_backend"] = by([p.backend + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
+        lows = [4 ** (round(math.log2(point.concurrency)) // 2) for point in points if point.inferencemax]
+        row["by_concurrency"] = by([f"{low} to {4 * low - 1}" for low in lows], error[known])
         row["by_pair"] = by([" on ".join(p.pair) + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
         out[f"fidelity.silicon.{name}.{part}_median_ape"] = row
     return out
@@ -672,7 +647,8 @@ def shipped(shared: Path, points: Sequence[Point], *, quick: bool) -> dict[str, 
         for point, prices in priced:
             with contextlib.suppress(InputError):  # it does not fit by the memory planner that ships
                 deployment = deployed(point, prices, point.backend)
-                predicted.append(means(simulate(loop_of(point).workload(), deployment, max_log_steps=0)))
+                loop = loop_of(point)
+                predicted.append(means(simulate(loop.workload(), deployment, max_log_steps=0), loop))
                 found.append(point)
         out |= _figures(name, found, np.array(predicted).reshape(-1, 2), {})
     return out

@@ -46,7 +46,7 @@ def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> 
     launch = vllm_launch(deployment, model=str(model), served_name=model.name, port=port, device="cpu")
     module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
     command = [*module, *launch.command[2:], "--enable-logging-iteration-details", *words]
-    env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(log_path.parent / "cache")}
+    env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(model.parent / "cache")}
     env["PYTHONPATH"] = str(FOLDER.parent / "src")
     with local_engine(command, port=port, env=env, log_path=log_path) as engine:
         yield engine

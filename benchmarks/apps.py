@@ -11,7 +11,7 @@ MODULES = {
     "drain": "_apps:million",
     **{section: f"_apps:{section}" for section in ("runner", "search", "exact")},
     **{study: f"_apps:study:{study}" for study in PAPER},
-    **{section: f"_apps:{section}" for section in ("ablation", "greedy", "live")},
+    **{section: f"_apps:{section}" for section in ("one_model", "sequential", "ablation", "greedy", "live")},
 }
 
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
@@ -27,6 +27,9 @@ TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
     "apps.search_mixed_s": (10.0, "lower", "s"),
     **{f"apps.no_preemption_{of}_256": (1.0, "higher", "times") for of in ("over_ours", "of_greedy", "of_min")},
     **{f"apps.no_preemption_{of}_512": (1.0, "higher", "times") for of in ("over_ours", "of_greedy", "of_min")},
+    "apps.one_model_1000_speedup": (1.5, "lower", "times"),
+    "apps.one_model_10000_speedup": (5.3, "lower", "times"),
+    "apps.mixed.sequential_over_joint_lengthwise": (1.0, "higher", "times"),
     "apps.runner_overhead_ms": (2.0, "lower", "ms"),
     "apps.estimate_error_live": (0.15, "lower", "relative"),
     "apps.estimate_error_live_known": (0.15, "lower", "relative"),

@@ -27,16 +27,16 @@ def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
     for i in range(len(out)):
         prompts = 1 if chunks[i] > 0 else 0
         tokens, seqs = decodes[i] + chunks[i], decodes[i] + prompts
-        layer = _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 0)
-        layer += _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 1)
+        layer = _lookup.entry(tables.by_tokens, tables.tokens_slope, tokens, 0)
+        layer += _lookup.entry(tables.by_tokens, tables.tokens_slope, tokens, 1)
         if prompts:
             layer += _lookup.prefill_attention(tables, chunks[i], contexts[i])
         layer += _lookup.decode_attention(tables, decodes[i], kv_tokens[i], prompts)
         out[i] = (
             tables.stage_layers[0] * layer
-            + _lookup.row(tables.by_tokens, tables.tokens_slope, tokens, 2)
-            + _lookup.row(tables.by_seqs, tables.seqs_slope, seqs, 0)
-            + _lookup.row(tables.by_seqs, tables.seqs_slope, seqs, 1)
+            + _lookup.entry(tables.by_tokens, tables.tokens_slope, tokens, 2)
+            + _lookup.entry(tables.by_seqs, tables.seqs_slope, seqs, 0)
+            + _lookup.entry(tables.by_seqs, tables.seqs_slope, seqs, 1)
         )
 
 

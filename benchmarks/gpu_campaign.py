@@ -38,10 +38,8 @@ LLAMA_3_8B = {
     "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "bos_token_id": 128000, "eos_token_id": 128001,
 }  # fmt: skip
 """Shapes of Meta's Llama 3 8B, as its config.json states them; none of its weights is used."""
-LLAMA_32_1B = LLAMA_3_8B | {
-    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
-    "tie_word_embeddings": True,
-}  # fmt: skip
+LLAMA_32_1B = LLAMA_3_8B | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+LLAMA_32_1B |= {"head_dim": 64, "tie_word_embeddings": True}
 """Shapes of Meta's Llama 3.2 1B."""
 TINY = LLAMA_32_1B | {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -8,14 +8,17 @@ import math
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from _harness import Row, machine, parser, show
 
 from lengthwise import config, engine, search
-from lengthwise.schema.plan import Plan, Status
+from lengthwise.schema.plan import Plan
+from lengthwise.search import capacity_search, measurement
 from lengthwise.usecases import capacity
 from lengthwise.usecases import search as study_search
 
@@ -41,13 +44,24 @@ def check(plan: Plan) -> None:
         assert limit.is_satisfied(best.at.value(limit.metric) * 0.98), (plan.name, limit)
 
 
+def counted(runs: list[tuple[float, float]], workload: Any, deployment: Any, *args: Any, **options: Any) -> Any:
+    """Simulate a run, and add the GPU hours and dollars that it would take on GPUs."""
+    hours = float(workload.arrival_s[-1]) / 3600
+    runs.append((hours * deployment.parallel.gpus, hours * deployment.price_per_hour_usd))
+    return measurement.simulated_window(workload, deployment, *args, **options)
+
+
 def study(jobs: int, models: tuple[str, ...], *more: str, variants: int = 3) -> list[Row]:
-    """Answer scenarios; return time, simulated requests and the share of pruned candidates."""
-    wall_s, effort, winners = {}, [], {}
+    """Answer scenarios; return time, simulated requests, GPU hours of real runs and the share of pruned candidates."""
+    wall_s, effort, winners, projected = {}, [], {}, {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
         for model in models:
-            for plan in study_search.plan(scenario(model, *more, variants=variants), workers).plans:
+            runs: list[tuple[float, float]] = []
+            with mock.patch.object(capacity_search, "simulated_window", partial(counted, runs)):
+                plans = study_search.plan(scenario(model, *more, variants=variants), workers).plans
+            projected[model] = dict(zip(("gpu_hours", "usd"), map(sum, zip(*runs, strict=True)), strict=True))
+            for plan in plans:
                 check(plan)
                 effort.append(plan.effort)
                 winners[name := f"{model} {plan.name}"], wall_s[name] = plan.best.name, plan.effort.seconds
@@ -57,10 +71,12 @@ def study(jobs: int, models: tuple[str, ...], *more: str, variants: int = 3) -> 
     candidates, rejected, pruned, simulations, requests = (sum(getattr(one, of) for one in effort) for of in columns)
     details = {"machine": machine(), "jobs": jobs, "cpu_s": cpu_s, "candidates": candidates, "simulations": simulations}
     details |= {"seconds_by_scenario": wall_s, "winners": winners}
+    gpu_hours = sum(of["gpu_hours"] for of in projected.values())
     return [
         Row("search.paper.total_s", total_s, "s", 900, "lower", details=details),
         Row("search.paper.scenario_max_s", max(wall_s.values()), "s", 75, "lower"),
         Row("search.paper.simulated_requests", requests, "requests", math.nan, "lower"),
+        Row("search.projected_gpu_hours", gpu_hours, "hours", math.nan, "lower", details=projected),
         Row("search.pruned_share", pruned / (candidates - rejected), "of runnable", 0.5, "higher"),
     ]
 
@@ -81,31 +97,13 @@ def single(repeats: int = 5) -> Row:
     return Row("capacity.single_s", slowest_s, "s", 0.5, "lower", details=details | {"machine": machine()})
 
 
-def scaling() -> Row:
-    """Compare wall times on one worker and on two, threads and processes; answers are equal as text, NaN included."""
-    one = scenario("llama-2-70b", variants=1)
-    walls_s: dict[str, list[float]] = {"threads": [], "processes": []}
-    answers = set()
-    for kind, seconds in walls_s.items():
-        for count in (1, 2):
-            with getattr(search, kind)(count) as workers:
-                start_s = time.perf_counter()
-                plan = study_search.plan(one, workers).plans[0]
-                seconds.append(time.perf_counter() - start_s)
-            answers.add(repr([(each.key, each.objective) for each in plan.choices if each.status is Status.RANKED]))
-    assert len(answers) == 1, "workers change the answer"
-    ratio = max(single_s / double_s for single_s, double_s in walls_s.values())
-    details = {"walls_s": walls_s, "machine": machine()}
-    return Row("search.scaling_2_workers", ratio, "times", 1.8, "higher", details=details)
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=2)
     args = options.parse_args()
     engine.warm_up()
-    few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]")
-    rows = study(args.jobs, MODELS[2:3], *few, variants=1) if args.quick else [*study(args.jobs, MODELS), scaling()]
+    few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]", "search.space.tp=[4]")
+    rows = study(args.jobs, MODELS[2:3], *few, variants=1) if args.quick else study(args.jobs, MODELS)
     show([single(1 if args.quick else 5), *rows], as_json=args.json)
 
 

@@ -41,10 +41,9 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
         words = ["simulate", str(scenario), "--set", f"deployment.model={model}", "--json", "-"]
         for _ in range(repeats + 1):
             before_s = sum(os.times()[2:4])  # of child processes
-            done = subprocess.run(
-                [sys.executable, "-m", "lengthwise.cli", *words],
-                env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-            )  # fmt: skip
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            command = [sys.executable, "-m", "lengthwise.cli", *words]
+            done = subprocess.run(command, env=environment, **pipes, check=False)
             seconds.append(sum(os.times()[2:4]) - before_s)
             assert (done.returncode != 0) == fails, done.stdout
             assert expected in done.stdout, done.stdout
@@ -63,9 +62,8 @@ def main() -> None:
             "machine_pace": (math.nan, cpu_seconds(python_loop, 21)),
         }
     more: dict[str, Any] = {"unit": "s", "better": "lower", "details": {"machine": machine()}}
-    rows = [
-        Row(name, target=target, **more, **summary(seconds)) for name, (target, seconds) in figures.items() if seconds
-    ]
+    measured = {name: figure for name, figure in figures.items() if figure[1]}
+    rows = [Row(name, target=target, **more, **summary(seconds)) for name, (target, seconds) in measured.items()]
     show(rows, as_json=args.json)
 
 

@@ -35,14 +35,17 @@ from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
 COMMANDS = """
-simulate; capacity; search; lab; schedule; schedule run; schedule watch; app; app plan; app profile; app run;
-app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
+simulate; capacity; search; kv; lab; schedule; schedule run; schedule watch; app; app plan; app profile;
+app run; app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
 workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile import llmservingsim;
 profile import vidur; profile show; profile fit; profile check
 """
 """Commands with their help on the page, after that of lengthwise itself."""
 SCENARIO_TABLES = {
     "workload": sections.WorkloadSection,
+    "workload.sessions": sections.SessionsTable,
+    "workload.groups": sections.GroupsTable,
+    "workload.tools": sections.ToolsTable,
     "deployment": sections.DeploymentSection,
     "deployment.decode": sections.DecodeSection,
     "engine": sections.EngineSection,
@@ -107,7 +110,7 @@ APP_MEANINGS = {
 GATEWAY_MEANINGS = {
     "admin_port": "Port of `/metrics` and the admin page; 0 picks a free port.",
     "proxies": 'Trusted proxies (comma-separated addresses) whose X-Forwarded-For counts; "*" trusts all.',
-    "journal": "File that gets one line per finished request, without prompts.",
+    "journal": "File that gets one line per request that has ended, without prompts.",
     "trace": "OTLP/HTTP address of an OpenTelemetry collector.",
     "kind": "Engine kind; `auto` detects it.",
     "concurrency": "Maximum concurrent requests. Of an engine: by default the gateway finds it (no limit if the engine orders requests). "
@@ -143,7 +146,8 @@ _SECONDS = {key: f"{key}_s" for key in ("ready", "stall", "request", "backoff", 
     "max_backoff": "max_backoff_s"
 }
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
-_WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): ""}
+_WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "",
+          values.DelayTable: "duration, or `median` and `sigma`", **dict.fromkeys(values.LENGTHS.values(), "a distribution or a number")}  # fmt: skip
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -336,7 +340,7 @@ def _words(annotation: Any) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if origin in {Union, types.UnionType}:
-        return " or ".join(filter(None, (_words(one) for one in get_args(annotation))))
+        return " or ".join(dict.fromkeys(filter(None, (_words(one) for one in get_args(annotation)))))
     return _WORDS.get(annotation, "table")
 
 

@@ -161,7 +161,8 @@ TRUTHS = (  # predicted by, measured on, prefix, suffix of the figures
     ("profile, calibrated on other loads", "transformers on a CPU, a load left out", "live_transformers.", "error"),
     ("profiled kernels, nothing fitted to the runs", "three recorded vLLM runs, RTX 4090 and RTX PRO 6000", "recorded.", "mape"),
     ("roofline, calibrated on half of each run", "the other half of the same three runs", "calibrated.", "mape"),
-    ("roofline, fitted on other models and GPUs", "deployments on H100, H200, B200", "silicon.roofline_unseen.", "median_ape"),
+    ("roofline, fitted on other families of models", "deployments on H100, H200, B200", "silicon.family_out.", "median_ape"),
+    ("roofline, fitted on other GPUs", "the same deployments", "silicon.gpu_out.", "median_ape"),
     ("imported kernel tables", "those of them that have tables", "silicon.tables.", "median_ape"),
     ("`deploy` and `simulate`, host fitted to these points", "those of them that `deploy` covers", "silicon.shipped.", "median_ape"),
     ("roofline, hosts fitted on other GPUs", "Argonne's static batches, NVIDIA", "argonne.nvidia.", "median_ape"),
@@ -216,8 +217,10 @@ FIDELITY_FIGURES = {
     "fidelity.recorded.ttft_mape": "three recorded runs: TTFT (aim: LLMServingSim's error)",
     "fidelity.recorded.tpot_mape": "TPOT",
     "fidelity.recorded.latency_mape": "latency",
-    "fidelity.silicon.roofline_unseen.ttft_median_ape": "measured deployments, roofline: TTFT",
-    "fidelity.silicon.roofline_unseen.tpot_median_ape": "TPOT",
+    "fidelity.silicon.family_out.ttft_median_ape": "measured deployments, family left out: TTFT",
+    "fidelity.silicon.family_out.tpot_median_ape": "TPOT",
+    "fidelity.silicon.gpu_out.ttft_median_ape": "measured deployments, GPU left out: TTFT",
+    "fidelity.silicon.gpu_out.tpot_median_ape": "TPOT",
     "fidelity.silicon.tables.ttft_median_ape": "measured deployments, kernel tables: TTFT",
     "fidelity.silicon.tables.tpot_median_ape": "TPOT",
     "fidelity.argonne.nvidia.ttft_median_ape": "Argonne's batches on NVIDIA: TTFT",
@@ -319,20 +322,11 @@ def fidelity_calibrated() -> None:
 def fidelity_calibration_times() -> None:
     """Print the time of calibrations on about 300 requests."""
     head = ["runs", "requests", "input beside requests", "masked attention", "simulations", "CPU s", "wall s"]
-    table(
-        head,
-        (
-            (
-                name,
-                of["requests"],
-                of["beside_them"],
-                of["masks"],
-                f"{of['simulations']:,}",
-                *map(number, (of["cpu_s"], of["wall_s"])),
-            )
-            for name, of in details("fidelity", "calibrate_300_s")["cases"].items()
-        ),
-    )
+    lines = []
+    for name, of in details("fidelity", "calibrate_300_s")["cases"].items():
+        times = map(number, (of["cpu_s"], of["wall_s"]))
+        lines.append((name, of["requests"], of["beside_them"], of["masks"], f"{of['simulations']:,}", *times))
+    table(head, lines)
 
 
 def fidelity_counters() -> None:
@@ -371,22 +365,43 @@ def fidelity_points() -> None:
 
 def fidelity_left_out() -> None:
     """Print how many points of the sample get no prediction, by the first reason that holds."""
-    reasons = details("fidelity", "fidelity.silicon.roofline_unseen.ttft_median_ape")["left_out"]
+    reasons = details("fidelity", "fidelity.silicon.family_out.ttft_median_ape")["left_out"]
     found = sorted(((reason, count) for reason, count in reasons.items() if count), key=lambda one: -one[1])
     table(["reason", "points"], ((reason, f"{count:,}") for reason, count in found))
 
 
+def fidelity_families() -> None:
+    """Print the median errors of points whose family of models was left out of the fit."""
+    ttft, tpot = (
+        details("fidelity", f"fidelity.silicon.family_out.{of}_median_ape")["by_family"] for of in ("ttft", "tpot")
+    )
+    lines = [
+        (family, of["points"], *map(percent, (of["p50"], of["bias"], tpot[family]["p50"], tpot[family]["bias"])))
+        for family, of in ttft.items()
+    ]
+    table(["family left out", "points", "TTFT", "bias", "TPOT", "bias"], lines)
+
+
 def fidelity_coverage() -> None:
     """Print the share of measured values within the intervals of ``simulate``, by model and GPU."""
-    by_pair = {part: details("fidelity", f"fidelity.brackets.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")}
-    lines = (
-        (
-            pair,
-            *(f"{percent(of[pair]['coverage'])} of {of[pair]['n']}" if pair in of else DASH for of in by_pair.values()),
-        )
-        for pair in dict.fromkeys(pair for of in by_pair.values() for pair in of)
-    )
+    of = [details("fidelity", f"fidelity.brackets.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")]
+    lines = [(pair, *(f"{percent(by[pair]['coverage'])} of {by[pair]['n']}" for by in of)) for pair in of[0]]
     table(["model and GPU", "TTFT", "TPOT"], lines)
+
+
+def fidelity_concurrency() -> None:
+    """Print median errors of measured deployments by range of concurrency."""
+    parts = [details("fidelity", f"fidelity.silicon.gpu_out.{part}_median_ape") for part in ("ttft", "tpot")]
+    ttft, tpot = (part["by_concurrency"] for part in parts)
+    lines = [
+        (
+            of,
+            ttft[of]["points"],
+            *(f"{percent(part[of]['p50'])} ({percent(part[of]['bias'])})" for part in (ttft, tpot)),
+        )
+        for of in sorted(ttft, key=lambda words: int(words.split()[0]))
+    ]
+    table(["concurrency", "points", "TTFT: median error (bias)", "TPOT: median error (bias)"], lines)
 
 
 # docs/exegpt.md
@@ -415,13 +430,18 @@ SYSTEMS = {
 EXEGPT_FIGURES = {
     "exegpt.gain_small_mid": "throughput over FasterTransformer, small and mid-sized models",
     "exegpt.gain_large": "the same, large models",
-    "exegpt.gain_all": "the same, all models",
+    "exegpt.gain_large_rra": "the same, RRA alone as in the paper",
+    "exegpt.gain_all": "throughput over FasterTransformer, all models",
     "exegpt.gain_real": "the same, recorded lengths",
     "exegpt.gain_over_vllm_v1": "throughput over vLLM v1 with chunked prefill and its best replicas (no figure in the paper)",
     "exegpt.search_s_max": "slowest search over all strategies and degrees, CPU of one core",
     "exegpt.points_share_max": "largest share of all schedules that a search estimates",
     "exegpt.regret_max": "largest throughput lost against an exhaustive search",
     "exegpt.nonmonotone_share": "points that break monotonicity by more than 5 %, variables of Table 5",
+    "exegpt.nonmonotone_micro_batches": "points at which more micro-batches raise latency, at most as many as decode stages",
+    "exegpt.drift_without_bound.waa": "throughput that a fixed WAA schedule loses without a bound, mean output -30 to +30 %",
+    "exegpt.drift_without_bound.rra": "the same, RRA",
+    "exegpt.correlated_error_max": "error of estimates where prompts and outputs correlate, in random order",
     "exegpt.estimator_error_p95": "estimate against the event engine, P95 over random schedules",
     "exegpt.live.throughput_error": "estimated throughput against a real engine, worst of three RRA schedules",
     "exegpt.live.latency_error": "the same, latency of the longest outputs",
@@ -446,7 +466,8 @@ def exegpt_gains() -> None:
     """Print mean gains over FasterTransformer by set of models."""
     sets = (
         ("small_mid", "T5, OPT, 39B, 101B; S, T, C1", 2.0),
-        ("large", "101B, 175B twice, 341B; G, C1, C2", 3.2),
+        ("large", "101B, 175B twice, 341B; G, C1, C2", DASH),
+        ("large_rra", "the same, RRA alone, as in the paper", 3.2),
         ("all", "both", 2.9),
     )
     lines = []
@@ -472,6 +493,18 @@ def exegpt_overview() -> None:
     table(["model", "task", *(f"bound {bound}" for bound in BOUNDS)], lines)
 
 
+def exegpt_records(*names: str) -> None:
+    """Print the records of studies, a column per key."""
+    records = [record for name in names for record in details("exegpt", f"exegpt.{name}")["records"]]
+    lines = []
+    for record in records:
+        cells = record | {"model": MODELS.get(record.get("model", ""))}
+        lines.append(
+            [c if isinstance(c := cells[k], str) else span(c) if isinstance(c, list) else number(c) for k in record]
+        )
+    table(list(records[0]), lines)
+
+
 def exegpt_winners() -> None:
     """Print by task how often RRA and WAA win where both meet the bound."""
     paper = {"s": "WAA", "t": "RRA", "g": "RRA", "c1": "WAA (small), RRA (large)", "c2": "RRA"}
@@ -492,18 +525,8 @@ def exegpt_winners() -> None:
         no_waa = ", ".join(MODELS[model] for model, some in cells.items() if not any(map(waa_rps, some)))
         ratio = statistics.mean(rra / waa for rra, waa in pairs)
         lines.append((letter, paper[task], len(pairs), ahead, len(pairs) - ahead, number(ratio), no_waa or DASH))
-    table(
-        [
-            "task",
-            "paper",
-            "bounds both meet",
-            "RRA wins",
-            "WAA wins",
-            "mean of RRA over WAA",
-            "memory does not hold WAA",
-        ],
-        lines,
-    )
+    head = ["task", "paper", "bounds both meet", "RRA wins", "WAA wins", "mean of RRA over WAA"]
+    table([*head, "memory does not hold WAA"], lines)
 
 
 def exegpt_systems() -> None:
@@ -534,14 +557,8 @@ def exegpt_table6() -> None:
         estimates = (pair(of["paper_schedule"]), pair(of["paper_schedule_as_they_count"]))
         worst = f"{pair(choice)} ({number(choice['constrained_latency_s'])})"
         lines.append((bound.removesuffix("s"), paper["words"], pair(paper), *estimates, choice["words"], worst))
-    head = [
-        "bound, s",
-        "the paper's schedule",
-        "its latency s, requests/s",
-        "our estimate of it",
-        "counted as in the paper",
-    ]
-    table([*head, "our schedule", "latency s, requests/s (worst-case s)"], lines)
+    head = ["bound, s", "the paper's schedule", "its latency s, requests/s", "our estimate of it"]
+    table([*head, "counted as in the paper", "our schedule", "latency s, requests/s (worst-case s)"], lines)
 
 
 def exegpt_recorded_lengths() -> None:
@@ -572,15 +589,8 @@ def exegpt_drift() -> None:
 
 def exegpt_monotonicity() -> None:
     """Print the share of points that break monotonicity by latency and by throughput; Table 5 of the paper in brackets."""
-    columns = (
-        ("rra", "B_E"),
-        ("rra", "N_D"),
-        ("rra", "TP"),
-        ("waa", "B_E"),
-        ("waa", "B_E, one split"),
-        ("waa", "TP"),
-        ("waa", "B_m"),
-    )
+    columns = [("rra", name) for name in ("B_E", "N_D", "TP")]
+    columns += [("waa", name) for name in ("B_E", "B_E, one split", "TP", "B_m", "B_m, at most the decode stages")]
     of, lines = details("exegpt", "exegpt.nonmonotone_share"), []
     for paper in of["paper"]:
         cells = []
@@ -591,18 +601,10 @@ def exegpt_monotonicity() -> None:
                 if (row["task"], row["tolerance"], row["variable"]) == (paper["task"], paper["tolerance"], variable)
                 and row["strategy"].startswith(strategy)
             ]
-            points = sum(row["points"] for row in some)
-            shares = (
-                [sum(row[kind] * row["points"] for row in some) / points for kind in ("latency", "throughput")]
-                if points
-                else []
-            )
-            printed = paper.get(f"{strategy} {variable}")
-            cells.append(
-                ", ".join(f"{100 * share:.1f}" for share in shares)
-                + (f" ({printed[0]:g}, {printed[1]:g})" if printed else "")
-                or DASH
-            )
+            points = sum(row["points"] for row in some) / 100
+            shares = [sum(row[kind] * row["points"] for row in some) / points for kind in ("latency", "throughput")]
+            cell, printed = "{:.1f}, {:.1f}".format(*shares), paper.get(f"{strategy} {variable}")
+            cells.append(cell + (f" ({printed[0]:g}, {printed[1]:g})" if printed else ""))
         lines.append((TASKS[paper["task"]], f"{100 * paper['tolerance']:g} %", *cells))
     table(["task", "tolerance", *(f"{strategy.upper()} {variable}" for strategy, variable in columns)], lines)
 
@@ -642,21 +644,16 @@ def exegpt_search() -> None:
 
 def exegpt_regret() -> None:
     """Print the throughput lost against an exhaustive search."""
-    both = {
-        **details("exegpt", "exegpt.regret_max")["questions"],
-        **(details("exegpt", "exegpt.regret_16_gpus").get("questions") or {}),
-    }
     lines = []
-    for name, of in both.items():
+    for name, of in details("exegpt", "exegpt.regret_max")["questions"].items():
         chosen = ", ".join(
             f"{STRATEGIES[strategy]} {count}" for strategy, count in (of.get("chosen") or {}).items() if count
         )
         strategies = ", ".join(STRATEGIES[strategy] for strategy in of.get("strategies") or ())
         tail = (f"{of['points']:,}", number(of.get("exhaustive_minutes")), percent(of["regret_max"]))
         lines.append((name, strategies or DASH, of["bounds"], chosen or DASH, *tail))
-    table(
-        ["model, task", "strategies", "bounds", "chosen", "schedules", "exhaustive search, min", "lost, at most"], lines
-    )
+    head = ["model, task", "strategies", "bounds", "chosen", "schedules", "exhaustive search, min", "lost, at most"]
+    table(head, lines)
 
 
 def exegpt_live() -> None:
@@ -690,6 +687,9 @@ APPS_FIGURES = {
         for study in ("ensembling", "routing", "chain", "mixed")
         for other in ("max", "min")
     },
+    "apps.mixed.sequential_over_joint_lengthwise": "chain summary, then ensembling, over both together: median of five sizes",
+    "apps.one_model_1000_speedup": "one model of 6B on eight GPUs over one, 1,000 requests, loading included",
+    "apps.one_model_10000_speedup": "the same, 10,000 requests",
     "apps.better_over_greedy": "gain over the paper's greedy search, geometric mean of all cases",
     "apps.better_over_greedy_lowest": "the smallest of them",
     "apps.gap_to_exact": "makespan above the best staged plan, mean",
@@ -700,7 +700,8 @@ APPS_FIGURES = {
     "apps.runner_overhead_ms": "the runner's own time per task, of 10,000",
     "apps.drain_1e6_peak_mib": "peak memory to plan and drain 1,000,000 tasks",
 }
-OTHERS = {"max": "max-heuristic", "min": "min-heuristic", "samullm": "the paper's greedy search, our implementation"}
+BUSY = ", busy machine, not counted"
+OTHERS = {"max": "max-heuristic", "min": "min-heuristic", "samullm": "Algorithm 1, our implementation"}
 
 
 def apps_figures() -> None:
@@ -711,19 +712,19 @@ def apps_figures() -> None:
 def apps_study(study: str) -> None:
     """Print gains end to end of a study, then its cases."""
     lines = []
-    for other, title in OTHERS.items():
-        found = [rows("apps").get(f"apps.{study}.speedup_over_{other}_{end}") for end in ("lowest", "highest")]
-        paper = [of for row in found if row and (of := (row.get("details") or {}).get("paper"))]
-        lines.append((title, *(with_interval(row) for row in found), span(paper)))
-    table(["gain over", "lowest", "highest", "the paper"], lines)
+    plan, of_paper = "the planner of `app plan`", "Algorithm 1, our implementation"
+    pairs = [(of_paper, "samullm", other) for other in ("max", "min")] + [(plan, "speedup", other) for other in OTHERS]
+    for own, name, other in pairs:
+        found = [rows("apps").get(f"apps.{study}.{name}_over_{other}_{end}") for end in ("lowest", "highest")]
+        paper = span([row["details"]["paper"] for row in found if row]) if own == of_paper else DASH
+        lines.append((own, OTHERS[other], *(with_interval(row) for row in found), paper))
+    table(["gain of", "over", "lowest", "highest", "the paper"], lines)
     head = ["case", "tasks", "ours, s", "search, s", "greedy, s", "max, s", "min, s", "error of the estimate"]
     cases = []
     for case in details("apps", f"apps.{study}.cases")["cases"]:
         methods = case["methods"]
-        own, *others = (
-            number(methods[name]["makespan_s"] + methods[name]["lead_s"])
-            for name in ("lengthwise", "samullm", "max", "min")
-        )
+        wanted = (methods[name] for name in ("lengthwise", "samullm", "max", "min"))
+        own, *others = (number(one["makespan_s"] + one["lead_s"]) for one in wanted)
         search = number(methods["lengthwise"]["search_s"])
         cases.append((case["case"], number(case["tasks"]), own, search, *others, f"{case['estimate_error']:+.1%}"))
     table(head, cases)
@@ -757,11 +758,9 @@ def apps_optima() -> None:
     lines = []
     for name, title in wanted.items():
         of = details("apps", name)
-        proof = (
-            "proved"
-            if of.get("proved", True)
-            else f"not proved: at least {of['bound_s']:.3g} s, best found {of['optimum_s']:.3g} s"
-        )
+        proof = "proved"
+        if not of.get("proved", True):
+            proof = f"not proved: at least {of['bound_s']:.3g} s, best found {of['optimum_s']:.3g} s"
         lines.append((title, with_interval(rows("apps").get(name), "relative"), proof))
     table(["distance of", "mean [range]", "optimum"], lines)
 
@@ -774,15 +773,12 @@ def apps_live() -> None:
             plan = "; ".join(" + ".join(stage) for stage in case["plan"])
             half = case.get("estimate_half_width_s") or 0.0
             estimate = number(case["estimate_s"]) + (f" ± {number(half)}" if half > 1e-6 else "")
-            measured = ", ".join(map(number, case["measured_s"]))
-            errors = ", ".join(f"{error:+.1%}" for error in case["errors"])
-            lines.append((lengths, case["cores"], plan, estimate, measured, errors))
-            if case.get("busy"):
-                measured = ", ".join(number(seconds) for seconds, _ in case["busy"])
-                errors = ", ".join(f"{error:+.1%}" for _, error in case["busy"])
-                lines.append(
-                    (f"{lengths}, busy machine, not counted", case["cores"], "the same", estimate, measured, errors)
-                )
+            counted = list(zip(case["measured_s"], case["errors"], strict=True))
+            for title, shown, runs in ((lengths, plan, counted), (f"{lengths}{BUSY}", "the same", case.get("busy"))):
+                if runs:
+                    measured = ", ".join(number(seconds) for seconds, _ in runs)
+                    errors = ", ".join(f"{error:+.1%}" for _, error in runs)
+                    lines.append((title, case["cores"], shown, estimate, measured, errors))
     table(["lengths", "cores", "plan: models by stage", "estimated, s", "measured, s", "error"], lines)
 
 
@@ -893,13 +889,11 @@ def gateway_scale() -> None:
 MULTIBIN_ERRORS = {
     "throughput": "throughput of one busy server against Theorem 4.2",
     "latency": "latency with infinitely many servers at 10 requests a second against Lemma 5.1",
-    "saturation": "throughput by arrival rate, 0.25 to 1.5 of the limit (Figure 3), bins 1 to 32, batch 8",
+    "uniform_saturation": "throughput by request rate, 0.05 to 1.5 of the limit (Figure 3), bins 1 to 32, batch 8",
     "robustness": "throughput under wrong bins (Figure 8) against the exact mixture, bins 2 to 32",
 }
-ELIS_PREDICTORS = {"oracle, R2 0.4": "oracle, error of R2 0.4, predicted once"}
-ELIS_PREDICTORS |= {"oracle, R2 0.85": "oracle, error of R2 0.85, predicted once"}
-ELIS_PREDICTORS |= {"ecdf, survival": "eCDF conditioned on age"}
-PREEMPTION = {"ours (seats kept)": "no preemption", "ours (seats change hands)": "preemption"}
+ELIS_BOUNDS = {"within 5 % of the oracle's P99": "p99_over_oracle", "within 15 % of FCFS' P99": "p99_over_fcfs"}
+RATES = {"uniform": "uniform, 1 server", "exponential": "exponential, 1 server", "gsm8k": "GSM8K, 8 servers"}
 SCORES = {
     "tau": "Kendall's tau, pooled",
     "tau_within": "tau within a model",
@@ -926,11 +920,21 @@ def multibin_errors() -> None:
 
 def multibin_robustness() -> None:
     """Print gains over one bin where neighbouring bins are taken by mistake."""
-    limits = {k: of["limit_rps"] for k, of in details("lengths", "multibin.saturation_error_max")["curves"].items()}
+    limit = details("lengths", "multibin.uniform_saturation_error_max")["curves"]
     curves = details("lengths", "multibin.robustness_error_max")["curves"]
     head = ["bins", "known", *(f"p = {one['p']:g}" for one in next(iter(curves.values())))]
-    known = {k: whole_percent(limits[k] / limits["1"] - 1) for k in curves}
+    known = {k: whole_percent(limit[k]["limit_rps"] / limit["1"]["limit_rps"] - 1) for k in curves}
     table(head, ((k, known[k], *(whole_percent(one["gain"]) for one in curve)) for k, curve in curves.items()))
+
+
+def multibin_rates() -> None:
+    """Print the limit of throughput and mean latencies by number of bins."""
+    lines = []
+    for name, title in RATES.items():
+        for k, of in details("lengths", f"multibin.{name}_saturation_error_max")["curves"].items():
+            cells = (f"{of[column]:.3g}" for column in ("limit_rps", "least_s", "busy_s"))
+            lines.append((title if k == "1" else "", k, *cells))
+    table(["times", "bins", "limit, requests/s", "least latency, s", "latency at 0.95 of one bin's limit, s"], lines)
 
 
 def multibin_outputs() -> None:
@@ -956,44 +960,41 @@ def multibin_predictor() -> None:
 
 def elis_predictors() -> None:
     """Print the share of the gap that each predictor closes."""
-    wanted = ("seats kept, no bound", "seats change hands, no bound", "ELIS ISRTF")
-    lines = []
+    unbounded, lines = ("no preemption", "preemption", "ELIS ISRTF"), []
     for name, of in details("lengths", "elis.by_predictor").items():
-        first, second = of["within 5 % of the oracle's P99"], of["within 15 % of FCFS' P99"]
-        bounded = (
-            f"{first['gap_closed']:.2f} ({first['p99_over_oracle']:.2f})",
-            f"{second['gap_closed']:.2f} ({second['p99_over_fcfs']:.2f})",
-        )
-        lines.append((ELIS_PREDICTORS.get(name, name), *bounded, *(f"{of[one]['gap_closed']:.2f}" for one in wanted)))
-    within = ("gap closed within 5 % of the oracle's P99", "within 15 % of FCFS' P99")
-    table(["predictor", *within, "no preemption, no bound", "preemption, no bound", "ELIS' ISRTF"], lines)
+        every = {one["policy"]: one for one in details("lengths", "elis.frontier")[name]}
+        bounded = (f"{of[one]['gap_closed']:.2f} ({of[one][tail]:.2f})" for one, tail in ELIS_BOUNDS.items())
+        lines.append((name, *bounded, *(f"{every[one]['gap_closed']:.2f}" for one in unbounded)))
+    heads = ("no preemption, no bound", "preemption, no bound", "ELIS' ISRTF")
+    table(["predictor", *(f"gap closed {one}" for one in ELIS_BOUNDS), *heads], lines)
 
 
 def elis_policies() -> None:
     """Print the gap that each policy closes, and its tail."""
-    both = {}
-    for name in ("blend", "default"):
-        both[name] = {of["policy"]: of for of in details("lengths", "elis.frontier")[name]}
-        for policy in ("HRRN", "Gittins", "SRTF"):
-            both[name][policy] = details("lengths", "elis.statistics")[f"{policy}, {name}"]
+    lines, frontier = [], details("lengths", "elis.frontier")
+    for of, by_default in zip(frontier["ensemble"], frontier["default"], strict=True):
+        shown = (of["gap_closed"], of["p99_over_fcfs"], of["p99_over_oracle"], by_default["gap_closed"])
+        lines.append((of["policy"], *(f"{value:.2f}" for value in shown)))
+    table(["policy", "gap closed, ensemble", "P99 / FCFS'", "P99 / oracle's", "gap closed, default"], lines)
+
+
+def elis_table6() -> None:
+    """Print the batch sizes at which preemption begins, as in Table 6 of the paper."""
     lines = []
-    for policy, of in both["blend"].items():
-        title, wait = (part.strip() for part in f"{policy},".split(",")[:2])
-        title = f"{PREEMPTION.get(title, title)}{wait and f', {wait}'}"
-        shown = (of["gap_closed"], of["p99_over_fcfs"], of["p99_over_oracle"], both["default"][policy]["gap_closed"])
-        lines.append((title, *(f"{value:.2f}" for value in shown)))
-    table(["policy", "gap closed, blend", "P99 / FCFS'", "P99 / oracle's", "gap closed, default"], lines)
+    for model, of in details("lengths", "elis.preemption_batch")["by_model"].items():
+        batches = (f"{of[key] or 'above 250'} ({of[f'{key}_tokens_mean']:.0f})" for key in ("batch", "batch_scaled"))
+        lines.append((model, whole_percent(of["memory"]), f"{of['kv_tokens']:,}", of["paper"], *batches))
+    head = ["model", "memory", "KV cache, tokens", "batch, paper", "batch, here (tokens of a request)"]
+    table([*head, "batch, lengths scaled to Table 4"], lines)
 
 
 def elis_table5() -> None:
     """Print mean JCT as in Table 5 of the paper."""
-    of = details("lengths", "elis.table5")
-    models = list(dict.fromkeys(name.split()[0] for name in of))
-
-    def cell(name: str) -> str:
-        return " / ".join(f"{of[name][key]:.3g}" for key in ("FCFS", "ISRTF", "own", "SJF"))
-
-    table(["", "1x", "3x", "5x"], ((m, *(cell(f"{m} {load}x") for load in (1, 3, 5))) for m in models))
+    found = {}
+    for name, of in details("lengths", "elis.table5").items():
+        model, load = name.split()
+        found.setdefault(model, {})[load] = " / ".join(f"{of[key]:.3g}" for key in ("FCFS", "ISRTF", "own", "SJF"))
+    table(["", "1x", "3x", "5x"], ((model, *of.values()) for model, of in found.items()))
 
 
 def predict_scores(name: str) -> None:
@@ -1012,39 +1013,34 @@ def predict_scores(name: str) -> None:
 def predict_windows() -> None:
     """Print scores of both predictors as tokens arrive."""
     windows = details("lengths", "predict.r2_by_window")["windows"]
-    digits = {"mae_all": 0, "r2_all": 2, "r2_running": 2, "tau_running": 2, "coverage90": 2}
+    digits = {"mae_all": 0, "mae_running": 0, "r2_all": 2, "r2_running": 2, "tau_running": 2, "coverage90": 2}
     lines = []
     for one, other in zip(windows["encoder"], windows["lexical"], strict=True):
         if one["tokens"] % 100 == 0 or one["tokens"] < 200:
             cells = (f"{one[key]:.{n}f} / {other[key]:.{n}f}" for key, n in digits.items())
             lines.append((one["tokens"], f"{one['running']:,}", *cells))
-    heads = ("error of the total, tokens, all requests", "R2, all requests", "R2, those running", "tau, those running")
-    table(["tokens so far", "running", *heads, "inside 90 %"], lines)
+    heads = ("error of the total, tokens, all requests", "error, those running", "R2, all requests")
+    table(["tokens so far", "running", *heads, "R2, those running", "tau, those running", "inside 90 %"], lines)
 
 
 def predict_conditioning() -> None:
     """Print scores of the lexical predictor as tokens arrive, and those of its first prediction conditioned on them."""
     lines = [
-        (w["tokens"], f"{w['running']:,}", *(f"{w[key]:.0f}" for key in ("mae_all", "mae_all_conditioned")),
+        (w["tokens"], f"{w['running']:,}", *(f"{w[key]:.0f}" for key in ("mae_all", "mae_all_conditioned", "mae_running")),
          *(f"{w[key]:.2f}" for key in ("r2_all", "r2_running", "tau_running", "coverage90")))
         for w in details("lengths", "predict.lexical_r2_by_window")["windows"]
     ]  # fmt: skip
-    errors = ("error of the total, tokens, all requests", "by survival alone")
+    errors = ("error of the total, tokens, all requests", "by survival alone", "error, those running")
     rest = ("R2, all requests", "R2, those running", "tau, those running", "inside 90 %")
     table(["tokens so far", "running", *errors, *rest], lines)
 
 
 def predict_mathematics() -> None:
     """Print order and coverage of the shipped predictor by set, and the share found to be mathematics."""
-    lines = [
-        (
-            name,
-            of["prompts"],
-            f"{of['tau_within']:.2f}",
-            *(whole_percent(of[key]) for key in ("coverage90", "detected")),
-        )
-        for name, of in details("lengths", "predict.mathematics")["by_set"].items()
-    ]
+    lines = []
+    for name, of in details("lengths", "predict.mathematics")["by_set"].items():
+        shares = (whole_percent(of[key]) for key in ("coverage90", "detected"))
+        lines.append((name, of["prompts"], f"{of['tau_within']:.2f}", *shares))
     table(["prompts of", "number", "tau within a model", "inside 90 %", "counted as mathematics"], lines)
 
 
@@ -1062,7 +1058,8 @@ def rerank_speeds() -> None:
 
 def papers(name: str) -> None:
     """Print the parts of a paper: where they are implemented, the paper's number, ours, and the verdict."""
-    figures = {figure: row for path in RESULTS.glob("*.json") for figure, row in rows(path.stem).items()}
+    latest = sorted(path.stem for path in RESULTS.glob("*.json") if not path.stem.endswith("-earlier"))
+    figures = {figure: row for file in latest for figure, row in rows(file).items()}
     lines = []
     for part in tomllib.loads((Path(__file__).parent / "papers.toml").read_text("utf-8"))["row"]:
         places = ", ".join(f"[{Path(path).name}](../{path})" for path in part["where"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ settings.load_profile("explore" if os.environ.get("LENGTHWISE_EXPLORE") else "sa
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, which ignores Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what tests import out of the garbage collector, which would take 0.4 s for it wherever a test calls it."""
+    gc.disable()
+    collected = yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    return collected
 
 
 @pytest.fixture(scope="session")

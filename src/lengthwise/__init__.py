@@ -16,7 +16,6 @@ _getattr, _dir, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first access."""
     if name == "__version__":
         from importlib.metadata import version
 

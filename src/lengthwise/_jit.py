@@ -1,8 +1,8 @@
-"""Compile with Numba, and cache the machine code on disk.
+"""Compiles functions with Numba, and caches the machine code on disk.
 
 The cache is keyed by a digest of all jitted sources, the Numba version and the flags that change code. Numba's own key
-covers only the file of the function itself: after an edit of a helper in another file, or with bounds checks enabled,
-it would load stale code.
+covers only the file of the function itself: after a change of a helper in another file, or of the bounds checks, Numba
+would load stale code.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def source_stamp() -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled code for this version of the sources; LENGTHWISE_CACHE_DIR overrides its root."""
+    """Return the folder of compiled code for these sources; the variable LENGTHWISE_CACHE_DIR overrides its root."""
     root = os.environ.get("LENGTHWISE_CACHE_DIR") or platformdirs.user_cache_dir("lengthwise")
     return Path(root) / "compiled" / source_stamp()
 
@@ -87,23 +87,19 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 def jit(function: Function) -> Any:
     """Compile a function that is always inlined into compiled callers; Python must not call it.
 
-    It has no Python wrapper, since wrappers of helpers doubled the kernel's compile time. Passing the kernel's state
-    costs 15 us a step without inlining and with reference counts (nothing here allocates), and 0.2 us as it is here.
+    The function has no Python wrapper, since wrappers of helpers doubled the kernel's compile time. It is inlined and
+    has no reference counts (nothing here allocates): passing the kernel's state costs 0.2 us a step instead of 15 us.
     """
     return numba.njit(**_OPTIONS, **_INSIDE, forceinline=True)(function)
 
 
 def jit_cold(function: Function) -> Any:
-    """Compile a rarely called function for compiled callers, out of line so that the kernel compiles faster."""
+    """Compile a rarely called function for compiled callers; it is not inlined, so that the kernel compiles faster."""
     return numba.njit(**_OPTIONS, **_INSIDE)(function)
 
 
 def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
-    """Compile a function for one signature, or load it from the disk cache if ``cached``.
-
-    Raises:
-        numba.core.errors.NumbaError: The function cannot be compiled.
-    """
+    """Compile a function for one signature, or load it from disk if ``cached``. Numba's errors are passed on."""
     dispatcher = numba.njit(**_OPTIONS)(function)
     if DISABLED:
         return dispatcher
@@ -120,7 +116,7 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
 
 
 def _recompile(function: Function, signature: Any) -> Any:
-    """Compile after removing cache files that cannot be read (a full disk, a kill while writing)."""
+    """Remove the function's cache files, which may be damaged (full disk, killed writer), and compile it."""
     for path in cache_folder().glob(f"*{function.__qualname__}-*"):
         path.unlink(missing_ok=True)
     dispatcher = numba.njit(**_OPTIONS)(function)
@@ -142,7 +138,7 @@ def is_cached(name: str) -> bool:
 
 
 def function_type(signature: Any) -> Any:
-    """Return the type of a function argument with this signature."""
+    """Return the compiled type of an argument that is a function of this signature."""
     return types.FunctionType(signature)
 
 
@@ -152,5 +148,5 @@ def type_of(value: Any) -> Any:
 
 
 def none(*arguments: Any) -> Any:
-    """Return the signature of a function without a result."""
+    """Return the signature of a compiled function that takes these arguments and returns nothing."""
     return types.void(*arguments)

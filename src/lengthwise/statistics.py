@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ _T_95 = (
 
 
 def t_quantile(level: float, degrees: int) -> float:
-    """Return the half-width of a two-sided Student t interval, in standard errors."""
+    """Return the half-width, in standard errors, of a two-sided t interval with ``degrees`` degrees of freedom."""
     if level == 0.95 and degrees <= len(_T_95):
         return _T_95[degrees - 1]
     from scipy.special import stdtrit  # takes 0.2 s
@@ -39,7 +40,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def t_half_width(values: npt.ArrayLike, level: float) -> Any:
-    """Return the half-width of the t interval of the mean over axis 0 (independent rows); NaN for fewer than two."""
+    """Return the half-width of the t interval of the mean over axis 0 (independent rows); NaN below two rows."""
     rows = np.asarray(values, float)
     n = len(rows)
     if n < 2:
@@ -56,17 +57,27 @@ def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
 
 
 def bootstrap_half_width(draws: Floats, blocks: int, level: float, axis: int = -1) -> Any:
-    """Return the half-width of a statistic's t interval, from bootstrap draws of ``blocks`` blocks."""
+    """Return the half-width of a statistic's t interval, from its values in bootstrap samples of ``blocks`` blocks."""
     return t_quantile(level, blocks - 1) * draws.std(axis=axis, ddof=1)
 
 
+def share_half_width(share: float, n: int, level: float = 0.95) -> float:
+    """Return the longer side of the score interval (Wilson, 1927) of a share that ``n`` independent values have.
+
+    At a share of 0 or 1 it is z^2 / (n + z^2), for 95 % about 3.8 / n: equal values leave the rest uncertain.
+    """
+    z2 = NormalDist().inv_cdf(0.5 + level / 2) ** 2
+    half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n)))
+    return (half + abs(0.5 - share) * z2 / n) / (1 + z2 / n)
+
+
 def joint_widening(level: float, count: int, degrees: int) -> float:
-    """Return the factor by which ``count`` t intervals that hold at once are wider than one alone (Bonferroni)."""
+    """Return the factor by which ``count`` t intervals must widen to hold all together at ``level`` (Bonferroni)."""
     return t_quantile(1 - (1 - level) / count, degrees) / t_quantile(level, degrees)
 
 
 def lag_one_correlation(rows: Floats) -> Floats:
-    """Return [k] correlations of neighbouring rows of [n, k]; 0 for columns without variance."""
+    """Return [k] the lag-one autocorrelation of each column of [n, k]; 0 for columns without variance."""
     deviations = rows - rows.mean(axis=0)
     scale = (deviations**2).sum(axis=0)
     lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
@@ -74,10 +85,11 @@ def lag_one_correlation(rows: Floats) -> Floats:
 
 
 def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9) -> DrawnEstimate:
-    """Return the estimate with draws of the cost model's error: the first of ``values`` has none.
+    """Add an interval for the cost model's error to an estimate.
 
-    The draws move in proportion to the estimate (where the first value is 0: by the difference). The interval spans
-    Hazen's quantiles and includes the estimate; its ends may be infinite, and are NaN where a number is NaN.
+    ``values[0]`` is the number computed without the error, the others are computed under draws of the error. Each is
+    scaled by the estimate over ``values[0]`` (if that is 0, shifted by the difference). The interval spans Hazen's
+    quantiles and includes the estimate; its ends may be infinite. They are NaN if any number is NaN.
     """
     value, (base, *drawn) = estimate.value, values
     moved = [value * (one / base) if base > 0 else value + one - base for one in drawn]
@@ -89,11 +101,11 @@ def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:
-    """Return half-widths [k] around ``center`` [k] from the same statistics [b, k] of consecutive batches.
+    """Return [k] half-widths of intervals around ``center`` [k], from statistics [b, k] of consecutive batches.
 
-    Sectioning (Asmussen and Glynn, Stochastic Simulation, 2007, III.5): the spread is taken around the statistic of
-    the complete run, so that the bias of a quantile of a short batch widens the interval instead of moving it.
-    Lag-one correlation r > 0 of neighbouring batches widens it by sqrt((1 + r) / (1 - r)): the autoregressive
+    Sectioning (Asmussen and Glynn, Stochastic Simulation, 2007, III.5): the spread is measured around ``center``, the
+    statistics of the complete run, so that the bias of a quantile of a short batch widens the interval and does not
+    move it. A lag-one autocorrelation r > 0 of the batches widens it by sqrt((1 + r) / (1 - r)), the autoregressive
     adjustment of Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011).
     """
     n = len(batches)
@@ -103,10 +115,10 @@ def batch_half_width(batches: Floats, center: Floats | float, level: float) -> F
 
 
 def kaplan_meier(values: npt.ArrayLike, censored: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Return the distinct uncensored values [m] and the probabilities [m] of at most each.
+    """Return the distinct uncensored values [m] and the cumulative distribution function (CDF) at each of them [m].
 
-    The product-limit estimate (Kaplan and Meier, 1958); a censored value is a lower bound. The last probability is
-    below 1 where the greatest values are censored. Without censoring it is the empirical distribution.
+    This is the product-limit estimate (Kaplan and Meier, 1958). A censored value is a lower bound of the true value. If
+    the largest value is censored, the last probability is below 1. Without censoring, the result is the empirical CDF.
     """
     # scipy.stats.ecdf computes the same, but importing scipy.stats would block the gateway's event loop.
     x, is_censored = np.asarray(values, float), np.asarray(censored, bool)
@@ -119,9 +131,9 @@ def kaplan_meier(values: npt.ArrayLike, censored: npt.ArrayLike) -> tuple[Floats
 
 
 def ranked_cdf(values: Floats, censored: npt.NDArray[np.bool_], weight: Floats) -> tuple[Floats, Floats]:
-    """Return each column of ``values`` [n, k] in ascending order, and its weighted Kaplan-Meier cdf at every row.
+    """Sort each column of ``values`` [n, k]; return the sorted columns and their Kaplan-Meier CDFs at each value.
 
-    Of equal values uncensored ones come first. All columns share ``censored`` [n] and ``weight`` [n].
+    Among equal values, uncensored ones come first. ``censored`` [n] and ``weight`` [n] apply to all columns.
     """
     uncensored_first = np.argsort(censored, kind="stable")
     values, censored, weight = values[uncensored_first], censored[uncensored_first], weight[uncensored_first]
@@ -133,10 +145,10 @@ def ranked_cdf(values: Floats, censored: npt.NDArray[np.bool_], weight: Floats) 
 
 
 def circular_blocks(starts: Ints, length: int, n: int) -> Ints:
-    """Return rows [..., n] of blocks of consecutive rows, the last row followed by the first.
+    """Return the row numbers [..., n] of circular block bootstrap samples (Politis and Romano, 1992).
 
-    The circular block bootstrap (Politis and Romano, 1992): ``starts`` [..., blocks] are the first rows of the blocks,
-    drawn uniformly from ``n`` rows; ``length`` x blocks must be at least ``n``.
+    Each block has ``length`` consecutive rows; after the last row comes the first. ``starts`` [..., blocks] are the
+    first rows of the blocks, drawn uniformly from ``n`` rows; ``length`` x blocks must be at least ``n``.
     """
     rows = (starts[..., None] + np.arange(length)) % n
     return rows.reshape(*starts.shape[:-1], -1)[..., :n]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from app_world import MODELS, critique
 
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, each, ordered, over
+from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Sampling, each, ordered_units, over
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
@@ -72,7 +72,7 @@ def test_unknown_names_are_reported_with_the_nearest(make, near):
 
 
 def test_calls_are_made_after_those_that_they_name():
-    assert ordered(critique()) == [("draft",), ("critique", "revise"), ("final",)]
+    assert ordered_units(critique()) == [("draft",), ("critique", "revise"), ("final",)]
 
 
 def test_a_loop_ends_what_would_be_a_cycle():
@@ -82,7 +82,7 @@ def test_a_loop_ends_what_would_be_a_cycle():
 def test_a_loop_takes_its_calls_as_a_list_too():
     app = App(MODELS, [Call("x", "a", "{{ previous.x }}")], [Loop("l", ["x"], 2)])
     assert app.loops[0].calls == ("x",)
-    assert ordered(app) == [("x",)]
+    assert ordered_units(app) == [("x",)]
 
 
 def test_a_model_may_be_named_by_the_row():

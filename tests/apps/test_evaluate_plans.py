@@ -22,7 +22,7 @@ from lengthwise.apps.plan import (
     write_plan,
     write_switch_times,
 )
-from lengthwise.apps.plan.evaluate import play, stages_of
+from lengthwise.apps.plan.evaluate import simulate_plan, stages_of
 from lengthwise.apps.plan.planner import MIN_SHARE
 from lengthwise.apps.plan.space import Space, SwitchRates
 from lengthwise.catalog import model, weight_bytes
@@ -31,7 +31,7 @@ from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.estimate import Estimate
 
-SMALL = Effort(width=2, beam_tasks=2e5, better_tasks=1e5)
+SMALL = Effort(width=2, beam_tasks=2e5, improve_tasks=1e5)
 
 
 def asked_of(counts, seed=0, draws=2, true=3, gpus=4, **kw):
@@ -209,7 +209,7 @@ def test_where_a_changed_plan_restarts_all_replicas_growing_one_costs_a_start():
     ends = {}
     for restarts_all in (False, True):
         space = Space(args[2], args[3], SwitchTimes(restarts_all=restarts_all))
-        run = play(stages_of(args[0], args[1][:1], space)[0], grown, ())
+        run = simulate_plan(stages_of(args[0], args[1][:1], space)[0], grown, ())
         ends[restarts_all] = run.end_s
         assert [one.how for one in run.stages[1].switches] == ["start"] * (2 if restarts_all else 1)
     start_s = Space(args[2], args[3]).seconds(grown[1][0], "start")

@@ -6,20 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from plan_world import cluster_of, ensemble, served
+from optimal_plans import best_staged, best_unpreempted, durations
+from plan_world import FAST_DISK, cluster_of, draw_of, ensemble, served, tasks_of
 
 from lengthwise.apps.plan.draws import load_of
-from lengthwise.apps.plan.evaluate import play
-from lengthwise.apps.plan.methods import (
-    METHODS,
-    Effort,
-    beam,
-    best_staged,
-    best_unpreempted,
-    bettered,
-    durations,
-    rolled_out,
-)
+from lengthwise.apps.plan.evaluate import simulate_plan
+from lengthwise.apps.plan.methods import METHODS, Effort, beam, chosen_plan, improve
+from lengthwise.apps.plan.planner import PlanOptions, Search
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.errors import InputError
@@ -67,17 +60,38 @@ def test_no_plan_beats_the_best_of_all_staged_ones_and_the_look_ahead_is_close(s
     counts = [150 + 90 * seed, 60, 100]
     stages = world(counts, seed)
     best = best_staged(stages)
-    ends = {name: play(stages, rolled_out(stages, choose), (), places=False).end_s for name, choose in METHODS.items()}
+    ends = {
+        name: simulate_plan(stages, chosen_plan(stages, choose), (), places=False).end_s
+        for name, choose in METHODS.items()
+    }
     for name, choose in METHODS.items():
         del choose
         assert ends[name] >= best.makespan_s * 0.999, name
     quick = world(counts, seed, fast=True)
-    own = bettered(quick, beam(quick, Effort())[0], Effort())
-    gap = play(stages, own, (), places=False).end_s / best.makespan_s - 1
+    own = improve(quick, beam(quick, Effort())[0], Effort())
+    gap = simulate_plan(stages, own, (), places=False).end_s / best.makespan_s - 1
     assert gap < 0.05
     assert gap <= ends["samullm"] / best.makespan_s - 1 + 1e-9
 
 
 def test_more_stages_than_may_be_looked_at_are_refused():
     with pytest.raises(InputError, match="at most 10 stages"):
-        best_staged(world([20, 20, 20]), most=10)
+        best_staged(world([20, 20, 20]), max_stages=10)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_is_no_slower_than_one_part_of_the_graph_after_the_other(seed):
+    """Two models of a chain, and three that depend on none; jointly there are more local optima."""
+    rng = np.random.default_rng(seed)
+    chain, others = int(rng.integers(20, 60)), [2] * 60 + [3] * int(rng.integers(20, 200)) + [4] * 30
+    models = [0] * chain + [1] * chain + others
+    tasks = tasks_of(models, parents=[(chain + i, i) for i in range(chain)])
+    draw = draw_of(tasks, rng, mean=200.0)
+    space = Space(served(5, "llama-2-13b", "opt-6.7b"), cluster_of(4), FAST_DISK)
+    load = load_of(tasks, draw, space.specs)
+    assert load.parts == (frozenset({2, 3, 4}), frozenset({0, 1}))
+
+    def planned_s(load):
+        return Search([Stages(Runs(load, space))], space, PlanOptions()).run_default({}).planned_s
+
+    assert planned_s(load) <= 1.001 * sum(planned_s(load.only(part)) for part in load.parts)

@@ -105,8 +105,12 @@ def test_lengths_given_in_rows_are_used():
     [
         (ensemble(), [], "there are none"),
         (ensemble(), [{"questoin": "q"}], "Did you mean: questoin"),
-        (chain(), [{"chunks": "abc"}], "must be a list; in row 0 it is str"),
-        (App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", max_items=1))]), [{"l": [1, 2]}], "row 0 has 2"),
+        (chain(), [{"chunks": "abc"}], "row 0: chunks must be a list; it is str"),
+        (
+            App(MODELS, [Call("x", "a", "{{ item }}", fan=each("l", max_items=1))]),
+            [{"l": [1, 2]}],
+            "row 0: l may have 1 elements; it has 2",
+        ),
     ],
 )
 def test_invalid_rows_are_reported(app, rows, report):

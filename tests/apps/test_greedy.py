@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 from plan_world import cluster_of, ensemble, served
 
 from lengthwise.apps.plan.draws import load_of
-from lengthwise.apps.plan.evaluate import play
-from lengthwise.apps.plan.methods import METHODS, built, even_shares, greedy, max_heuristic, min_heuristic, rolled_out
+from lengthwise.apps.plan.evaluate import simulate_plan
+from lengthwise.apps.plan.methods import (
+    METHODS,
+    chosen_plan,
+    chosen_stages,
+    even_shares,
+    greedy,
+    max_heuristic,
+    min_heuristic,
+)
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 
@@ -64,7 +72,7 @@ def test_stages_are_those_of_the_pseudocode(counts, seed):
 @given(st.lists(st.integers(1, 150), min_size=1, max_size=4), st.sampled_from(sorted(METHODS)))
 def test_every_method_ends_and_is_played_as_it_was_built(counts, name):
     stages = world(counts)
-    made = built(stages, METHODS[name])
+    made = chosen_stages(stages, METHODS[name])
     assert len(made) <= len(counts)
     assert {staged.ends_by for staged in made} <= set(range(len(counts)))
     if name.endswith("no_preemption"):
@@ -72,7 +80,7 @@ def test_every_method_ends_and_is_played_as_it_was_built(counts, name):
         for staged in made:
             for plan in staged.plans:
                 assert of.setdefault(plan.model, plan) == plan
-    played = play(stages, [staged.plans for staged in made], ())
+    played = simulate_plan(stages, [staged.plans for staged in made], ())
     assert len({m for one in played.stages for m in [one.ends_by]} & set(range(len(counts)))) >= 1
     # Played, models may move for others, and go on where there is room; never is anything lost.
     assert played.end_s > 0
@@ -80,13 +88,13 @@ def test_every_method_ends_and_is_played_as_it_was_built(counts, name):
 
 
 def test_the_max_heuristic_gives_all_gpus_to_one_model_after_another():
-    made = built(world([100, 50, 80]), max_heuristic)
+    made = chosen_stages(world([100, 50, 80]), max_heuristic)
     assert [len(staged.plans) for staged in made] == [1, 1, 1]
     assert all(staged.plans[0].gpus == 4 for staged in made)
 
 
 def test_the_min_heuristic_runs_as_many_as_fit_and_splits_evenly():
-    made = built(world([100, 100, 100, 100, 100]), min_heuristic)
+    made = chosen_stages(world([100, 100, 100, 100, 100]), min_heuristic)
     assert [sorted(p.gpus for p in staged.plans) for staged in made] == [
         [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 2], [2, 2], [4],
     ]  # fmt: skip
@@ -103,4 +111,4 @@ def test_shares_are_even_and_give_away_all(least, free):
 
 
 def test_the_same_input_gives_the_same_plan():
-    assert rolled_out(world([90, 40, 200]), greedy) == rolled_out(world([90, 40, 200]), greedy)
+    assert chosen_plan(world([90, 40, 200]), greedy) == chosen_plan(world([90, 40, 200]), greedy)

@@ -104,11 +104,11 @@ def chained(counts, seed=0):
 def test_algorithm_1_is_looked_at_where_models_wait_for_one_another(monkeypatch, waits):
     asked_for = []
 
-    def by(search, name, through=Search.by):
+    def run_method(search, name, through=Search.run_method):
         asked_for.append(name)
         return through(search, name)
 
-    monkeypatch.setattr(Search, "by", by)
+    monkeypatch.setattr(Search, "run_method", run_method)
     tasks, draws, space = chained([300, 300]) if waits else made([300, 300], draws=1)
     worlds = stages_of(tasks, draws, space)
     search_results(worlds, space, PlanOptions(clock=lambda: 0.0, additional=(), effort=Effort(share=1.0)))

@@ -137,7 +137,7 @@ def test_progress_read_off_the_curve_is_that_of_the_tasks():
         at_s = share * run.seconds
         done = float(run.load.work(run.produced(at_s)).sum())
         assert run.flops(at_s) == pytest.approx(done, rel=0.02)
-        assert run.when(run.flops(at_s)) == pytest.approx(at_s, abs=2 * run.seconds / CURVE_POINTS)
+        assert run.time_at(run.flops(at_s)) == pytest.approx(at_s, abs=2 * run.seconds / CURVE_POINTS)
 
 
 def test_one_of_many_equal_replicas_stands_for_all_within_a_few_percent(monkeypatch):

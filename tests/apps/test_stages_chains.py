@@ -10,7 +10,7 @@ from plan_world import cluster_of, draw_of, served, tasks_of
 
 from lengthwise.apps.plan import Effort, PlanOptions, plan
 from lengthwise.apps.plan.draws import load_of
-from lengthwise.apps.plan.methods import METHODS, built
+from lengthwise.apps.plan.methods import METHODS, chosen_stages
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.app import ModelPlan
@@ -43,7 +43,7 @@ def world(chunks, gpus=4, fast=False, **kw):
 def test_no_task_in_a_chain_starts_before_its_predecessor_has_finished(chunks, name, seed):
     tasks, stages = world(chunks, seed=seed)
     end_s, first_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
-    for staged in built(stages, METHODS[name]):
+    for staged in chosen_stages(stages, METHODS[name]):
         for m, live in staged.live.items():
             load, run = stages.load.models[m], live.run
             now = np.isfinite(run.finish_s) & (live.start_s + run.finish_s <= staged.end_s + 1e-6)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from plan_world import FAST_DISK, cluster_of, draw_of, served, tasks_of
 
 from lengthwise.apps.plan.draws import load_of
-from lengthwise.apps.plan.evaluate import play, spare_plans
-from lengthwise.apps.plan.methods import METHODS, Effort, beam, built, greedy, rolled_out
+from lengthwise.apps.plan.evaluate import simulate_plan, spare_plans
+from lengthwise.apps.plan.methods import METHODS, Effort, beam, chosen_plan, chosen_stages, greedy
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Runs, Stages
 from lengthwise.schema.app import ModelPlan
@@ -54,7 +54,7 @@ def ends_and_starts(tasks, stages, made):
 @given(st.integers(1, 80), st.integers(0, 3), st.sampled_from(sorted(METHODS)), st.booleans())
 def test_no_task_starts_before_its_parents_have_finished(n, seed, name, cyclic):
     tasks, stages = back_and_forth(n, 2, seed=seed) if cyclic else pairs(n, seed=seed)
-    made = built(stages, METHODS[name])
+    made = chosen_stages(stages, METHODS[name])
     end_s, first_s = ends_and_starts(tasks, stages, made)
     assert np.isfinite(end_s).all()
     assert (first_s <= end_s).all()
@@ -106,18 +106,18 @@ def test_models_that_wait_for_one_another_settle_and_alone_starve():
     assert (alone.live[0].run.produced(alone.end_s) > 0).sum() == 30  # the first round is all it can do
     both = stages.stage(stages.start(), (a, b))
     assert all(live.run.complete for live in both.live.values())
-    end_s, _ = ends_and_starts(tasks, stages, built(stages, greedy))
+    end_s, _ = ends_and_starts(tasks, stages, chosen_stages(stages, greedy))
     assert np.isfinite(end_s).all()
 
 
 @pytest.mark.parametrize("make", [lambda: pairs(200), lambda: back_and_forth(60, 2)])
 def test_whatever_the_plan_all_is_done_when_it_is_played(make):
     tasks, stages = make()
-    plans = [rolled_out(stages, choose) for choose in METHODS.values()] + beam(stages, Effort(2, 3e4, 1e4))
+    plans = [chosen_plan(stages, choose) for choose in METHODS.values()] + beam(stages, Effort(2, 3e4, 1e4))
     # A plan that knows nothing of the second model, one that has the child first, and none at all.
     first, second = (stages.space.plans(m)[0] for m in (0, 1))
     for planned in [*plans, ((first,),), ((second,), (first,)), ()]:
-        played = play(stages, planned, spare_plans(stages.space, planned))
+        played = simulate_plan(stages, planned, spare_plans(stages.space, planned))
         end_s, _ = ends_and_starts(tasks, stages, played.staged)
         assert np.isfinite(end_s).all()
         assert played.end_s == pytest.approx(end_s.max())

@@ -215,8 +215,8 @@ def test_no_rank_is_dropped_in_silence(name):
     d = deployment(scheduler=Scheduler(rank=name))
     launch = vllm_launch(d)
     stock = name in {"fcfs", "fcfs_preempted_first"}
-    assert bool(message(launch, "Requests went by")) != stock
-    assert bool(message(sglang_launch(d), "Requests went by")) != stock
+    assert bool(message(launch, "Requests were ordered by")) != stock
+    assert bool(message(sglang_launch(d), "Requests were ordered by")) != stock
     reported = bool(message(launch, "send"))
     assert value(launch, "--scheduling-policy") == ("priority" if reported else "fcfs")
 
@@ -297,7 +297,7 @@ def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     ("axes", "words"),
     [
         ({"rank": "srtf"}, ("predicted lengths, which no engine knows", "cannot reach")),
-        ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) goes by predicted lengths",)),
+        ({"rank": "aged(weight=3)"}, ("Rank aged(weight=3) orders by predicted lengths",)),
         (
             {"preemption": "is_improvement"},
             ("By the preemption policy is_improvement, waiting requests preempted running ones",),

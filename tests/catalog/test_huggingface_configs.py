@@ -249,7 +249,8 @@ def test_multi_query_shares_one_head_whatever_the_listed_number():
     spec = catalog.model_from_config(falcon, "falcon-7b")
     assert spec.attention.kv_heads == 1
     assert spec.ffn.intermediate == 4 * 4544
-    grouped = catalog.model_from_config({**falcon, "new_decoder_architecture": True, "num_kv_heads": 8}, "falcon-40b")
+    larger = {"new_decoder_architecture": True, "num_kv_heads": 8, "num_attention_heads": 128, "hidden_size": 8192}
+    grouped = catalog.model_from_config({**falcon, **larger}, "falcon-40b")
     assert grouped.attention.kv_heads == 8
 
 
@@ -331,6 +332,14 @@ def test_an_unknown_dtype_is_refused():
         catalog.model_from_config(config_of("llama-3.1-8b", torch_dtype="float13"), "x")
 
 
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size"]
+)
+def test_a_size_of_zero_is_not_called_missing(key):
+    with pytest.raises(InputError, match=rf"{key} must be a whole number of at least 1; it is 0"):
+        catalog.model_from_config(config_of("llama-3.1-8b", **{key: 0}), "x")
+
+
 def test_all_missing_keys_are_reported_at_once_with_what_was_looked_for():
     with pytest.raises(InputError) as caught:
         catalog.model_from_config({"model_type": "mamba", "d_model": 2560, "n_layer": 64}, "mamba-2.8b")
@@ -370,3 +379,12 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as caught:
         catalog.model(file)
     assert str(file) in str(caught.value)
+
+
+def test_kv_heads_that_do_not_divide_the_heads_are_refused():
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 5,
+        "num_hidden_layers": 2, "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    with pytest.raises(InputError, match="KV heads must divide the attention heads; they are 5 of 32"):
+        catalog.model_from_config(config, "c")

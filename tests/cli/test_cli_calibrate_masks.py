@@ -58,7 +58,7 @@ def test_masks_are_used_only_where_they_are_searched_for(cli, requested, tmp_pat
         finished = cli(*requested, "--masks", masks, "--out", out, "--json", numbers, "--force")
         assert finished.code == 0, finished.err
         names = {p["name"] for p in json.loads(numbers.read_text("utf-8"))["parameters"]}
-        reported[masks] = ("masked" in names, "dense masks are taken" in finished.out, cost.load(out).masked_s > 0)
+        reported[masks] = ("masked" in names, "dense masks are fitted" in finished.out, cost.load(out).masked_s > 0)
     assert reported == {"auto": (True, True, True), "no": (False, False, False)}
 
 

@@ -75,7 +75,7 @@ def test_no_marks_of_code_in_what_policies_do(cli):
 @pytest.fixture
 def narrow(monkeypatch):
     """A terminal of 80 columns."""
-    monkeypatch.setattr(tables, "console", lambda _piped=None: Console(width=80, highlight=False))
+    monkeypatch.setattr(tables, "console", lambda: Console(width=80, highlight=False))
 
 
 @pytest.mark.usefixtures("narrow")
@@ -99,9 +99,37 @@ def test_columns_are_left_out_rather_than_numbers_broken(cli, tmp_path):
     assert "pcie4-through-host " in cli("catalog", "nodes").out
 
 
-def test_a_pipe_gets_complete_lines(cli):
-    widest = max(len(line) for line in cli("catalog", "policies").out.splitlines())
-    assert widest > 100
+KINDS = ["models", "gpus", "nodes", "policies", "workloads"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_in_a_pipe_fit_in_100_columns_and_columns_shows_all(cli, monkeypatch, kind):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    piped = cli("catalog", kind).out.splitlines()
+    assert max(map(len, piped)) <= 100
+    assert set(pages.names(kind)) <= set(" ".join(piped).split())
+    if " also shows: " in piped[-1]:
+        columns, names = piped.pop().split(" also shows: ")
+        monkeypatch.setenv(*columns.split("="))
+        assert " also shows: " not in cli("catalog", kind).out
+        monkeypatch.setenv("COLUMNS", "400")
+        head = cli("catalog", kind).out.splitlines()[0]
+        assert all(name in head and name not in piped[0] for name in names.split(", "))
+
+
+def test_the_width_of_tables_in_a_pipe_is_that_of_columns(cli, monkeypatch):
+    for columns, widest in (("70", 70), ("0", 100), ("wide", 100), ("400", 400)):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = cli("catalog", "policies").out.splitlines()
+        assert max(map(len, lines)) <= widest
+        assert columns != "400" or max(map(len, lines)) > 100
+
+
+def test_lines_of_text_in_a_pipe_are_not_broken(cli):
+    found = catalog.gpu("A100-80GB")
+    price = f" {found.price_per_hour_usd:.2f} $/h: {found.price_source}"
+    assert len(price) > 100
+    assert any(line.endswith(price) for line in cli("catalog", "gpu", "A100-80GB").out.splitlines())
 
 
 def test_workload_show_reports_the_same_as_describe(cli, tmp_path):

@@ -7,7 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from lengthwise import config, predict, workload
 from lengthwise.cli import main
+from lengthwise.schema.workload import SharedPrefixes, Workload
+from lengthwise.usecases import variants
 
 REQUESTS = {"Name the capital of": 6, "Explain the history of": 150, "Write an essay about": 500}
 
@@ -164,3 +167,53 @@ def test_a_log_is_a_workload_to_look_at(cli, tmp_path):
     assert "requests" in cli("workload", "show", tmp_path / "log.jsonl").out
     out = cli("theory", "queue", "--lengths", tmp_path / "log.jsonl", "--load", "0.5")
     assert out.code == 0, out.err
+
+
+def test_a_trace_of_sessions_trains_a_predictor_of_later_turns(cli, tmp_path):
+    rng = np.random.default_rng(0)
+    own, n = rng.standard_normal(60), 240
+    output = np.ceil(np.exp(4 + np.tile(own, 4) + 0.5 * rng.standard_normal(n))).astype(int)
+    extra = {"session": np.tile(np.arange(60), 4), "turn": np.repeat(np.arange(4), 60)}
+    trace, predictor = tmp_path / "t.parquet", tmp_path / "p.lwp"
+    workload.write(Workload(np.arange(float(n)), np.full(n, 9), output, extra=extra), trace)
+    done = cli("predict", "train", trace, "--kind", "in_session", "--out", predictor)
+    assert done.code == 0, done.err
+    assert "in_session: trained on" in done.out
+    assert "on held-out sessions" in done.out
+    done = cli("predict", "eval", predictor, trace)
+    assert done.code == 0, done.err
+    two = cli("predict", "train", trace, trace, "--kind", "in_session", "--out", tmp_path / "q.lwp")
+    assert two.code == 2
+    assert "learns from one trace; there are 2 files" in two.err
+
+
+def test_a_predictor_of_sessions_finds_them_in_a_replayed_trace_and_refuses_one_without(cli, tmp_path):
+    """Two chats of many turns: the first one's answers are short, the second one's are long."""
+    n = 80
+    output = np.where(np.arange(n) % 2, 400, 5)
+    sizes = 1 + np.arange(n) // 2
+    ids = [[1000 * (i % 2) + k for k in range(size)] for i, size in enumerate(sizes)]
+    prefixes = SharedPrefixes(512, np.cumsum([0, *sizes]), np.concatenate(ids))
+    chats = Workload(np.arange(float(n)), 512 * sizes + 1, output, prefixes=prefixes)
+    plain = Workload(chats.arrival_s, chats.prompt_tokens, output)
+    trained = predict.InSession(predict.Ecdf()).fit(predict.samples_of(workload.find_sessions(chats)))
+    predict.save(trained, tmp_path / "p.lwp")
+    for name, one in (("chats", chats), ("plain", plain)):
+        workload.write(one, tmp_path / f"{name}.parquet")
+    scenario = """
+        [workload]
+        trace = "NAME.parquet"
+        [deployment]
+        model = "llama-3.1-8b"
+        gpu = "H100"
+        [predictor]
+        kind = "model"
+        file = "p.lwp"
+    """
+    (tmp_path / "chats.toml").write_text(scenario.replace("NAME", "chats"))
+    predicted = variants.build(config.load(tmp_path / "chats.toml"))[0].workload(0).predicted_tokens
+    assert predicted[10::2].max() < predicted[11::2].min()
+    (tmp_path / "plain.toml").write_text(scenario.replace("NAME", "plain"))
+    refused = cli("simulate", tmp_path / "plain.toml")
+    assert refused.code == 2
+    assert "the workload has no sessions" in refused.err

@@ -6,7 +6,7 @@ from lengthwise.measure.operators.bench import Outcome
 from lengthwise.measure.operators.campaign import Journal
 from lengthwise.measure.operators.points import ROWS, Operator, Point
 from lengthwise.schema.errors import InputError, ProfileError
-from lengthwise.usecases.profile_run import keeping
+from lengthwise.usecases.profile_run import naming_points_file
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def journal(tmp_path):
 
 
 def ended_early(journal, error):
-    with keeping(journal.path, print):
+    with naming_points_file(journal.path, print):
         raise error
 
 
@@ -46,7 +46,7 @@ def test_an_interrupt_reports_where_the_points_are(journal, capsys):
 
 def test_points_of_another_measurement_are_reported_once(journal):
     add_a_point(journal)
-    with pytest.raises(ProfileError) as caught, keeping(journal.path, print):
+    with pytest.raises(ProfileError) as caught, naming_points_file(journal.path, print):
         Journal(journal.path, {"model": "another"}, [])
     assert "--resume" not in str(caught.value)
     assert journal.path.exists()

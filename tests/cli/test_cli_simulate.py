@@ -171,7 +171,7 @@ def test_seeds_change_nothing_in_a_deterministic_run(cli, tmp_path, changes, see
 def test_a_replay_longer_than_its_trace_is_reported(cli, requested, report):
     finished = cli("simulate", EXAMPLES / "trace.toml", "--set", f"workload.num_requests={requested}")
     assert finished.code == 0
-    assert finished.err.count("num_requests is 301, but the replayed trace has 300") == report
+    assert finished.err.count("num_requests is 301, but the replayed trace has only 300") == report
 
 
 def test_json_on_standard_output_is_the_only_output(cli, scenario_file, tmp_path):

@@ -10,7 +10,8 @@ import pytest
 FAST = ("--requests", "2000", "--seeds", "3")
 
 
-def test_bins_of_uniform_times(cli, tmp_path):
+def test_bins_of_uniform_times(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     out, page = tmp_path / "bins.json", tmp_path / "bins.html"
     finished = cli("theory", "multibin", "--batch", 8, "--bins", "1,4", "--uniform", 1, 20, "--target", 0.95,
                 "--rate", 0.3, "--json", out, "--report", page, *FAST)  # fmt: skip

@@ -99,7 +99,7 @@ def ran():
 
 
 def test_a_run_is_reported_in_arrival_order_once_all_earlier_requests_finish(ran):
-    live = schedule_adaptation.Live.of_records(ran)
+    live = schedule_adaptation.ObservedRequests.of_records(ran)
     requests = ran.records.requests
     assert len(live) == 300
     assert live.output_tokens.tolist() == requests.output_tokens.tolist()

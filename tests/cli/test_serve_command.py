@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lengthwise.cli.log import KeyValueFormatter
 from lengthwise.gateway import config as reported
 from lengthwise.gateway.notices import is_loopback, notices
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, in_thread
@@ -24,10 +26,10 @@ BODY = {"model": "toy", "prompt": "hello", "max_tokens": 4}
 
 
 @contextmanager
-def served(*arguments, cwd: Path):
+def served(*arguments, cwd: Path, program: tuple[str, ...] = ("-m", "lengthwise.cli")):
     """A gateway as a process, started; its standard output so far is in ``head``, the log in ``log``."""
     log = cwd / "log"
-    command = [sys.executable, "-m", "lengthwise.cli", "serve", *map(str, arguments)]
+    command = [sys.executable, *program, "serve", *map(str, arguments)]
     with log.open("w") as errors:
         process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
@@ -112,6 +114,42 @@ def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
             assert KEY not in log.read_text()
+
+
+_SIGNALLED = """
+import os, sys
+from lengthwise import config
+from lengthwise.cli import main
+
+def signalled(*arguments):
+    os.kill(os.getpid(), int(sys.argv[1]))
+    del config.load_gateway  # the next line imports the true one
+    return config.load_gateway(*arguments)
+
+config.load_gateway = signalled
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "logged"),
+    [(signal.SIGHUP, "the configuration was reloaded"), (signal.SIGTERM, "stopped before the gateway had started")],
+)
+def test_a_signal_during_the_imports_waits_for_the_gateway(tmp_path, number, logged):
+    path = tmp_path / "gateway.toml"
+    path.write_text(file_of("http://127.0.0.1:1"))
+    with served(path, cwd=tmp_path, program=("-c", _SIGNALLED, str(int(number)))) as (process, log):
+        wait_for(log, logged)
+        if number != signal.SIGTERM:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+@pytest.mark.parametrize("options", [("--set", "order.max_wait_s=-1"), ("--check",)])
+def test_a_command_without_a_gateway_blocks_no_signal_afterwards(cli, options):
+    cli("serve", "--engine", "http://127.0.0.1:1", *options)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_logs_are_json_and_warnings_are_among_them(tmp_path):
@@ -307,3 +345,11 @@ def test_an_engine_in_development_mode_is_warned_about():
     assert asyncio.run(requested(dev=False)) == []
     (text,) = asyncio.run(requested(dev=True))
     assert "VLLM_SERVER_DEV_MODE" in text
+
+
+def test_a_line_of_the_text_log_is_one_line_whatever_a_client_names():
+    record = logging.LogRecord("lengthwise.gateway", logging.INFO, "", 0, "request of %s", ("a\nb\x1b[2J",), None)
+    record.model = "m\r\n04:00:00 WARNING forged"
+    line = KeyValueFormatter().format(record)
+    assert not any(ord(character) < 32 for character in line)
+    assert "a\\x0ab\\x1b[2J" in line

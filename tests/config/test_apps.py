@@ -145,8 +145,8 @@ def test_a_run_is_configured_as_in_the_file(folder):
 
 
 def test_what_is_set_wins(folder):
-    sets = ["models.small.weights=./weights", "cluster.nodes=['1xA40']", "run.store=postgresql://u@h/d"]
-    found = loads_app(COMPLETE, folder=folder, sets=sets)
+    overrides = ["models.small.weights=./weights", "cluster.nodes=['1xA40']", "run.store=postgresql://u@h/d"]
+    found = loads_app(COMPLETE, folder=folder, overrides=overrides)
     assert found.loaded[1].weights == str(folder / "weights")
     assert found.cluster is not None
     assert found.cluster.gpus == 1
@@ -167,7 +167,7 @@ def test_yaml_is_equivalent(folder):
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    ("overrides", "message"),
     [
         (["calls.draft.modle=x"], "--set calls.draft.modle: there is no such key; did you mean model?"),
         (["calls.draft.model=smal"], "there is no model for call 'draft' named 'smal'. Did you mean: small?"),
@@ -187,7 +187,7 @@ def test_yaml_is_equivalent(folder):
         (["inputs.openai_batch=b.jsonl"], "inputs: give one of: file, openai_batch"),
         (["cluster.nodes=['8xA100-81GB']"], "cluster.nodes: there is no GPU named 'A100-81GB'"),
         (["run.engines.smol.max_num_seqs=3"], "run.engines.smol: there is no model named 'smol'. Did you mean: small?"),
-        (["run.command=serve {prot}"], "run.engines.big-1.5: there is no place in the command of big-1.5"),
+        (["run.command=serve {prot}"], "run.engines.big-1.5: there is no placeholder in the command of big-1.5"),
         (["run.launcher=cloud"], "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
         (["run.engines.small.urls=[]"], "small has none"),
         (["run.lease=never"], "run.lease: must be seconds"),
@@ -195,15 +195,16 @@ def test_yaml_is_equivalent(folder):
         (["nmae=x"], "nmae: there is no such key; did you mean name?"),
     ],
 )
-def test_a_problem_is_reported_by_its_key(folder, sets, message):
+def test_a_problem_is_reported_by_its_key(folder, overrides, message):
     with pytest.raises(ScenarioError) as error:
-        loads_app(COMPLETE, folder=folder, sets=sets)
+        loads_app(COMPLETE, folder=folder, overrides=overrides)
     assert message in str(error.value)
 
 
 def test_all_problems_are_reported_at_once(folder):
+    overrides = ["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"]
     with pytest.raises(ScenarioError, match="3 problems"):
-        loads_app(COMPLETE, folder=folder, sets=["calls.draft.seed=x", "models.third.cost=y", "cluster.nodes=['z']"])
+        loads_app(COMPLETE, folder=folder, overrides=overrides)
 
 
 def test_a_batch_is_an_application(folder):
@@ -218,7 +219,7 @@ def test_a_batch_is_an_application(folder):
     assert found.rows.ids == ["a"]
     assert found.notes
     with pytest.raises(ScenarioError, match="calls: the requests of a batch are its calls"):
-        loads_app(text, folder=folder, sets=["calls.x.prompt=y"])
+        loads_app(text, folder=folder, overrides=["calls.x.prompt=y"])
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,10 @@ def example(name):
         ("cluster.nodes=['2xA100-80G']", "there is no GPU named 'A100-80G'. Did you mean: A100-80GB"),
         ("run.max_num_sequ=3", "run.max_num_sequ: there is no such key; did you mean run.max_num_seqs?"),
         ("run.launcher=locl", "run.launcher: must be 'local', 'ray', 'static' or 'simulated'"),
-        ("run.command='serve {prot}'", "there is no place in the command of alder named 'prot'. Did you mean: port"),
+        (
+            "run.command='serve {prot}'",
+            "there is no placeholder in the command of alder named 'prot'. Did you mean: port",
+        ),
         ("run.engines.aldr.max_num_seqs=3", "there is no model named 'aldr'. Did you mean: alder?"),
         (
             "run.engines.alder.max_num_sequ=3",

@@ -175,7 +175,7 @@ def test_what_is_written_loads_to_the_same(kind):
         ("lognormal_error", "", "needs sigma"),
         ("lognormal_error", "sigma = -1", "at least 0"),
         ("bin_neighbour", "p = 0.1", "needs boundaries"),
-        ("bin_neighbour", "boundaries = [5, 5]\np = 0.1", "at least two lengths"),
+        ("bin_neighbour", "boundaries = [5, 5]\np = 0.1", "at least two increasing lengths"),
         ("confusion", "boundaries = 2\nmatrix = [[1, 0], [0.5, 0.4]]", "sum to 1"),
         ("confusion", "boundaries = 2\nmatrix = [[1, 0], [1]]", "rows of one length"),
         ("model", "", "needs file"),

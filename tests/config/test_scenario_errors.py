@@ -114,8 +114,8 @@ GOLDEN = [
     (
         text(slo="tbt = 1"),
         (
-            "slo.tbt: times between tokens are pooled over requests, so that no single request can be judged by them: "
-            "limit tpot; known in slo are ttft, tpot, jct"
+            "slo.tbt: times between tokens are pooled over requests, so that no single request can be judged by them; "
+            "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
         ),
     ),
     (
@@ -148,7 +148,8 @@ GOLDEN = [
         text(workload=BASE["workload"] + "\ntime_scale = 2"),
         "workload: time_scale stretches the arrivals of a replayed trace; this workload replays none",
     ),
-    (text(workload="isl = 5\nosl = 5\nqps = 0"), "workload.request_rate: must be above 0; it is 0"),
+    (text(workload="isl = 5\nosl = 5\nqps = 0"), "workload.request_rate: must be at least 1e-06; it is 0"),
+    (text(workload="isl = 5\nosl = 5\nqps = 1e-300"), "workload.request_rate: must be at least 1e-06; it is 1e-300"),
     (text(workload="isl = 5\nosl = 5\nqps = nan"), "workload.request_rate: must be a number; it is nan"),
     (
         text(variants='[[variants]]\nname = "a"\nscheduler.polcy = "orca"'),
@@ -189,8 +190,8 @@ def test_golden(toml, expected):
                 f"slo.{key}=50",
                 (
                     f"--set slo.{key}: times between tokens are pooled over requests, "
-                    "so that no single request can be judged by them: "
-                    "limit tpot; known in slo are ttft, tpot, jct"
+                    "so that no single request can be judged by them; "
+                    "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
                 ),
             )
             for key in ("tbt", "tbt_ms")
@@ -278,4 +279,4 @@ def test_whatever_a_file_holds_it_loads_or_it_is_a_scenario_error(raw, base):
     except ScenarioError as error:
         assert str(error).startswith("scenario: ")  # noqa: PT017 - both endings are right
     else:
-        assert found.by_variant()
+        assert found.variant_scenarios()

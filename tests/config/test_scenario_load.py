@@ -111,7 +111,7 @@ name = "b"
 concurrency = 3
 """
     )
-    a, b = found.by_variant()
+    a, b = found.variant_scenarios()
     assert (a.name, a.scheduler.policy, a.deployment.tp, a.engine.max_num_seqs) == ("a", "orca", 8, 64)
     assert (b.name, b.scheduler.policy, b.deployment.tp, b.engine.max_num_seqs) == ("b", "vllm_v1", 2, 8)
     assert (b.workload.concurrency, b.workload.request_rate) == (3, None)
@@ -120,7 +120,7 @@ concurrency = 3
 
 def test_a_scenario_without_variants_is_its_own_only_one():
     found = config.loads(SMALL)
-    assert found.by_variant() == [found]
+    assert found.variant_scenarios() == [found]
 
 
 def test_a_nameless_scenario_takes_the_name_of_its_file(tmp_path):
@@ -149,7 +149,7 @@ def test_examples_load_and_survive_a_round_trip(path):
     found = config.load(path)
     again = config.loads(found.to_toml(), folder=found.folder)
     assert again.model_dump() == found.model_dump()
-    assert [e.model_dump() for e in again.by_variant()] == [e.model_dump() for e in found.by_variant()]
+    assert [e.model_dump() for e in again.variant_scenarios()] == [e.model_dump() for e in found.variant_scenarios()]
 
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -186,7 +186,7 @@ def test_what_to_toml_writes_loads_to_an_equal_scenario(raw):
 def test_a_shared_base_is_not_changed_by_its_variants():
     found = config.loads(SMALL + '[[variants]]\nname = "a"\ndeployment.tp = 8\n')
     before = found.model_dump()
-    found.by_variant()
+    found.variant_scenarios()
     assert found.model_dump() == before
 
 

@@ -62,6 +62,9 @@ def companion(key, value):
     if key in ("prompt", "output", "correlation"):
         lengths = {"prompt": 5, "output": 5, "concurrency": 3}
         return {other: number for other, number in lengths.items() if other != key}
+    if key in ("session_rate", "sessions", "groups", "tools"):
+        load = {"sessions.turns": 2.0} if key == "session_rate" else {"session_rate": 1.0}
+        return {"prompt": 5, "output": 5} | ({"request_rate": 1.0} if key == "groups" else load)
     rate = {"request_rate": 1.0} if kind == "gamma" else {}
     return rate if key == "trace" else rate | {"trace": "t.csv"}
 

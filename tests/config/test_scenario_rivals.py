@@ -43,17 +43,8 @@ def test_an_override_that_replaces_another_source_is_noted(scenario):
     (note,) = changed.notes
     assert "--set workload.trace takes the place of workload.prompt and workload.output" in note
     assert changed.with_run(seeds=2).notes == changed.notes
-    assert [side.notes for side in changed.by_variant()] == [changed.notes]
+    assert [side.notes for side in changed.variant_scenarios()] == [changed.notes]
     assert load(path, ["workload.num_requests=5"]).notes == ()
     assert load(path, ["workload.request_rate=3"]).notes == ()
     (load_note,) = load(path, ["workload.concurrency=3"]).notes
     assert "workload.request_rate" in load_note
-
-
-def test_prefix_caching_is_noted_to_cover_no_shared_prompts(scenario):
-    path = scenario("[workload]\nrequest_rate = 2\n" + SIDES)
-    assert load(path).notes == ()
-    (note,) = load(path, ["engine.enable_prefix_caching=true"]).notes
-    assert "prompts that share a prefix are computed in full" in note
-    variant = 'variants=[{name = "cached", engine = {enable_prefix_caching = true}}]'
-    assert load(path, [variant]).notes == (note,)

@@ -114,8 +114,8 @@ def test_the_measured_attention_backend_is_noted_if_the_deployment_names_none(re
 )
 def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(device, gpu):
     rows = profile(operators=("norms",), gpu=device)
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).same
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).same == (gpu == "MI300X")
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).same_model_and_gpu
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).same_model_and_gpu == (gpu == "MI300X")
 
 
 @pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])

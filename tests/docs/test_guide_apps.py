@@ -28,7 +28,8 @@ def is_searched(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "app"), [(GUIDE, ENSEMBLE), (README, README.parent / "chain-summary.toml")])
-def test_the_plan_is_the_one_that_is_quoted(page, app, capsys):
+def test_the_plan_is_the_one_that_is_quoted(page, app, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["app", "plan", str(app)]) == 0
     printed = {" ".join(text.split()) for text in capsys.readouterr().out.splitlines()}
     block = next(block for block in blocks(page) if block.language == "text")

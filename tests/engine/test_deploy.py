@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 from worlds import cost_tables
 
 from lengthwise import catalog, cost, policy
+from lengthwise.cost.roofline_tables import FRONT_SLOW_S, slow_front_log_sd
 from lengthwise.engine import deploy, simulate
 from lengthwise.schema.cost_tables import CostEvidence, Front, PartError
 from lengthwise.schema.deployment import EngineLimits, Scheduler
@@ -139,17 +141,42 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     assert np.allclose(tables.host_s, given.step_s + given.sequence_s * seqs, rtol=1e-15)
     assert name in tables.evidence.source
     assert tables.front == Front(given.request_s, given.serial_s) != own.front == Front()
-    for part in ("layer_s", "comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
+    launches_s = tables.layer_s - own.layer_s
+    assert np.allclose(launches_s[: len(seqs)], 0.0)
+    assert np.allclose(launches_s[len(seqs) :], given.launch_s)
+    for part in ("comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
-    assert tables.evidence.errors == (*own.evidence.errors, PartError("front", 0.7, 1.6))
+    slow_log_sd = slow_front_log_sd(tables.front, FRONT_SLOW_S)
+    assert tables.evidence.errors == (*own.evidence.errors, PartError("front", 0.7, slow_log_sd))
 
 
-def test_requests_of_a_model_with_experts_wait_longer_before_a_named_engine():
-    dense, experts = (deploy(model, GPU, tp=2, host="vllm").cost.front for model in (MODEL, "mixtral-8x7b"))
-    assert experts.request_s > dense.request_s > 0
-    assert experts.serial_s == dense.serial_s > 0  # a longer queue would hold any deployment to few requests a second
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+def test_only_requests_of_models_with_mla_wait_longer_before_a_named_engine(name):
+    """A delay by the number of experts, fitted to DeepSeek, predicted twice the TTFT of Qwen3."""
+    dense, experts, latent = (
+        deploy(model, GPU, tp=8, host=name, limits=EngineLimits(weight_dtype="fp4")).cost.front
+        for model in (MODEL, "qwen3-235b-a22b", "deepseek-v3")
+    )
+    assert experts == dense
+    assert latent.request_s > dense.request_s > 0
     given = cost.HostOverhead(request_s=0.01, serial_s=0.001)
-    assert deploy("mixtral-8x7b", GPU, tp=2, host=given).cost.front == Front(0.01, 0.001)
+    assert deploy("deepseek-v3", "B200", tp=8, host=given).cost.front == Front(0.01, 0.001)
+
+
+def test_the_slow_end_of_a_front_is_as_many_seconds_late_whatever_the_front():
+    late_s = [front * math.exp(1.645 * slow_front_log_sd(Front(front), 0.3)) - front for front in (3e-3, 0.02, 0.12)]
+    assert np.allclose(late_s, 0.3, rtol=2e-3)
+    assert slow_front_log_sd(Front(serial_s=0.1), 0.3) is None
+
+
+def test_a_step_with_a_prompt_is_launched_once_however_many_prompts_it_has():
+    limits = EngineLimits(max_num_seqs=64, max_num_batched_tokens=2048)
+    bare, launched = (deploy(MODEL, GPU, limits=limits, host=cost.HostOverhead(launch_s=s)) for s in (0.0, 1e-3))
+    layers = catalog.model(MODEL).layers
+    for prompts in (1, 8):
+        burst = Workload(np.zeros(prompts), np.full(prompts, 128), np.full(prompts, 2))
+        first_s = [simulate(burst, one).requests.first_token_s.max() for one in (bare, launched)]
+        assert first_s[1] - first_s[0] == pytest.approx(layers * 1e-3)
 
 
 def test_a_front_moves_the_first_token_and_no_other():
@@ -182,10 +209,13 @@ def test_an_explicit_host_over_measured_tables_has_its_own_error():
     evidence = CostEvidence(errors=(PartError("host", 0.01), PartError("layer", 0.02)))
     known = dataclasses.replace(cost_tables([16, 16]), evidence=evidence)
     errors = deploy(MODEL, GPU, pp=2, cost=known, host="vllm").cost.evidence.errors
-    assert errors == (PartError("host", 0.5), PartError("layer", 0.02), PartError("front", 0.7, 1.6))
+    assert errors[:2] == (PartError("host", 0.5), PartError("layer", 0.02))
+    assert errors[2] == PartError(
+        "front", 0.7, slow_front_log_sd(Front(cost.ENGINE_HOSTS["vllm"].request_s), FRONT_SLOW_S)
+    )
 
 
-@pytest.mark.parametrize("name", ["step_s", "sequence_s", "request_s", "serial_s"])
+@pytest.mark.parametrize("name", ["step_s", "sequence_s", "request_s", "serial_s", "launch_s"])
 @pytest.mark.parametrize("seconds", [-1e-6, float("nan"), float("inf")])
 def test_a_host_takes_finite_seconds(name, seconds):
     with pytest.raises(InputError, match=f"finite seconds from 0.*{name} {seconds!r}"):

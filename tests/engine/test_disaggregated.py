@@ -173,7 +173,7 @@ def test_a_request_that_the_decode_side_could_never_hold_is_rejected(engine):
     tight = replace(tight, decode=replace(tight.decode, limits=replace(tight.decode.limits, watermark=0.5)))
     r = simulate(requests([0, 0], [600, 100], [4, 4]), tight, engine=engine).requests
     assert r.status.tolist() == [Status.REJECTED, Status.FINISHED]
-    assert r.rejection[0] == Rejection.PROMPT_ABOVE_KV_MEMORY
+    assert r.rejection[0] == Rejection.REFUSED_BY_MEMORY_POLICY
 
 
 def test_what_cannot_work_is_refused():

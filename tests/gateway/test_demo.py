@@ -15,7 +15,7 @@ from lengthwise.gateway.demo import comparison, find_interpreter, run
 from lengthwise.gateway.demo.comparison import MAX_TOKENS, Gain, Side, body, burst, change, decision, gain, table
 from lengthwise.gateway.demo.engine_side.forced_length import ForcedLength, forced
 from lengthwise.gateway.demo.engines import abortable_sleep
-from lengthwise.gateway.length_prediction import requested_tokens
+from lengthwise.gateway.length_prediction import fixed_tokens
 from lengthwise.schema.errors import EngineError, InputError
 
 
@@ -30,7 +30,7 @@ def test_a_burst_is_the_same_for_the_same_seed_and_number():
 def test_the_gateway_does_not_receive_the_output_length():
     question = burst(0, 0, 1, tokens_per_s=500.0, shrink=8.0)[0]
     what = body("tiny", question)
-    reported = requested_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
+    reported = fixed_tokens(json.dumps(what).encode(), lambda: what, what["max_tokens"])
     assert reported == 0
     assert what["max_tokens"] == MAX_TOKENS
     assert str(question.tokens) not in question.prompt

@@ -16,7 +16,7 @@ from lengthwise.gateway.scheduler_driver import (
     PREEMPTED,
     WORKER_GONE,
     NotServedError,
-    RequestFinishedError,
+    RequestEndedError,
     SchedulerDriver,
 )
 from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
@@ -33,6 +33,7 @@ class Fcfs:
         self.decided = 0
         self.cut: list[int] = []
         self.retained: list[int] = []
+        self.gone: list[int] = []
         self.expire: list[int] = []
         self.alarm_s = math.inf
 
@@ -59,7 +60,8 @@ class Fcfs:
     def on_queue_full(self, now_s, worker, id, hold_s=0.0) -> None:
         self.on_queue_full(now_s, id, 0)
 
-    def remove(self, now_s, id) -> None:
+    def remove(self, now_s, id, *, client_gone=False) -> None:
+        self.gone += [id] if client_gone else []
         self.running.pop(id, None)
         if id in self.queue:
             self.queue.remove(id)
@@ -165,6 +167,18 @@ def test_a_client_that_goes_leaves_nothing(when: str):
     run(work)
 
 
+def test_a_count_above_what_the_request_allows_is_limited_to_it():
+    async def work() -> None:
+        driver, _scheduler, _ledger = hub_of()
+        ticket, _received = await driver.enter(request(1)), []
+        for count in (1_000_000, 10**30):
+            ticket.on_progress(count)
+            assert ticket.request.generated_tokens <= ticket.request.choices * ticket.request.max_tokens
+        driver.close()
+
+    run(work)
+
+
 def test_a_preemption_is_reported_and_the_request_runs_again():
     async def work() -> None:
         driver, scheduler, ledger = hub_of()
@@ -176,13 +190,13 @@ def test_a_preemption_is_reported_and_the_request_runs_again():
         driver.wake()
         await asyncio.sleep(0.01)
         assert received == [PREEMPTED]
-        assert ticket.interrupted.is_set()
+        assert ticket.is_interrupted
         assert await ticket.requeue("preemption") is ticket
-        assert (ticket.worker, ticket.interrupted.is_set()) == ("w", False)
+        assert (ticket.worker, ticket.is_interrupted) == ("w", False)
         assert ledger.tokens_of == {1: 7}
         assert ledger.cause == ["preemption"]
         ticket.end(Outcome.FINISHED)
-        with pytest.raises(RequestFinishedError):
+        with pytest.raises(RequestEndedError):
             await ticket.requeue("preemption")
 
     run(work)
@@ -200,6 +214,17 @@ def test_a_request_at_a_lost_worker_is_notified():
     run(work)
 
 
+@pytest.mark.parametrize("outcome", [Outcome.CLIENT_GONE, Outcome.FAILED])
+def test_the_scheduler_is_notified_of_a_client_that_leaves(outcome):
+    async def work() -> None:
+        driver, scheduler, _ = hub_of()
+        ticket = await driver.enter(request(1))
+        ticket.end(outcome)
+        assert scheduler.gone == [1] * (outcome is Outcome.CLIENT_GONE)
+
+    run(work)
+
+
 def test_a_request_can_be_cancelled_while_it_waits_again():
     async def work() -> None:
         driver, scheduler, ledger = hub_of()
@@ -208,7 +233,7 @@ def test_a_request_can_be_cancelled_while_it_waits_again():
         task = asyncio.ensure_future(ticket.requeue("preemption"))
         await asyncio.sleep(0.01)
         ticket.end(Outcome.CLIENT_GONE)
-        with pytest.raises(RequestFinishedError):
+        with pytest.raises(RequestEndedError):
             await task
         assert ledger.outcomes == {Outcome.CLIENT_GONE: 1}
         driver.repredict(ticket.request.id, DEFAULT_PREDICTION)  # too late, and no harm
@@ -240,10 +265,10 @@ def test_a_nonpreemptible_request_reports_it_once_and_may_be_preempted_elsewhere
         one = request(1)
         one.preemptible = True
         ticket = await driver.enter(one)
-        ticket.interrupted.set()
+        ticket.is_interrupted = True
         ticket.mark_nonpreemptible()
         ticket.mark_nonpreemptible()
-        assert (scheduler.retained, ticket.interrupted.is_set()) == ([1], False)
+        assert (scheduler.retained, ticket.is_interrupted) == ([1], False)
         await ticket.requeue("failed_over")
         ticket.mark_nonpreemptible()
         assert scheduler.retained == [1, 1]

@@ -57,7 +57,7 @@ def config_of(*urls, phases, **named) -> GatewayConfig:
 
 
 async def settled(gateway):
-    await gateway.fleet.stable(20.0)
+    await gateway.fleet.wait_checked(20.0)
     while not gateway.driver.statistics().workers[0].up:  # noqa: ASYNC110 - the fleet is looked at
         await asyncio.sleep(0.02)
 
@@ -208,7 +208,7 @@ def test_a_background_gateway_reports_its_requests_and_stops():
 
 def test_an_unreachable_engine_is_reported():
     config = config_of("http://127.0.0.1:9", phases=Phases(2, 3))
-    with pytest.raises(EngineError, match="must be up and serve"), background_gateway(config, engines_s=5.0):
+    with pytest.raises(EngineError, match="must be up and serve"), background_gateway(config, start_timeout_s=5.0):
         pass
 
 

@@ -144,7 +144,7 @@ def test_the_admin_page_shows_how_priorities_are_handled():
                 prediction=PredictionConfig(predictor="none"),
             )
             async with Gateway(config) as g, aiohttp.ClientSession() as session:
-                await g.fleet.stable(10.0)
+                await g.fleet.wait_checked(10.0)
                 async with session.get(f"http://127.0.0.1:{g.admin_port}/state.json") as reported:
                     (worker,) = (await reported.json())["workers"]
                 assert worker["up"]
@@ -191,7 +191,7 @@ def test_an_immediate_stop_answers_waiting_requests_and_aborts_the_engine(caplog
     async def work() -> None:
         async with Scripted(step_s=0.05) as engine:
             async with gateway(config_of(engine, resilience=ResilienceConfig(drain_s=0.1))) as g:
-                under_way = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(4)]
+                under_way = [asyncio.ensure_future(ask(g.port, BODY | {"stream": k > 0})) for k in range(4)]
                 await until(lambda: len(engine.seen) == 4 and all(one.sent > 2 for one in engine.seen))
                 waiting = [asyncio.ensure_future(ask(g.port, BODY)) for _ in range(3)]
                 await until(lambda: g.driver.statistics().waiting == 3)
@@ -199,13 +199,17 @@ def test_an_immediate_stop_answers_waiting_requests_and_aborts_the_engine(caplog
             for status, headers, body in await asyncio.gather(*waiting):
                 assert (status, headers.get("Retry-After")) == (503, "1")
                 assert json.loads(body)["error"]["code"] == "draining"
-            broken_off = await asyncio.gather(*under_way, return_exceptions=True)
-            assert not any(isinstance(one, tuple) and b"[DONE]" in one[2] for one in broken_off)
+            for k, (status, _, body) in enumerate(await asyncio.gather(*under_way)):
+                *_, last = body.removesuffix(b"\n\n").split(b"\n\n")
+                assert (status, json.loads(last.removeprefix(b"data: "))["error"]["code"]) == (
+                    200 if k else 503,
+                    "stopped",
+                )
+                assert b"[DONE]" not in body
             await until(lambda: all(one.how == "aborted" for one in engine.seen))
 
     run(work)
-    own = [one for one in caplog.records if one.exc_info and one.name.startswith("lengthwise.gateway")]
-    assert not own, caplog.text
+    assert not [one for one in caplog.records if one.exc_info], caplog.text
 
 
 def test_an_occupied_port_is_reported_before_anything_starts():
@@ -334,8 +338,8 @@ def test_after_a_stop_signal_all_requests_are_served(monkeypatch):
     assert answer(encode("p 50"), 50)[1]
 
 
-def started_under(monkeypatch, during_start) -> list[str]:
-    """What happens in a gateway that gets signals while its fleet starts."""
+def started_under(monkeypatch, during_start, error: Exception | None = None) -> list[str]:
+    """What happens in a gateway that gets signals while its fleet starts, and whose reload fails with ``error``."""
     from lengthwise.gateway import serve as door
 
     happened: list[str] = []
@@ -353,6 +357,8 @@ def started_under(monkeypatch, during_start) -> list[str]:
     def reload() -> GatewayConfig:
         happened.append("reloaded")
         os.kill(os.getpid(), signal.SIGTERM)
+        if error is not None:
+            raise error
         return config
 
     config = GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), listen=Listen(port=0, admin_port=None))
@@ -367,6 +373,11 @@ def test_a_signal_while_it_starts_ends_it(monkeypatch):
 
 def test_a_reload_while_it_starts_comes_after_the_start(monkeypatch):
     assert started_under(monkeypatch, [signal.SIGHUP]) == ["fleet", "ready", "reloaded"]
+
+
+def test_a_reload_that_fails_unexpectedly_is_logged_and_changes_nothing(monkeypatch, caplog):
+    assert started_under(monkeypatch, [signal.SIGHUP], RecursionError("deep")) == ["fleet", "ready", "reloaded"]
+    assert "the configuration stays as it was" in caplog.text
 
 
 def test_clients_are_served_last_so_that_ready_means_all_is_up(monkeypatch):

@@ -89,7 +89,7 @@ def question(**changes: object) -> Question:
 
 
 def answered(bench: Bench | None = None, **changes: object) -> LabTable:
-    return lab(question(**changes), bench or Bench(), how="reference")
+    return lab(question(**changes), bench or Bench(), engine_name="reference")
 
 
 @pytest.fixture(scope="session")

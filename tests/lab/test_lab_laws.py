@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lengthwise import engine
 from lengthwise.lab import Contestant, gap_closed, lab, ratio
-from lengthwise.lab.experiment import at_rate, measured
+from lengthwise.lab.experiment import at_rate, run_values
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LoadUnit
@@ -59,7 +59,7 @@ def test_the_same_question_gives_the_same_bytes_however_many_work_at_a_time(tabl
         with ThreadPoolExecutor(2) as pool:
             yield from enumerate(pool.map(work, tasks))
 
-    again = lab(small.question(), small.Bench(), each=two_at_a_time, how="reference")
+    again = lab(small.question(), small.Bench(), each=two_at_a_time, engine_name="reference")
     assert repr(dataclasses.asdict(again)) == repr(dataclasses.asdict(table))
 
 
@@ -69,7 +69,7 @@ def test_progress_counts_every_run_once(small) -> None:
         small.question(loads=(1.0,), seeds=2),
         small.Bench(20),
         progress=lambda *at: reported.append(at),
-        how="reference",
+        engine_name="reference",
     )
     assert [done for done, _ in reported] == list(range(len(reported)))
     assert {of for _, of in reported} == {reported[-1][0]}
@@ -118,7 +118,7 @@ def test_waiting_counts_every_stay_in_the_queue(small) -> None:
     records = engine.simulate(workload, bench.deployment(moving, 2), engine="reference")
     r = records.requests
     assert r.preemptions.sum() > len(workload)
-    found = measured(records, 2, np.ones(len(workload)))
+    found = run_values(records, 2, np.ones(len(workload)))
     first_s = r.scheduled_s - r.arrival_s
     assert found["wait.max"] == r.queued_for_s.max() > first_s.max()
     assert found["wait.mean"] == pytest.approx(r.queued_for_s.mean())
@@ -164,12 +164,12 @@ def test_a_question_that_makes_no_sense_is_refused(changes, states, small) -> No
 
 def test_requests_that_come_at_once_have_no_load(small) -> None:
     with pytest.raises(InputError, match="one after the other"):
-        lab(small.question(), small.Together(), how="reference")
+        lab(small.question(), small.Together(), engine_name="reference")
 
 
 def test_a_predictor_may_only_predict(small) -> None:
     with pytest.raises(InputError, match="'noisy' changed the requests of seed 0"):
-        lab(small.question(), small.Cheating(), how="reference")
+        lab(small.question(), small.Cheating(), engine_name="reference")
 
 
 def test_a_bound_on_waiting_is_a_multiple_of_what_fcfs_waits(small) -> None:

@@ -63,10 +63,17 @@ def test_no_gain_without_a_queue() -> None:
 
 
 def test_a_gain_whose_interval_contains_zero_is_none() -> None:
-    found = decision([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
-    assert (found.is_improvement, found.reason) == (False, "no gain")
-    assert "changes mean JCT by -10.0 ± 20.0 %" in found.description
+    found = decision([*ends(), cell("sjf", "model", 0.97, 1.0, half=0.04)])
+    assert (found.is_improvement, found.reason, found.head) == (False, "no gain", "Not worth it")
+    assert "changes mean JCT by -3.0 ± 4.0 %" in found.description
     assert "known lengths would cut it by 50 %" in found.description
+
+
+def test_a_wide_interval_decides_nothing() -> None:
+    found = decision([*ends(), cell("sjf", "model", 0.9, 1.0, half=0.2)])
+    assert (found.is_improvement, found.reason, found.head) == (False, "undecided", "Not sure")
+    assert "changes mean JCT by -10.0 ± 20.0 %" in found.description
+    assert "The interval allows a gain of 30 %: run more seeds or requests." in found.description
 
 
 def test_a_tail_that_pays_more_than_the_mean_gains() -> None:
@@ -107,7 +114,7 @@ def test_the_best_of_many_must_be_surer_than_one() -> None:
     one = cell("sjf", "model", 0.9, 1.0, half=0.09)
     others = [cell(f"p{i}", "model", 1.0, 1.0, half=0.09) for i in range(19)]
     assert decision([*ends(), one]).is_improvement
-    assert decision([*ends(), one, *others]).reason == "no gain"
+    assert decision([*ends(), one, *others]).reason == "undecided"
 
 
 def test_one_seed_is_never_sure() -> None:

@@ -41,7 +41,7 @@ def wrongly(kind: str, output: Any, rng: np.random.Generator) -> Any:
 @st.composite
 def misled(draw: st.DrawFn, kinds: tuple[str, ...] = WRONG) -> Workload:
     """A workload whose predictions may be anything, once or again at every window."""
-    workload = dataclasses.replace(draw(workloads()), after=None)  # who came before has the smaller number
+    workload = draw(workloads()).without_dependencies()  # who came before has the smaller number
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     kind = draw(st.sampled_from(kinds))
     if draw(st.booleans()):

@@ -103,13 +103,16 @@ class Watched(Reference):
         s = rep.s
         stepping = [*step.decodes, *(q for q, _ in step.prompts)]
         residents = [*rep.running, *stepping, *step.paused]
-        assert rep.free >= 0
-        moving = [q.transfer for to in self.remote for q in (*to.queue.waiting, *to.incoming) if q.transfer]
-        leaving = sum(transfer.blocks for transfer in moving if transfer.source is rep)
-        assert sum(q.blocks for q in residents) + leaving + rep.free == s.params.total_blocks
+        assert rep.pool.free >= 0
+        moving = [q.transfer for to in self.decode_replicas for q in (*to.queue.waiting, *to.incoming) if q.transfer]
+        moving = [transfer for transfer in moving if transfer.source is rep and transfer.blocks]
+        leaving = sum(transfer.blocks for transfer in moving)
+        cached = [block for q in (*residents, *moving) for block in q.cached]
+        shared = len(cached) - len(set(cached))
+        assert sum(q.blocks for q in residents) - shared + leaving + rep.pool.free == s.params.total_blocks
         assert all(q.blocks == 0 for q in rep.queue.waiting)
-        assert not (self.remote and step.decodes and rep in self.local)
-        assert not (step.prompts and rep in self.remote)
+        assert not (self.decode_replicas and step.decodes and rep in self.prefill_replicas)
+        assert not (step.prompts and rep in self.decode_replicas)
         assert len({id(q) for q in residents}) == len(residents) <= s.params.max_num_seqs
         assert all(q.decoding for q in step.paused)
         assert not (step.paused and step.decodes)

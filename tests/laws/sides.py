@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hypothesis import strategies as st
-from worlds import PHASES, STEADY_PHASES, cost_tables, deployments, of_two_degrees
+from worlds import PHASES, ROUTERS, STEADY_PHASES, cost_tables, deployments, of_two_degrees
 
 from lengthwise.policy import known
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST
@@ -28,7 +28,7 @@ HANDOVERS = (
 def disaggregated(draw: st.DrawFn) -> Deployment:
     """A deployment whose prompts are handed over to replicas that only decode, both sides often short of memory."""
     prefill = draw(deployments())
-    routers = [name for name in sorted(known("router")) if name != "central"]
+    routers = [name for name in ROUTERS if name != "central"]
     axes = {"router": draw(st.sampled_from(routers))} if prefill.scheduler.router == "central" else {}
     if draw(st.integers(0, 3)) == 0:
         axes["batching"] = draw(st.sampled_from(PREFILLS))

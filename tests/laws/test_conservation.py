@@ -98,7 +98,7 @@ def test_all_blocks_are_free_at_the_end_of_the_kernel(workload, deployment):
     assert (state.groups["kv_tokens"] == 0).all()
     assert (state.block_needs == 0).all()
     assert (state.queues["length"] == 0).all()
-    for load in (state.waiting, state.running, state.tokens):
+    for load in (state.waiting, state.running, state.outstanding_tokens):
         assert (load == 0).all()
 
 
@@ -107,7 +107,7 @@ def test_all_blocks_are_free_at_the_end_of_the_kernel(workload, deployment):
 def test_the_reference_accounts_for_every_block_at_every_step(workload, deployment):
     watched = watch(workload, deployment)
     for rep in watched.replicas:
-        assert rep.free == deployment.kv.num_blocks
+        assert rep.pool.free == deployment.kv.num_blocks
         assert rep.outstanding_tokens == 0
         assert not rep.running
         assert not rep.queue.waiting

@@ -43,7 +43,7 @@ def blind_to_waiting(deployment):
 def test_a_pure_delay_shifts_an_open_loop_uniformly(workload, deployment, delay_s):
     """TTFT behind a pure delay is TTFT without, plus the delay, whatever the scheduler."""
     assume(workload.concurrency is None)
-    workload = dataclasses.replace(workload, after=None)
+    workload = workload.without_dependencies()
     deployment = blind_to_waiting(deployment)
     plain = run(workload, behind(deployment, Front())).requests
     late = run(workload, behind(deployment, Front(request_s=delay_s))).requests
@@ -58,7 +58,7 @@ def test_a_pure_delay_shifts_an_open_loop_uniformly(workload, deployment, delay_
 def test_a_serial_front_is_lindleys_recursion(workload, deployment, front):
     """An open loop behind a front is one whose requests come when they have passed it."""
     assume(workload.concurrency is None)
-    workload = dataclasses.replace(workload, after=None)
+    workload = workload.without_dependencies()
     assume("aged" not in str((deployment.scheduler.rank, deployment.scheduler.victim)))  # by the time it was sent
     deployment = blind_to_waiting(deployment)
     late = run(workload, behind(deployment, front)).requests

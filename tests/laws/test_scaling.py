@@ -51,7 +51,8 @@ def slower_tables(cost: CostTables, factor: float) -> CostTables:
 
 
 def later(workload: Workload, factor: float) -> Workload:
-    return dataclasses.replace(workload, arrival_s=workload.arrival_s * factor)
+    after = workload.after and dataclasses.replace(workload.after, delay_s=workload.after.delay_s * factor)
+    return dataclasses.replace(workload, arrival_s=workload.arrival_s * factor, after=after)
 
 
 def one_at_a_time(deployment: Deployment, replicas: int) -> Deployment:
@@ -125,7 +126,7 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
     assume(deployment.parallel.replicas > 1)
     assume(deployment.cost.front.serial_s == 0)  # one front for all of them
     # Tenants' service is counted over all replicas, and bins gather before the router.
-    workload = dataclasses.replace(workload, predictions=None, tenant=None, after=None)
+    workload = dataclasses.replace(workload.without_dependencies(), predictions=None, tenant=None)
     scheduler = dataclasses.replace(deployment.scheduler, router="round_robin", binning=None)
     together = dataclasses.replace(deployment, scheduler=scheduler)
     alone = dataclasses.replace(together, parallel=dataclasses.replace(deployment.parallel, replicas=1))
@@ -134,8 +135,6 @@ def test_replicas_in_turn_are_separate_servers(workload, deployment):
         share = np.arange(len(workload)) % deployment.parallel.replicas == replica
         if not share.any():
             continue
-        columns = ("arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "priority")
-        part = Workload(**{column: getattr(workload, column)[share] for column in columns})
-        single = run(part, alone).requests
+        single = run(workload.take(np.flatnonzero(share)), alone).requests
         for column in ("scheduled_s", "first_token_s", "finished_s", "output_tokens", "preemptions", "status"):
             np.testing.assert_array_equal(getattr(single, column), getattr(both, column)[share])

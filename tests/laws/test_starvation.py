@@ -103,7 +103,7 @@ class ResponseRatio(Doorkeeper):
         needed_s = queued_for_s * self.remaining(q) / self.remaining(w)
         assert needed_s <= near(needed_s, q.wait.before_s)
         if (
-            q.last_preemption.number == w.last_preemption.number == 0
+            q.wait.last_preemption == w.wait.last_preemption == 0
             and q.index > w.index
             and self.remaining(q) > self.remaining(w)
         ):
@@ -148,13 +148,13 @@ class ArrivalInClass(Doorkeeper):
 
 class PreemptedFirst(Doorkeeper):
     def passes(self, q, w):
-        assert q.last_preemption.number > 0 or w.last_preemption.number == 0
-        assert q.last_preemption.number > 0 or q.index < w.index
+        assert q.wait.last_preemption > 0 or w.wait.last_preemption == 0
+        assert q.wait.last_preemption > 0 or q.index < w.index
 
 
 class Batches(Doorkeeper):
     def passes(self, q, w):
-        assert (q.wait.batch, q.index) < (w.wait.batch, w.index)
+        assert (q.wait.bin_batch, q.index) < (w.wait.bin_batch, w.index)
 
 
 @pytest.mark.slow
@@ -305,9 +305,10 @@ class Slots(Doorkeeper):
             return
         best = rep.queue.first
         worse = [q for q in rep.idle if q.generated > q.admission.generated and self._rank_key(q) > best.wait.key]
-        max_num_seqs, free = self.s.params.max_num_seqs - len(rep.running), rep.free
+        max_num_seqs, free = self.s.params.max_num_seqs - len(rep.running), rep.pool.free
         if not self.enters(best, free, max_num_seqs):
-            assert not self.enters(best, free + sum(q.blocks for q in worse), max_num_seqs + len(worse))
+            freed = sum(q.blocks - sum(block.holders > 1 for block in q.cached) for q in worse)
+            assert not self.enters(best, free + freed, max_num_seqs + len(worse))
 
     def enters(self, q, free, max_num_seqs):
         return max_num_seqs > 0 and self._blocks_if_free(q, free, max_num_seqs) >= 0

@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lengthwise.policy import known, named, scheduler
+from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
-from lengthwise.schema.workload import After, Predictions, Workload
+from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")
@@ -29,6 +30,9 @@ FRONTS = (Front(), Front(), Front(0.01), Front(0.0, 0.003), Front(0.02, 0.01), F
 LINK = LinkSpec("link", 1e9, 1e-6, "made up")
 GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
+
+ROUTERS = sorted(name for name, router in known("router").items() if not router.uses(*OF_PREFIXES))
+"""Those that any workload may have; test_prefix_cache.py has the others."""
 
 
 def cost_tables(
@@ -80,17 +84,38 @@ def workloads(draw: st.DrawFn, max_requests: int = 40) -> Workload:
     output = rng.integers(1, draw(st.sampled_from([2, 20, 200])), n)
     error = draw(st.sampled_from([0.0, 0.7]))
     again = _predictions(rng, output, error, draw(st.sampled_from([1, 3, 20]))) if draw(st.booleans()) else None
+    prompt = rng.integers(1, draw(st.sampled_from([4, 80, 400])), n)
+    after = None if concurrency else draw(afters(n, rng))
+    prefixes = draw(st.none() | shared_prefixes(prompt, output, after, rng))
     return Workload(
         np.zeros(n) if concurrency else arrival_s,
-        rng.integers(1, draw(st.sampled_from([4, 80, 400])), n),
+        prompt,
         output,
         predicted_tokens=None if again else np.round(output * rng.lognormal(0, error, n), 1),
         priority=rng.integers(0, 3, n),
         tenant=rng.integers(0, draw(st.sampled_from([1, 3])), n),
         predictions=again,
         concurrency=concurrency,
-        after=None if concurrency else draw(afters(n, rng)),
+        after=after,
+        prefixes=prefixes,
     )
+
+
+@st.composite
+def shared_prefixes(
+    draw: st.DrawFn, prompt: np.ndarray, output: np.ndarray, after: After | None, rng: np.random.Generator
+) -> SharedPrefixes:
+    """Prompts that begin with blocks of few contents, or with the turn before, for which ``prompt`` grows in place."""
+    n, block_tokens = len(prompt), draw(st.sampled_from([1, 4, 16, 32]))
+    turns = np.full(n, -1)
+    for i in range(n if after and draw(st.booleans()) else 0):
+        parents = after.parent[after.start[i] : after.start[i + 1]]
+        if len(parents) and rng.random() < 0.8:
+            turns[i] = rng.choice(parents)
+            prompt[i] += prompt[turns[i]] + output[turns[i]]
+    shared = np.where(turns < 0, rng.integers(0, -(-prompt // block_tokens) + 1), 0)
+    ids = rng.integers(0, draw(st.sampled_from([1, 2, 5])), shared.sum())
+    return SharedPrefixes(block_tokens, np.concatenate([[0], np.cumsum(shared)]), ids, turns)
 
 
 @st.composite
@@ -106,7 +131,8 @@ def afters(draw: st.DrawFn, n: int, rng: np.random.Generator) -> After | None:
         for i in range(n)
     ]  # fmt: skip
     start = np.concatenate([[0], np.cumsum([len(some) for some in parents])])
-    return After(start, np.array([p for some in parents for p in some], np.int64))
+    delay_s = np.round(rng.exponential(draw(st.sampled_from([0.0, 0.1])), n), 2)
+    return After(start, np.array([p for some in parents for p in some], np.int64), delay_s)
 
 
 def _predictions(rng: np.random.Generator, output: np.ndarray, error: float, window: int) -> Predictions:
@@ -140,7 +166,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
             chosen.batching,
             chosen.memory,
             draw(st.sampled_from(["recompute", "swap"])),
-            draw(st.sampled_from(sorted(known("router")))),
+            draw(st.sampled_from(ROUTERS)),
             **(beyond if chosen.preemption == "never" else beyond | {"preemption": chosen.preemption}),
         )
     return Scheduler(
@@ -149,7 +175,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         batching=draw(st.sampled_from([*sorted(known("batching")), *PHASES, *STEADY_PHASES])),
         memory=draw(st.sampled_from([m for m in sorted(known("memory")) if m != "paged_strict"])),
         preemption_mode=draw(st.sampled_from(["recompute", "swap"])),
-        router=draw(st.sampled_from(sorted(known("router")))),
+        router=draw(st.sampled_from(ROUTERS)),
         **beyond,
     )
 

@@ -36,7 +36,7 @@ def vllm(
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", "1024", "--enforce-eager", "--distributed-executor-backend", ONE_PROCESS, *words]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(log.parent / "cache")}
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(model.parent / "cache")}
     env["PYTHONPATH"] = ":".join(map(str, (ROOT / "src", *path)))
     with local_engine(command, port=port, env=env, log_path=log) as engine:
         yield engine

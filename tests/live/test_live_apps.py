@@ -21,7 +21,7 @@ RUNNER = Path(__file__).with_name("app_runner.py")
 
 
 @pytest.fixture(scope="module")
-def commands(tmp_path_factory, engine_python):
+def commands(tmp_path_factory, engine_python, tiny):
     """A file of what starts an engine of each model: two sizes, on a thread each."""
     import _vllm
 
@@ -29,27 +29,28 @@ def commands(tmp_path_factory, engine_python):
 
     folder = tmp_path_factory.mktemp("models")
     written = {}
-    for name, size in (("writer", "tiny"), ("critic", "small")):
-        model = _vllm.make_model(folder / name, size)
+    (folder / "writer").symlink_to(tiny)
+    for model in (folder / "writer", _vllm.make_model(folder / "critic", "small")):
         words = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "{port}"]
         words += ["--served-model-name", "m", "--host", "{host}", "--dtype", "float32", "--enforce-eager"]
         words += ["--max-model-len", "1024", "--max-num-seqs", "4", "--generation-config", "vllm"]
         words += ["--distributed-executor-backend", ONE_PROCESS]
-        written[name] = " ".join(words)
+        written[model.name] = " ".join(words)
     (folder / "commands.json").write_text(json.dumps(written))
     return folder / "commands.json"
 
 
-def environment(folder):
+def environment(models):
     import _vllm
 
-    return {**os.environ, **_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    cache = (models / "writer").resolve().parent / "cache"
+    return {**os.environ, **_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(cache)}
 
 
 def started(folder, commands):
     folder.mkdir(exist_ok=True)
     words = [sys.executable, str(RUNNER), str(folder), str(commands)]
-    return subprocess.Popen(words, env=environment(folder.parent), stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, env=environment(commands.parent), stdout=subprocess.PIPE, text=True)
 
 
 def finished(process):

@@ -34,14 +34,14 @@ def example(name):
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory, engine_python):
+def weights(tmp_path_factory, engine_python, tiny):
     """--set of what each model loads, and the engine's python as the one that is found first."""
     folder = tmp_path_factory.mktemp("models")
     words = [engine_python, str(EXAMPLES / "make_models.py"), str(folder)]
     subprocess.run(words, check=True, capture_output=True, timeout=300)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(engine_python).parent}{os.pathsep}{os.environ['PATH']}")
-        patch.setenv("VLLM_CACHE_ROOT", str(folder / "cache"))
+        patch.setenv("VLLM_CACHE_ROOT", str(tiny.parent / "cache"))
         yield {name: f"models.{name}.weights={folder / name}" for name in MODELS}
 
 

@@ -11,18 +11,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory, engine_python):
+def started(tmp_path_factory, engine_python, tiny):
     """Starts the engine, as often as one likes, on one port."""
-    import _vllm
     from plugin_engines import vllm
 
     from lengthwise.backend.process import free_port
 
     folder = tmp_path_factory.mktemp("fleet")
-    model = _vllm.make_model(folder / "tiny", "tiny")
     port = free_port()
     words = ("--max-num-seqs", "2", "--scheduling-policy", "priority")
-    return lambda: vllm(engine_python, model, folder / "log", *words, port=port)
+    return lambda: vllm(engine_python, tiny, folder / "log", *words, port=port)
 
 
 def test_a_real_vllm_is_recognized_watched_and_seen_to_restart(started):
@@ -39,7 +37,7 @@ def test_a_real_vllm_is_recognized_watched_and_seen_to_restart(started):
         )
         received = []
         async with Fleet(config, on_change=lambda states: received.append(states[0])) as fleet:
-            assert await fleet.stable(60)
+            assert await fleet.wait_checked(60)
             worker = fleet.worker("e")
             able = worker.capabilities
             assert (worker.kind, able.models, able.max_model_len) == ("vllm", ("m",), 1024)

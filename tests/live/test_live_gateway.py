@@ -18,16 +18,14 @@ MESSAGES = [{"role": "user", "content": "Tell me about the sea."}]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory, engine_python):
-    import _vllm
+def url(tmp_path_factory, engine_python, tiny):
     from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("gateway")
-    model = _vllm.make_model(folder / "tiny", "tiny")
     (folder / "chat.jinja").write_text(TEMPLATE)
     with vllm(
         engine_python,
-        model,
+        tiny,
         folder / "log",
         "--max-num-seqs",
         str(SLOTS),
@@ -52,7 +50,7 @@ async def served(url: str, *, concurrency: int = SLOTS, **named):
         **named,
     )
     async with Gateway(config) as gateway:
-        assert await gateway.fleet.stable(30.0)
+        assert await gateway.fleet.wait_checked(30.0)
         base = f"http://127.0.0.1:{gateway.port}/v1"
         async with AsyncOpenAI(base_url=base, api_key="k", max_retries=0, timeout=120.0) as client:
             yield gateway, client

@@ -135,12 +135,12 @@ def write_device(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, engine_python, torch):
+def measured(tmp_path_factory, tiny, torch):
     """The guide's commands up to the last load on the engine, run; what they wrote lies in the folder."""
     import _vllm
 
     place = tmp_path_factory.mktemp("guide")
-    model = _vllm.make_model(place / "tiny", "tiny")
+    (place / "tiny").symlink_to(tiny)
     write_device(place / "cpu.toml")
     (file,) = (block for block in blocks(GUIDE) if block.title == "mine.toml")
     (place / "mine.toml").write_text(filled(file.text, FILE))
@@ -149,7 +149,7 @@ def measured(tmp_path_factory, engine_python, torch):
     made, (before, loads, _) = Walk(place), parts()
     for line in before:
         made.run(filled(line, COMMANDS))
-    with _vllm.served(served, model, log, *AS_READERS_HAVE_IT) as engine:
+    with _vllm.served(served, tiny, log, *AS_READERS_HAVE_IT) as engine:
         full = CAPACITY.replace("256", str(SLOTS)).replace("600", str(FULL))
         made.run(f"bench {engine.url} mine.toml {full} --json full.json")
         rate_rps = made.numbers("full.json")["results"][0]["summary"]["rates"]["requests_per_s"]["value"]

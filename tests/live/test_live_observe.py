@@ -107,19 +107,17 @@ class Day:
 
 
 @pytest.fixture(scope="module")
-def day(tmp_path_factory, engine_python):
-    import _vllm
+def day(tmp_path_factory, engine_python, tiny):
     import openai
     from plugin_engines import vllm
 
     from lengthwise.gateway.demo.engines import MAKE_MODEL
 
     place = tmp_path_factory.mktemp("observe")
-    model = _vllm.make_model(place / "tiny", "tiny")
     (place / "chat.jinja").write_text(TEMPLATE)
     words = ("--max-num-seqs", str(SLOTS), "--chat-template", str(place / "chat.jinja"))
     words += ("--middleware", "forced_length.ForcedLength")
-    with vllm(engine_python, model, place / "engine.log", *words, path=(MAKE_MODEL.parent,)) as engine:
+    with vllm(engine_python, tiny, place / "engine.log", *words, path=(MAKE_MODEL.parent,)) as engine:
         with started(place, walked("--mode observe").replace(ENGINE, engine.url)) as (process, head):
             names = {"openai": openai}
             exec(client_code().replace(CLIENT, address(head, "clients")), names)

@@ -21,13 +21,11 @@ SLOTS, PREFILL_BATCH, DECODE_STEPS = 24, 3, 8
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory, engine_python):
-    import _vllm
+def url(tmp_path_factory, engine_python, tiny):
     from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("phases")
-    model = _vllm.make_model(folder / "tiny", "tiny")
-    with vllm(engine_python, model, folder / "log", "--max-num-seqs", str(SLOTS)) as engine:
+    with vllm(engine_python, tiny, folder / "log", "--max-num-seqs", str(SLOTS)) as engine:
         yield engine.url
 
 
@@ -69,7 +67,7 @@ def test_phases_before_an_unmodified_engine_are_those_of_the_schedule(url):
         prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None),
     )
-    with background_gateway(config, (received,), engines_s=60.0) as running:
+    with background_gateway(config, (received,), start_timeout_s=60.0) as running:
         lengths = [10 + 7 * (n % 5) for n in range(90)]
         got = asyncio.run(requested(running.gateway.port, 30, lengths))
         assert running.call(running.gateway.drain())

@@ -46,24 +46,17 @@ def names(jobs: list[Job]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, engine_python):
-    import _vllm
-
-    return _vllm.make_model(tmp_path_factory.mktemp("plugin") / "tiny", "tiny")
-
-
-@pytest.fixture(scope="module")
-def stock(model, engine_python):
+def stock(tiny, engine_python):
     """What an engine without the plug-in does: a burst of all kinds, alone and at once."""
-    with vllm(engine_python, model, model.parent / "stock.log", *SHAPE) as engine:
+    with vllm(engine_python, tiny, tiny.parent / "stock.log", *SHAPE) as engine:
         burst(engine.url, mixed(8, seed=9))
         return {"mixed": burst(engine.url, mixed()), "queue": burst(engine.url, short(6), head=tuple(long(7)))}
 
 
 @pytest.fixture(scope="module")
-def engine(model, engine_python, stock):
+def engine(tiny, engine_python, stock):
     settings = additional(preemption="worth(factor=1)", window_tokens=10, max_wait_s=20.0)
-    with vllm(engine_python, model, model.parent / "plugin.log", *SHAPE, *PLUGIN, *settings) as engine:
+    with vllm(engine_python, tiny, tiny.parent / "plugin.log", *SHAPE, *PLUGIN, *settings) as engine:
         burst(engine.url, mixed(8, seed=9))
         yield engine
 
@@ -180,7 +173,7 @@ def test_the_gateway_sends_lengths_and_refuses_clients_that_send_their_own(engin
 
     async def work():
         async with Gateway(config) as gateway:
-            assert await gateway.fleet.stable(20.0)
+            assert await gateway.fleet.wait_checked(20.0)
             url = f"http://127.0.0.1:{gateway.port}"
             async with taken(engine.url, SLOTS, 480, lengthwise(LONG, lengthwise_class=-1)) as max_num_seqs:
                 found = await bursting(url, then, tuple(first), max_num_seqs=max_num_seqs)

@@ -60,15 +60,12 @@ def test_the_checks_find_this_vllm_as_it_should_be_and_a_changed_one_not(engine_
     assert "checked 0." in ran.stdout
 
 
-def test_a_failure_in_a_running_engine_leaves_it_its_own_order(tmp_path, engine_python):
-    import _vllm
-
-    model = _vllm.make_model(tmp_path / "tiny", "tiny")
+def test_a_failure_in_a_running_engine_leaves_it_its_own_order(tmp_path, engine_python, tiny):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "broken_plugin.py").write_text(BROKEN)
     words = ("--max-num-seqs", "2", "--scheduler-cls", "broken_plugin.BrokenScheduler")
     log = tmp_path / "broken.log"
-    with vllm(engine_python, model, log, *words, path=(tmp_path / "path",)) as engine:
+    with vllm(engine_python, tiny, log, *words, path=(tmp_path / "path",)) as engine:
         assert "lengthwise orders this engine" in log.read_text()
         many = [Job(f"m{k}", 4 + k % 7, lengthwise(40 - k)) for k in range(40)]
         first = burst(engine.url, many)

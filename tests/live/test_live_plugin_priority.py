@@ -13,13 +13,6 @@ LONG, SHORT = 150, 12
 SHAPE = ("--max-num-seqs", "2")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, engine_python):
-    import _vllm
-
-    return _vllm.make_model(tmp_path_factory.mktemp("priority") / "tiny", "tiny")
-
-
 def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
     """Long requests, then short ones, sent through a gateway; how the engine was known, and what it warned of."""
     from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
@@ -36,7 +29,7 @@ def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
 
     async def work():
         async with Gateway(config) as gateway:
-            assert await gateway.fleet.stable(20.0)
+            assert await gateway.fleet.wait_checked(20.0)
             it = gateway.fleet.worker("it")
             warned = await engine_notices([it], "engine-priority")
             async with taken(url, 2, 900, {"priority": -(1 << 31) + 1}) as max_num_seqs:
@@ -49,9 +42,9 @@ def through_a_gateway(url: str) -> tuple[object, int, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def fcfs(model, engine_python):
+def fcfs(tiny, engine_python):
     """What an engine that takes no priorities answers."""
-    with vllm(engine_python, model, model.parent / "fcfs.log", *SHAPE) as engine:
+    with vllm(engine_python, tiny, tiny.parent / "fcfs.log", *SHAPE) as engine:
         reported = [Job("zero", 3, {"priority": 0}), Job("one", 3, {"priority": 1}), Job("none", 3)]
         return burst(engine.url, reported), through_a_gateway(engine.url)
 
@@ -74,9 +67,9 @@ def test_its_order_stays_that_of_arrival_and_all_are_answered(fcfs):
 
 
 @pytest.fixture(scope="module")
-def url(model, engine_python, fcfs):
+def url(tiny, engine_python, fcfs):
     words = (*SHAPE, "--scheduling-policy", "priority")
-    with vllm(engine_python, model, model.parent / "priority.log", *words) as engine:
+    with vllm(engine_python, tiny, tiny.parent / "priority.log", *words) as engine:
         yield engine.url
 
 

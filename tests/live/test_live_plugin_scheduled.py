@@ -13,12 +13,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory, engine_python):
+def worlds(engine_python, tiny):
     import _vllm
 
-    model = _vllm.make_model(tmp_path_factory.mktemp("scheduled") / "tiny", "tiny")
-    words = [engine_python, str(Path(__file__).parent / "scheduled.py"), str(model)]
-    env = {**_vllm.QUIET, "PYTHONPATH": str(ROOT / "src")}
+    words = [engine_python, str(Path(__file__).parent / "scheduled.py"), str(tiny)]
+    env = {**_vllm.QUIET, "VLLM_CACHE_ROOT": str(tiny.parent / "cache"), "PYTHONPATH": str(ROOT / "src")}
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=380, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])

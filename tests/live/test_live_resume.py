@@ -18,16 +18,14 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor 
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory, engine_python):
-    import _vllm
+def url(tmp_path_factory, engine_python, tiny):
     from plugin_engines import vllm
 
     folder = tmp_path_factory.mktemp("resume")
-    model = _vllm.make_model(folder / "tiny", "tiny")
     (folder / "chat.jinja").write_text(TEMPLATE)
     with vllm(
         engine_python,
-        model,
+        tiny,
         folder / "log",
         "--max-num-seqs",
         "4",

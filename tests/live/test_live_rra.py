@@ -24,13 +24,6 @@ SLOTS = 32
 RRA = "lengthwise.gateway.plugin.RraScheduler"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory, engine_python):
-    import _vllm
-
-    return _vllm.make_model(tmp_path_factory.mktemp("rra") / "tiny", "tiny")
-
-
 def requested(seed: int = 0, longest: int = 60) -> dict[str, list]:
     """Prompts, of which many begin alike, and lengths."""
     rng = np.random.default_rng(seed)
@@ -67,13 +60,13 @@ def rra(engine=None, **settings):
 
 
 @pytest.fixture(scope="module")
-def stock(engine_python, model):
-    return offline(engine_python, model, requested())
+def stock(engine_python, tiny):
+    return offline(engine_python, tiny, requested())
 
 
-def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(engine_python, model, stock):
+def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_same(engine_python, tiny, stock):
     work = requested()
-    found = offline(engine_python, model, work, engine=rra())
+    found = offline(engine_python, tiny, work, engine=rra())
     assert found["outputs"] == stock["outputs"]
     assert [len(one) for one in found["outputs"]] == work["lengths"]
     assert len({tuple(one) for one in found["outputs"]}) > REQUESTS / 2
@@ -90,9 +83,9 @@ def test_every_phase_has_its_batch_and_its_iterations_and_greedy_output_is_the_s
     assert any(prompts and decodes for prompts, decodes in stock["steps"]), "the stock scheduler mixes"
 
 
-def test_with_few_slots_little_memory_and_chunked_prompts_the_output_is_the_same(engine_python, model, stock):
+def test_with_few_slots_little_memory_and_chunked_prompts_the_output_is_the_same(engine_python, tiny, stock):
     tight = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "num_gpu_blocks_override": 17}
-    found = offline(engine_python, model, requested(), engine=rra(tight))
+    found = offline(engine_python, tiny, requested(), engine=rra(tight))
     assert found["outputs"] == stock["outputs"]
     assert found["preemptions"] > 0
     assert not any(prompts and decodes for prompts, decodes in found["steps"])
@@ -102,11 +95,11 @@ def test_with_few_slots_little_memory_and_chunked_prompts_the_output_is_the_same
     assert max(one["prefill_steps"] for one in phases) > 1
 
 
-def test_batches_are_resized_to_even_work(engine_python, model, stock):
+def test_batches_are_resized_to_even_work(engine_python, tiny, stock):
     work = requested()
     mean = round(BATCH * float(np.mean([len(one) for one in work["prompts"]])))
     schedule = {"threshold": 0.1, "prompt_tokens": mean, "decode_batch": 16}
-    found = offline(engine_python, model, work, engine=rra(**schedule))
+    found = offline(engine_python, tiny, work, engine=rra(**schedule))
     assert found["outputs"] == stock["outputs"]
     assert len({one["admitted"] for one in found["phases"]}) > 1
     lengths = iter(len(one) for one in work["prompts"])
@@ -117,13 +110,13 @@ def test_batches_are_resized_to_even_work(engine_python, model, stock):
 
 
 @pytest.mark.parametrize("where", ["version", "schedule"])
-def test_an_unusable_schedule_leaves_the_engine_its_own(engine_python, model, stock, where):
+def test_an_unusable_schedule_leaves_the_engine_its_own(engine_python, tiny, stock, where):
     work = requested()
     if where == "version":
-        found = offline(engine_python, model, work, engine=rra(), version="0.99.1")
+        found = offline(engine_python, tiny, work, engine=rra(), version="0.99.1")
         assert "this is vLLM 0.99.1" in found["message"]
     else:
-        found = offline(engine_python, model, work, engine=rra(prefill_batch=0))
+        found = offline(engine_python, tiny, work, engine=rra(prefill_batch=0))
         assert "prefill_batch must be a whole number" in found["message"]
     assert found["phases"] is None
     assert found["outputs"] == stock["outputs"]
@@ -131,10 +124,10 @@ def test_an_unusable_schedule_leaves_the_engine_its_own(engine_python, model, st
 
 
 @pytest.fixture(scope="module")
-def worlds(model, engine_python):
+def worlds(tiny, engine_python):
     import _vllm
 
-    words = [engine_python, str(Path(__file__).parent / "scheduled_rra.py"), str(model)]
+    words = [engine_python, str(Path(__file__).parent / "scheduled_rra.py"), str(tiny)]
     env = {**_vllm.QUIET, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
     ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=380, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
@@ -157,7 +150,7 @@ def test_with_vllms_own_scheduler_classes_every_token_comes_once(worlds, kind):
     assert sum(admitted for admitted, _, _ in roomy["phases"]) == 40 + roomy["preemptions"]
 
 
-def test_a_served_engine_keeps_the_schedule_whichever_requests_come_and_go(engine_python, model, tmp_path):
+def test_a_served_engine_keeps_the_schedule_whichever_requests_come_and_go(engine_python, tiny, tmp_path):
     import aiohttp
 
     record = tmp_path / "phases.jsonl"
@@ -175,7 +168,7 @@ def test_a_served_engine_keeps_the_schedule_whichever_requests_come_and_go(engin
                 one.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    with vllm(engine_python, model, tmp_path / "rra.log", *words) as engine:
+    with vllm(engine_python, tiny, tmp_path / "rra.log", *words) as engine:
         assert "lengthwise restricts this engine to rra(prefill_batch=3" in (tmp_path / "rra.log").read_text()
         asyncio.run(gone(engine.url))
         end_s = time.monotonic() + 20

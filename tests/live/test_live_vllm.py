@@ -20,7 +20,7 @@ from lengthwise.backend.openai_protocol import Server
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.calibration import calibrate, read_iterations
-from lengthwise.measure.calibration.busy_periods import busy_periods_of, counters_of, timed_by
+from lengthwise.measure.calibration.busy_periods import at_token_times, busy_periods_of, counters_of
 from lengthwise.measure.calibration.iteration_log import fitted_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.load import LoadSettings, bench
@@ -45,21 +45,14 @@ NEAR = 0.1
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, engine_python, torch):
-    import _vllm
-
-    return _vllm.make_model(tmp_path_factory.mktemp("live") / "tiny", "tiny")
-
-
-@pytest.fixture(scope="module")
-def deployments(model):
+def deployments(tiny):
     """By setting, priced by the roofline."""
     import _circle
 
     found = {}
     for name, of in SLOTS.items():
         setting, thread = _circle.Setting(name, *of), _circle.this_thread()
-        found[name] = setting.deployment(str(model / "config.json"), thread, 512, 256)
+        found[name] = setting.deployment(str(tiny / "config.json"), thread, 512, 256)
     return found
 
 
@@ -75,15 +68,15 @@ def profiled(deployments):
 
 
 @pytest.fixture(scope="module")
-def measured(deployments, model, tmp_path_factory):
+def measured(deployments, tiny, tmp_path_factory):
     """Runs by setting, each engine's log of them, and the largest load of the machine meanwhile."""
     import _vllm
 
     runs, logs, load = {}, {}, 0.0
     for name, deployment in deployments.items():
         logs[name] = tmp_path_factory.mktemp("vllm") / f"{name}.log"
-        with _vllm.served(deployment, model, logs[name]) as engine:
-            server = Server(engine.url, model.name, body={"temperature": 0})
+        with _vllm.served(deployment, tiny, logs[name]) as engine:
+            server = Server(engine.url, tiny.name, body={"temperature": 0})
             runs[name] = measured_loads(server, name)
             engine.check()
         load = max(load, os.getloadavg()[0])
@@ -271,9 +264,9 @@ def test_counters_report_the_tokens_and_seconds_of_the_steps_in_the_log(measured
         found = busy_periods_of(run_of(run.measured, "run", 0.0), counters, deployments["wide"].limits)
         if isinstance(found, str):  # A fast machine idles between requests where they arrive one by one.
             assert run.load != "static"
-            assert "never between two looks was it busy throughout" in found or "late to read" in found
+            assert "between two scrapes during which it was always busy" in found or "late to read" in found
             continue
-        timed = timed_by(counters, run.measured.tokens)
+        timed = at_token_times(counters, run.measured.tokens)
         last = timed.steps[np.searchsorted(timed.at_s, found.end_s)].astype(int)
         first = last - found.steps.astype(int)
         for i, (a, b) in enumerate(zip(first, last, strict=True)):

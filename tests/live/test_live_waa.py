@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory, engine_python):
+def pair(tmp_path_factory, engine_python, tiny):
     """Both engines; neither finds a prompt in a cache of its own."""
     import _vllm
 
@@ -60,15 +60,15 @@ def pair(tmp_path_factory, engine_python):
     from lengthwise.gateway.demo.engines import ONE_PROCESS
 
     folder = tmp_path_factory.mktemp("waa")
-    model, caches = _vllm.make_model(folder / "tiny", "tiny"), folder / "caches"
+    caches = folder / "caches"
     reported = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
     reported["kv_connector_extra_config"] = {"shared_storage_path": str(caches)}
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
+    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(tiny.parent / "cache")}
     urls = []
     with ExitStack() as stack:
         for side in ("prefill", "decode"):
             port = free_port()
-            command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+            command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny)]
             command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
             command += ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
             command += ["--max-num-seqs", "16", "--max-num-batched-tokens", "8192"]

@@ -10,7 +10,7 @@ from planted_runs import measured
 
 from lengthwise import engine
 from lengthwise.measure.calibration import Iterations
-from lengthwise.measure.calibration.iteration_log import YEAR_S, of_year_s
+from lengthwise.measure.calibration.iteration_log import YEAR_S, second_of_year
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.schema.records import RunResult, TokenTimes
 
@@ -99,7 +99,7 @@ def logged(workload, deployment, truth, unseen_s, started=None):
     ``began`` is when by the engine's local time, which stands on each line to the second; None: on none.
     """
     steps = simulated(workload, deployment, truth).steps
-    at_s = None if started is None else np.floor((of_year_s(started) + steps.end_s) % YEAR_S)
+    at_s = None if started is None else np.floor((second_of_year(started) + steps.end_s) % YEAR_S)
     return Iterations(
         prefill_seqs=steps.prefill_seqs.astype(float),
         prefill_tokens=steps.prefill_tokens.astype(float),

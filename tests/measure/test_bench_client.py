@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from lengthwise.measure.load import samples
+from lengthwise.measure.load import parse_metrics
 from lengthwise.measure.load_client import MIN_P99_VALUES, Monitor, binomial_tail
 
 
@@ -97,7 +97,7 @@ def test_metrics_are_summed_over_labels_and_buckets_left_out():
         '# TYPE a gauge\na{x="1"} 2.0\na{x="2 }"} 3\nb_bucket{le="1"} 9\nb_sum 1e3\nb_created 5\n'
         "process_cpu 1\nc NaN\nd +Inf\nnonsense\n"
     )
-    assert samples(text) == {"a": 5.0, "b_sum": 1000.0}
+    assert parse_metrics(text) == {"a": 5.0, "b_sum": 1000.0}
 
 
 def test_histograms_of_step_tokens_are_retained_by_bucket():
@@ -107,7 +107,7 @@ def test_histograms_of_step_tokens_are_retained_by_bucket():
         for engine in (0, 1)
         for bound, count in (("8.0", 3), ("1e+06", 7), ("+Inf", 7))
     )
-    reported = samples(text + 'vllm:time_to_first_token_seconds_bucket{le="8.0"} 2\n')
+    reported = parse_metrics(text + 'vllm:time_to_first_token_seconds_bucket{le="8.0"} 2\n')
     assert reported == {f'{name}{{le="8"}}': 6.0, f'{name}{{le="1e+06"}}': 14.0}
 
 
@@ -119,7 +119,7 @@ def test_a_loop_that_wakes_late_is_warned_about_though_requests_left_in_time():
         return warnings(watch)
 
     often = [0.0] * 95 + [0.2] * 5
-    assert "the client woke more than 30 ms late in 5 of 100 looks (the worst 200 ms" in woken(often, 0.06)
+    assert "the client woke more than 30 ms late in 5 of 100 checks (the worst 200 ms" in woken(often, 0.06)
     assert "woke" not in woken(often, 1.0)
     assert "woke" not in woken([0.0] * 99 + [0.2], 0.06)
 

@@ -155,7 +155,7 @@ def test_tables_that_are_right_stay_as_they_were(deployment, noise):
         assert change.after < change.before + 0.005
     if not noise:
         assert all(p.value == p.prior for p in calibration.parameters)
-        assert any("nothing was moved" in note for note in calibration.notes)
+        assert any("no parameter was changed" in note for note in calibration.notes)
         for score in calibration.scores:
             assert score.after == pytest.approx(score.before, abs=1e-6)
 

@@ -15,7 +15,7 @@ from lengthwise.measure.calibration import calibrate, step_evidence
 from lengthwise.measure.calibration.busy_periods import MIN_STEPS, busy_periods_of, counters_of, max_steps
 from lengthwise.measure.calibration.measured_runs import run_of
 from lengthwise.measure.calibration.parameters import linear_host_cost
-from lengthwise.measure.calibration.step_evidence import kinds_of
+from lengthwise.measure.calibration.step_evidence import step_kinds
 from lengthwise.schema.errors import InputError
 
 STEADY = {"work": 1.3, "host_step": 2e-3}
@@ -123,7 +123,7 @@ def test_only_the_fitted_part_of_a_run_is_looked_at(deployment):
 
 def test_what_was_counted_is_in_the_kinds_of_steps(deployment):
     found = periods(scraped(requests(), deployment, TRUTH, 0.5))
-    stretch, steps, kinds = kinds_of(found, deployment)
+    stretch, steps, kinds = step_kinds(found, deployment)
     for column, reported in (
         ("prefill_tokens", found.prompt_tokens),
         ("prefill_seqs", found.prompts),
@@ -186,13 +186,16 @@ def changed(run, **columns):
 @pytest.mark.parametrize(
     ("change", "report"),
     [
-        ({"generation_tokens": lambda c: [3 * x for x in c]}, "made .* of which .* are of the run's requests"),
-        ({"total_sum": lambda c: [2 * x for x in c]}, "computed in prompts .* of which .* are of the run's requests"),
+        ({"generation_tokens": lambda c: [3 * x for x in c]}, "generated .*, but its requests have only"),
+        ({"total_sum": lambda c: [2 * x for x in c]}, "computed in prompts .*, but its requests have only"),
         ({"total_count": lambda c: [2 * x for x in c]}, "several HTTP fronts"),
-        ({"num_requests_running": lambda c: [0] * len(c)}, "never between two looks was it busy"),
-        ({"num_preemptions": lambda c: list(range(len(c)))}, "never between two looks was it busy"),
-        ({"took_s": lambda c: [0.9] * len(c)}, "never between two looks was it busy"),
-        ({"iteration_tokens_total_count": lambda c: [None] * len(c)}, "never between two looks was it busy"),
+        ({"num_requests_running": lambda c: [0] * len(c)}, "between two scrapes during which it was always busy"),
+        ({"num_preemptions": lambda c: list(range(len(c)))}, "between two scrapes during which it was always busy"),
+        ({"took_s": lambda c: [0.9] * len(c)}, "between two scrapes during which it was always busy"),
+        (
+            {"iteration_tokens_total_count": lambda c: [None] * len(c)},
+            "between two scrapes during which it was always busy",
+        ),
     ],
 )
 def test_counters_without_step_seconds_are_not_fitted(deployment, change, report):

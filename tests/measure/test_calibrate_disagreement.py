@@ -135,7 +135,7 @@ def test_a_host_that_absorbs_missing_table_costs_is_warned_about(low_s, share, a
 def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
     """A tiny model on a CPU, of which the records tell neither, for a large one on a GPU."""
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
-    with pytest.raises(InputError, match=r"these hardly are: the calibration moved .* is unknown"):
+    with pytest.raises(InputError, match=r"these probably are not: the calibration moved .* is unknown"):
         calibrate([other], deploy("llama-3.1-8b", gpu), fit=fit)
 
 
@@ -144,7 +144,7 @@ def test_a_run_of_another_model_and_device_is_refused(gpu, fit):
 def test_its_log_of_steps_does_not_make_it_right(gpu):
     other = read_records(RETAINED / "wide-half-0.measured.parquet")
     log = read_iterations(RETAINED / "wide-half-0.iterations.log")
-    with pytest.raises(InputError, match=r"these hardly are: the calibration moved host"):
+    with pytest.raises(InputError, match=r"these probably are not: the calibration moved host"):
         calibrate([other], deploy("llama-3.1-8b", gpu), iterations=log)
 
 

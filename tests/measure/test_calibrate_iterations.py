@@ -10,7 +10,7 @@ import pytest
 from lengthwise import engine
 from lengthwise.engine.step_time import CostReader, step_time
 from lengthwise.measure.calibration import read_iterations
-from lengthwise.measure.calibration.iteration_log import in_cells
+from lengthwise.measure.calibration.iteration_log import merge_similar
 from lengthwise.measure.calibration.parameters import apply
 from lengthwise.measure.calibration.step_evidence import step_parts, step_seconds
 from lengthwise.schema.errors import InputError
@@ -65,7 +65,7 @@ def test_a_log_without_steps_is_refused(tmp_path):
 
 def test_cells_hold_medians_that_one_slow_step_does_not_move(tmp_path):
     steps = [(0, 0, 4, 10.0, 3.0)] * 20 + [(0, 0, 4, 900.0, 3.0)] * 3 + [(1, 512, 4, 50.0, 5.0)] * 5
-    cells = in_cells(read_iterations(write(tmp_path / "log", steps)))
+    cells = merge_similar(read_iterations(write(tmp_path / "log", steps)))
     assert sorted(cells.seconds.tolist()) == pytest.approx([0.010, 0.050])
     assert sorted(cells.steps.tolist()) == [5, 23]
 

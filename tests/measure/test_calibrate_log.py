@@ -13,9 +13,9 @@ from planted_runs import TRUTH, measured, requests
 
 from lengthwise.measure import read_records
 from lengthwise.measure.calibration import Iterations, calibrate, read_iterations
-from lengthwise.measure.calibration.calibration import seen_by_log
-from lengthwise.measure.calibration.iteration_log import SLACK_S, fitted_steps, in_cells
-from lengthwise.measure.calibration.measured_runs import run_of, split_of, until_s
+from lengthwise.measure.calibration.calibration import mark_seen
+from lengthwise.measure.calibration.iteration_log import SLACK_S, fitted_steps, merge_similar
+from lengthwise.measure.calibration.measured_runs import holdout_start_s, run_of, split_of
 from lengthwise.measure.calibration.step_evidence import step_evidence_of
 
 SLOWER = {name: 1.6 * value for name, value in TRUTH.items()}
@@ -70,7 +70,7 @@ def test_of_a_log_with_a_slow_held_out_run_only_the_fitted_runs_steps_are_used(d
         np.testing.assert_array_equal(found.evidence.parts[name], part)
     assert not found.seen
     (note,) = found.notes
-    assert f"of the {len(every):,} steps of the log {len(own):,} are" in note
+    assert f"of the {len(every):,} steps of the log, {len(own):,} certainly belong" in note
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_of_a_run_whose_last_requests_are_held_out_only_earlier_steps_are_used(d
     finished_s = simulated(FITTED, deployment, TRUTH).steps.end_s
     log = replace(log, at_s=None) if by == "tokens" else cached(log)
     found = fitted_steps(log, [part])
-    before = finished_s <= until_s(part) - SHIFT_S
+    before = finished_s <= holdout_start_s(part) - SHIFT_S
     assert not found[~before].any()
     assert found.sum() > 0.4 * before.sum()
 
@@ -143,12 +143,12 @@ def test_what_a_log_may_have_seen_is_called_so(deployment):
     """Cells of a log name no request: all are fitted to, and no score is reported as one of held-out requests alone."""
     fitted, held_out, _, every = slow_held_out(deployment)
     split = split_of([fitted], deployment, [held_out], ())
-    reported = step_evidence_of(split.runs, deployment, in_cells(every), counters=True)
+    reported = step_evidence_of(split.runs, deployment, merge_similar(every), counters=True)
     assert reported.seen
     assert reported.is_log
     (note,) = reported.notes
-    assert "is unknown" in note
-    shown = seen_by_log(split)
+    assert "neither tokens nor times show" in note
+    shown = mark_seen(split)
     assert [run.name for run in shown.validation] == ["3.0 a second (seen by the log)"]
     assert [run.name for run in shown.fitted] == ["6.0 a second"]
     assert "seen by the log" in shown.words
@@ -163,8 +163,8 @@ def test_with_all_requests_due_at_once_counters_and_log_are_reported_as_not_fitt
     assert not reported.seen
     of_log, of_counters = reported.notes
     assert "the log of steps was not fitted" in of_log
-    assert "hold out a run of its own" in of_log
-    assert "first held-out request was due before there were two looks" in of_counters
+    assert "hold out a separate run" in of_log
+    assert "first held-out request was due before the second scrape" in of_counters
 
 
 def test_a_log_of_other_runs_leaves_it_to_the_counters(deployment):

@@ -12,7 +12,12 @@ from planted_runs import LIMITS, measured, requests
 
 from lengthwise import engine
 from lengthwise.measure.calibration import calibrate
-from lengthwise.measure.calibration.measured_runs import at_once, check_runs, client_was_disturbed, split_of
+from lengthwise.measure.calibration.measured_runs import (
+    check_runs,
+    client_was_disturbed,
+    split_of,
+    sustained_concurrency,
+)
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 
@@ -68,14 +73,14 @@ class TestRefusals:
         assert not client_was_disturbed(run)
         assert not client_was_disturbed(late_by(0.3))
         taken = split_of([late_by(0.3)], deployment, 0.3, ())
-        assert any("the client was late" in note and "so the run was taken" in note for note in taken.notes)
+        assert any("the client was late" in note and "so that the run was used" in note for note in taken.notes)
         saturated = {"surely_often": True}
         for doubtful in (late_by(3.0), late_by(0.3, cpu_share=0.9), late_by(0.3, loop_lag=saturated)):
             assert client_was_disturbed(doubtful)
             with pytest.raises(InputError, match="the client was late"):
                 split_of([doubtful], deployment, 0.3, ())
         other = replace(late_by(0.3), warnings=("the client was late", "a partial run"))
-        with pytest.raises(InputError, match="has warnings: a partial run"):
+        with pytest.raises(InputError, match="it has these: a partial run"):
             split_of([other], deployment, 0.3, ())
 
     @pytest.mark.parametrize("late_s", [-10.0, -0.05])
@@ -120,13 +125,13 @@ class TestRefusals:
     def test_answers_that_a_client_read_late_are_no_more_running(self, run, deployment):
         """It stood still for a moment: who ended meanwhile seems to run on until then, beside who began."""
         r = run.records.requests
-        max_num_seqs = at_once(r.first_token_s, r.finished_s, 0.0)
+        max_num_seqs = sustained_concurrency(r.first_token_s, r.finished_s, 0.0)
         limits = replace(LIMITS, max_num_seqs=max_num_seqs)
         running = [((r.first_token_s <= at_s) & (r.finished_s > at_s)).sum() for at_s in r.first_token_s]
         peak_s = r.first_token_s[np.argmax(running)]
         late = (r.finished_s > peak_s - 1.5) & (r.finished_s <= peak_s)
         shown = replace(r, finished_s=np.where(late, peak_s + 1e-3, r.finished_s))
-        assert at_once(shown.first_token_s, shown.finished_s, 0.0) > 1.02 * max_num_seqs + 1
+        assert sustained_concurrency(shown.first_token_s, shown.finished_s, 0.0) > 1.02 * max_num_seqs + 1
         seen = replace(run, records=replace(run.records, requests=shown))
         check_runs([seen], ["run"], replace(deployment, limits=limits), ("warnings",))
 
@@ -148,4 +153,4 @@ def test_how_many_share_a_moment_for_a_share_of_the_time(intervals, share):
     counts = [int(((start_s <= t) & (end_s > t)).sum()) for t in np.arange(30)]
     busy = sum(count > 0 for count in counts)
     held_out = [n for n in range(1, len(intervals) + 1) if sum(count >= n for count in counts) >= max(1, share * busy)]
-    assert at_once(start_s, end_s, share) == max(held_out, default=0)
+    assert sustained_concurrency(start_s, end_s, share) == max(held_out, default=0)

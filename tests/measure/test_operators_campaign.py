@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from lengthwise.measure.operators.adaptive import coarse, fine
+from lengthwise.measure.operators.adaptive import coarse_grid, fine_grid
 from lengthwise.measure.operators.bench import Outcome, Sample
 from lengthwise.measure.operators.campaign import Campaign, Journal, Plan, as_profile, notes, table
 from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, ROWS, NoRoomError, Operator, Point
@@ -78,7 +78,7 @@ def campaign(bench, operators, budget_s=30.0, journal=None):
 
 def test_points_are_spent_where_the_kink_is():
     outcomes = campaign(FakeBench(kinked), [UP]).run()
-    added = {o.point.at[0] for o in outcomes} - {p.at[0] for p in coarse(UP)}
+    added = {o.point.at[0] for o in outcomes} - {p.at[0] for p in coarse_grid(UP)}
     assert len(added) >= 3
     near = [rows for rows in added if abs(math.log2(rows / 300)) <= 1]
     assert len(near) > len(added) / 2
@@ -87,7 +87,7 @@ def test_points_are_spent_where_the_kink_is():
 def test_what_is_affine_needs_no_more_than_the_coarse_grid():
     bench = FakeBench(affine)
     outcomes = campaign(bench, [UP, PROMPT, DECODES]).run()
-    assert len(outcomes) == sum(len(coarse(one)) for one in (UP, PROMPT, DECODES))
+    assert len(outcomes) == sum(len(coarse_grid(one)) for one in (UP, PROMPT, DECODES))
     assert bench.clock.now < 10
 
 
@@ -123,7 +123,7 @@ def test_budget_below_the_coarse_grid_states_what_it_needs_and_keeps_its_points(
         campaign(bench, [UP], budget_s=5.0, journal=journal).run()
     again = Journal(tmp_path / "points.jsonl", {}, [UP])
     assert again.before
-    with pytest.raises(InputError, match=r"s are spent, \d+ s of them in earlier runs that this one goes on with"):
+    with pytest.raises(InputError, match=r"s are spent, \d+ s of them in earlier runs that this one continues"):
         campaign(FakeBench(bench.seconds), [UP], budget_s=6.0, journal=again).run()
 
 
@@ -134,9 +134,9 @@ def test_what_the_coarse_grid_takes_lies_between_the_two_budgets_of_a_refusal(po
         return 2e-4 * math.prod(at) ** power if operator is UP else 1e3 * affine(operator, at)
 
     operators = [UP, PROMPT, DECODES]
-    with pytest.raises(InputError, match=r"does not suffice .* or begin anew, without these points") as refused:
+    with pytest.raises(InputError, match=r"does not suffice .* or start again, without these points") as refused:
         campaign(FakeBench(seconds), operators, budget_s=budget_s).run()
-    min_s, max_s = map(float, re.search(r"All need from (\d+) s, .* to (\d+) s,", str(refused.value)).groups())
+    min_s, max_s = map(float, re.search(r"The grid needs from (\d+) s, .* to (\d+) s,", str(refused.value)).groups())
     assert budget_s < min_s < max_s
     bench = FakeBench(seconds)
     campaign(bench, operators, budget_s=max_s).measure_coarse_grid()
@@ -219,7 +219,7 @@ def test_messages_measured_elsewhere_are_retained_and_not_measured_again():
     send = Operator("send", MESSAGE, (0,), (1 << 20,), 1, {"gpus": 2})
     bench = FakeBench(affine)
     one = campaign(bench, [UP])
-    one.adopt([Outcome(Point(send, (n,)), (kinked(send, (n,)),), (), "gloo") for n in (16, 256, 4096, 65536)])
+    one.add_outcomes([Outcome(Point(send, (n,)), (kinked(send, (n,)),), (), "gloo") for n in (16, 256, 4096, 65536)])
     outcomes = one.run()
     assert {key[0] for key in bench.prepared} == {UP.key}
     profile = as_profile(outcomes, METADATA, "float32")
@@ -251,7 +251,7 @@ def test_processor_seconds_stand_where_others_took_the_core():
 
     outcomes = campaign(Bench(affine), [UP], budget_s=5.0).run()
     assert {o.seconds for o in outcomes} == {1e-3}
-    assert any("seconds of the processor" in note for note in notes(outcomes))
+    assert any("CPU time" in note for note in notes(outcomes))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_processor_seconds_stand_where_others_took_the_core():
     ],
 )
 def test_grids_stay_within_the_range(operator):
-    for places in ([p.at for p in coarse(operator)], fine(operator)):
+    for places in ([p.at for p in coarse_grid(operator)], fine_grid(operator)):
         assert places
         for at in places:
             assert all(value >= 0 for value in at)

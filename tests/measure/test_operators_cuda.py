@@ -10,8 +10,8 @@ import pytest
 from lengthwise import catalog
 from lengthwise.measure.operators.bench import CudaTimer, Sample, TorchBench, measure
 from lengthwise.measure.operators.campaign import Campaign, Journal, Plan
-from lengthwise.measure.operators.device import Device, choose
-from lengthwise.measure.operators.kernels import Kernel, translated
+from lengthwise.measure.operators.device import Device, choose_device
+from lengthwise.measure.operators.kernels import Kernel, call_torch
 from lengthwise.measure.operators.points import ROWS, LostError, NoRoomError, Operator, Point, SkippedError
 from lengthwise.schema.errors import InputError
 
@@ -131,7 +131,7 @@ def test_no_memory_has_many_words(words):
         raise RuntimeError(words)
 
     with pytest.raises(NoRoomError):
-        translated(fake_torch(), call)
+        call_torch(fake_torch(), call)
 
 
 def test_a_persistent_error_is_distinguished_from_a_passing_one():
@@ -139,15 +139,15 @@ def test_a_persistent_error_is_distinguished_from_a_passing_one():
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more lines")
 
     with pytest.raises(LostError, match=r"an illegal memory access was encountered$"):
-        translated(fake_torch(broken="CUDA error"), call)
+        call_torch(fake_torch(broken="CUDA error"), call)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        translated(fake_torch(passing=1), call)
+        call_torch(fake_torch(passing=1), call)
 
 
 def test_a_gpu_that_refuses_all_processes_is_reported_with_the_remedy():
     torch = fake_torch(refuses="CUDA error: all CUDA-capable devices are busy or unavailable")
     with pytest.raises(InputError, match=r"cannot be used: .*busy or unavailable.*nvidia-smi.*--device cpu"):
-        choose(torch, catalog.model("llama-3-8b"), "cuda", "auto", None)
+        choose_device(torch, catalog.model("llama-3-8b"), "cuda", "auto", None)
 
 
 def test_a_gpu_without_memory_is_reported_with_the_remedy():

@@ -6,7 +6,7 @@ import pytest
 
 from lengthwise import catalog
 from lengthwise.measure.operators import measure
-from lengthwise.measure.operators.device import choose
+from lengthwise.measure.operators.device import choose_device
 from lengthwise.schema.errors import InputError
 
 
@@ -32,11 +32,11 @@ def lacking(*, cuda, gpus=0, nccl=True):
 )
 def test_without_a_gpu_or_its_driver_the_remedy_is_named(cuda, report):
     with pytest.raises(InputError, match=f"needs an NVIDIA GPU and its driver; torch 2.13.0 {report}.*--device cpu"):
-        choose(lacking(cuda=cuda), catalog.model("llama-3-8b"), "cuda", "auto", None)
+        choose_device(lacking(cuda=cuda), catalog.model("llama-3-8b"), "cuda", "auto", None)
 
 
 def test_without_a_gpu_auto_takes_the_cpu():
-    assert choose(lacking(cuda="13.0"), catalog.model("llama-3-8b"), "auto", "auto", 1).kind == "cpu"
+    assert choose_device(lacking(cuda="13.0"), catalog.model("llama-3-8b"), "auto", "auto", 1).kind == "cpu"
 
 
 @pytest.mark.parametrize(

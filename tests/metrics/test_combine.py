@@ -43,6 +43,15 @@ def test_seeds_give_means_and_t_intervals_everywhere(roomy) -> None:
     assert made.counts.arrivals == sum(s.counts.arrivals for s in roomy)
 
 
+def test_equal_shares_of_all_seeds_are_not_exact(toy) -> None:
+    """Four seeds of n requests together that all miss the SLO: up to 3.84 / (n + 3.84) may meet it (Wilson)."""
+    made = combine([summarize(toy.records(150, seed=s), toy.deployment(), slo=Slo(ttft_s=1e-9)) for s in SEEDS])
+    n = made.counts.arrivals
+    for share in (made.goodput.share, made.goodput.met["ttft_s"]):
+        assert share.value == 0
+        assert share.half_width == pytest.approx(3.8415 / (n + 3.8415), rel=1e-4)
+
+
 def test_one_seed_keeps_its_own_intervals(roomy) -> None:
     assert combine(roomy[:1]) is roomy[0]
 

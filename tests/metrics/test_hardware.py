@@ -5,10 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lengthwise import catalog
 from lengthwise.catalog import active_parameters, embedding_parameters, kv_bytes_per_token, weight_bytes
+from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import gpu_power_w, model_flops, moved_bytes, summarize
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, ModelSpec
+from lengthwise.schema.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,18 @@ def test_a_step_of_one_token_reads_only_the_experts_it_visits(toy, records) -> N
     deployment = toy.deployment(model=model)
     assert moved_bytes(one, deployment) == pytest.approx(steps * 2 * active_parameters(model), rel=1e-6)
     assert moved_bytes(many, deployment) == pytest.approx(steps * weight_bytes(model, None))
+
+
+def test_one_long_prompt_does_not_let_every_decode_read_all_experts():
+    """One request: a step with the prompt reads nearly all experts, each of its decodes those of one token."""
+    model = catalog.model("qwen3-30b-a3b")
+    deployment = deploy(model, "H100")
+    records = simulate(Workload(np.zeros(1), np.array([1000]), np.array([101])), deployment)
+    weights, active = weight_bytes(model, None), 2 * active_parameters(model)
+    expected = weights + 100 * active + float(records.totals.kv_read_tokens.sum()) * kv_bytes_per_token(model, None)
+    mbu = summarize(records, deployment).hardware.mbu.value
+    assert mbu == pytest.approx(expected / (deployment.gpu.bandwidth_bytes_per_s * records.end_s), rel=0.02)
+    assert mbu < 0.6
 
 
 def test_utilisation_follows_from_flops_and_bytes(toy, records) -> None:

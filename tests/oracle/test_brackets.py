@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lengthwise.cost import HostOverhead
@@ -42,25 +43,20 @@ def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
     return _silicon.Point(model=model, gpu=gpu, **cut, **load, **of)
 
 
-def test_the_spread_is_fitted_on_a_half_that_shares_no_pair_with_the_other():
-    of = {("a", "x"): 5, ("b", "y"): 4, ("a", "y"): 3, ("b", "x"): 2}
-    points = [point(model, gpu) for (model, gpu), n in of.items() for _ in range(n)]
-    assert _brackets.fitted_pairs(points) == {("a", "x"), ("b", "x")}
-    assert _brackets.fitted_pairs(points[::-1]) == {("a", "x"), ("b", "x")}
-
-
 def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
     host = HostOverhead(request_s=0.03, serial_s=0.001)
     late = point(ttft_s=0.5)
     needed = _brackets.least(late, host)
     deployment = _brackets.deployed(late, "roofline", host)
-    requests = _silicon.loop_of(late).workload()
+    loop = _silicon.loop_of(late)
+    requests = loop.workload()
+    before = _brackets.GRID[_brackets.GRID.index(needed) - 1]
     ends = [
         _brackets.interval(
-            lambda one: list(_brackets.means(simulate(requests, one, max_log_steps=0))),
-            replace(deployment, cost=_brackets.skewed(deployment.cost, sd)),
+            lambda one: list(_brackets.means(simulate(requests, one, max_log_steps=0), loop)),
+            replace(deployment, cost=_brackets.skewed(deployment.cost, slow_s)),
         )[2][0]
-        for sd in (needed - 0.1, needed)
+        for slow_s in (before, needed)
     ]
     assert ends[0] < late.ttft_s <= ends[1]
 
@@ -70,7 +66,8 @@ def test_the_spread_is_that_with_which_one_in_twenty_is_nearest_to_lie_above():
     early, late = point(ttft_s=0.01), point(ttft_s=0.5)
     assert _brackets.least(early, host) == 0.0
     assert _brackets.least(point(ttft_s=1e6), host) == math.inf
-    assert _brackets.spread([early, late], lambda _: host) == _brackets.least(late, host)
+    needed = np.array([_brackets.least(one, host) for one in (early, late)])
+    assert _brackets.spread(needed) == needed[1]
 
 
 def exact_draws(groups):

@@ -22,7 +22,7 @@ from lengthwise.policy import (
     RESTART_AS_DECODE,
     UNIFORM_SHARES,
 )
-from lengthwise.policy.contracts import ARGUMENTS
+from lengthwise.policy.contracts import ARGUMENTS, ROUTER_ARRAYS
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import PolicyError, UnknownNameError
@@ -31,18 +31,28 @@ from lengthwise.schema.workload import Workload
 AXES = ("rank", "batching", "memory", "router", "preemption", "binning")
 BUILT_IN = [p for axis in AXES for p in policy.known(axis).values()]
 COUNT = st.integers(0, 10_000)
-ARRAYS = ("waiting", "running", "tokens")
 REALS = (
     "now_s", "arrival_s", "predicted_tokens", "gittins_rank", "queued_for_s", "service_tokens", "waiting_key",
     "running_key", "recompute_steps",
 )  # fmt: skip
 REMAINING = ("remaining_tokens", "waiting_remaining_tokens", "running_remaining_tokens")
-ATLEAST_ONE = ("block_size", "max_model_len", "max_num_seqs", "token_budget", "context_tokens", "chunk_tokens")
+ATLEAST_ONE = (
+    "prompt_tokens",
+    "total_blocks",
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "token_budget",
+    "context_tokens",
+    "chunk_tokens",
+)
 
 
 def argument(axis, name, replicas):
-    if axis == "router" and name in ARRAYS:
+    if axis == "router" and name in ROUTER_ARRAYS:
         return st.lists(COUNT, min_size=replicas, max_size=replicas).map(lambda x: np.array(x, np.int64))
+    if name == "previous_replica":
+        return st.integers(-1, replicas - 1)
     if name in ("draw_a", "draw_b"):
         return st.floats(0, 1, exclude_max=True)
     if name in REALS:
@@ -199,7 +209,7 @@ def test_memory_policies_never_take_more_than_is_free(arguments, name):
 @given(calls("router"), st.sampled_from(sorted(set(policy.known("router")) - {"central"})))
 def test_routers_choose_a_replica_that_exists(arguments, name):
     choice = policy.interpreted(policy.known("router")[name])(*arguments)
-    assert 0 <= choice < len(arguments[3])
+    assert 0 <= choice < len(arguments[-1])
 
 
 def test_routes_worked_by_hand():
@@ -214,6 +224,10 @@ def test_routes_worked_by_hand():
     assert of("router", "power_of_two", draw_a=0.3, draw_b=0.6, **load) == 2
     assert of("router", "power_of_two", draw_a=0.8, draw_b=0.1, **load) == 3, "equal loads: the first drawn"
     assert of("router", "central", **load) == -1
+    for prefix_tokens, chosen in ([0, 0, 0, 0], 3), ([0, 0, 50, 0], 2), ([0, 50, 0, 0], 1), ([0, 20, 0, 0], 3):
+        # per replica: (requests + 1) (tokens + 100) is 560, 1300, 600, 480
+        prefix = {"prompt_tokens": 100, "prefix_tokens": np.array(prefix_tokens)}
+        assert of("router", "uncached_load", **prefix, **load) == chosen
 
 
 def second_a_step(batching, budget=16, **more):

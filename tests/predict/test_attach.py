@@ -149,7 +149,7 @@ def test_a_prompt_comes_once_a_call_however_long_its_output_is():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (np.ones, r"LengthDistribution with a row a request \(3\); it returned ndarray of 3"),
+        (np.ones, r"LengthDistribution of one row per request \(3\); it returned ndarray of 3"),
         (lambda n: LengthDistribution.point([4.0]), "it returned LengthDistribution of 1"),
         (lambda n: None, "it returned NoneType"),
         (lambda n: LengthDistribution.point(np.full(n, 1e11)), "at most 1e.10 tokens; Bad predicts 1e.11"),

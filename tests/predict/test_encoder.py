@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.predict import Prompts, Samples
-from lengthwise.predict.contract import partial
-from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _opened, encoder_folder
-from lengthwise.predict.lexical_model import Axes, drawn_windows
+from lengthwise.predict.contract import with_output
+from lengthwise.predict.encoder import PACKAGE, Encoder, SentenceEncoder, _load_encoder, encoder_folder
+from lengthwise.predict.lexical_model import PrincipalAxes, drawn_windows
 from lengthwise.predict.serialization import load, save
 from lengthwise.schema.errors import InputError, MissingExtraError
 
@@ -211,7 +211,7 @@ def test_what_is_saved_predicts_the_same(learnt, tmp_path):
     again = load(tmp_path / "e.lwp")
     some = known_samples(30, seed=5)
     so_far = np.minimum(some.output_tokens - 1, 50)
-    prompts = partial(some.prompts, some.output, some.output_tokens, so_far)
+    prompts = with_output(some.prompts, some.output, some.output_tokens, so_far)
     assert (again.predict(prompts, so_far).tokens == learnt.predict(prompts, so_far).tokens).all()
     assert (again.predict(some.prompts).tokens == learnt.predict(some.prompts).tokens).all()
     save(again, tmp_path / "f.lwp")
@@ -259,10 +259,10 @@ def test_rows_without_a_text_have_no_place_on_the_axes(n, seed):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(n + 1, 20))
     reported = np.flatnonzero(rng.random(n) < 0.5)
-    wide = Axes.of(vectors).extended(np.ones((n, 3)), (reported, vectors[reported]))
+    wide = PrincipalAxes.of(vectors).extended(np.ones((n, 3)), (reported, vectors[reported]))
     assert wide.shape == (n, 3 + 16)
     assert (wide[np.setdiff1d(np.arange(n), reported), 3:] == 0).all()
-    assert (Axes.of(vectors).extended(np.ones((n, 3)), None)[:, 3:] == 0).all()
+    assert (PrincipalAxes.of(vectors).extended(np.ones((n, 3)), None)[:, 3:] == 0).all()
 
 
 def test_cut_outputs_count_as_longer_and_one_seed_gives_one_answer(small):
@@ -319,7 +319,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch, small):
             raise ImportError(name)
         return real(name, *given)
 
-    _opened.cache_clear()
+    _load_encoder.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(MissingExtraError, match=r"lengthwise\[predict\]"):
         SentenceEncoder(small)

@@ -61,7 +61,7 @@ def test_errors_fade_with_their_half_life():
     np.testing.assert_allclose(later, now / 2, atol=1e-9)
     neighbour = BinNeighbour(EDGES, 0.4, half_life_tokens=10)
     true = neighbour.class_of(TRUE)
-    wrong = [(neighbour.predicted(true, a, LUCK) != true).mean() for a in (0, 10, 20)]
+    wrong = [(neighbour.predicted_class(true, a, LUCK) != true).mean() for a in (0, 10, 20)]
     np.testing.assert_allclose(wrong, [0.6, 0.3, 0.15], atol=0.02)
 
 
@@ -69,7 +69,7 @@ def test_errors_fade_with_their_half_life():
 def test_neighbours_occur_as_often_as_in_the_paper(p, split):
     model = BinNeighbour(EDGES, p, split)
     true = np.repeat(np.arange(4), 5000)
-    step = model.predicted(true, 0, LUCK) - true
+    step = model.predicted_class(true, 0, LUCK) - true
     for inner in (1, 2):
         assert (step[true == inner] == -1).mean() == pytest.approx(2 * p * split, abs=0.03)
         assert (step[true == inner] == 1).mean() == pytest.approx(2 * p * (1 - split), abs=0.03)
@@ -87,7 +87,7 @@ def test_confusion_follows_its_matrix():
     matrix = np.array([[0.9, 0.1, 0, 0], [0.2, 0.5, 0.3, 0], [0, 0, 1, 0], [0.25, 0.25, 0.25, 0.25]])
     model = Confusion(EDGES, matrix.tolist())
     true = model.class_of(TRUE)
-    message = model.predicted(true, 0, LUCK)
+    message = model.predicted_class(true, 0, LUCK)
     shares = [[((message == j) & (true == i)).sum() / 5000 for j in range(4)] for i in range(4)]
     np.testing.assert_allclose(shares, matrix, atol=0.02)
 

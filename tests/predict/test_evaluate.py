@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, Samples
-from lengthwise.predict.evaluation import evaluate, explainable_variance, groups, kendall, latency_ms, resampled
+from lengthwise.predict.contract import groups_of
+from lengthwise.predict.evaluation import evaluate, explainable_variance, kendall, latency_ms, resampled
 from lengthwise.schema.errors import InputError
 
 
@@ -180,8 +181,22 @@ def test_intervals_shrink_with_prompts_and_the_same_seed_gives_the_same() -> Non
     assert 2 < halves[0] / halves[1] < 8
 
 
+def test_few_or_equal_samples_do_not_look_exact() -> None:
+    """Two prompts cannot tell an interval; 60 equal hits leave z^2 / (n + z^2) of a share open (Wilson)."""
+
+    def scores(n: int):
+        return evaluate(Constant().fit(samples([300] * 5)), samples([300] * n), clock=None, windows=()).scores
+
+    assert not any(score.has_interval for score in scores(2).values())
+    many = scores(60)
+    assert many["accuracy_4"].value == 1
+    assert many["accuracy_4"].half_width == pytest.approx(1.96**2 / (60 + 1.96**2), rel=1e-3)
+    assert not many["mae"].has_interval  # equal errors do not tell how much others differ
+
+
 def test_a_prompt_is_resampled_as_a_unit() -> None:
-    group = groups(Prompts(5, text=["a", "b ", "a", " b", "c"]), 5)
+    prompts = Prompts(5, text=["a", "b ", "a", " b", "c"])
+    group = groups_of(Samples(prompts, np.ones(5, int), np.zeros(5, bool)))
     assert len(set(group)) == 3
     for rows in resampled(group, 20, 0):
         counts = np.bincount(rows, minlength=5)

@@ -17,7 +17,7 @@ from lengthwise.predict.evaluation import kendall
 from lengthwise.predict.features import text_so_far
 from lengthwise.predict.lexical import Lexical, template_weights
 from lengthwise.predict.lexical_model import imputed, residual_quantiles
-from lengthwise.predict.regressors import Trees, grow
+from lengthwise.predict.regressors import Trees, fit_trees
 from lengthwise.schema.errors import InputError, LengthwiseError
 
 REQUESTS = {
@@ -191,7 +191,7 @@ def test_trees_agree_with_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     x = np.round(rng.normal(size=(400, 6)), 2)
     y = x[:, 0] * np.sign(x[:, 1]) + 0.1 * rng.normal(size=400)
-    own = grow(x, y, np.ones(400), trees=30, depth=3, seed=1)
+    own = fit_trees(x, y, np.ones(400), trees=30, depth=3, seed=1)
     reference = HistGradientBoostingRegressor(
         learning_rate=0.05, max_iter=30, max_depth=3, max_leaf_nodes=None, min_samples_leaf=20, l2_regularization=5.0,
         max_features=0.2, early_stopping=False, random_state=1,

@@ -26,8 +26,8 @@ from lengthwise.predict import (
     load,
     save,
 )
-from lengthwise.predict.contract import partial
-from lengthwise.predict.contract import split as holdout
+from lengthwise.predict.contract import split_rows as holdout
+from lengthwise.predict.contract import with_output
 from lengthwise.predict.distribution import length_quantiles, mean_length
 from lengthwise.predict.features import text_so_far
 from lengthwise.predict.sample_files import split as read_split
@@ -338,5 +338,5 @@ def test_equal_prompts_stand_on_one_side_however_they_are_written():
 
 @given(st.text(max_size=40), st.integers(1, 30), st.integers(0, 40))
 def test_partial_output_is_cut_in_one_place(text, tokens, so_far):
-    known = partial(Prompts(1), [text], np.array([tokens]), np.array([so_far]))
+    known = with_output(Prompts(1), [text], np.array([tokens]), np.array([so_far]))
     assert list(known.output_so_far) == [text_so_far(text, tokens, so_far)]

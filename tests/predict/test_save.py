@@ -203,7 +203,7 @@ def _patched(path, at_local, at_central, value):
 )
 def test_a_zip_that_cannot_be_opened_is_one_clear_error(good, at_local, at_central, value):
     _patched(good, at_local, at_central, value)
-    with pytest.raises(InputError, match="must be a complete file of `save`"):
+    with pytest.raises(InputError, match="must be a complete file written by `save`"):
         load(good)
 
 
@@ -219,5 +219,7 @@ def test_an_array_with_a_false_shape_is_refused(good, shape):
     with zipfile.ZipFile(good, "w") as file:
         file.writestr("meta.json", meta)
         file.writestr("arrays.npz", inner.getvalue())
-    with pytest.raises(InputError, match=r"must be a complete file of `save`|must be as it was written|must be finite"):
+    with pytest.raises(
+        InputError, match=r"must be a complete file written by `save`|must be as it was written|must be finite"
+    ):
         load(good)

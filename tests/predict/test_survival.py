@@ -28,9 +28,9 @@ from lengthwise.predict import (
     load,
     save,
 )
-from lengthwise.predict.contract import partial
-from lengthwise.predict.evaluation import evaluate, known_of, pinball_losses
-from lengthwise.predict.lexical_model import HeldOut, range_read
+from lengthwise.predict.contract import with_output
+from lengthwise.predict.evaluation import evaluate, pinball_losses, scored_lengths
+from lengthwise.predict.lexical_model import HeldOut, reading_range
 
 REQUESTS = {"Name the capital of": 8, "Explain the history of": 160, "Write an essay about": 420}
 
@@ -104,8 +104,8 @@ def losses(predictor, fresh, so_far):
     """Return the pinball loss of reading the text so far, and of the first prediction given the tokens."""
     rows = fresh.take(np.flatnonzero(fresh.output_tokens > so_far))
     t = np.full(len(rows), so_far)
-    read = predictor.predict(partial(rows.prompts, rows.output, rows.output_tokens, t), t)
-    known = known_of(rows.output_tokens, rows.censored)[1]
+    read = predictor.predict(with_output(rows.prompts, rows.output, rows.output_tokens, t), t)
+    known = scored_lengths(rows.output_tokens, rows.censored)[1]
     return [float(pinball_losses(one, known).mean()) for one in (read, predictor.predict(rows.prompts).given(t))]
 
 
@@ -148,7 +148,7 @@ def test_bands_are_used_by_their_evidence():
     assert not replace(good, windows=30).used
     assert not replace(good, prompts=3).used
     assert not replace(good, half_width=3.0).used
-    assert range_read([good, replace(good, first=101, last=200), replace(bad, first=201, last=400)]) == (50, 200)
-    assert range_read([bad, replace(good, first=201, last=400)]) == (201, 400)
-    assert range_read([bad]) is None
-    assert range_read([]) is None
+    assert reading_range([good, replace(good, first=101, last=200), replace(bad, first=201, last=400)]) == (50, 200)
+    assert reading_range([bad, replace(good, first=201, last=400)]) == (201, 400)
+    assert reading_range([bad]) is None
+    assert reading_range([]) is None

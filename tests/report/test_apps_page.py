@@ -16,6 +16,7 @@ from lengthwise.report.apps_text import (
     difference_text,
     duration_text,
     estimate_duration_text,
+    gain_text,
     idle_shares,
     sentences,
     shape,
@@ -134,7 +135,7 @@ def test_times_have_the_digits_that_their_intervals_leave(value, half, report):
     [
         (3.19e-15, 0.0, "none"),
         (3.19e-15, 2e-15, "none"),
-        (-8.01, 4.91e-15, "\N{MINUS SIGN}8.01 s"),
+        (-8.01, 4.91e-15, "\N{MINUS SIGN}8.01 s exactly"),
         (12.04, 0.0923, "+12.04 ± 0.09 s"),
         (-0.001, 0.5, "0.00 ± 0.50 s"),
         (-180.0, 6.0, "\N{MINUS SIGN}3.00 ± 0.10 min"),
@@ -143,6 +144,17 @@ def test_times_have_the_digits_that_their_intervals_leave(value, half, report):
 )
 def test_differences_have_a_sign_and_are_none_where_only_sums_were_made_in_another_order(value, half, report):
     assert difference_text(Estimate(value, half), 65.0) == report
+
+
+def test_a_methods_relative_time_has_the_interval_of_the_same_samples(plan):
+    own = replace(plan.methods[0], name=plan.method, makespans_s=plan.makespans_s, lead_s=0.0)
+    twice = replace(
+        own, name="twice", gain=2.1, makespans_s=tuple(s * f for s, f in zip(plan.makespans_s, (2.0, 2.2), strict=True))
+    )
+    both = replace(plan, methods=(own, twice))
+    assert gain_text(both, twice) == "2.1 ± 1.3"  # 12.7 standard errors of two ratios, 2.0 and 2.2
+    assert gain_text(both, own) == f"{own.gain:.2f}"
+    assert gain_text(both, replace(twice, makespans_s=())) == "2.10"
 
 
 def test_no_time_has_an_exponent():
@@ -177,7 +189,7 @@ def test_the_answer_names_makespan_uncertainty_and_idle_gpus(plan, app_metadata)
     assert "Models run in 56 % of all GPU time; the rest: 19 % loading, 15 % no plan fits" in answer
     assert "min no preemption 1.21" in answer
     assert "With one more GPU, the makespan would not change." in answer
-    assert "With a disk twice as fast, the makespan would be 48.10 ± 0.28 s (\N{MINUS SIGN}2.20 s)." in answer
+    assert "With a disk twice as fast, the makespan would be 48.10 ± 0.28 s (\N{MINUS SIGN}2.20 s exactly)." in answer
     assert sum(share for _, share in idle_shares(plan, 4)) == pytest.approx(88 / 200)
 
 

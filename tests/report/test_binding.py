@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.metrics import Counts, summarize
 from lengthwise.report import Result, what_binds
-from lengthwise.report.binding import binding_of
+from lengthwise.report.binding import bottleneck_of
 from lengthwise.schema.estimate import Estimate
 
 
@@ -112,7 +112,7 @@ def test_unserved_requests_come_first_and_rule_out_praise(summary, busy) -> None
 @pytest.mark.parametrize(
     ("cause", "resource", "states"),
     [
-        ("rejected_over_kv_memory", "KV memory", "more KV memory than a replica has"),
+        ("rejected_over_kv_memory", "KV memory", "memory policy refuses the prompts"),
         ("rejected_too_long", "limits", "max_model_len"),
         ("rejected_over_token_budget", "limits", "max_num_batched_tokens"),
     ],
@@ -147,7 +147,7 @@ def test_only_an_open_loop_is_reported_as_kept_up_with(toy) -> None:
             requests = dataclasses.replace(made.requests, arrival_s=arrival_s(made.requests))
             made = dataclasses.replace(made, requests=requests)
         summary = summarize(toy.records(100, rate=1.0, odd=False), toy.deployment())
-        return binding_of(Result("one", summary, made, toy.deployment(), text)).description
+        return bottleneck_of(Result("one", summary, made, toy.deployment(), text)).description
 
     def released(requests):
         return np.concatenate([np.zeros(10), np.sort(requests.finished_s)[:90]])
@@ -159,12 +159,25 @@ def test_only_an_open_loop_is_reported_as_kept_up_with(toy) -> None:
     assert "keeps up" in description(text="this is not TOML")
 
 
+def test_a_delay_in_front_of_the_engine_is_no_queue(summary) -> None:
+    """Every request has it, however idle the deployment is."""
+    means = {"queueing_delay_s": 0.125, "ttft_s": 0.17, "jct_s": 2.0}
+    times = {
+        name: dataclasses.replace(getattr(summary, name), mean=Estimate(s, model_low=s, model_high=s + 0.4))
+        for name, s in means.items()
+    }
+    made = dataclasses.replace(summary, **times)
+    assert "wait 125 ms on average before they are scheduled, 74 % of their TTFT" in what_binds(made).description
+    described = what_binds(made, queued_for_s=0.125, front_s=(0.123, 0.49)).description
+    assert "It keeps up with the load: requests wait 2.00 ms on average, besides 123 ms in front" in described
+
+
 def test_preemptions_by_rank_are_no_lack_of_memory(summary) -> None:
     """Requests of a better rank preempt without any shortage."""
     many = dataclasses.replace(summary.counts, preemptions=summary.counts.arrivals)
     moved = dataclasses.replace(summary, counts=many)
     assert what_binds(moved).resource == "KV memory"
-    assert what_binds(moved, preempts_for_memory=False).resource == what_binds(summary).resource
+    assert what_binds(moved, preempts_only_for_memory=False).resource == what_binds(summary).resource
 
 
 def test_repeated_preemptions_do_not_count_as_keeping_up(summary) -> None:
@@ -175,7 +188,7 @@ def test_repeated_preemptions_do_not_count_as_keeping_up(summary) -> None:
         means = {"queueing_delay_s": 0.006, "ttft_s": 0.1, "jct_s": 20.0}
         times = {name: dataclasses.replace(getattr(summary, name), mean=Estimate(s)) for name, s in means.items()}
         made = dataclasses.replace(summary, counts=counts, **times)
-        return what_binds(made, preempts_for_memory=False, queued_for_s=queued_for_s).description
+        return what_binds(made, preempts_only_for_memory=False, queued_for_s=queued_for_s).description
 
     many = summary.counts.arrivals
     assert "It keeps up with the load: requests wait 6.00 ms" in described(0, 0.006)
@@ -192,6 +205,6 @@ def test_the_complete_wait_comes_from_the_records(toy) -> None:
     made = dataclasses.replace(records, requests=moved)
     stays = toy.deployment()
     deployment = dataclasses.replace(stays, scheduler=dataclasses.replace(stays.scheduler, preemption="by_rank"))
-    found = binding_of(Result("one", summarize(made, deployment), made, deployment, "")).description
+    found = bottleneck_of(Result("one", summarize(made, deployment), made, deployment, "")).description
     assert "wait 7" in found
     assert "after preemptions" in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from markupsafe import escape as markup_escape
 
 from lengthwise.predict import Ecdf, Prompts, Samples
 from lengthwise.predict.evaluation import evaluate
-from lengthwise.report.predict import WORDS, predict_json, score_text, write_predict_html
+from lengthwise.report.predict import WORDS, predict_json, score_text, warnings, write_predict_html
 from lengthwise.schema.errors import InputError
 
 NASTY = "</script><script>alert(1)</script>"
@@ -61,6 +62,17 @@ def test_the_file_holds_every_number(found) -> None:
 def test_scores_read_well() -> None:
     assert score_text("coverage90", 0.9012, 0.011) == "90.1 ± 1.1 %"
     assert score_text("mae", 81.234, 2.2) == "81.2 ± 2.2"
+    assert score_text("coverage90", 1.0, 0.06) == "100.0 +0.0 \N{MINUS SIGN}6.0 %"
+    assert "of the median" in WORDS["mae"]
+    assert "of the mean" in WORDS["rmse"]
+
+
+def test_too_few_prompts_are_a_warning(found) -> None:
+    assert not any("too few to tell" in line for line in warnings(found[0]))
+    assert "2 prompts are too few to tell how exact the scores are" in warnings(replace(found[0], prompts=2))[0]
+
+
+def test_unknown_scores_are_dashes() -> None:
     assert score_text("tau", float("nan")) == "\N{EN DASH}"
 
 

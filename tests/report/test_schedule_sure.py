@@ -26,8 +26,8 @@ def plan() -> SchedulePlan:
     planner = schedule.Planner(schedule.Estimator(task, cluster, model, tables), [1, 2])
     made = schedule.build_plan(planner, 2.0)
     off = perturbed_degrees(tables, 10)
-    costs = schedule.over_costs(planner.estimator, made.chosen, off, 2.0)
-    front = schedule.banded(planner.estimator, made.front, off)
+    costs = schedule.spread_over_costs(planner.estimator, made.chosen, off, 2.0)
+    front = schedule.with_bands(planner.estimator, made.front, off)
     return replace(made, uncertainty=Uncertainty((costs,), ("Nothing else is known.",)), front=front)
 
 

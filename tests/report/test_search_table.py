@@ -50,7 +50,8 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in message
 
 
-def test_a_limit_that_is_used_by_half_is_not_marked_as_the_one_that_binds(studies) -> None:
+def test_a_limit_that_binds_far_below_its_bound_is_not_marked_but_explained(studies) -> None:
+    """A metric may jump at saturation: half of its bound at the operating point, above it at the next rate."""
     study = studies.study(plans=1)
     plan = study.plans[0]
     first = plan.choices[0]
@@ -58,6 +59,8 @@ def test_a_limit_that_is_used_by_half_is_not_marked_as_the_one_that_binds(studie
     choices = (replace(first, at=replace(first.at, values=half)), *plan.choices[1:])
     lines = printed(replace(study, plans=(replace(plan, choices=choices),)), 160).splitlines()
     assert "*" not in next(line for line in lines if line.startswith("│") and first.name in line)
+    (reason,) = [line for line in lines if line.startswith("Bottleneck: Bound by")]
+    assert "which jumps past its bound at a higher rate" in reason
 
 
 def test_the_cost_models_error_and_notes_are_shown(studies) -> None:

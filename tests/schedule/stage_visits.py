@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from lengthwise.schedule.estimation import Estimator
-from lengthwise.schedule.stage_costs import for_prompts, visits_s
+from lengthwise.schedule.stage_costs import packed_tables, visits_s
 
 
 def prefill_visit_s(tables, task, seqs, layers, *, first=False, last=False):
     """Return [n] seconds to prefill ``seqs`` prompts of the task."""
-    return visits_s(for_prompts(tables, task), seqs, 0.0, (layers, first, last), prefill=True)
+    return visits_s(packed_tables(tables, task), seqs, 0.0, (layers, first, last), prefill=True)
 
 
 def decode_visit_s(tables, task, seqs, kv_tokens, layers, *, first=False, last=False):
     """Return [n] seconds to decode one token of ``seqs`` sequences over ``kv_tokens``."""
-    return visits_s(for_prompts(tables, task), seqs, kv_tokens, (layers, first, last), prefill=False)
+    return visits_s(packed_tables(tables, task), seqs, kv_tokens, (layers, first, last), prefill=False)
 
 
 def estimate(controls, *given):

@@ -76,7 +76,7 @@ def test_both_sides_of_an_even_balance_hold_the_best(opt, eight, opt_tables, sum
     system = disaggregated(estimator)
     sweep = next(sweeps[0] for sweeps in system.sweeps() if sweeps[0].replica.replicas == 8)
     rps = [system.simulate(Configuration(sweep, 24, number)).simulated.throughput_rps for number in range(1, 8)]
-    tried = [at.prefills for at in system.configurations(sweep, 24)]
+    tried = [at.prefill_replicas for at in system.configurations(sweep, 24)]
     assert tried == sorted(set(tried))
     assert len(tried) <= 2
     assert max(rps[number - 1] for number in tried) >= 0.97 * max(rps)
@@ -90,7 +90,7 @@ def test_no_side_exceeds_what_it_can_do_alone(opt_estimator):
         got = system.simulate(at)
         if got.simulated is None:
             continue
-        prefill_rps = system.prefill_rps(sweep.prefill, sweep.budget) * at.prefills
+        prefill_rps = system.prefill_rps(sweep.prefill, sweep.budget) * at.prefill_replicas
         assert got.simulated.throughput_rps <= 1.03 * prefill_rps
         assert got.memory_share <= 1
 

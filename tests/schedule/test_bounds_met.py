@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prefills_of import prefills_begin_s
+from simulated_schedules import in_window, independent
 
-from lengthwise.engine import simulate
 from lengthwise.schedule import Assumptions, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.lengths import SIZES, adjusted_batches
 from lengthwise.schedule.planner import Planner
-from lengthwise.schedule.simulation import concurrency_limit, deployment_of
-from lengthwise.schema.workload import Workload
 
 COUNT = 30_000
 ABOVE_HIGH, ABOVE_BOUND = 0.1, 0.02
@@ -23,20 +20,6 @@ REQUESTED = [
 """Bottom 10 % and 70 %, and 30 % and 70 %, of FasterTransformer's latencies, where something meets them."""
 
 
-def played(estimator, controls, threshold):
-    """[n] output tokens and seconds from a request's prefill to its end, of the middle of a long run."""
-    task, rng = estimator.setting.task, np.random.default_rng(3)
-    prompt, output = (rng.choice(len(pmf), COUNT, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
-    made = Workload(np.zeros(COUNT), prompt, output, concurrency=concurrency_limit(estimator, controls))
-    deployment = deployment_of(estimator, controls, threshold=threshold)
-    r = simulate(made, deployment, max_log_steps=0).requests
-    separate = controls.strategy is not Strategy.RRA
-    started_s = prefills_begin_s(r, deployment.cost) if separate else r.scheduled_s
-    ends = np.quantile(started_s, (0.25, 0.85))
-    inside = (started_s >= ends[0]) & (started_s < ends[1])
-    return output[inside], (r.finished_s - started_s)[inside]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("threshold", [None, 0.05, 0.1])
 @pytest.mark.parametrize(("task", "bound_s", "strategies"), REQUESTED)
@@ -46,7 +29,7 @@ def test_a_bound_met_in_the_worst_case_is_met_in_simulation(
     assumptions = Assumptions(threshold=threshold)
     of = Estimator(TaskLengths.from_preset(task), four_a40, opt, opt_tables, assumptions)
     choice = Planner(of, tuple(opt_tables), strategies).best(bound_s)
-    output, duration_s = played(of, choice.controls, threshold)
+    output, duration_s, _ = in_window(of, choice.controls, independent(of.setting.task, COUNT, 3), threshold)
     quantile = of.setting.bound_tokens
     long = duration_s[(output == quantile) | (output == quantile - 1)]
     assert len(long) > 15

@@ -23,7 +23,7 @@ from lengthwise.schedule import (
     tensor_degrees,
 )
 from lengthwise.schedule.planner import refine
-from lengthwise.schedule.search_space import SearchSpace
+from lengthwise.schedule.search_space import EVERY_PHASE, PHASE_STEP, SearchSpace
 from lengthwise.schema.errors import InputError, ScheduleError
 from lengthwise.workload import TruncatedNormal
 
@@ -180,6 +180,18 @@ def test_phases_are_never_longer_than_the_longest_output(small):
     for side in (SearchSpace(small, Strategy.RRA, tp, worst_case=True) for tp in (1, 2)):
         steps = next(v for v in side.variables if v.name == "decode_steps")
         assert steps.values == tuple(range(1, SHORT.max_output_tokens + 1))
+
+
+def test_long_phases_are_tried_in_steps_of_a_small_share(small):
+    """So the number of schedules grows with the logarithm of the longest output."""
+    long = small.replace(task=TaskLengths.from_samples([10], [2, 1500]))
+    [steps] = (
+        v.values for v in SearchSpace(long, Strategy.RRA, 1, worst_case=True).variables if v.name == "decode_steps"
+    )
+    assert steps[:EVERY_PHASE] == tuple(range(1, EVERY_PHASE + 1))
+    assert steps[-1] == 1500
+    assert len(steps) < EVERY_PHASE + 50
+    assert all(b - a <= 1 or b / a < 1 + 1.5 * PHASE_STEP for a, b in pairwise(steps))
 
 
 def test_encoder_decoders_are_planned(two_a40):

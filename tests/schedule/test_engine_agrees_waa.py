@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from prefills_of import prefills_begin_s
+from simulated_schedules import in_window, independent
 
 from lengthwise import catalog
 from lengthwise.engine import simulate
@@ -22,17 +22,11 @@ C, M = Strategy.WAA_C, Strategy.WAA_M
 
 def played(estimator, controls, seed, requests=REQUESTS):
     """(requests a second, mean latency of those whose output is the quantile), both ends of the run left out."""
-    rng, task = np.random.default_rng(seed), estimator.setting.task
-    prompt, output = (rng.choice(len(pmf), requests, p=pmf) for pmf in (task.prompt_pmf, task.output_pmf))
-    workload = Workload(np.zeros(requests), prompt, output, concurrency=concurrency_limit(estimator, controls))
-    complete = deployment_of(estimator, controls)
-    got = simulate(workload, complete, max_log_steps=0).requests
-    started_s = prefills_begin_s(got, complete.cost)
-    from_s, to_s = started_s[requests // 4], started_s[-requests // 8]
-    inside = (started_s >= from_s) & (started_s < to_s)
-    long = inside & (np.abs(output - task.output_quantile(LEVEL)) <= 2)
+    task = estimator.setting.task
+    output, duration_s, rate_rps = in_window(estimator, controls, independent(task, requests, seed))
+    long = np.abs(output - task.output_quantile(LEVEL)) <= 2
     assert long.sum() > 10
-    return inside.sum() / (to_s - from_s), (got.finished_s - started_s)[long].mean()
+    return rate_rps, duration_s[long].mean()
 
 
 def compared(estimator, controls, seed):

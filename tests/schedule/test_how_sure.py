@@ -15,10 +15,10 @@ from lengthwise.schedule import (
     Sample,
     Strategy,
     TaskLengths,
-    banded,
     frontiers,
-    over_costs,
-    over_resamples,
+    spread_over_costs,
+    spread_over_resamples,
+    with_bands,
 )
 from lengthwise.schedule.length_drift import evaluate_deployed
 from lengthwise.schedule.search_space import row_of
@@ -47,7 +47,7 @@ def counted(estimator, sample):
 def spread_of(estimator, count, seed=0, draws=40, bound_s=math.inf):
     sample = seen(estimator.setting.task, count, seed)
     own = counted(estimator, sample)
-    return estimated(own), over_resamples(own, estimated(own), sample, bound_s, draws=draws)
+    return estimated(own), spread_over_resamples(own, estimated(own), sample, bound_s, draws=draws)
 
 
 def test_more_requests_leave_less_open(opt_estimator):
@@ -119,7 +119,7 @@ def scaled(tables, by):
 def test_costs_that_are_off_move_every_number_in_proportion(opt_estimator, opt_tables):
     row = estimated(opt_estimator)
     factors = np.exp(0.1 * np.linspace(-2, 2, 21))
-    spread = over_costs(opt_estimator, row, [scaled(opt_tables, by) for by in factors], 1e9, level=0.9)
+    spread = spread_over_costs(opt_estimator, row, [scaled(opt_tables, by) for by in factors], 1e9, level=0.9)
     low, high = np.quantile(factors, [0.05, 0.95], method="hazen")
     assert spread.latency_s == pytest.approx((low * row.latency_s, high * row.latency_s), rel=1e-6)
     # of throughput the quantiles are those of the inverse
@@ -131,15 +131,15 @@ def test_costs_that_are_off_move_every_number_in_proportion(opt_estimator, opt_t
 def test_the_share_that_holds_a_bound_is_of_the_draws(opt_estimator, opt_tables):
     row = estimated(opt_estimator)
     off = [scaled(opt_tables, by) for by in (0.8, 0.9, 1.1, 1.2)]
-    assert over_costs(opt_estimator, row, off, row.latency_high_s).held_share == 0.5
+    assert spread_over_costs(opt_estimator, row, off, row.latency_high_s).held_share == 0.5
     with pytest.raises(InputError, match="needs perturbed tables"):
-        over_costs(opt_estimator, row, [])
+        spread_over_costs(opt_estimator, row, [])
 
 
 def test_a_frontier_has_a_band_around_it(opt_estimator, opt_tables):
     fronts = frontiers(Planner(opt_estimator, [2], [Strategy.RRA, Strategy.WAA_C]), 4)
-    assert banded(opt_estimator, fronts, []) == fronts
-    made = banded(opt_estimator, fronts, [scaled(opt_tables, by) for by in (0.9, 1.1)])
+    assert with_bands(opt_estimator, fronts, []) == fronts
+    made = with_bands(opt_estimator, fronts, [scaled(opt_tables, by) for by in (0.9, 1.1)])
     assert [name for name, _ in made] == [name for name, _ in fronts]
     for _, points in made:
         for point in points:

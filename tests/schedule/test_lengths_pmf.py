@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import norm
 
 from lengthwise import catalog
 from lengthwise.schedule import TaskLengths
+from lengthwise.schedule.lengths import TAIL_LEVEL
 from lengthwise.schema.errors import InputError
 from lengthwise.workload import Fixed, LogNormal, TruncatedNormal, Uniform, generate, preset
 
@@ -84,6 +87,16 @@ def test_samples_that_are_no_lengths_are_refused(samples):
 def test_an_endless_tail_is_refused():
     with pytest.raises(InputError, match="Give a maximum"):
         TaskLengths.from_marginals(Fixed(1), LogNormal(1000.0, 3.0))
+
+
+def test_an_unbounded_tail_ends_at_a_stated_quantile():
+    """A log-normal ends at its 99.99 % quantile; the rest counts as that long, and a bounded one is complete."""
+    lengths = TaskLengths.from_marginals(Fixed(1), LogNormal(150.0, 0.8))
+    last = 150 * math.exp(0.8 * norm.ppf(TAIL_LEVEL))
+    assert lengths.max_output_tokens == round(last)
+    above = norm.sf(math.log((lengths.max_output_tokens - 0.5) / 150) / 0.8)
+    assert lengths.output_pmf[-1] == pytest.approx(above, rel=1e-6)
+    assert TaskLengths.from_marginals(Fixed(1), Uniform(1, 70_000)).max_output_tokens == 70_000
 
 
 def test_lengths_beyond_the_models_are_refused():

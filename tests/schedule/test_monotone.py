@@ -7,9 +7,8 @@ import math
 
 import numpy as np
 import pytest
+from monotonicity import non_monotone
 from schedule_grids import Grid, min_tolerances, monotone
-
-from lengthwise.schedule.optimizer import non_monotone
 
 
 def row(rows, variable, tolerance):

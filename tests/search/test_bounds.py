@@ -18,7 +18,8 @@ from servers import step_costs
 from lengthwise import deploy, engine
 from lengthwise.schema.deployment import EngineLimits, Scheduler
 from lengthwise.schema.plan import Limit
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.records import Status
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
 from lengthwise.search.bounds import ceiling
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.measurement import Window
@@ -100,7 +101,8 @@ def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
 def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
     limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
     deployment = dataclasses.replace(deployment, limits=limits)
-    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None, after=None)
+    workload = workload.without_dependencies()
+    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
     assume(not may_get_stuck(deployment))
     check_batch(workload, deployment)
 
@@ -183,3 +185,32 @@ def test_a_limit_lowers_the_ceiling_and_a_tight_one_more():
     rates = [ceiling(one, workload, [Limit("tbt.p99", bound)]).rate_rps for bound in (0.007, 0.008, 0.01, 9.0)]
     assert rates == sorted(rates)
     assert rates[0] < rates[1] < rates[-1] == ceiling(one, workload).rate_rps
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([40, 130, 600]), st.sampled_from([100, 2000]), st.booleans())
+def test_nor_do_shared_blocks_beat_the_ceiling(seed, blocks, shared_tokens, is_small):
+    """Requests that use the same blocks need the memory of one: more decode at once than their KV tokens would fit."""
+    rng = np.random.default_rng(seed)
+    n, own = 60, 16 if is_small else 200
+    prompt, output = rng.integers(shared_tokens + 1, shared_tokens + own, n), rng.integers(1, 80, n)
+    ids = shared_tokens // 16
+    shared = SharedPrefixes(16, np.arange(n + 1) * ids, np.tile(np.arange(ids), n))
+    workload = Workload(np.zeros(n), prompt, output, predicted_tokens=output, prefixes=shared)
+    limits = EngineLimits(max_model_len=4096, max_num_batched_tokens=2048, enable_prefix_caching=True)
+    one = built("llama-3.2-1b", "A100-80GB", 1, 1, limits, "vllm_v1", max(blocks, 256))
+    check_batch(workload, one)
+
+
+def test_children_of_rejected_requests_do_not_count():
+    limits = EngineLimits(max_model_len=512, max_num_batched_tokens=512)
+    one = built("llama-3.2-1b", "A100-80GB", 1, 1, limits, "vllm_v1", 400)
+    n = 40
+    prompt = np.where(np.arange(n) % 4 == 0, 600, 100)  # each fourth is rejected, and the one that waits for it
+    parents = np.arange(n) % 4 == 1
+    after = After(np.concatenate([[0], np.cumsum(parents)]), np.flatnonzero(parents) - 1)
+    workload = Workload(np.zeros(n), prompt, np.full(n, 20), after=after)
+    records = engine.simulate(workload, one)
+    assert (records.requests.status == Status.REJECTED).sum() == n // 2
+    half = workload.without_dependencies().take(np.flatnonzero(np.arange(n) % 4 > 1))
+    assert ceiling(one, workload).rate_rps == pytest.approx(2 * ceiling(one, half).rate_rps)

@@ -14,6 +14,7 @@ from market import Chat
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import SMALLEST_DRAW, Load
+from lengthwise.workload import Delay, Fixed, Joint, Poisson, Sessions, generate_sessions
 
 RATES = st.floats(1e-3, 1e3)
 
@@ -122,3 +123,29 @@ def test_requests_without_times_have_no_rate(concurrency):
     load = Load(lambda _, n: Workload(np.zeros(n), np.ones(n, int), np.ones(n, int), concurrency=concurrency))
     with pytest.raises(InputError, match="one after the other"):
         load.at(0, 10, 1.0)
+
+
+def chats(seed, requests):
+    """Sessions of about four turns with a think time of 10 s, one a second."""
+    sessions = Sessions(turns=4, think_time=Delay(10.0))
+    return generate_sessions(requests, sessions, Joint(Fixed(50), Fixed(10)), Poisson(1.0), seed)
+
+
+def test_a_rate_of_sessions_counts_all_their_requests():
+    load = Load(chats)
+    drawn = load.at(0, 4000, 8.0)
+    starts = drawn.arrival_s[np.diff(drawn.after.start) == 0]
+    assert (len(drawn) - 1) / starts[-1] == pytest.approx(8.0)
+    assert load.requests_per_session == pytest.approx(4, rel=0.1)
+    assert load.requests_per_session * len(starts) / starts[-1] == pytest.approx(8.0, rel=0.1)
+    np.testing.assert_array_equal(drawn.after.delay_s, load.at(0, 4000, 1.0).after.delay_s)
+
+
+def test_the_rate_of_sessions_builds_up_over_their_later_turns():
+    """A geometric number of turns: 5 % of the requests are preceded by about 10 others, each with a think time."""
+    load = Load(chats)
+    before = load.ramp_s(0.0) / 10.0
+    assert load.ramp_s(1.0) == pytest.approx(11.0 * before)
+    drawn = load.sample()
+    assert (drawn.extra["turn"] <= before).mean() == pytest.approx(0.95, abs=0.03)
+    assert Load(Chat()).ramp_s(1.0) == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.capacity_search import Capacity, Effort, scout, with_model_error
-from lengthwise.search.configuration_search import separated
+from lengthwise.search.configuration_search import losses, separated
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.space import Space
@@ -38,6 +39,15 @@ def test_common_errors_cancel_and_others_tie() -> None:
     assert not separated(best, other, question())
     assert separated(best, drawn(40.0, "A100"), question())
     assert not separated(best, drawn(99.0, "H100"), question()), "the sampling intervals overlap"
+
+
+def test_the_interval_of_a_loss_holds_less_error_on_common_hardware_than_on_others() -> None:
+    best = drawn(100.0, "H100")
+    low, high = losses(best, drawn(90.0, "H100"), question())
+    assert 10 * ERRORS.min() - 1.9 <= low < 10 < high <= 10 * ERRORS.max() + 1.9, "draws scale the difference alone"
+    wide = losses(best, drawn(90.0, "A100"), question())
+    assert wide[0] < low
+    assert wide[1] > high
 
 
 def test_less_is_better_for_costs() -> None:
@@ -104,6 +114,7 @@ def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None
     for trade in plan.frontiers[TTFT.metric]:
         assert trade.choice not in names or trade.latency.has_model_interval
     assert "does not differ significantly" in plan.cause[0]
+    assert re.search(r"has \d+% \(\d+% to \d+%\) less requests per dollar", plan.cause[1]), plan.cause
 
 
 @pytest.mark.slow
@@ -111,6 +122,9 @@ def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None
 def test_the_number_of_gpus_for_a_rate_carries_it() -> None:
     space = Space({"deployment.gpu": ("A100-80GB",), "engine.max_num_seqs": (8, 64)})
     best = ask(bench(question("fewest_gpus", rate_rps=40.0, model_draws=16)), space).best
-    assert best.objective.model_low < best.objective.model_high
+    low, high = best.objective.model_low, best.objective.model_high
+    assert low < high
+    assert low == int(low), "replicas are complete"
+    assert high == int(high)
     assert best.settings["deployment.replicas"] == best.gpus
     assert best.name == f"x{best.gpus} b64", "the name tells how many replicas it takes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ def strain(requested, replicas, settings=None, seeds=8):
     sized = replace(one, parallel=replace(one.parallel, replicas=replicas))
     load = Load(Chat())
     top = replace(ceiling(sized, load.sample(), requested.slo_limits.limits), rate_rps=requested.rate_rps)
-    requests = run_length(top, requested.slo_limits) * EXACT_LENGTHS
+    requests = run_length(top, load, requested.slo_limits) * EXACT_LENGTHS
     return Trials(sized, load, requested.slo_limits, requests, range(seeds), Effort()).usage(requested.rate_rps)
 
 
@@ -128,6 +129,16 @@ def test_a_makespan_is_the_end_of_the_batch():
         assert choice.objective.value == pytest.approx(sum(ends) / 3)
         assert choice.bounds.objective <= min(ends)
     assert plan.best.objective.value == min(c.objective.value for c in plan.choices if c.at)
+
+
+def test_a_broken_limit_of_a_batch_has_its_unit_its_interval_and_its_bound():
+    limits = SloLimits((Limit("ttft.p90", 1e-3),))
+    sent = replace(question("makespan", requests=100, seeds=3), slo_limits=limits)
+    [choice] = ask(bench(sent), ONE).choices
+    assert choice.status is Status.REJECTED
+    assert re.fullmatch(
+        r"ttft.p90 is [\d.]+ s (± [\d.e-]+ s|in one run); the limit is 0.001 s", choice.exclusion.reason
+    )
 
 
 def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_seed():

@@ -19,7 +19,7 @@ from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.limits import WAITS, SloLimits, good_share
-from lengthwise.search.measurement import WARMUP_SHARE, Window, observe
+from lengthwise.search.measurement import WARMUP_SHARE, Window, simulated_window
 
 ONE = deployment(step_costs(0.0, 0.01), max_num_seqs=1)
 
@@ -32,7 +32,7 @@ def fields(columns):
 @given(workloads(), deployments())
 def test_the_beginning_equals_the_beginning_of_the_complete_run(workload, deployment):
     assume(workload.concurrency is None and workload.arrival_s[-1] > 0 and not may_get_stuck(deployment))
-    window = observe(workload, deployment, seed=3)
+    window = simulated_window(workload, deployment, seed=3)
     before, complete = window.before.requests, window.records.requests
     for name in ("scheduled_s", "first_token_s", "finished_s"):
         then, now = getattr(before, name), getattr(complete, name)
@@ -51,18 +51,20 @@ def test_the_beginning_equals_the_beginning_of_the_complete_run(workload, deploy
 def test_requests_and_gaps_are_conserved(workload, deployment):
     """Finished before, finished within and not finished are all; so are the gaps between tokens."""
     assume(workload.concurrency is None and workload.arrival_s[-1] > 0 and not may_get_stuck(deployment))
-    window = observe(workload, deployment, seed=0)
+    window = simulated_window(workload, deployment, seed=0)
     before = window.before.requests.status == Status.FINISHED
     assert not (before & window.finished()).any()
     assert before.sum() + window.finished().sum() == (window.records.requests.status == Status.FINISHED).sum()
     assert window.before.gaps.total + window.gaps().total == window.records.gaps.total
     assert len(window.as_records().requests.arrival_s) == window.finished().sum()
-    assert window.as_records().end_s == pytest.approx((1 - WARMUP_SHARE) * workload.arrival_s[-1])
+    assert window.as_records().end_s == pytest.approx(workload.arrival_s[-1] - window.start_s)
+    if workload.after is None:
+        assert window.start_s == pytest.approx(WARMUP_SHARE * workload.arrival_s[-1])
 
 
 def test_without_sums_the_beginning_is_not_run():
     workload = Workload(np.arange(10.0), np.ones(10, int), np.ones(10, int))
-    assert observe(workload, ONE, 0, sums=False).before is None
+    assert simulated_window(workload, ONE, 0, sums=False).before is None
 
 
 def queue(n=100, every_s=1.0, tokens=110):
@@ -71,7 +73,7 @@ def queue(n=100, every_s=1.0, tokens=110):
 
 
 def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
-    window = observe(queue(), ONE, 0)
+    window = simulated_window(queue(), ONE, 0)
     waits = window.waits_s("queueing_delay_s", 15.0)
     arrival_count = np.arange(100.0)
     counted = arrival_count[(arrival_count >= 0.2 * 99) & (arrival_count < 99 - 15.0)]
@@ -83,7 +85,7 @@ def test_waits_are_of_arrivals_in_the_window_but_for_the_guard():
 
 
 def test_a_waiting_request_has_waited_until_the_end():
-    window = observe(queue(every_s=0.5), ONE, 0)
+    window = simulated_window(queue(every_s=0.5), ONE, 0)
     waited, waits = window.censored_waits_s("queueing_delay_s", 5.0), window.waits_s("queueing_delay_s", 5.0)
     served = np.isfinite(waits)
     assert not served.all()
@@ -103,7 +105,7 @@ def test_refused_requests_break_every_limit_on_waits(metric, statistic):
     short = dataclasses.replace(ONE, max_model_len=100)
     n = 200
     workload = Workload(np.arange(n) * 1.0, np.tile([1, 500, 500], n)[:n], np.ones(n, int))
-    window = observe(workload, short, 0)
+    window = simulated_window(workload, short, 0)
     assert (window.records.requests.status == Status.REJECTED).sum() > n / 2
     limit = Limit(f"{metric}.{statistic}", 50.0)
     assert strained(window, limit)[limit.metric] > 1
@@ -117,10 +119,10 @@ def test_starved_requests_break_every_limit_on_waits(metric, statistic):
     prompt = np.tile([100, 100, 100, 100, 1000], n)[:n]
     one = deployment(step_costs(0.0, 0.01), Scheduler(rank="shortest_prompt"), max_num_seqs=1)
     workload = Workload(np.arange(n) * 0.8, prompt, np.ones(n, int), predicted_tokens=prompt)
-    window = observe(workload, one, 0)
+    window = simulated_window(workload, one, 0)
     limit = Limit(f"{metric}.{statistic}", 60.0)
     assert strained(window, limit)[limit.metric] > 1
-    idle = observe(dataclasses.replace(workload, arrival_s=np.arange(n) * 20.0), one, 0)
+    idle = simulated_window(dataclasses.replace(workload, arrival_s=np.arange(n) * 20.0), one, 0)
     assert strained(idle, limit)[limit.metric] <= 1
 
 
@@ -133,7 +135,7 @@ def test_a_mean_is_not_distorted_by_one_waiting_request():
     limit = Limit("queueing_delay.mean", 1.5)
     for cut in range(3900, 4000, 5):
         workload = Workload(arrival_s[:cut], tokens[:cut], np.ones(cut, int))
-        assert 0.4 < strained(observe(workload, ONE, 0), limit)[limit.metric] < 0.8
+        assert 0.4 < strained(simulated_window(workload, ONE, 0), limit)[limit.metric] < 0.8
 
 
 METRICS = st.sampled_from(["ttft", "jct", "queueing_delay", "tpot", "tbt"])
@@ -146,7 +148,7 @@ STATISTICS = st.sampled_from(["mean", "p50", "p90", "p99"])
 def test_strains_fall_with_the_bound(workload, deployment, metric, statistic, bounds):
     """But for the guard: requests of the last part of a window, as long as the bound, are not judged."""
     assume(workload.concurrency is None and workload.arrival_s[-1] > 0 and not may_get_stuck(deployment))
-    records = observe(workload, deployment, 0).records
+    records = simulated_window(workload, deployment, 0).records
     window = Window(deployment, records, None, -1.0, 1e9)
     name = f"{metric}.{statistic}"
     strains = [strained(window, Limit(name, bound))[name] for bound in sorted(bounds)]
@@ -167,7 +169,7 @@ def test_goodput_of_a_complete_run_is_that_of_the_metrics(workload, deployment, 
 
 def test_what_cannot_be_measured_hides_no_broken_limit():
     """Requests of one token have no TPOT, and here wait too long."""
-    window = observe(queue(every_s=0.5), ONE, 0)
+    window = simulated_window(queue(every_s=0.5), ONE, 0)
     tpot, ttft = Limit("tpot.mean", 0.1), Limit("ttft.p90", 2.0)
     strains = strained(window, tpot, ttft)
     assert strains[tpot.metric] == 0
@@ -179,7 +181,7 @@ def test_goodput_does_not_take_requests_under_way_for_bad():
     n = 100
     fast = deployment(step_costs(0.001, 0.0), max_num_seqs=100)
     workload = Workload(np.arange(n) * 1.0, np.ones(n, int), np.full(n, 20_000))
-    window = observe(workload, fast, 0)
+    window = simulated_window(workload, fast, 0)
     assert (window.records.requests.status == Status.UNFINISHED).sum() > 15
     assert good_share(window, Slo(tpot_s=0.0011), 0.0) >= 0.98
     assert good_share(window, Slo(tpot_s=0.0009), 0.0) == 0.0
@@ -190,7 +192,7 @@ def test_strains_are_at_1_where_the_quantile_is(quantile):
     rng = np.random.default_rng(1)
     n = 5000
     workload = Workload(np.cumsum(rng.exponential(1.0, n)), rng.integers(1, 140, n), np.ones(n, int))
-    window = observe(workload, ONE, 0)
+    window = simulated_window(workload, ONE, 0)
     waits = window.waits_s("ttft_s", 0.0)
     at = float(np.quantile(waits[np.isfinite(waits)], float(quantile[1:]) / 100))
     name = f"ttft.{quantile}"

@@ -30,7 +30,7 @@ from lengthwise.usecases.app_profile_folder import (
     write_profile,
 )
 from lengthwise.usecases.app_profile_measurement import (
-    packed,
+    packed_stages,
     read_lengths,
     run_sample,
     sampled_rows,
@@ -125,8 +125,8 @@ def test_models_are_packed_as_they_have_room():
     from lengthwise.apps.expand import expand
 
     tasks = expand(app(), ROWS).tasks
-    assert packed(space(gpus=1), tasks) == ((ModelPlan(0, GPU),), (ModelPlan(1, GPU),))
-    assert packed(space(gpus=2), tasks) == ((ModelPlan(0, GPU), ModelPlan(1, GPU)),)
+    assert packed_stages(space(gpus=1), tasks) == ((ModelPlan(0, GPU),), (ModelPlan(1, GPU),))
+    assert packed_stages(space(gpus=2), tasks) == ((ModelPlan(0, GPU), ModelPlan(1, GPU)),)
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(0, 9))

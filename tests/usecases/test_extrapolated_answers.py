@@ -64,7 +64,7 @@ def test_a_capacity_within_the_measurements_has_no_note(tables):
     reach = Reach(tokens=10**6, seqs=10**6, chunk=10**6, context=10**6, kv_tokens=10**9)
     path = tables(**{name: getattr(reach, name) for name in vars(reach)})
     (found,) = capacity.capacities(config.loads(SERVED, overrides=[f"deployment.cost=tables:{path}"]))
-    assert (found.out_of_range, found.notes) == ((), ())
+    assert (found.extrapolations, found.notes) == ((), ())
 
 
 PLANNED = """

@@ -59,10 +59,9 @@ def test_capacity_reports_where_the_front_binds(tmp_path, capsys):
     assert len(one["notes"]) == 1
 
 
-def test_hosts_by_name_leave_room_for_hundreds_of_requests_a_second():
+def test_hosts_by_name_have_no_serial_front():
     for model in ("llama-3-8b", "mixtral-8x7b"):
         for host in ("vllm", "sglang", "trtllm"):
             text = REQUESTED.format(rate=1, queue="1ms")
             requested = config.loads(text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"])
-            assert not front_note(deployment(requested).cost, 200.0)
-            assert front_note(deployment(requested).cost, 300.0)
+            assert not front_note(deployment(requested).cost, 1e5)

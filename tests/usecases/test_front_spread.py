@@ -11,11 +11,14 @@ import pytest
 from lengthwise import config
 from lengthwise.cost import HostOverhead
 from lengthwise.cost.model_error import perturbed
+from lengthwise.cost.roofline_tables import ENGINE_HOSTS, FRONT_SLOW_S, slow_front_log_sd
 from lengthwise.engine import deploy
 from lengthwise.measure.calibration.parameters import part_errors
 from lengthwise.measure.calibration.result import Parameter
 from lengthwise.schema.cost_tables import CostEvidence, CostTables, Front, PartError
 from lengthwise.usecases import simulate, variants
+
+SLOW = slow_front_log_sd(Front(ENGINE_HOSTS["vllm"].request_s), FRONT_SLOW_S)
 
 REQUESTED = """
 [workload]
@@ -52,7 +55,7 @@ def cost() -> CostTables:
 
 
 def test_first_tokens_may_come_later_than_stated_and_times_between_tokens_stay() -> None:
-    even, leaning = (outcome(PartError("front", 0.7, slow)).summary for slow in (None, 1.6))
+    even, leaning = (outcome(PartError("front", 0.7, slow)).summary for slow in (None, SLOW))
     first, wider = even.ttft_s.mean, leaning.ttft_s.mean
     assert wider.value == first.value
     assert wider.model_low == pytest.approx(first.model_low, rel=1e-9)
@@ -65,7 +68,7 @@ def test_first_tokens_may_come_later_than_stated_and_times_between_tokens_stay()
 
 
 def test_what_ships_is_the_same_every_time() -> None:
-    assert repr(outcome(PartError("front", 0.7, 1.6)).summary) == repr(
+    assert repr(outcome(PartError("front", 0.7, SLOW)).summary) == repr(
         simulate.run(config.loads(REQUESTED), jobs=1)[0].summary
     )
 
@@ -78,7 +81,7 @@ def test_only_the_slow_half_of_the_draws_moves_and_only_the_delay(cost: CostTabl
         assert a.front.serial_s == b.front.serial_s
         slow = a.front.request_s > cost.front.request_s
         logs = [math.log(one.front.request_s / cost.front.request_s) for one in (a, b)]
-        assert logs[1] == pytest.approx(logs[0] * (1.6 / 0.7 if slow else 1), rel=1e-9)
+        assert logs[1] == pytest.approx(logs[0] * (SLOW / 0.7 if slow else 1), rel=1e-9)
     assert sum(one.front.request_s > cost.front.request_s for one in off) == len(off) / 2
 
 
@@ -101,7 +104,7 @@ def test_equal_spreads_on_both_sides_are_one_spread(cost: CostTables) -> None:
 
 def test_a_front_in_seconds_leans_too_and_none_has_no_error() -> None:
     reported = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01)).cost.evidence.errors
-    assert reported[-1] == PartError("front", 0.7, 1.6)
+    assert reported[-1] == PartError("front", 0.7, slow_front_log_sd(Front(0.01), FRONT_SLOW_S))
     assert all(error.slow_log_sd is None for error in reported[:-1])
     assert all(error.part != "front" for error in deploy("llama-3-8b", "H100").cost.evidence.errors)
 

@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise import config, engine, metrics
 from lengthwise.cli import main
-from lengthwise.cost import save
+from lengthwise.cost import HostOverhead, save
 from lengthwise.cost.model_error import PARTS, design, perturbed
 from lengthwise.engine import deploy
 from lengthwise.metrics import beyond_reach
@@ -149,7 +149,7 @@ def test_a_part_that_takes_no_time_takes_no_column() -> None:
 
 
 def test_a_front_has_an_error_of_its_own_and_no_step_moves_it() -> None:
-    cost = deploy("llama-3-8b", "H100", host="vllm").cost
+    cost = deploy("llama-3-8b", "H100", host=HostOverhead(request_s=0.01, serial_s=0.002)).cost
     cost = replace(cost, evidence=CostEvidence(errors=tuple(PartError(e.part, e.log_sd) for e in cost.evidence.errors)))
     draws = perturbed(cost)
     factors = np.array([drawn.front.request_s for drawn in draws]) / cost.front.request_s
@@ -272,7 +272,7 @@ def test_every_output_reports_extrapolation_and_explains_brackets(tmp_path, caps
     assert note in page
     assert made["notes"] == [note]
     assert made["beyond_reach"][0]["bound"] == "seqs"
-    assert "In brackets: 90 % intervals of the cost model's error, from 16 more runs" in printed
+    assert "In parentheses: 90 % intervals of the cost model's error, from 16 more runs" in printed
     assert "model-span" in page
     assert made["model_error"]["parts"] == [{"part": "step", "log_sd": 0.1}]
     assert made["summary"]["model_level"] == 0.9
@@ -285,4 +285,4 @@ def test_tables_from_a_file_carry_no_errors_and_show_none(tmp_path, capsys) -> N
     path = tmp_path / "s.toml"
     path.write_text(requested().to_toml())
     assert main(["simulate", str(path), "--cost", f"tables:{tmp_path / 'costs.npz'}"]) == 0
-    assert "In brackets" not in capsys.readouterr().out
+    assert "In parentheses" not in capsys.readouterr().out

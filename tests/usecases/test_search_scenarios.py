@@ -140,7 +140,7 @@ def test_the_search_finds_what_the_exhaustive_one_finds(study):
 
 def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
     best = study.plans[0].best
-    again = search_module.settled(requested()[0], best)
+    again = search_module.scenario_of_choice(requested()[0], best)
     assert again.search is None
     assert again.workload.request_rate == best.at.rate_rps
     assert loads(again.to_toml()).deployment == again.deployment

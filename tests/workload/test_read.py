@@ -82,7 +82,8 @@ def test_extra_columns_of_a_format_are_retained(tmp_path):
         {"timestamp": 2, "input_length": 900, "output_length": 1, "hash_ids": [4, 6], "priority": 1},
     ]
     moon = read(put(tmp_path, "m.jsonl", lines(*rows)))
-    assert [ids.tolist() for ids in moon.extra["block_ids"]] == [[4, 5], [], [4, 6]]
+    assert (moon.prefixes.block_tokens, moon.prefixes.start.tolist()) == (512, [0, 2, 2, 4])
+    assert moon.prefixes.block_ids.tolist() == [4, 5, 4, 6]
     assert moon.priority.tolist() == [2, 0, 1]
 
 
@@ -247,8 +248,7 @@ def test_recorded_traces(shared, name):
 
 def test_recorded_block_ids_cover_the_prompts(shared):
     got = read(shared("data/traces/mooncake_conversation_trace.jsonl.gz"))
-    blocks = np.array([len(ids) for ids in got.extra["block_ids"]])
-    assert np.array_equal(blocks, -(-got.prompt_tokens // 512))
+    assert np.array_equal(np.diff(got.prefixes.start), -(-got.prompt_tokens // 512))
 
 
 def test_the_estimate_of_tokens_is_as_good_as_stated(shared):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lengthwise.schema.errors import OutputError, TraceError, UnknownNameError
-from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
+from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
 from lengthwise.workload import ClosedLoop, preset, read, write
 
 rows = st.lists(st.tuples(st.floats(0, 1e4), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20)
@@ -20,6 +21,19 @@ once = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max
 def of(requests, **more) -> Workload:
     arrival_s, prompt, output = zip(*sorted(requests), strict=True)
     return Workload(np.array(arrival_s), np.array(prompt), np.array(output), **more)
+
+
+def assert_same(one: Workload, other: Workload) -> None:
+    """Check that both workloads have equal shared prefixes and dependencies."""
+    for part, columns in (("prefixes", ("start", "block_ids", "previous_turn")), ("after", ("start", "parent"))):
+        a, b = getattr(one, part), getattr(other, part)
+        assert (a is None) == (b is None), part
+        for column in columns if a is not None else ():
+            assert getattr(a, column).tolist() == getattr(b, column).tolist(), column
+    if one.prefixes is not None:
+        assert one.prefixes.block_tokens == other.prefixes.block_tokens
+    if one.after is not None:
+        assert one.after.delay_s == pytest.approx(other.after.delay_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -80,15 +94,47 @@ def test_parquet_can_be_cut_and_scaled(tmp_path):
 
 
 def test_mooncake_keeps_blocks_and_sessions_and_integer_milliseconds(tmp_path):
-    blocks = np.empty(2, object)
-    blocks[0], blocks[1] = np.array([1, 2]), np.array([], dtype=int)
-    before = of([(0.0, 600, 5), (3.0, 7, 8)], extra={"block_ids": blocks, "session": np.array([4, 5])})
+    prefixes = SharedPrefixes(512, np.array([0, 2, 2]), np.array([1, 2]))
+    before = of([(0.0, 600, 5), (3.0, 7, 8)], prefixes=prefixes, extra={"session": np.array([4, 5])})
     write(before, tmp_path / "w.jsonl")
     first = (tmp_path / "w.jsonl").read_text().splitlines()[0]
     assert first == '{"timestamp":0,"input_length":600,"output_length":5,"hash_ids":[1,2],"session_id":4}'
     after = read(tmp_path / "w.jsonl")
-    assert [ids.tolist() for ids in after.extra["block_ids"]] == [[1, 2], []]
+    assert_same(after, before)
     assert after.extra["session"].tolist() == [4, 5]
+
+
+def session(turn: bool = True) -> Workload:
+    """Return two turns of one session, a request between them, and two children of the second turn."""
+    return Workload(
+        arrival_s=np.array([0.0, 0.5, 0.5, 0.5, 1.25]),
+        prompt_tokens=np.array([600, 700, 900, 950, 40]),
+        output_tokens=np.array([50, 60, 70, 80, 90]),
+        extra={"session": np.array([3, 1, 1, 1, 9])},
+        after=After(np.array([0, 0, 0, 1, 3, 3]), np.array([1, 1, 2]), np.array([0.0, 0.0, 2.5, 1 / 3, 0.0])),
+        prefixes=SharedPrefixes(
+            64, np.array([0, 2, 4, 4, 4, 4]), np.array([5, 6, 5, 7]), np.array([-1, -1, 1 if turn else -1, -1, -1])
+        ),
+    )
+
+
+@pytest.mark.parametrize("turn", [True, False])
+@pytest.mark.parametrize("name", ["w.parquet", "w.parquet.gz", "w.jsonl", "w.jsonl.gz"])
+def test_prefixes_and_dependencies_are_read_back(tmp_path, name, turn):
+    before = session(turn)
+    write(before, tmp_path / name)
+    after = read(tmp_path / name)
+    assert_same(after, before)
+    assert after.extra["session"].tolist() == before.extra["session"].tolist()
+    assert_same(read(tmp_path / name, max_requests=3), before.take(np.arange(3)))
+
+
+def test_other_formats_refuse_dependencies(tmp_path):
+    with pytest.raises(InputError, match="the format vidur does not support requests that depend on others"):
+        write(session(), tmp_path / "w.csv")
+    late = replace(session(), arrival_s=np.array([0.0, 0.5, 0.6, 0.6, 1.25]))
+    with pytest.raises(OutputError, match=r"give request 2 the arrival of its latest parent"):
+        write(late, tmp_path / "w.jsonl")
 
 
 def test_the_same_workload_gives_the_same_bytes(tmp_path):

@@ -1,4 +1,4 @@
-"""Offline applications that call several models: planned in stages, run on engines, with every output stored.
+"""Offline applications that call several models. They run on engines by a plan of stages, and all outputs are stored.
 
 Example:
     short = Sampling(max_tokens=128)

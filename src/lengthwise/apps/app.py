@@ -1,4 +1,4 @@
-"""Definition of an application: models, calls and loops, checked on construction."""
+"""Definition of an application: its models, calls and loops, which are checked on construction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNSUPPORTED_FIELDS = {
 
 
 def require_one_answer(fields: Mapping[str, Any], where: str) -> None:
-    """Raise InputError unless a request with these fields gets exactly one text; ``where`` starts the message."""
+    """Raise InputError if a request with these fields would not get exactly one text. ``where`` is their table."""
     for name, reason in _UNSUPPORTED_FIELDS.items():
         if fields.get(name):
             raise InputError(f"{where}.{name} is not supported: {reason}. Remove it")
@@ -41,12 +41,12 @@ class Sampling:
     """How an engine samples an output.
 
     Attributes:
-        max_tokens: Maximum output tokens.
-        temperature: 0 decodes greedily.
-        top_p: As in OpenAI's API; None: the engine's default.
+        max_tokens: Maximum number of output tokens.
+        temperature: Sampling temperature; 0 decodes greedily.
+        top_p: As in OpenAI's API; None uses the engine's default.
         stop: Texts that end the output.
-        seed: None: derived from the task's identity, unless decoding is greedy.
-        extra: Further fields of the request, passed through; the answer must remain one text.
+        seed: Each request's seed is derived from this number and the task's name. None means from the name alone.
+        extra: Further fields of the request, which are passed through. The answer must remain one text.
     """
 
     max_tokens: int = DEFAULT_TOKENS
@@ -64,7 +64,7 @@ class Sampling:
         require_one_answer(self.extra, "extra")
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a request's body, except the seed, which may depend on the task."""
+        """Return the fields of a request's body, except for the seed, which can differ between tasks."""
         body: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         if self.top_p is not None:
             body["top_p"] = self.top_p
@@ -78,16 +78,16 @@ class Model:
     """A model that an application uses.
 
     Attributes:
-        name: Name that calls refer to.
-        model: Catalog name or ``config.json``, for planning; "": the name.
-        weights: What an engine loads; None: the catalog's.
-        revision: Revision of the weights; part of every result's key.
-        lengths: Distribution of its output lengths without a limit; None: every output is as long as its limit.
-        max_model_len: Maximum tokens of prompt and output; None: the model's own.
+        name: Name by which calls refer to the model.
+        model: Catalog name or path of a ``config.json``, for planning; "" means ``name``.
+        weights: Weights that an engine loads; None means the catalog's.
+        revision: Revision of the weights. Outputs of another revision are not reused.
+        lengths: Distribution of output lengths before any limit. With None, outputs are as long as their limits allow.
+        max_model_len: Maximum tokens of prompt and output together; None means the model's own limit.
         limits: Limits of the engine.
         cost: Source of iteration times, as in ``engine.deploy``.
         host: Host of the engine, as in ``engine.deploy``.
-        request_options: Description of the options and request fields that its engines add; part of every result's key.
+        request_options: Text that describes what engines add to requests. Outputs under another text are not reused.
     """
 
     name: str
@@ -103,25 +103,25 @@ class Model:
 
     @property
     def spec(self) -> str:
-        """Return the name to look up in the catalog."""
+        """Return the name or path by which the catalog finds the model."""
         return self.model or self.name
 
     def identity(self) -> str:
-        """Return everything about the model that determines its answers."""
+        """Return a text with all properties of the model on which its answers depend."""
         return f"{self.weights or self.spec}@{self.revision}" + (self.request_options and f" {self.request_options}")
 
 
 @dataclass(frozen=True)
 class Fan:
-    """How a call becomes several tasks per row; at most one of ``each``, ``times`` and ``over``.
+    """A fan-out: how a call becomes several tasks per row. At most one of ``each``, ``times`` and ``over`` is set.
 
     Attributes:
-        each: Expression for a list: one task per element (``item``, ``index``).
-        times: Number of independent tasks (``index``).
-        over: Expression for a list in the row, processed as a chain: each round sees ``item``, ``index`` and
-            ``previous``, the output of the round before; the output of the call is that of the last round.
-        max_items: Maximum length of the list, needed if it depends on outputs.
-        expected: Mean length of the list, for planning; None: ``max_items``.
+        each: Expression for a list. Each element becomes a task, whose templates can use ``item`` and ``index``.
+        times: Number of independent tasks, whose templates can use ``index``.
+        over: Expression for a list in the row that is processed in order. Templates can use ``item``, ``index`` and
+            ``previous``, the output of the task before. The output of the call is the last task's output.
+        max_items: Maximum length of the list; required if the list depends on outputs.
+        expected: Mean length of the list, for planning; None means ``max_items``.
     """
 
     each: str = ""
@@ -147,7 +147,7 @@ class Fan:
 
 
 def each(expression: str, *, max_items: int | None = None, expected: float | None = None) -> Fan:
-    """Return a fan-out with one task per element of a list."""
+    """Return a fan-out with one task for each element of a list."""
     return Fan(each=expression, max_items=max_items, expected=expected)
 
 
@@ -157,25 +157,25 @@ def times(count: int) -> Fan:
 
 
 def over(expression: str) -> Fan:
-    """Return a chain over a list in the row."""
+    """Return a fan-out that processes the elements of a list in the row one after another."""
     return Fan(over=expression)
 
 
 @dataclass(frozen=True)
 class From:
-    """The model is named by a field of the row."""
+    """Value of ``Call.model`` if each row names its own model, in the row field ``field``."""
 
     field: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """Row fields that contain lengths in tokens; "": no field does.
+    """Names of the row fields that contain lengths in tokens. A name is "" if there is no such field.
 
     Attributes:
-        prompt_tokens: Length of the prompt without the outputs of other calls.
-        output_tokens: Length of the output, if it is known beforehand.
-        max_tokens: Maximum length of the output, if it differs between rows; for planning only.
+        prompt_tokens: Field with the length of the prompt without the outputs of other calls.
+        output_tokens: Field with the length of the output, if it is known beforehand.
+        max_tokens: Field with the maximum length of the output, if this differs between rows. It is for planning only.
     """
 
     prompt_tokens: str = ""
@@ -188,21 +188,21 @@ Messages = tuple[tuple[str, str], ...]  # (role, template) of each message
 
 @dataclass(frozen=True)
 class Call:
-    """A prompt template for a model.
+    """A prompt template that a model answers for each row.
 
     Attributes:
-        name: Name of its output in other calls' templates.
-        model: Name of a model; several: each of them answers, and the output is a mapping; From: named by the row.
-        prompt: A Jinja2 template: one user message, or messages.
-        system: Template of a system message in front; "": none.
+        name: Name by which templates of other calls refer to the output.
+        model: Name of the model. With several names, each model answers, and the output is a mapping. With From, each
+            row names its model.
+        prompt: Jinja2 template of one user message, or the role and template of several messages.
+        system: Template of a system message in front of the prompt; "" means none.
         sampling: How outputs are sampled.
-        api: "chat", or "completion": the bare prompt.
+        api: "chat", or "completion", which sends the bare prompt.
         fan: How the call becomes several tasks per row.
-        when: Expression; the task is skipped if it is false. "": always true.
-        when_share: Probability that it is true, for planning.
+        when: Expression. The task is skipped if its value is false. "" is always true.
+        when_share: Probability that ``when`` is true, for planning.
         report: Row fields that contain lengths.
-        body: Expression for the complete body of the request; prompt and sampling are then ignored. "": derived from
-            them.
+        body: Expression for the complete body of the request; "" builds the body from prompt and sampling.
     """
 
     name: str
@@ -219,13 +219,13 @@ class Call:
 
     @property
     def messages(self) -> Messages:
-        """Return (role, template) of all messages."""
+        """Return the role and the template of each message."""
         messages = (("user", self.prompt),) if isinstance(self.prompt, str) else self.prompt
         return ((("system", self.system),) if self.system else ()) + messages
 
     @property
     def expressions(self) -> tuple[str, ...]:
-        """Return the expressions that it has."""
+        """Return the expressions of the call that are not empty."""
         return tuple(text for text in (self.when, self.fan.each, self.fan.over, self.body) if text)
 
 
@@ -234,10 +234,10 @@ class Loop:
     """Calls that are repeated in rounds, in this order.
 
     Attributes:
-        name: Name in messages.
-        calls: Names of calls; each sees earlier ones of its round, and ``previous.NAME`` of the round before.
+        name: Name of the loop in messages.
+        calls: Names of the calls. Each can use earlier calls of its round, and ``previous.NAME`` of the round before.
         max_rounds: Maximum number of rounds.
-        until: Expression that ends the loop after a round; "": run all rounds.
+        until: Expression that ends the loop if it is true after a round; "" runs all rounds.
         until_share: Probability that the loop ends after a round, for planning.
     """
 
@@ -255,7 +255,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class App:
-    """An application; its names and templates are checked on construction. Exports have its calls in their order.
+    """An application: calls to models, made for each row of the inputs. Names and templates are checked at once.
+
+    Files of outputs list the calls in the order of ``calls``.
 
     Raises:
         InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
@@ -272,30 +274,30 @@ class App:
         _check(self)
 
     def loop_of(self, call: str) -> Loop | None:
-        """Return the loop that contains a call."""
+        """Return the loop that contains a call, or None."""
         return next((loop for loop in self.loops if call in loop.calls), None)
 
 
 ITEM, INDEX = "item", "index"
-_JINJA_GLOBALS = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "namespace"})
-"""Names that Jinja2 defines in every template."""
+_JINJA_GLOBALS = frozenset({"range", "dict", "lipsum", "cycler", "joiner", "namespace"})  # defined in every template
 
 
 @dataclass(frozen=True)
 class References:
-    """Names in a call's templates and expressions.
+    """Names that a call's templates and expressions use.
 
     Attributes:
-        calls: Calls whose outputs the call waits for, except those of its loop's previous round.
-        previous: Calls of its loop whose outputs of the previous round it uses.
-        shown: Those of ``calls`` in its prompt; ``shown_before``: those of ``previous``.
+        calls: Calls whose outputs are used, except for outputs of the previous round of a loop.
+        shown: The ``calls`` whose outputs are part of the prompt.
+        previous: Calls of the same loop whose outputs of the previous round are used.
+        shown_previous: The ``previous`` calls whose outputs are part of the prompt.
         fields: Fields of the row.
     """
 
     calls: frozenset[str]
     shown: frozenset[str]
     previous: frozenset[str]
-    shown_before: frozenset[str]
+    shown_previous: frozenset[str]
     fields: frozenset[str]
 
 
@@ -306,7 +308,10 @@ def _names(sources: tuple[str, ...], parse: Callable[[str], Text]) -> Names:
 
 
 def references(app: App, call: Call) -> References:
-    """Return the names in a call: of calls first, then of the variables of its fan-out or loop, else of row fields."""
+    """Return the calls and the row fields that a call's templates and expressions use.
+
+    A name is a row field if it is neither a call nor a variable of the call's fan-out or loop, such as ``item``.
+    """
     fan, is_looped = call.fan, app.loop_of(call.name) is not None
     variables = set(_JINJA_GLOBALS)
     if fan.each or fan.over:
@@ -323,24 +328,27 @@ def references(app: App, call: Call) -> References:
         calls=plain & calls,
         shown=prompt.plain & calls,
         previous=prompt.previous | expressions.previous if is_looped else frozenset(),
-        shown_before=prompt.previous if is_looped else frozenset(),
+        shown_previous=prompt.previous if is_looped else frozenset(),
         fields=plain - calls - variables,
     )
 
 
 def until_calls(app: App, loop: Loop) -> frozenset[str]:
-    """Return the calls in a loop's end condition."""
+    """Return the names of the calls whose outputs a loop's end condition (``until``) uses."""
     plain = expression(loop.until).names.plain if loop.until else frozenset()
     return plain & {one.name for one in app.calls}
 
 
-Unit = tuple[str, ...]  # calls that run together: one, or those of a loop in their order
+Unit = tuple[str, ...]  # a single call, or the calls of a loop in their order
 
 
-def ordered(app: App) -> list[Unit]:
-    """Return units with parents before children, otherwise in the application's order.
+def ordered_units(app: App) -> list[Unit]:
+    """Return the calls and loops in an order in which outputs exist before other calls use them.
 
-    Raise InputError with the cycle if calls wait for one another outside of a loop.
+    A unit is a single call, or all calls of a loop. As far as possible, units keep the application's order.
+
+    Raises:
+        InputError: Calls wait for one another outside of a loop. The message names the cycle.
     """
     unit_of: dict[str, Unit] = {}
     for call in app.calls:
@@ -387,7 +395,6 @@ _RESERVED = frozenset({"item", "index", "previous", "true", "false", "none", "lo
 
 
 def _check(app: App) -> None:
-    """Raise InputError unless the application can run on rows that have its fields."""
     for kind, named in (("model", app.models), ("call", app.calls), ("loop", app.loops)):
         if not named and kind != "loop":
             raise InputError(f"an application needs at least one {kind}; it has none")
@@ -398,7 +405,7 @@ def _check(app: App) -> None:
         _check_loop(app, loop)
     for call in app.calls:
         _check_previous(app, call)
-    ordered(app)
+    ordered_units(app)
 
 
 def _require_unique(kind: str, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Expansion of an application over its rows: all potential tasks as columns, and their requests at run time."""
+"""Expansion of an application over its rows into all tasks that can occur, and the tasks' requests at run time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lengthwise.apps.app import (
     Loop,
     Model,
     References,
-    ordered,
+    ordered_units,
     references,
     until_calls,
 )
@@ -41,16 +41,16 @@ Edges = tuple[Ints, Ints]  # (child, parent) task numbers
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Tasks of one call in one round, row by row.
+    """The tasks of one call, or of one round of a call in a loop, ordered by row.
 
     Attributes:
         first: Number of the first task.
-        start: [rows+1] offset of each row's tasks from ``first``.
-        model: [tasks] model numbers. The arrays below are [tasks], too.
-        index: Position within the row.
-        prompt_tokens: Without the outputs of other calls.
-        known_tokens: Output length, 0 if unknown.
-        random_draw: Number of the coin that decides whether the task is present; -1: it always is.
+        start: [rows+1] offset from ``first`` at which the tasks of each row start.
+        model: [tasks] number of each task's model. The arrays below have this shape, too.
+        index: Position of the task within its row.
+        prompt_tokens: Prompt length without the outputs of other calls.
+        known_tokens: Output length, or 0 if it is unknown.
+        random_draw: Number of the coin in ``Tasks.coins`` that decides if the task is present, or -1 if it always is.
         is_chain: Whether each task waits for the one before it in its row.
     """
 
@@ -70,12 +70,12 @@ class Block:
 
     @property
     def rows(self) -> Ints:
-        """Return [tasks] the row of each task."""
+        """Return the row of each task, [tasks]."""
         return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
 
 
 def _edges(child: Block, parent: Block) -> Edges:
-    """Return edges from each task to all of its row in the parent block, or to the last one of a chain."""
+    """Return edges from each child task to all parent tasks of its row. In a chain, only the last task is a parent."""
     rows = child.rows
     counts = np.diff(parent.start)[rows]
     if parent.is_chain:
@@ -86,25 +86,22 @@ def _edges(child: Block, parent: Block) -> Edges:
     return children, np.repeat(parent.first + parent.start[rows], counts) + offset
 
 
-def _items(source: str, context: Mapping[str, Any], max_items: int | None, which: str = "") -> list[Any]:
-    """Return the value of a list expression; ``which`` names the row in error messages."""
+def _items(source: str, context: Mapping[str, Any], max_items: int | None) -> list[Any]:
     value = expression(source).render(context)
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        raise InputError(f"{source} must be a list; {f'in row {which} ' if which else ''}it is {type(value).__name__}")
+        raise InputError(f"{source} must be a list; it is {type(value).__name__}")
     items = list(value)
     if max_items is not None and len(items) > max_items:
-        subject = f"row {which}" if which else "it"
-        raise InputError(f"{source} may have {max_items} elements; {subject} has {len(items)}. Raise max_items")
+        raise InputError(f"{source} may have {max_items} elements; it has {len(items)}. Raise max_items")
     return items
 
 
 @contextmanager
-def _named(call: Call, which: str) -> Iterator[None]:
-    """Put the call and the row in front of an error."""
+def _error_prefix(call: Call, row_id: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"call {call.name!r}, row {which}: {error}") from error
+        raise InputError(f"call {call.name!r}, row {row_id}: {error}") from error
 
 
 def _messages(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -112,7 +109,7 @@ def _messages(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _check_fields(app: App, rows: Rows) -> None:
-    """Raise InputError unless every name is either a call or a field of some row, and not both."""
+    """Raise InputError unless every name in the application is a call or a field of some row, but not both."""
     fields: set[str] = set()
     for row in rows:
         fields.update(row)
@@ -140,7 +137,7 @@ def _check_fields(app: App, rows: Rows) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Unrolled:
-    """An application expanded over its rows: all potential tasks, and their blocks by name of the call and round."""
+    """All tasks that an application can have on its rows, and their blocks by call name and round."""
 
     app: App
     rows: Rows
@@ -150,7 +147,9 @@ class Unrolled:
 
 
 def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
-    """Return all potential tasks of an application on its rows; ``ids`` identify the rows (None: their numbers).
+    """Return all tasks that an application can have on its rows, including tasks that may be skipped.
+
+    ``ids`` identify the rows. None numbers the rows from 0.
 
     Raises:
         InputError: There are no rows, or a field that the application names is missing or has a wrong value.
@@ -160,20 +159,20 @@ def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
     _check_fields(app, rows)
     expansion = _Expansion(app, rows, ids or [str(i) for i in range(len(rows))])
     calls = {one.name: one for one in app.calls}
-    for unit in ordered(app):
+    for unit in ordered_units(app):
         loop = app.loop_of(unit[0])
         random_draw = np.full(len(rows), -1)
         for k in range(loop.max_rounds if loop else 1):
             if loop and k > 0 and loop.until:
-                random_draw = expansion.toss(np.full(len(rows), 1.0 - loop.until_share), random_draw)
+                random_draw = expansion.add_coins(np.full(len(rows), 1.0 - loop.until_share), random_draw)
             for name in unit:
-                expansion.add(calls[name], k, random_draw, loop)
+                expansion.add_tasks(calls[name], k, random_draw, loop)
     return Unrolled(app, rows, expansion.ids, expansion.columns(), expansion.blocks)
 
 
 @dataclass
 class _Expansion:
-    """Blocks, edges (with whether the child's prompt contains the parent's output) and parts of the coins so far."""
+    """The blocks, edges and coins so far. An edge's flag tells if the child's prompt contains the parent's output."""
 
     app: App
     rows: Rows
@@ -185,15 +184,14 @@ class _Expansion:
     coins: int = 0
     tasks: int = 0
 
-    def toss(self, chance: Floats, after: Ints) -> Ints:
-        """Return the numbers of new coins."""
+    def add_coins(self, chance: Floats, after: Ints) -> Ints:
         self.chances.append(chance)
         self.after.append(after)
         self.coins += len(chance)
         return np.arange(self.coins - len(chance), self.coins)
 
-    def add(self, call: Call, k: int, random_draw: Ints, loop: Loop | None) -> None:
-        """Add the tasks of a call in round k; ``random_draw``: [rows] coins of the round."""
+    def add_tasks(self, call: Call, k: int, random_draw: Ints, loop: Loop | None) -> None:
+        """Add the tasks of a call in round k. ``random_draw`` has each row's coin, which decides if the round runs."""
         names = references(self.app, call)
         random_draw = self._row_coins(call, names, k, random_draw)
         counts, items = self._counts(call, k)
@@ -203,7 +201,7 @@ class _Expansion:
         coins = random_draw[row]
         if call.fan.each and items is None and call.fan.expected is not None:
             share = min(1.0, call.fan.expected / max(1, call.fan.max_items or 1))
-            coins = self.toss(np.full(len(row), share), coins)
+            coins = self.add_coins(np.full(len(row), share), coins)
         block = Block(
             call=[one.name for one in self.app.calls].index(call.name),
             round=k,
@@ -221,7 +219,11 @@ class _Expansion:
         self._add_edges(names, block, loop)
 
     def _row_coins(self, call: Call, names: References, k: int, random_draw: Ints) -> Ints:
-        """Return [rows] coins of the tasks: of their round or of the only call that they depend on, and their own."""
+        """Return the coin that decides whether a row's tasks are present, [rows].
+
+        It is the coin of the round (``random_draw``) or of the only parent call. If the call has a condition, or all
+        parents of a row have empty lists, it is a new coin that depends on that coin.
+        """
         seen = {name: self._visible(call.name, name, k) for name in names.calls}
         if len(seen) == 1 and (random_draw < 0).all():
             parent = next(iter(seen.values()))[-1]
@@ -229,16 +231,16 @@ class _Expansion:
             first = np.where(present, parent.start[:-1], 0)
             random_draw = np.where(present, parent.random_draw[first] if len(parent) else -1, -1)
         if call.when and call.when_share < 1:
-            random_draw = self.toss(np.full(len(random_draw), call.when_share), random_draw)
+            random_draw = self.add_coins(np.full(len(random_draw), call.when_share), random_draw)
         if seen:
             # A call is skipped if all calls that it names have no tasks, because their lists are empty.
             never = ~np.logical_or.reduce([np.diff(b.start) > 0 for blocks in seen.values() for b in blocks])
             if never.any():
-                random_draw = np.where(never, self.toss(np.zeros(len(random_draw)), random_draw), random_draw)
+                random_draw = np.where(never, self.add_coins(np.zeros(len(random_draw)), random_draw), random_draw)
         return random_draw
 
     def _counts(self, call: Call, k: int) -> tuple[Ints, list[Any] | None]:
-        """Return [rows] the number of tasks, and their items if the list depends on the row only."""
+        """Return the number of tasks in each row, and all items of the lists if no list depends on outputs."""
         fan, calls = call.fan, {one.name for one in self.app.calls}
         source = fan.each or fan.over
         if not source:
@@ -247,19 +249,19 @@ class _Expansion:
         if names.plain & calls or (k and names.previous):
             return np.full(len(self.rows), fan.max_items or 0), None
         lists = []
-        for which, row in zip(self.ids, self.rows, strict=True):
-            with _named(call, which):
-                lists.append(_items(source, row, fan.max_items, which))
+        for row_id, row in zip(self.ids, self.rows, strict=True):
+            with _error_prefix(call, row_id):
+                lists.append(_items(source, row, fan.max_items))
         return np.array([len(one) for one in lists], np.int64), [item for one in lists for item in one]
 
     def _models(self, call: Call, row: Ints, index: Ints) -> Ints:
         numbers = {model.name: n for n, model in enumerate(self.app.models)}
         if isinstance(call.model, From):
             found = []
-            for which, one in zip(self.ids, self.rows, strict=True):
+            for row_id, one in zip(self.ids, self.rows, strict=True):
                 name = one.get(call.model.field)
                 if not isinstance(name, str) or name not in numbers:
-                    kind = f"model in {call.model.field!r} of row {which} for call {call.name!r}"
+                    kind = f"model in {call.model.field!r} of row {row_id} for call {call.name!r}"
                     raise UnknownNameError(kind, str(name), numbers)
                 found.append(numbers[name])
             return np.array(found, np.int64)[row]
@@ -268,17 +270,17 @@ class _Expansion:
         return np.array([numbers[name] for name in call.model], np.int64)[index]
 
     def _lengths(self, name: str, row: Ints, *, default: int) -> Ints:
-        """Return [tasks] the values of a row field that contains tokens."""
+        """Return each task's tokens from the row field ``name``. If ``name`` is empty, all tasks have ``default``."""
         if not name:
             return np.full(len(row), default)
         values = [one.get(name) for one in self.rows]
-        for which, value in zip(self.ids, values, strict=True):
+        for row_id, value in zip(self.ids, values, strict=True):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name} must be whole tokens of at least 1; row {which} has {value!r}")
+                raise InputError(f"{name} must be whole tokens of at least 1; row {row_id} has {value!r}")
         return np.array(values, np.int64)[row]
 
     def _prompt_tokens(self, call: Call, names: References, row: Ints, index: Ints, items: list[Any] | None) -> Ints:
-        """Return [tasks] estimated tokens with empty outputs of other calls."""
+        """Return the estimated prompt tokens of each task, without the outputs of other calls."""
         if call.report.prompt_tokens:
             return self._lengths(call.report.prompt_tokens, row, default=1)
         blanks: dict[str, Any] = {PREVIOUS: dict.fromkeys(names.previous, "") if self.app.loop_of(call.name) else ""}
@@ -290,31 +292,30 @@ class _Expansion:
         tokens = np.empty(len(row), np.int64)
         for t, (r, i) in enumerate(zip(row.tolist(), index.tolist(), strict=True)):
             context = {**self.rows[r], **blanks, ITEM: "" if items is None else items[t], INDEX: i}
-            with _named(call, self.ids[r]):
+            with _error_prefix(call, self.ids[r]):
                 tokens[t] = sum(estimated_tokens(one["content"]) for one in _messages(call, context))
         return tokens
 
     def _add_edges(self, names: References, block: Block, loop: Loop | None) -> None:
-        """Add edges to all tasks that the block waits for."""
         if block.is_chain:
             later = np.flatnonzero(block.index > 0)
             self.edges.append(((block.first + later, block.first + later - 1), True))
         call = self.app.calls[block.call].name
         for name in sorted(names.calls):
-            # Any round of another loop may be its last; the output of only one of them gets into the prompt.
+            # Any round of another loop may be its last; the prompt contains the output of only one of these rounds.
             for n, parent in enumerate(self._visible(call, name, block.round)):
                 self.edges.append((_edges(block, parent), name in names.shown and n == 0))
         if loop and block.round:
             for name in sorted(names.previous):
                 edges = _edges(block, self.blocks[name, block.round - 1])
-                self.edges.append((edges, name in names.shown_before))
+                self.edges.append((edges, name in names.shown_previous))
             for name in sorted(until_calls(self.app, loop)):
                 rounds = range(block.round)
                 parents = [self.blocks[name, j] for j in rounds] if name in loop.calls else self._all_rounds(name)
                 self.edges += [(_edges(block, parent), False) for parent in parents]
 
     def _visible(self, call: str, name: str, k: int) -> list[Block]:
-        """Return the blocks of ``name`` that a call sees in round k: of its round, or all rounds of another loop."""
+        """Return the blocks of ``name`` that ``call`` can use. If both are in one loop, it is only round k's block."""
         loop = self.app.loop_of(call)
         return [self.blocks[name, k]] if loop and name in loop.calls else self._all_rounds(name)
 
@@ -322,7 +323,6 @@ class _Expansion:
         return [block for (one, _), block in self.blocks.items() if one == name]
 
     def columns(self) -> Tasks:
-        """Return the tasks of all blocks."""
         calls, blocks = self.app.calls, self.blocks.values()
 
         def column(values: Callable[[Block], Ints]) -> Ints:
@@ -356,7 +356,7 @@ class _Expansion:
 
 
 def _parents(edges: list[tuple[Edges, bool]], n: int) -> tuple[Ints, Ints, Ints]:
-    """Return (start, parent, shown) of n tasks; repeated edges are merged."""
+    """Return the columns parent_start, parent and shown of ``Tasks`` for n tasks. Repeated edges are merged."""
     empty = np.zeros(0, np.int64)
     child = np.concatenate([empty, *(pair[0] for pair, _ in edges)])
     parent = np.concatenate([empty, *(pair[1] for pair, _ in edges)])
@@ -373,34 +373,35 @@ def _parents(edges: list[tuple[Edges, bool]], n: int) -> tuple[Ints, Ints, Ints]
 
 @dataclass(frozen=True, eq=False)
 class Rendered:
-    """Requests of the tasks of an expanded application (``run.job.Decider``)."""
+    """Builds the requests of tasks from the application's templates. It is a ``run.job.Decider``."""
 
     expanded: Unrolled
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request of a task; None: the task is skipped.
+        """Return the request of a task, or None if the task is skipped.
 
-        Raise InputError with call and row if the row lacks a field, a list is too long, or a template fails.
+        Raises:
+            InputError: The row lacks a field, a list is too long, or a template fails. The message has call and row.
         """
         expanded, tasks = self.expanded, self.expanded.tasks
         call = expanded.app.calls[int(tasks.call[task])]
-        row, place, index = int(tasks.row[task]), int(tasks.round[task]), int(tasks.index[task])
-        with _named(call, expanded.ids[row]):
-            context = _RowView(expanded, row, outputs).context(call, task, place, index)
+        row, k, index = int(tasks.row[task]), int(tasks.round[task]), int(tasks.index[task])
+        with _error_prefix(call, expanded.ids[row]):
+            context = _RowView(expanded, row, outputs).context(call, task, k, index)
             if context is None:
                 return None
-            which = f"{expanded.ids[row]}/{call.name}/{place}/{index}"
-            return _request(call, expanded.app.models[int(tasks.model[task])], task, which, context)
+            task_name = f"{expanded.ids[row]}/{call.name}/{k}/{index}"
+            return _request(call, expanded.app.models[int(tasks.model[task])], task, task_name, context)
 
 
-def _request(call: Call, model: Model, task: int, which: str, context: Mapping[str, Any]) -> RequestSpec:
-    """Return the request of a task and the key of its answer; ``which`` identifies the task and seeds its sampling."""
+def _request(call: Call, model: Model, task: int, task_name: str, context: Mapping[str, Any]) -> RequestSpec:
+    """Return a task's request, with the key of its output. The seed of the sampling is derived from ``task_name``."""
     from lengthwise.apps.launch.engine import CHAT as CHAT_API
-    from lengthwise.apps.launch.engine import COMPLETIONS, Ask
+    from lengthwise.apps.launch.engine import COMPLETIONS, TaskRequest
     from lengthwise.apps.run.job import RequestSpec
 
     def seed(given: int | None) -> int:
-        digest = hashlib.sha256(f"{given}/{which}".encode("utf-8", "surrogatepass")).digest()
+        digest = hashlib.sha256(f"{given}/{task_name}".encode("utf-8", "surrogatepass")).digest()
         return int.from_bytes(digest[:8], "big") % 2**31
 
     body: dict[str, Any]
@@ -424,36 +425,34 @@ def _request(call: Call, model: Model, task: int, which: str, context: Mapping[s
     api = CHAT_API if call.api == CHAT else COMPLETIONS
     text = json.dumps([model.identity(), api, body], sort_keys=True, ensure_ascii=False, default=str)
     key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    return RequestSpec(key, Ask(task, api, body))
+    return RequestSpec(key, TaskRequest(task, api, body))
 
 
 @dataclass(frozen=True)
 class _RowView:
-    """Values of names in one row, from the outputs so far."""
-
     expanded: Unrolled
     row: int
     outputs: Outputs
 
-    def context(self, call: Call, task: int, place: int, index: int) -> Mapping[str, Any] | None:
-        """Return the variables of a task's templates; None: the task is skipped."""
+    def context(self, call: Call, task: int, k: int, index: int) -> Mapping[str, Any] | None:
+        """Return the variables of a task's templates in round k, or None if the task is skipped."""
         app, fields, fan = self.expanded.app, self.expanded.rows[self.row], call.fan
         loop = app.loop_of(call.name)
         if loop and loop.until:
             names = until_calls(app, loop)
-            for k in range(place):
-                if expression(loop.until).render({**fields, **{name: self._value(name, loop, k) for name in names}}):
+            for j in range(k):
+                if expression(loop.until).render({**fields, **{name: self._value(name, loop, j) for name in names}}):
                     return None
-        values = {name: self._value(name, loop, place) for name in references(app, call).calls}
+        values = {name: self._value(name, loop, k) for name in references(app, call).calls}
         if values and all(_is_empty(value) for value in values.values()):
             return None
         context: dict[str, Any] = {**fields, **values}
         if fan.over:
-            context[PREVIOUS] = None if place == 0 else _text(self.outputs(task - 1))
+            context[PREVIOUS] = None if k == 0 else _text(self.outputs(task - 1))
         elif loop:
             blocks = self.expanded.blocks
-            context[PREVIOUS] = {n: self._output(blocks[n, place - 1]) if place else None for n in loop.calls}
-        number = place if fan.over else index
+            context[PREVIOUS] = {n: self._output(blocks[n, k - 1]) if k else None for n in loop.calls}
+        number = k if fan.over else index
         if fan.times > 1 or fan.each or fan.over:
             context[INDEX] = number
         if source := fan.each or fan.over:
@@ -464,7 +463,6 @@ class _RowView:
         return context if not call.when or expression(call.when).render(context) else None
 
     def _value(self, name: str, loop: Loop | None, k: int) -> Any:
-        """Return the output of a call as seen from round k of a loop; None: the call was skipped."""
         other, blocks = self.expanded.app.loop_of(name), self.expanded.blocks
         if other is None:
             return self._output(blocks[name, 0])
@@ -474,7 +472,7 @@ class _RowView:
         return next((value for value in rounds if not _is_empty(value)), None)
 
     def _output(self, block: Block) -> Any:
-        """Return a text, a list, or a mapping by model; None: the call was skipped."""
+        """Return the row's output in a block: a text, a list, a mapping by model, or None if the call was skipped."""
         call, (first, last) = self.expanded.app.calls[block.call], block.start[self.row : self.row + 2]
         tasks = range(block.first + int(first), block.first + int(last))
         if call.fan.over:

@@ -1,4 +1,4 @@
-"""Input rows of an application from JSONL, CSV and Parquet files, and OpenAI batch files as applications."""
+"""Input rows of an application from JSONL, CSV and Parquet files, and OpenAI batch files that run as applications."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INTEGERS = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
 class _Lazy(Sequence[_T]):
-    """A sequence that computes ``item(i)`` on access; ``items`` iterates over all of them in less time."""
+    """A sequence that computes each element by ``item(i)``. ``items`` yields all elements, faster than one by one."""
 
     def __init__(self, length: int, item: Callable[[int], _T], items: Callable[[], Iterable[_T]] | None = None) -> None:
         self._numbers, self._item, self._items = range(length), item, items
@@ -48,9 +48,12 @@ class _Lazy(Sequence[_T]):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that an application runs on; ``ids`` are values of the id field, or numbers from 0, as texts.
+    """The rows that an application runs on.
 
-    ``sha256`` is the hash of the file, in hex. Of the first ``count`` rows it is the hash of that hash and ``count``.
+    Attributes:
+        ids: Text that identifies each row: the value of its id field, or its number from 0.
+        source: Path of the file.
+        sha256: Hash of the file, in hex. For its first rows only, it is the hash of this hash and their number.
     """
 
     ids: Sequence[str]
@@ -62,7 +65,7 @@ class Rows:
         return len(self.rows)
 
     def first(self, count: int) -> Rows:
-        """Return the first ``count`` rows, or all if there are fewer."""
+        """Return the first ``count`` rows, or all rows if there are fewer."""
         if count >= len(self):
             return self
         rows = self.rows
@@ -72,13 +75,16 @@ class Rows:
 
 
 def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None) -> Rows:
-    """Return the rows of a file after a check of each; rows of JSONL remain on disk and are read on access.
+    """Return the rows of a JSONL, CSV or Parquet file. Rows of JSONL stay on disk and are read on access.
 
-    In CSV, columns of whole numbers become integers, all others texts, and an empty value None. The ``id_field``
-    identifies rows by unique texts or whole numbers (None: rows are numbered); ``check`` raises InputError.
+    A CSV column of whole numbers becomes integers, and any other column becomes texts. Empty values become None.
+
+    Args:
+        id_field: Field whose unique texts or whole numbers identify the rows; None numbers the rows.
+        check: Function that receives each row, and raises InputError if the row is invalid.
 
     Raises:
-        InputError: The file cannot be read, or a row is invalid; with its line.
+        InputError: The file cannot be read, or a row is invalid. The message names the line.
     """
     path = Path(path).expanduser()
     suffix = path.suffix.lower()
@@ -120,8 +126,7 @@ def _add_id(lines: dict[str, int], row: Row, line: int, name: str) -> None:
         raise InputError(f"every id must be unique; {str(value)!r} is also in line {first}")
 
 
-Check = Callable[[Row, int], None]
-"""Receives each row with its line, and raises InputError if it is invalid."""
+Check = Callable[[Row, int], None]  # receives each row with its line, and raises InputError if it is invalid
 
 
 def _jsonl(path: Path, check: Check) -> Sequence[Row]:
@@ -198,7 +203,6 @@ def _csv(path: Path, check: Check) -> Sequence[Row]:
 
 
 def _csv_values(path: Path, reader: Any, names: list[str], check: Check) -> Iterator[list[str | None]]:
-    """Yield the values of each row; skip empty lines."""
     for values in reader:
         if not values:
             continue
@@ -237,7 +241,7 @@ _COMPLETION_TOKENS = 16  # default max_tokens of the completions API
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A batch file as an application: a call for each API that passes requests through, and requests by custom_id."""
+    """An OpenAI batch file as an application. Each request is a row with custom_id as its id, and is sent unchanged."""
 
     app: App
     rows: Rows
@@ -246,10 +250,11 @@ class Batch:
 def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -> Batch:
     """Return the application that sends the requests of a batch file unchanged.
 
-    The file is JSONL with custom_id, method, url and body in each line; ``models`` describe some that it names.
+    Each line of the JSONL file has custom_id, method, url and body. Models that the file names, but ``models`` does not
+    contain, get the defaults of ``Model``.
 
     Raises:
-        InputError: A line is not a request, or its answer cannot be stored; with file and line.
+        InputError: A line is not a request, or its answer cannot be stored. The message names file and line.
     """
     named: set[str] = set()
     used: set[str] = set()
@@ -279,7 +284,6 @@ def is_batch(app: App) -> bool:
 
 
 def _batch_call(api: str) -> Call:
-    """Return a call that sends a row's request of one API, if the row has one."""
     return Call(
         name=api,
         model=From("model"),
@@ -320,7 +324,6 @@ def _check_request(line: Row) -> None:
 
 
 def _batch_row(line: Row) -> Row:
-    """Return the fields that the calls of a batch use."""
     body, api = line["body"], URLS[line["url"]]
     contents = [one.get("content") for one in body["messages"]] if "messages" in body else [body["prompt"]]
     tokens = sum(estimated_tokens(text) for content in contents for text in _texts(content))
@@ -336,7 +339,6 @@ def _batch_row(line: Row) -> Row:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """Yield the texts of a message's content: a text, or a list of parts, some of which have one."""
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():
@@ -345,9 +347,10 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, created_s: int = 0) -> tuple[int, int]:
-    """Write a run's exports as OpenAI batch output in the order of the requests; return the lines of both files.
+    """Write the outputs of a run in the format of OpenAI's batch API. Return the numbers of answers and errors.
 
-    ``outputs`` and ``dead`` (missing if there are none) are files of ``run.export``; ``created_s`` is a Unix time.
+    ``outputs`` and ``dead`` are files that ``run.export`` wrote. ``dead`` need not exist. The lines of the new files
+    ``answers`` and ``errors`` are in the order of the requests. ``created_s`` is a Unix time.
     """
 
     def answer(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,7 +370,7 @@ def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, creat
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as JSON lines, all or nothing, and return their number."""
+    """Write rows as JSON lines, and return their number. If this fails, an existing file stays unchanged."""
     lines = 0
 
     def write(path: Path) -> None:
@@ -400,5 +403,4 @@ def _response(line: Mapping[str, Any], created_s: int) -> dict[str, Any]:
 
 
 def _request_id(line: Mapping[str, Any]) -> str:
-    """Return an identifier that is the same for the same request."""
     return hashlib.sha256(line["id"].encode("utf-8", "surrogatepass")).hexdigest()[:24]

@@ -1,8 +1,8 @@
 """Placement of replicas on well-connected GPUs with the least loading time, and the plans to run next.
 
-A replica's pipeline stages are groups of ``tp`` GPUs of one kind. Up to ``NodeSpec.link_group`` GPUs, a group lies
-within one island of fast links, aligned to its size (pairs are 0-1, 2-3, never 1-2); a larger one consists of complete
-islands of one machine. The stages of a pipeline may lie in several machines.
+Each pipeline stage of a replica runs on a group of ``tp`` GPUs of one kind. A group of up to ``NodeSpec.link_group``
+GPUs lies within one island of fast links and is aligned to its size: pairs are 0-1 and 2-3, never 1-2. A larger group
+consists of complete islands of one machine. The stages of a pipeline may lie in several machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Packed = dict[ModelPlan, tuple[Replica, ...]]
 
 
 def is_replica(gpus: Replica, plan: ModelPlan, cluster: Cluster) -> bool:
-    """Return whether these GPUs, stage after stage, can be a replica of the plan."""
+    """Return whether these GPUs, listed stage after stage, can be a replica of the plan."""
     if len(gpus) != plan.tp * plan.pp or len(set(gpus)) != len(gpus) or not set(gpus) <= set(range(cluster.gpus)):
         return False
     for k in range(0, len(gpus), plan.tp):
@@ -33,7 +33,7 @@ def is_replica(gpus: Replica, plan: ModelPlan, cluster: Cluster) -> bool:
 
 
 def _groups(machine: Machine, free: set[int], tp: int) -> list[Replica]:
-    """Return groups of ``tp`` of a machine's free GPUs, numbered from 0; of equal complete islands, only the first."""
+    """Return groups of ``tp`` free GPUs, numbered within the machine. If a group takes several islands, return one."""
     size = machine.node.link_group
     islands = [tuple(range(k, min(k + size, machine.gpus))) for k in range(0, machine.gpus, size)]
     if tp <= size:
@@ -46,7 +46,7 @@ def _groups(machine: Machine, free: set[int], tp: int) -> list[Replica]:
 
 
 def degrees(machine: Machine) -> list[int]:
-    """Return the tensor-parallel degrees, powers of two, for which a machine has a group."""
+    """Return the tensor-parallel degrees (powers of two) for which a machine has a group of GPUs."""
     tps = [2**k for k in range(machine.gpus.bit_length())]
     return [tp for tp in tps if _groups(machine, set(range(machine.gpus)), tp)]
 
@@ -54,11 +54,7 @@ def degrees(machine: Machine) -> list[int]:
 def _packed(
     cluster: Cluster, plans: Sequence[ModelPlan], retained: Mapping[ModelPlan, Sequence[Replica]] | None = None
 ) -> _Packed | None:
-    """Return disjoint replicas of all plans, ``retained`` ones unmoved; None: the GPUs do not suffice.
-
-    Larger groups are placed before smaller ones. If all sizes are powers of two, any aligned position leaves equal
-    space for smaller groups, so the search never backtracks; otherwise it tries all positions.
-    """
+    """Return disjoint replicas of all plans, or None if the GPUs do not suffice. ``retained`` replicas do not move."""
     retained = retained or {}
     free = frozenset(range(cluster.gpus)) - {g for replicas in retained.values() for r in replicas for g in r}
     missing = sorted(
@@ -66,13 +62,13 @@ def _packed(
     )
     if sum(tp * pp for tp, pp, _, _ in missing) > len(free):
         return None
+    # If all sizes are powers of two, each aligned position leaves equal space for smaller groups: take the first.
     sizes = [*(m.node.link_group for m in cluster.machines), *(plan.tp for plan in plans)]
     backtracks = any(size & (size - 1) for size in sizes)
     stages = [(plan, plan.pp - k) for _, _, plan, _ in missing for k in range(plan.pp)]
     failed: set[tuple[int, frozenset[int]]] = set()
 
     def fill(first: int, free: frozenset[int]) -> list[Replica] | None:
-        """Return a group for each stage from the first one on."""
         if first == len(stages):
             return []
         if (first, free) in failed:
@@ -99,10 +95,7 @@ def _packed(
 
 
 def _free_groups(cluster: Cluster, plan: ModelPlan, stages: int, free: frozenset[int]) -> list[Replica]:
-    """Return free groups for a stage, those in the fullest machine and island first to leave others intact.
-
-    Machines with enough GPUs for all ``stages`` that remain of the pipeline come before others.
-    """
+    """Return the free groups for a pipeline stage. Machines with room for all ``stages`` that are left come first."""
     found = []
     for machine, first in zip(cluster.machines, cluster.first_of, strict=True):
         if machine.gpu.name != plan.gpu:
@@ -120,15 +113,13 @@ def _free_groups(cluster: Cluster, plan: ModelPlan, stages: int, free: frozenset
 
 Shape = tuple[str, int, int]
 Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]  # sleeping replicas by (model, shape)
-Seconds = Callable[[ModelPlan, str], float]
-"""Seconds until a replica of the plan is ready by "wake" or "start"."""
+Seconds = Callable[[ModelPlan, str], float]  # seconds until a replica of the plan is ready by "wake" or "start"
 
-_MAX_RETAINED_SETS = 5_000
-"""Sets of retained replicas that the search tries; enough for the optimum on up to 16 GPUs."""
+_MAX_RETAINED_SETS = 5_000  # sets of retained replicas that the search tries: enough for the optimum on 16 GPUs
 
 
 def fits(plans: Sequence[ModelPlan], cluster: Cluster) -> bool:
-    """Return whether the plans can run at the same time."""
+    """Return whether the plans can run at the same time on the cluster."""
     return _packed(cluster, plans) is not None
 
 
@@ -141,10 +132,11 @@ def place(
     running: Sequence[ModelPlan] = (),
     in_sleep: Asleep | None = None,
 ) -> Placement | None:
-    """Return the placement with the least total time to make replicas ready; None: the GPUs do not suffice.
+    """Return the placement of replicas with the least total loading time, or None if the plans do not fit.
 
-    A replica of ``before`` stays if its model has the same shape in ``running``; for a model that ``running`` omits, an
-    equal size suffices. Replicas ``in_sleep`` can be woken where they are.
+    A replica of ``before`` stays, without loading, if ``running`` has a plan of the same shape for its model. If
+    ``running`` has no plan for the model, the replica stays if the number of GPUs is equal. Replicas ``in_sleep`` can
+    wake.
     """
     if not fits(plans, cluster):
         return None
@@ -171,7 +163,7 @@ def switches(
     running: Sequence[ModelPlan] = (),
     in_sleep: Asleep | None = None,
 ) -> tuple[Switch, ...]:
-    """Return the replicas of a placement that are not resident, and how each becomes ready."""
+    """Return the replicas that must start or wake so that the placement ``after`` replaces ``before``."""
     found = []
     for plan in plans:
         resident = set(_resident(plan, before, running))
@@ -196,8 +188,8 @@ _Candidate = tuple[float, ModelPlan, Replica]  # (seconds saved, plan, replica)
 def _retained(
     cluster: Cluster, plans: Sequence[ModelPlan], candidates: Sequence[_Candidate]
 ) -> dict[ModelPlan, list[Replica]]:
-    """Return the replicas to retain, by branch and bound over candidates in order of decreasing savings."""
-    # [i] savings of all candidates from i on: the bound.
+    """Return the candidates that together save the most seconds by staying on their GPUs (branch and bound)."""
+    # [i] seconds that all candidates from i on save, which bound the gain of the rest.
     rest_s = list(itertools.accumulate((saved_s for saved_s, _, _ in reversed(candidates)), initial=0.0))[::-1]
     best_s, best, tried = -1.0, (), 0  # type: float, tuple[_Candidate, ...], int
 
@@ -229,8 +221,8 @@ Fits = Callable[[Plans], bool]
 
 
 @dataclass(frozen=True)
-class Now:
-    """The plans to run now, at most one per model; ``stage`` counts from 0 to the number of stages (after the last)."""
+class StagePlans:
+    """A stage's number and plans, at most one plan per model. After the last stage, ``stage`` counts the stages."""
 
     stage: int
     plans: Plans
@@ -245,16 +237,17 @@ def next_plans(
     *,
     reserve: Plans = (),
     starved: Collection[int] = (),
-) -> Now:
-    """Return the plans to run at the start, or after a model has finished; without deviations, the next stage's.
+) -> StagePlans:
+    """Return the stage to run at the start, or after a model has finished or is blocked. Usually, it is the next one.
 
     Args:
-        at: Current stage; -1 at the start.
-        running: Plans up to now, of finished models too.
+        at: Number of the current stage, or -1 at the start.
+        running: Plans that ran up to now, including plans of finished models.
         finished: Models without remaining work.
-        reserve: Plans of models without a stage, which had no work in the lengths used for planning. They run after
-            the last stage, as do models with more work than planned.
-        starved: Models that wait for one that does not run; they are stopped even in their last stage.
+        fits: Function that returns whether plans can run at the same time.
+        reserve: Plans of models without a stage, which had no work in the samples used for planning. They run after the
+            last stage, as do models with more work than planned.
+        starved: Running models that wait for a model that does not run. They are stopped even in their last stage.
     """
     if at < 0:
         at = 0
@@ -279,16 +272,13 @@ def next_plans(
     chosen = _extended(chosen, live, fits)
     if at < len(stages) and not chosen:
         chosen = _extended(chosen, _unfinished(reserve, finished), fits)
-    return Now(at, tuple(sorted(chosen)))
+    return StagePlans(at, tuple(sorted(chosen)))
 
 
 def _with_later_stages(
     chosen: Plans, stages: Sequence[Plans], live: Plans, finished: Collection[int], fits: Fits
 ) -> Plans:
-    """Return the chosen plans, and plans of later stages that fit on the GPUs of finished models.
-
-    A later stage is considered only if all of the stage before it runs; no running model is stopped for it.
-    """
+    """Return the chosen plans, and plans of later stages that fit on the GPUs of finished models."""
     for stage, later in pairwise(stages):
         if any(plan not in chosen for plan in _unfinished(stage, finished)):
             break
@@ -300,7 +290,6 @@ def _with_later_stages(
 
 
 def _extended(chosen: Plans, more: Plans, fits: Fits) -> Plans:
-    """Return the chosen plans and, in order, further ones of other models that fit."""
     for plan in more:
         if all(plan.model != p.model for p in chosen) and fits((*chosen, plan)):
             chosen = (*chosen, plan)

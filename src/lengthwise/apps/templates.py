@@ -1,4 +1,4 @@
-"""Jinja2 templates and expressions: the names in them, and their values. Outputs are data, never templates."""
+"""Jinja2 templates and expressions: the names in them, and their values. Outputs are never parsed as templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Names:
-    """Undeclared names in a template or expression: by themselves, and attributes of ``previous``."""
+    """Names that a template or expression takes from the context, and NAME for each ``previous.NAME``."""
 
     plain: frozenset[str]
     previous: frozenset[str]
@@ -23,14 +23,14 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A template or expression, compiled to Jinja2's function of the context."""
+    """A template or expression, the names that it uses, and a compiled function that returns the value in a context."""
 
     source: str
     names: Names
     compiled: Any
 
     def render(self, context: Mapping[str, Any]) -> Any:
-        """Return the text or value; raise InputError if a name is undefined, or an operation fails."""
+        """Return the template's text or the expression's value. Raises InputError on an undefined name or failure."""
         import jinja2
 
         try:
@@ -43,13 +43,13 @@ class Text:
 
 @lru_cache(maxsize=4096)
 def template(source: str) -> Text:
-    """Return a compiled template; raise InputError with the line of a syntax error."""
+    """Return a compiled template. Raises InputError with the line if there is a syntax error."""
     return Text(source, _names(source, source), _environment().from_string(source).render)
 
 
 @lru_cache(maxsize=4096)
 def expression(source: str) -> Text:
-    """Return a compiled expression; raise InputError on a syntax error."""
+    """Return a compiled expression. Raises InputError if there is a syntax error."""
     names = _names("{{ (" + source + ") }}", source)
     import jinja2
 
@@ -69,7 +69,7 @@ def expression(source: str) -> Text:
 
 @cache
 def _environment() -> Any:
-    """Return Jinja2's sandbox with strict undefined names; raise MissingExtraError without Jinja2."""
+    """Return Jinja2's sandbox, in which undefined names are errors. Raises MissingExtraError without Jinja2."""
     try:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -79,7 +79,6 @@ def _environment() -> Any:
 
 
 def _shortened(text: str) -> str:
-    """Return at most 80 characters of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= 80 else line[:77] + "..."
 

@@ -1,4 +1,4 @@
-"""Real engines: from a simulated deployment to what one must run."""
+"""Real engines: launch commands and files for simulated deployments, and a client of their servers."""
 
 import lazy_loader
 

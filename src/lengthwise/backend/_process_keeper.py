@@ -1,7 +1,7 @@
 """End a process group when its starter has died: python _process_keeper.py GROUP GRACE_S < pipe.
 
-The starter has the other end of the pipe and writes nothing; the pipe closes when it dies, even by SIGKILL. A separate
-script that imports nothing of the package.
+The starter holds the other end of the pipe and writes nothing; the pipe closes when the starter dies, even by SIGKILL.
+This script is separate and imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def end(group: int, grace_s: float) -> None:
-    """End the group by SIGTERM, and after the grace period by SIGKILL."""
+    """End a process group by SIGTERM, and after the grace period by SIGKILL."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
         for _ in range(int(grace_s * 10)):

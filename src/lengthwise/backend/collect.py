@@ -21,7 +21,7 @@ _MAX_PAUSE_S = 30.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server and how requests are sent to it."""
+    """An OpenAI-compatible server, and the settings of requests to it."""
 
     url: str  # up to and with ``/v1``
     model: str
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Collected:
-    """Prompts that were answered now, had been answered before, and failed (with the first reason)."""
+    """Numbers of prompts: answered now, answered before, and failed (with the first failure's reason)."""
 
     done: int
     skipped: int
@@ -57,10 +57,10 @@ def collect(
 ) -> Collected:
     """Append the server's outputs of all prompts to a JSONL file as they arrive.
 
-    Repeated prompts, and those that the file has for this model already, are not sent again, so that an interrupted
-    collection continues; an incomplete last line is dropped. ``predict.read`` reads the file. ``pause`` sleeps before
-    another attempt; ``report`` is called with the number of outputs so far. Raises InputError for a concurrency below
-    1, and OutputError where the file cannot be written or is no collection.
+    Each prompt is sent once, and not at all if the file has its output from this model already, so that an interrupted
+    collection continues. An incomplete last line is removed. ``predict.read`` reads the file. ``pause`` sleeps before a
+    retry. ``report`` is called with the number of outputs so far. Raises InputError for a concurrency below 1, and
+    OutputError if the file cannot be written or does not come from a collection.
     """
     if concurrency < 1:
         raise InputError(f"concurrency must be at least 1; it is {concurrency}")
@@ -96,7 +96,6 @@ def collect(
 
 
 def _submit(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> dict[str, Any] | str:
-    """Return the row of a prompt, or why there is none."""
     body: dict[str, Any] = {"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}
     limits = {"max_tokens": endpoint.max_tokens, "temperature": endpoint.temperature}
     body |= {name: value for name, value in limits.items() if value is not None}
@@ -131,7 +130,7 @@ def _submit(prompt: str, endpoint: Endpoint, pause: Callable[[float], None]) -> 
 
 
 def _known_prompts(path: Path, model: str) -> set[str]:
-    """Return the prompts that the file has outputs of; remove an incomplete last line."""
+    """Return the prompts whose outputs the file has, and remove an incomplete last line from the file."""
     if not path.exists():
         return set()
     data = path.read_bytes()

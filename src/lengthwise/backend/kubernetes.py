@@ -31,9 +31,10 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
-    The ``name`` of the resources has lower-case letters, digits and hyphens, at most 48. ``model`` is the checkpoint;
-    None: the catalog's. ``token_secret`` names a Secret with a Hugging Face token under ``token``. Raises InputError
-    where the name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    The resources are called ``name``, which has at most 48 lower-case letters, digits and hyphens. ``model`` is the
+    checkpoint, by default the catalog's. ``token_secret`` names a Secret with a Hugging Face token under the key
+    ``token``. Raises InputError if the name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no
+    checkpoint is known.
     """
     import yaml
 
@@ -90,7 +91,7 @@ def kubernetes_manifest(
 
 
 def is_nvidia(deployment: Deployment) -> bool:
-    """Return whether the deployment has GPUs for the image and ``nvidia.com/gpu``."""
+    """Return whether the deployment has NVIDIA GPUs, which the image and ``nvidia.com/gpu`` require."""
     return not deployment.gpu.name.startswith(_NOT_NVIDIA)
 
 

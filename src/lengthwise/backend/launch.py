@@ -1,4 +1,4 @@
-"""Launch commands: a command line, its environment, and its differences from the simulation."""
+"""Launch commands: an engine's command line, its environment, and its differences from the simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEHOLDER = "$MODEL"  # stands in a command for a checkpoint that is not in th
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line, unquoted; ``notes`` are differences between the real program and the simulation."""
+    """A command line as unquoted words. ``notes`` has sentences on how the real program differs from the simulation."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -40,14 +40,14 @@ def fits_node(deployment: Deployment) -> bool:
 
 
 def visible_gpus(deployment: Deployment, replica: int) -> str:
-    """Return the GPU indices of a replica on its node, comma-separated; nodes are filled one by one."""
+    """Return the GPU indices of a replica on its node, separated by commas. Replicas fill one node after another."""
     gpus = min(replica_gpus(deployment), deployment.node.gpus)
     first = replica % (deployment.node.gpus // gpus) * gpus
     return ",".join(str(gpu) for gpu in range(first, first + gpus))
 
 
 def environment_of(deployment: Deployment, device: str, replica: int) -> dict[str, str]:
-    """Return the variable that selects the replica's GPUs; raise InputError if there is no such device or replica."""
+    """Return the environment variable for a replica's GPUs. Raises InputError for a wrong device or replica."""
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
     if not 0 <= replica < deployment.parallel.replicas:
@@ -56,20 +56,20 @@ def environment_of(deployment: Deployment, device: str, replica: int) -> dict[st
 
 
 def policy_name(policy: Any) -> str:
-    """Return the name of a policy, with a mark if it is not built in: no engine can know it."""
+    """Return a policy's name. A policy that is not built in gets a mark, so that its name matches no engine's."""
     if isinstance(policy, str):
         return policy
     return str(policy.name) if policy.builtin else f"{policy.name} (your own)"
 
 
 def flags(pairs: dict[str, Any]) -> tuple[str, ...]:
-    """Return arguments from flags and values: True gives the flag alone; None and False are dropped."""
+    """Return command-line arguments. A value True gives the flag alone. None and False leave the flag out."""
     shown = ((flag, value) for flag, value in pairs.items() if value is not None and value is not False)
     return tuple(word for flag, value in shown for word in ((flag,) if value is True else (flag, str(value))))
 
 
-def is_overridden(deployment: Deployment) -> bool:
-    """Return whether the number of KV blocks was given rather than planned."""
+def sets_kv_blocks(deployment: Deployment) -> bool:
+    """Return whether the user set the number of KV blocks, so that it differs from the planned number."""
     from lengthwise import cost
 
     d = deployment
@@ -81,7 +81,7 @@ def is_overridden(deployment: Deployment) -> bool:
 
 
 def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
-    """Return the engine's name of the KV cache's dtype; None: the engine's default, or not among ``names``."""
+    """Return the engine's name of the KV cache's dtype, or None for the default and for dtypes not in ``names``."""
     if d.limits.kv_dtype is None:
         return None
     wanted = dtype_name(d.limits.kv_dtype)
@@ -90,12 +90,12 @@ def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
 
 
 def kv_tokens(deployment: Deployment) -> int:
-    """Return the tokens that the KV cache of a replica holds."""
+    """Return how many tokens the KV cache of a replica holds."""
     return deployment.kv.num_blocks * deployment.kv.block_size
 
 
-def resident_bound(deployment: Deployment) -> int:
-    """Return the limit of resident sequences; reserving the maximum for each lowers it."""
+def max_resident_seqs(deployment: Deployment) -> int:
+    """Return how many sequences a replica holds at once. Memory that is reserved for each may lower the limit."""
     limit, longest = deployment.limits.max_num_seqs, deployment.max_model_len
     memory, kv = policy_name(deployment.scheduler.memory), deployment.kv
     if memory in ("reserve_max", "vidur_reserve_max"):
@@ -104,15 +104,15 @@ def resident_bound(deployment: Deployment) -> int:
     return max(1, limit)
 
 
-def cuts_prompts(deployment: Deployment) -> bool:
-    """Return whether the simulated steps cut prompts into chunks."""
+def chunks_prompts(deployment: Deployment) -> bool:
+    """Return whether the simulated engine uses chunked prefill."""
     return policy_name(deployment.scheduler.batching) in {"unified", "chunked", "vidur_sarathi"}
 
 
 def step_tokens(deployment: Deployment) -> int:
-    """Return the token budget of a step; without chunks it must hold the longest prompt."""
+    """Return the token budget of a step. Without chunked prefill, the budget must hold the longest request."""
     budget = deployment.limits.max_num_batched_tokens
-    return budget if cuts_prompts(deployment) else max(budget, deployment.max_model_len)
+    return budget if chunks_prompts(deployment) else max(budget, deployment.max_model_len)
 
 
 _INSTRUCT_MODEL = re.compile(r"[-_](instruct|chat|it)([-_]|$)", re.IGNORECASE)
@@ -127,7 +127,7 @@ _CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The loaded checkpoint, with remarks for the user."""
+    """The checkpoint that the engine loads, with remarks for the user."""
 
     model: str  # a Hugging Face id, a folder, or PLACEHOLDER
     dtype: str | None  # for ``--dtype``; None: the checkpoint's
@@ -136,7 +136,10 @@ class Checkpoint:
 
 
 def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]) -> Checkpoint:
-    """Return the simulated or the given checkpoint; ``online``: how the engine quantises 16-bit weights, by dtype."""
+    """Return the checkpoint to serve: the given one, or the one that the catalog knows.
+
+    ``online`` maps dtypes to the flag with which the engine quantizes weights of 16 bits while it loads them.
+    """
     wanted = dtype_name(deployment.limits.weight_dtype or deployment.model.dtype)
     published = dtype_name(deployment.model.dtype)
     known, notes = (given, ()) if given else published_checkpoint(deployment.model)
@@ -158,7 +161,7 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
 
 
 def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Return where a model's weights are, as far as the catalog knows, and remarks."""
+    """Return where the catalog finds a model's weights, or PLACEHOLDER if nowhere, and remarks for the user."""
     if ids := [alias for alias in model.metadata.aliases if alias.count("/") == 1]:
         # Engines refuse chats with a base model, which has no chat template; the sort is stable.
         ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))
@@ -172,18 +175,18 @@ def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
 
 
 _BY_REMAINING = (
-    "Requests went by the predicted output that remained: send the prediction, in tokens, as the field `priority`; it "
-    "cannot change once a request is sent."
+    "Requests were ordered by predicted remaining output: send it, in tokens, as the field `priority`; it cannot "
+    "change after a request is sent."
 )
 ORDERED_BY_PRIORITY = {
-    "priority": "Requests went by their class: send it as the field `priority`, smaller first.",
-    "sjf": "Requests went by predicted output: send it, in tokens, as the field `priority`.",
+    "priority": "Requests were ordered by class: send it as the field `priority`, smaller first.",
+    "sjf": "Requests were ordered by predicted output: send it, in tokens, as the field `priority`.",
     "srtf": _BY_REMAINING,
-    "gittins": "Requests went by the Gittins rank of their predicted length: send it, in tokens, as the field "
-    "`priority`; it cannot change once a request is sent.",
+    "gittins": "Requests were ordered by the Gittins rank of their predicted length: send it, in tokens, as the "
+    "field `priority`; it cannot change after a request is sent.",
     "longest_remaining": _BY_REMAINING,
-    "ljf": "Requests went by predicted output, longest first: send it negated as the field `priority`.",
-    "shortest_prompt": "Requests went by prompt length: send it, in tokens, as the field `priority`.",
+    "ljf": "Requests were ordered by predicted output, longest first: send it negated as the field `priority`.",
+    "shortest_prompt": "Requests were ordered by prompt length: send it, in tokens, as the field `priority`.",
 }
 """Ranks that an engine follows if clients send the key as ``priority``."""
 
@@ -193,14 +196,14 @@ _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 
 
 def router_policy(deployment: Deployment) -> str:
-    """Return the policy of vLLM's router that is nearest to the simulated one."""
+    """Return the policy of vLLM's router that is nearest to the simulated router."""
     name = policy_name(deployment.scheduler.router)
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
 def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
-    """Yield the differences that all engines share: memory, preemption, steps, replicas, clients, caches."""
-    if is_overridden(d):
+    """Yield notes on the differences between simulation and engine that vLLM and SGLang share."""
+    if sets_kv_blocks(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
     else:
         planner = "" if d.kv.planner == "lengthwise" else f" by the rules of {d.kv.planner}"
@@ -211,8 +214,8 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
     memory = policy_name(d.scheduler.memory)
     if memory in ("reserve_max", "vidur_reserve_max"):
         yield (
-            "Memory for the longest sequence was reserved for each request. No engine does so; as many sequences are "
-            f"let in ({resident_bound(d)}), and their memory is paged."
+            "Memory for the longest sequence was reserved for each request. No engine does so; this one admits as many "
+            f"sequences ({max_resident_seqs(d)}), and pages their memory."
         )
     elif memory == "predicted_peak":
         yield (
@@ -223,10 +226,10 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
         yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
     rank = resolve("rank", d.scheduler.rank)
     if rank.uses(*PREDICTED):
-        updates = " Predictions updated as tokens come cannot reach a request that the engine holds."
+        updates = " Updated predictions cannot reach a request that the engine already has."
         yield (
-            f"Rank {rank.name} goes by predicted lengths, which no engine knows. A gateway orders exactly so: it keeps "
-            "the queue and passes an engine no more requests than run at once."
+            f"Rank {rank.name} orders by predicted lengths, which no engine knows. A gateway can order requests so: it "
+            "has the queue and passes an engine no more requests than run at once."
             + (updates if rank.uses("remaining_tokens", "gittins_rank") else "")
         )
     preemption = policy_name(d.scheduler.preemption)
@@ -239,13 +242,13 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
     if d.scheduler.binning is not None:
         yield (
             f"Arrivals were gathered by predicted length into batches of {d.limits.max_num_seqs} ("
-            f"{policy_name(d.scheduler.binning)}). No engine does so; a gateway gathers them and passes whole batches "
-            "on."
+            f"{policy_name(d.scheduler.binning)}). No engine does so; a gateway can gather them and pass on complete "
+            "batches."
         )
     if not math.isinf(d.scheduler.max_wait_s):
         yield (
             f"Requests that had waited {d.scheduler.max_wait_s:g} s were scheduled before all others. An engine's "
-            "priority cannot change once a request is with it: keep the bound where the queue is, in a gateway."
+            "priority cannot change after it receives a request: apply the bound where the queue is, in a gateway."
         )
     if d.scheduler.preemption_mode == "swap":
         yield "A preempted request's KV cache was swapped to the host; the engine computes it again."
@@ -255,16 +258,16 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
             f"At most {limit} of {d.limits.max_num_seqs} resident sequences took part in a step; the engine has one "
             "bound for both."
         )
-    if not cuts_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
+    if not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
         yield (
-            f"Prompts stayed whole: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
+            f"Prompts were not split: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."
         )
     if d.parallel.replicas > 1:
         name, nearest = policy_name(d.scheduler.router), router_policy(d)
-        end = "" if name == nearest else f"; {nearest} stands nearest in vLLM's router"
-        queue = " A queue shared by all replicas is a gateway's work." if name == "central" else ""
-        yield f"{d.parallel.replicas} replicas stood behind a {name} router{end}.{queue}"
+        end = "" if name == nearest else f"; the nearest policy of vLLM's router is {nearest}"
+        queue = " A gateway can give all replicas one queue." if name == "central" else ""
+        yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{queue}"
     if not fits_node(d):
         yield (
             f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "
@@ -282,15 +285,14 @@ WIDTH = 100
 
 
 def script(title: str, launch: Launch, body: str) -> str:
-    """Return a script: the title and the notes as comments, then the body."""
+    """Return a script with the title and the notes as comments, then the body."""
     notes = "\n#\n".join(comment(note) for note in (title, *launch.notes))
     return f"#!/bin/sh\n{notes}\nset -eu\n\n{body}"
 
 
 def comment(text: str) -> str:
-    """Return a text as comment lines; its own line breaks become spaces."""
+    """Return a text as comment lines of at most WIDTH characters. Line breaks in the text become spaces."""
     words = " ".join(text.split())
-    # Long names and addresses are not broken.
     wrapper = textwrap.TextWrapper(
         WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
     )
@@ -298,19 +300,19 @@ def comment(text: str) -> str:
 
 
 def default_model(model: str) -> str:
-    """Return the line with the default of ``MODEL``, which is required if no checkpoint is known."""
+    """Return the shell line that sets ``MODEL`` to a default, or requires it if no checkpoint is known."""
     if model == PLACEHOLDER:
         return "MODEL=${MODEL:?set MODEL to a checkpoint: a Hugging Face id or a folder}\n"
     return f"MODEL=${{MODEL:-{shlex.quote(model)}}}\n"
 
 
 def exports(environment: Mapping[str, str]) -> str:
-    """Return lines that set and export variables, by name."""
+    """Return shell lines that set and export these variables."""
     return "".join(f"{name}={shlex.quote(value)}\nexport {name}\n" for name, value in sorted(environment.items()))
 
 
 def invocation(command: tuple[str, ...], replaced: Mapping[str, str], indent: str = "") -> str:
-    """Return a command, quoted, one line for each flag; ``replaced`` has shell text for the word that follows a key."""
+    """Return a quoted shell command, one flag per line. ``replaced`` maps a word to shell text for the next word."""
     lines: list[str] = []
     previous = ""
     for word in command:

@@ -1,4 +1,4 @@
-"""Launch folders: the files to run a simulated deployment on real engines and to check its claim."""
+"""Launch folders: the files that run a simulated deployment on real engines and check the simulated result."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _model_of(command: tuple[str, ...]) -> str:
 
 
 def server_script(title: str, launch: Launch, deployment: Deployment) -> str:
-    """Return a script that starts the replicas of a node, each on its GPUs and port; ``launch`` is the first one's."""
+    """Return a script that starts a node's replicas, each on its GPUs and port, with the command ``launch``."""
     d, first = deployment, _first_port(deployment)
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     command = invocation(launch.command, replaced, "  ")
@@ -91,35 +91,35 @@ wait
 
 
 def router_script(deployment: Deployment) -> str:
-    """Return a script with a router before several replicas, with the policy nearest to the simulated one."""
+    """Return a script that starts a router for the replicas, with the policy nearest to the simulated one."""
     first = _first_port(deployment)
     urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_node_replicas(deployment))]
     command = ("vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--policy", router_policy(deployment))
     note = f"Install it: pip install vllm-router. It waits for the replicas and listens at port {PORT}."
     launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=(note,))
-    title = f"A router before the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
+    title = f"A router in front of the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
     default = f"WORKERS=${{WORKERS:-{shlex.quote(' '.join(urls))}}}\n"
     words = invocation(launch.command, {"--worker-urls": "$WORKERS"})
     return script(title, launch, f"{default}\nexec {words}\n")
 
 
 def load_test_script(launch: Launch, model: str) -> str:
-    """Return a script that replays the trace in its folder; ``ENDPOINT`` is the server's address."""
-    title = "The simulated requests against the real server: latencies and throughput, kept in measured.json."
+    """Return a script that replays the trace in its folder. The variable ``ENDPOINT`` is the server's address."""
+    title = "Sends the simulated requests to the real server; measured.json has latencies and throughput."
     replaced = {"--model": '"$MODEL"', "--base-url": '"$ENDPOINT"'}
     head = default_model(model) + f"ENDPOINT=${{ENDPOINT:-http://127.0.0.1:{PORT}}}\n"
     body = f'cd "$(dirname "$0")"\n{head}{exports(launch.environment)}\nexec {invocation(launch.command, replaced)}\n'
     return script(title, launch, body)
 
 
-def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manifest: bool) -> str:
-    """Return the text of README.md; ``sent`` is the load test, ``manifest`` whether there is a kubernetes.yaml."""
+def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *, manifest: bool) -> str:
+    """Return the text of README.md. ``manifest`` states whether the folder has a kubernetes.yaml."""
     d = deployment
     vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
     both = [note for note in vllm if note in sglang]
     steps = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
     if d.parallel.replicas > 1:
-        steps.append("Start the router that stands before the replicas, `sh router.sh` (vllm-router, from PyPI).")
+        steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     steps += [
         f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
         "Compare measured.json with the claim. `lengthwise simulate scenario.toml` shows all that was simulated.",
@@ -130,7 +130,7 @@ def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manif
         "Both": both,
         "vLLM (vllm.sh)": [note for note in vllm if note not in both],
         "SGLang (sglang.sh)": [note for note in sglang if note not in both],
-        "The load test": sent.notes,
+        "The load test": load_launch.notes,
     }
     parts = [
         f"# {name}",
@@ -149,7 +149,7 @@ def readme(deployment: Deployment, name: str, claim: str, sent: Launch, *, manif
 
 
 def entries(items: Sequence[str]) -> str:
-    """Return the lines of a Markdown list."""
+    """Return the items as lines of a Markdown list."""
     return "\n".join(f"- {' '.join(item.split())}" for item in items)
 
 
@@ -164,8 +164,8 @@ def load_test(
 ) -> Launch:
     """Return the command that replays a trace of the workload and measures TTFT, TPOT, ITL and latency.
 
-    ``write_trace`` wrote the trace from the same workload, of which at most the first ``num_requests`` are sent (1 at
-    least, or InputError is raised). ``base_url`` is that of the server, or of the router before its replicas.
+    ``trace`` is a file that ``write_trace`` wrote from the same workload. The first ``num_requests`` requests are sent.
+    ``base_url`` is the address of the server or of the router. Raises InputError if ``num_requests`` is below 1.
     """
     count = _count(workload, num_requests)
     pairs = {
@@ -202,12 +202,12 @@ def load_test(
         ),
     ]
     if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_preempted_first"):
-        notes.append("vllm bench serve sends no `priority`: requests are served as they come.")
+        notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """Write the first requests as JSON lines for ``load_test``: seconds, prompt, output tokens; raise OutputError."""
+    """Write arrivals and lengths of the first requests as JSON lines for ``load_test``, or raise OutputError."""
     count = _count(workload, num_requests)
     columns = [c[:count].tolist() for c in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)]
     rows = [
@@ -235,11 +235,11 @@ def write_launch(
 ) -> list[Path]:
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
-    It has scripts for vLLM and SGLang, a router before several replicas, Kubernetes resources if a pod can hold a
-    replica, a load test with its trace, the scenario, and a README with the steps.
+    The folder has scripts for vLLM and SGLang, a router for several replicas, Kubernetes resources if a replica fits a
+    pod, a load test with its trace, the scenario, and a README with the steps.
 
-    The folder's parent must exist. The ``claim`` is the result of the simulation, in a sentence. Raises OutputError
-    where a file cannot be written.
+    The folder's parent must exist. The ``claim`` is a sentence with the result of the simulation. Raises OutputError if
+    a file cannot be written.
     """
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
@@ -256,9 +256,9 @@ def write_launch(
     has_manifest = fits_node(d) and PLACEHOLDER not in command and is_nvidia(d)
     if has_manifest:
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
-    sent = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
-    texts["load-test.sh"] = load_test_script(sent, _model_of(command))
-    texts["README.md"] = readme(d, name, claim, sent, manifest=has_manifest)
+    load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
+    texts["load-test.sh"] = load_test_script(load_launch, _model_of(command))
+    texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
     files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload)
     return [*files, folder / TRACE]
@@ -269,13 +269,13 @@ def _device(deployment: Deployment) -> str:
 
 
 def dns_name(name: str) -> str:
-    """Return a name that Kubernetes accepts."""
+    """Return a name that Kubernetes accepts and that resembles the given one."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True) -> list[Path]:
-    """Write files into a folder, which is created if absent, each atomically; return their paths. Raise OutputError."""
+    """Write each file atomically into a folder, which is created if absent. Return the paths. Raises OutputError."""
     try:
         folder.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
@@ -287,29 +287,28 @@ def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True)
 
 
 def require_new(folder: Path, *, force: bool) -> None:
-    """Raise OutputError if the folder has files, which only ``force`` allows to replace."""
+    """Raise OutputError if the folder has files, unless ``force`` allows replacing them."""
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
 
 
 @dataclass(frozen=True)
 class ScheduledEngines:
-    """The engines of an ExeGPT schedule, whose ``title`` tells it in words."""
+    """The engines that run an ExeGPT schedule, which ``title`` describes."""
 
     title: str
-    prefill: Deployment  # the engine that runs the prefill; of phases the one that does all
-    decode: Deployment | None = None  # the engine that decodes; None: the same
+    prefill: Deployment  # the engine that runs the prefill, and the decode phases if ``decode`` is None
+    decode: Deployment | None = None  # the engine that decodes
     pairs: int = 1  # number of such pairs
-    # settings of the scheduler inside vLLM; empty if it cannot keep the phases
-    phases: Mapping[str, Any] = field(default_factory=dict)
+    phases: Mapping[str, Any] = field(default_factory=dict)  # for vLLM's scheduler; empty if it has no phases
 
 
 def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
-    """Return shell scripts by file name."""
+    """Return shell scripts by file name: of the engines, and of a router if prefill and decode are separate."""
     device = _device(engines.prefill)
     if engines.decode is None:
         plain = vllm_launch(engines.prefill, device=device)
-        title = f"{engines.title}, phases kept by the gateway before it."
+        title = f"{engines.title}, phases kept by the gateway in front of it."
         scripts = {"vllm.sh": server_script(title, plain, engines.prefill)}
         if engines.phases:
             launch = phased_launch(engines.prefill, engines.phases, device=device)
@@ -334,7 +333,6 @@ def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
 
 
 def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int) -> str:
-    """Return a script that starts the engines of one side on a node, from the first port and side channel on."""
     replaced = {"serve": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
     command = invocation(launch.command, replaced, "  ")
     head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n"
@@ -354,12 +352,11 @@ def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: in
 
 
 def _split_router_script(pairs: int) -> str:
-    """Return a script with the router that sends each request to a prefill engine and then to a decode engine."""
     command = ["vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--vllm-pd-disaggregation"]
     for flag, port in (("--prefill", PREFILL_PORT), ("--decode", DECODE_PORT)):
         for i in range(pairs):
             command += [flag, f"http://127.0.0.1:{port + i}"]
     note = f"Install it: pip install vllm-router. It listens at port {PORT}, where requests go."
-    title = "The router before the two sides. On several nodes name the addresses of all engines."
+    title = "The router in front of the two sides. On several nodes, name the addresses of all engines."
     launch = Launch((*command, "--policy", "round_robin"), notes=(note,))
     return script(title, launch, f"exec {shlex.join(command)} \\\n  --policy round_robin\n")

@@ -1,8 +1,8 @@
-"""A client of OpenAI-compatible servers that records when each chunk of an answer arrives.
+"""Client of OpenAI-compatible servers that records when each chunk of an answer arrives.
 
-For vLLM, SGLang, llama.cpp, TGI and ``transformers serve``. ``Client.probe`` finds a server's capabilities by requests;
-none is assumed. Token counts come from the server's usage or token ids, never from the number of chunks: one chunk can
-carry many tokens.
+For vLLM, SGLang, llama.cpp, TGI and ``transformers serve``. ``Client.probe`` sends requests to find a server's
+capabilities; none is assumed. Token counts come from the server's usage or token ids, never from the number of
+chunks: one chunk can carry many tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _INVALID = "neither"  # a value that a server which knows the field must refuse
 
 
 def aiohttp_module() -> Any:
-    """Return the module aiohttp; raise MissingExtraError if it is not installed."""
+    """Return the module aiohttp. Raises MissingExtraError if it is not installed."""
     try:
         import aiohttp
     except ImportError as error:
@@ -54,7 +54,7 @@ def aiohttp_module() -> Any:
 
 @contextmanager
 def request_errors() -> Iterator[None]:  # noqa: C901 - one branch for each kind of error
-    """Raise network errors as RequestError."""
+    """Within the block, raise errors of the network as RequestErrors."""
     aiohttp = aiohttp_module()
     try:
         yield
@@ -82,7 +82,7 @@ def request_errors() -> Iterator[None]:  # noqa: C901 - one branch for each kind
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of the header Retry-After, a number or a date (compared with the header Date); else None."""
+    """Return the seconds to wait by the header Retry-After (a number or a date), or None if the header is invalid."""
     text = headers.get("Retry-After", "").strip()
     try:
         seconds = float(text)
@@ -95,8 +95,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-async def _engine(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[str, str]:
-    """Return engine and version, from the places where each kind reports them."""
+async def _identity(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[str, str]:
+    """Return the name and version of the server's engine, which each engine reports at a different path."""
     kind = _OWNERS.get(str(entry.get("owned_by", "")).lower(), "")
     if not kind and isinstance(metrics, str):
         kind = next((name for prefix, name in _METRICS_PREFIXES.items() if f"\n{prefix}" in f"\n{metrics}"), "")
@@ -119,7 +119,6 @@ async def _engine(client: Client, entry: dict[str, Any], metrics: Any) -> tuple[
 
 
 async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
-    """Return the chunks of a short answer, requested with additional fields."""
     able = client.capabilities
     body = {"model": able.model, "max_tokens": _PROBE_TOKENS, "stream": True, **prompt_fields(_PROMPT, able.api)}
     sent = body | dict(client.server.body) | fields
@@ -127,7 +126,6 @@ async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
 
 
 async def _reports_usage(client: Client) -> bool:
-    """Return whether a stream ends in token counts."""
     with contextlib.suppress(RequestError):
         chunks = await _stream(client, {"stream_options": {"include_usage": True}})
         last = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), None)
@@ -136,7 +134,6 @@ async def _reports_usage(client: Client) -> bool:
 
 
 async def _reports_each(client: Client, fields: dict[str, Any]) -> bool:
-    """Return whether every chunk of output has a token count."""
     with contextlib.suppress(RequestError):
         counts = [chunk.tokens for chunk in await _stream(client, fields) if chunk.is_output or chunk.text]
         return bool(counts) and all(tokens > 0 for tokens in counts) and sum(counts) <= _PROBE_TOKENS
@@ -144,7 +141,10 @@ async def _reports_each(client: Client, fields: dict[str, Any]) -> bool:
 
 
 async def _knows(client: Client, valid: dict[str, Any], invalid: dict[str, Any]) -> bool | None:
-    """Return whether a field is known: the valid value is accepted, the invalid one refused. None: both accepted."""
+    """Return whether the server knows a field of requests.
+
+    The result is False if the server refuses the valid value, True if it refuses only the invalid one, else None.
+    """
     accepted = []
     for fields in (valid, invalid):
         try:
@@ -164,7 +164,7 @@ IDLE_S = 2.0  # below servers' keep-alive (uvicorn: 5 s), so that none closes a 
 
 
 class Client:
-    """Connections to a server, one for each running request; an async context manager. Needs aiohttp."""
+    """Client of a server, for ``async with``. Each running request has its own connection. Needs aiohttp."""
 
     def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
         self.server = server
@@ -199,7 +199,7 @@ class Client:
         await self._session.close()
 
     async def probe(self) -> Abilities:
-        """Find, use and return the server's capabilities by requests; raise InputError if it completes no prompt."""
+        """Find the server's capabilities with test requests. Raises InputError if the server completes no prompt."""
         found = await self.identify()
         reasons = []
         for api in (COMPLETIONS, CHAT):
@@ -235,10 +235,10 @@ class Client:
         return self.capabilities
 
     async def identify(self) -> Abilities:
-        """Return engine, version and models without generating; raise InputError if the server does not list them."""
+        """Return engine, version and models without generating. Raises InputError if the server lists no models."""
         shown = self.server.shown
         try:
-            status, kind, body = await self.answer("GET", f"{self.server.root}/v1/models")
+            status, kind, body = await self.request("GET", f"{self.server.root}/v1/models")
         except RequestError as error:
             if error.reason == "refused":
                 raise InputError(f"no server listens at {shown}; is it up?") from error
@@ -259,7 +259,7 @@ class Client:
         entry = next((row for row in entries if row.get("id") == model), {})
         longest = entry.get("max_model_len")
         metrics = await self.fetch_if_ok("/metrics")
-        engine, version = await _engine(self, entry, metrics)
+        engine, version = await _identity(self, entry, metrics)
         return Abilities(
             engine=engine,
             version=version,
@@ -272,8 +272,8 @@ class Client:
     def body(self, prompt: Prompt, max_tokens: int, *, exact: bool = True, priority: int | None = None) -> bytes:
         """Return the body of a streaming request with all token counts that the server can report.
 
-        The prompt is text, or token ids if ``capabilities.token_ids``. ``exact`` requests exactly ``max_tokens``, by
-        the fields that the server knows. A smaller ``priority`` is scheduled first.
+        The prompt is text, or token ids if ``capabilities.token_ids`` is true. ``exact`` requests exactly
+        ``max_tokens``, with the fields that the server knows. A smaller ``priority`` is scheduled first.
         """
         able = self.capabilities
         fields: dict[str, Any] = {"model": able.model, "max_tokens": max_tokens, "stream": True}
@@ -300,11 +300,11 @@ class Client:
         usage_each: bool | None = None,
         api: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the chunks of an answer as they arrive; the last ones have usage and finish reason.
+        """Yield the chunks of an answer as they arrive. The last ones have usage and finish reason.
 
-        ``sent`` is called with the time (``perf_counter``) at which the request's headers were sent. ``usage_each``:
-        every chunk has the token counts so far; None: as probed, as for ``api``. Raise RequestError if the request
-        fails; earlier chunks have been yielded.
+        ``sent`` is called with the time (``perf_counter``) at which the request's headers were sent. ``usage_each``
+        states whether every chunk has the token counts so far, and ``api`` which API is called. If None, both are as
+        the probe found. Raises RequestError if the request fails, after earlier chunks were yielded.
         """
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
@@ -329,8 +329,8 @@ class Client:
             raise RequestError("closed early", "the stream ended without its [DONE]")
 
     async def send(self, fields: dict[str, Any], api: str = COMPLETIONS) -> tuple[str, Usage | None]:
-        """Return text and usage of an answer that is not streamed; raise RequestError if it fails."""
-        status, kind, body = await self.answer("POST", f"{self.server.root}{_PATHS[api]}", fields)
+        """Send a request without streaming. Return the answer's text and usage. Raises RequestError if it fails."""
+        status, kind, body = await self.request("POST", f"{self.server.root}{_PATHS[api]}", fields)
         if status != 200:
             raise RequestError(f"http {status}", error_summary(body, kind))
         try:
@@ -341,19 +341,19 @@ class Client:
         return str(text or ""), usage_of(body)
 
     async def fetch(self, method: str, url: str, fields: Any = None) -> tuple[int, Any]:
-        """Return status and body of a request, JSON if possible, else text; raise RequestError if it fails."""
-        status, _, body = await self.answer(method, url, fields)
+        """Send a request and return status and body, as JSON or else text. Raises RequestError if it fails."""
+        status, _, body = await self.request(method, url, fields)
         return status, body
 
     async def fetch_if_ok(self, path: str) -> Any:
-        """Return the body at a path as ``fetch`` does; None without a response of status 200."""
+        """Return the body at a path as JSON or else text, or None if the request fails or the status is not 200."""
         with contextlib.suppress(RequestError):
             status, body = await self.fetch("GET", self.server.root + path)
             return body if status == 200 else None
         return None
 
-    async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
-        """Return status, content type and body of a request, as ``fetch``."""
+    async def request(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
+        """Send a request and return its status, the content type, and the body as JSON if possible or as text."""
         data = None if fields is None else json.dumps(fields).encode()
         with request_errors():
             async with self._session.request(method, url, data=data) as answer:
@@ -364,7 +364,7 @@ class Client:
             return answer.status, answer.content_type, text
 
     async def tokenize(self, text: str, form: str | None = None) -> list[int] | None:
-        """Return a text's token ids, without those that begin a prompt, by a form of ``/tokenize``; None: unknown."""
+        """Return the token ids of a text, or None if that fails. ``form`` is the engine whose ``/tokenize`` is used."""
         forms: dict[str, dict[str, Any]] = {
             "vllm": {"model": self.capabilities.model, "prompt": text, "add_special_tokens": False},
             "llama.cpp": {"content": text, "add_special": False},
@@ -386,14 +386,13 @@ class Client:
 
 
 def prompt_fields(prompt: Prompt, api: str) -> dict[str, Any]:
-    """Return the fields that hold a prompt."""
+    """Return the fields of a request that contain the prompt, as this API names them."""
     if api == COMPLETIONS:
         return {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     return {"messages": [{"role": "user", "content": prompt}]}
 
 
 async def _require_stream(answer: Any) -> None:
-    """Raise RequestError unless an answer is a stream of events."""
     kind = answer.content_type
     if answer.status == 200 and kind == "text/event-stream":
         return

@@ -1,4 +1,4 @@
-"""Records of an OpenAI-compatible server: address, capabilities, and the events and chunks of its answers."""
+"""Types of an OpenAI-compatible server: its address, capabilities, and the events and chunks of its answers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COMPLETIONS, CHAT = "completions", "chat"
 
 
 class RequestError(LengthwiseError):
-    """A failed request, with the message of the server or the system, and its Retry-After or None.
+    """A failed request. ``detail`` is the message of the server or the system.
 
-    The reason is "refused", "reset", "closed early", "no connection", "timed out", "stalled", "http 503", "server
-    error" (inside the stream) or "malformed".
+    The ``reason`` is "refused", "reset", "closed early", "no connection", "timed out", "stalled", "http 503", "server
+    error" (inside the stream) or "malformed". ``retry_after_s`` is the time in the header Retry-After, or None.
     """
 
     def __init__(self, reason: str, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -27,7 +27,7 @@ class RequestError(LengthwiseError):
 
 @dataclass(frozen=True)
 class Server:
-    """An OpenAI-compatible server and how requests are sent to it."""
+    """An OpenAI-compatible server, and the settings of requests to it."""
 
     url: str  # its address, with or without ``/v1`` at the end
     model: str | None = None  # None: the first that it lists
@@ -35,8 +35,7 @@ class Server:
     connect_s: float = 10.0
     stall_s: float = 120.0  # longest time without a byte of an answer, the wait for the first included
     timeout_s: float = 900.0  # time limit of a complete request
-    # additional fields of every request, such as ``{"temperature": 0}``
-    body: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)  # more fields of every request: ``{"temperature": 0}``
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -50,7 +49,7 @@ class Server:
 
     @property
     def root(self) -> str:
-        """Return the address without ``/v1``, below which ``/metrics`` and ``/tokenize`` are."""
+        """Return the address without ``/v1``, to which paths such as ``/metrics`` are appended."""
         return self.url.rstrip("/").removesuffix("/v1").rstrip("/")
 
     @property
@@ -62,7 +61,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Abilities:
-    """The capabilities of a server; "" and None where they are unknown."""
+    """The capabilities of a server. Unknown values are "" or None."""
 
     engine: str = ""  # "vllm", "sglang", "llama.cpp", "tgi" or "transformers"
     version: str = ""
@@ -83,7 +82,7 @@ class Abilities:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts as reported by a server."""
+    """Token counts that a server reported."""
 
     prompt_tokens: int
     output_tokens: int
@@ -109,7 +108,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: its data lines joined by newlines, its type ("message" by default), its id."""
+    """A server-sent event: its data lines joined by newlines, its type ("message" by default) and its id."""
 
     data: str
     event: str = "message"
@@ -119,9 +118,9 @@ class Event:
 class SseReader:
     """Parses server-sent events, each as soon as its blank line has arrived.
 
-    By the HTML standard: lines end in LF, CR LF or CR; a line that begins with a colon is a comment; several data lines
-    are one text; invalid UTF-8 is replaced; an event that the end of the stream cuts off is dropped. ``max_bytes`` is
-    the limit of a line, and of the data of an event.
+    The HTML standard applies. Lines end in LF, CR LF or CR. A line that begins with a colon is a comment. Several data
+    lines are one text. Invalid UTF-8 is replaced. An event that the end of the stream cuts off is dropped.
+    ``max_bytes`` is the limit of a line, and of the data of an event.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -132,7 +131,7 @@ class SseReader:
         self._size, self._type, self._id = 0, "", ""
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that these bytes complete; raise ValueError for an event beyond the limit."""
+        """Return the events that these bytes complete. Raises ValueError for an event above the limit."""
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
@@ -168,7 +167,7 @@ _SHOWN, _PAGE = 200, 80
 
 
 class PieceReader:
-    """Parses the chunks of one answer until it is ``done``; ``usage_each``: every chunk has token counts so far."""
+    """Parses the chunks of one answer, until ``done``. With ``usage_each``, every chunk has the token counts so far."""
 
     def __init__(self, *, usage_each: bool) -> None:
         self.done = False
@@ -176,7 +175,7 @@ class PieceReader:
         self._tokens_so_far = 0
 
     def read(self, event: Event, at_s: float) -> Piece | None:
-        """Return the chunk of an event; None at the end. Raise RequestError for an error or an invalid chunk."""
+        """Return the chunk in an event, or None at the end. Raises RequestError for an error or an invalid chunk."""
         if event.data == "[DONE]":
             self.done = True
             return None
@@ -223,7 +222,7 @@ def _ids(value: Any) -> tuple[int, ...]:
 
 
 def _text(choice: dict[str, Any]) -> tuple[str, bool]:
-    """Return the text of a choice, and whether even "" stands for a token (a chat begins with a role)."""
+    """Return a choice's text, and whether an empty text may be output. In chats it may not: a role comes first."""
     if "delta" in choice:
         delta = choice["delta"] or {}
         parts = (delta.get(name) for name in ("reasoning_content", "reasoning", "content"))
@@ -235,7 +234,7 @@ def _text(choice: dict[str, Any]) -> tuple[str, bool]:
 
 
 def usage_of(body: dict[str, Any]) -> Usage | None:
-    """Return the token counts of an answer or a chunk; None without any. Raise RequestError if they are invalid."""
+    """Return an answer's or chunk's token counts, or None without any. Raises RequestError if they are invalid."""
     usage = body.get("usage")
     if not usage:
         return None
@@ -246,7 +245,7 @@ def usage_of(body: dict[str, Any]) -> Usage | None:
 
 
 def error_summary(body: Any, kind: str = "") -> str:
-    """Return an error body as a short line; a text that is not JSON by its content type and its beginning."""
+    """Return the message in an error's body as a short line. ``kind`` is the content type, shown for plain text."""
     if isinstance(body, str) and body:
         limit = _PAGE if body.lstrip().startswith("<") else _SHOWN
         return f"{kind or 'text'} {' '.join(body.split())[:limit]!r}"

@@ -1,4 +1,4 @@
-"""A real engine as a process of this machine: started, waited for, and ended with all its processes."""
+"""A real engine as a process of this machine: starts it, waits for it, and ends it with all its processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_taken(host: str, port: int) -> bool:
 
 
 def is_ready(host: str, port: int) -> bool:
-    """Return whether one of the health paths answers with 200."""
+    """Return whether a health path answers with status 200, so that the engine is ready for requests."""
     for path in HEALTH:
         with (
             contextlib.closing(http.client.HTTPConnection(host, port, timeout=PROBE_S)) as connection,
@@ -54,7 +54,7 @@ def is_ready(host: str, port: int) -> bool:
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """A ready engine."""
+    """An engine that runs on this machine and is ready for requests."""
 
     url: str  # without a path
     process: subprocess.Popen[bytes]  # leads an own group
@@ -63,11 +63,11 @@ class LocalEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the engine's process runs."""
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Raise EngineError, with the last lines of its log, if it has ended."""
+        """Raise EngineError, with the last lines of the log, if the engine's process has ended."""
         if not self.is_alive:
             raise EngineError(_exit_message(self.process, self.log_path))
 
@@ -87,17 +87,18 @@ def local_engine(
 ) -> Iterator[LocalEngine]:
     """Start an engine, yield it once /health or /v1/models answers, and stop it with all its processes.
 
-    It runs in an own process group, but in this process' session: Linux shares processors between sessions
+    The engine has its own process group, but shares this process' session: Linux divides processors between sessions
     (autogroups), and a client beside an engine of another session can be starved for seconds. If this process dies,
     even by SIGKILL, a keeper process ends the group.
 
-    The command must listen at ``host`` and ``port``; ``env`` has variables on top of this process' own. The engine must
-    be ready within ``ready_s``, and is killed ``grace_s`` after SIGTERM. ``now`` is a clock, ``pause`` sleeps.
+    The command must listen at ``host`` and ``port``. ``env`` is added to this process' environment variables. The
+    engine must be ready within ``ready_s``, and is killed ``grace_s`` after SIGTERM. ``pause`` sleeps.
 
     Raises:
         InputError: There is no such program.
         OutputError: The log cannot be written.
-        EngineError: The port is taken, or the engine exited or was not ready in time; with its last lines.
+        EngineError: The port is taken, or the engine exited or was not ready in time. The message has the last lines of
+            its log.
     """
     if is_taken(host, port):
         raise EngineError(f"port {port} of {host} must be free; something listens there. Choose another port")
@@ -137,7 +138,7 @@ def stop(
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """End a process and its group by SIGTERM, and after ``grace_s`` by SIGKILL."""
+    """End a process and its group by SIGTERM, and what is left after ``grace_s`` by SIGKILL."""
 
     def wait(done: Callable[[], bool], limit_s: float) -> None:
         end_s = now() + limit_s
@@ -152,21 +153,35 @@ def stop(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a free port, another one at each call; raise OutputError if there is none.
+    """Return a free port, a different one at each call. Raises OutputError if there is none."""
+    with reserved_port(host) as port:
+        return port
 
-    It is outside the ephemeral range: the system could give an ephemeral port to another program while the
-    engine starts, and engines use some themselves meanwhile.
+
+@contextlib.contextmanager
+def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
+    """Yield a free port that no other process reserves within the block. Raises OutputError if there is none.
+
+    A UDP socket at the port is the reservation: a bound TCP port keeps some engines from listening and others, as vLLM,
+    from nothing (SO_REUSEPORT), so that two would answer at one port. The port is outside the ephemeral range: the
+    system could give an ephemeral port to another program meanwhile, and engines use ephemeral ports themselves.
     """
     for _ in _PORTS:
         port = _PORTS[next(_next_port) % len(_PORTS)]
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind((host, port))
-            return port
+        with socket.socket(type=socket.SOCK_DGRAM) as reservation:
+            try:
+                reservation.bind((host, port))
+                with socket.socket() as listener:
+                    listener.bind((host, port))
+            except OSError:
+                continue
+            yield port
+            return
     raise OutputError(f"a port of {host} from {_PORTS[0]} to {_PORTS[-1]} must be free; all are taken")
 
 
 def last_lines(path: Path, lines: int = LAST_LINES) -> str:
-    """Return the end of a log."""
+    """Return the last lines of a log, or "" if the log cannot be read."""
     with contextlib.suppress(OSError):
         return "\n".join(path.read_text("utf-8", "replace").splitlines()[-lines:])
     return ""
@@ -174,7 +189,7 @@ def last_lines(path: Path, lines: int = LAST_LINES) -> str:
 
 @contextlib.contextmanager
 def _ended_with_this_process(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
-    """Run a keeper that ends the group if this process dies within the block."""
+    """Within the block, a keeper process ends the engine's process group if this process dies."""
     words = [sys.executable, "-I", "-S", _process_keeper.__file__, str(process.pid), str(grace_s)]
     try:
         keeper = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - our own script
@@ -195,7 +210,6 @@ def _exit_message(process: subprocess.Popen[bytes], log_path: Path) -> str:
 
 
 def _signal(group: int, number: int) -> bool:
-    """Send a signal and return whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):

@@ -15,10 +15,10 @@ from lengthwise.schema.specs import dtype_name
 ONLINE = {"fp8": "fp8"}
 _KV_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8_e4m3", "fp4": "nvfp4"}
 _BATCHINGS = {
-    "mixed": "Whole prompts joined the decodes; SGLang runs whole prompts in steps of their own, decodes waiting.",
+    "mixed": "Whole prompts joined the decodes; SGLang runs whole prompts in separate steps, and decodes wait.",
     "vidur_vllm": "Steps of prompts counted as padded; SGLang does not pad.",
-    "static": "A batch ran until all of it had finished; SGLang lets requests join and leave at every step, and "
-    "will do better.",
+    "static": "A batch ran until all of its requests had finished; in SGLang requests join and leave at every "
+    "step, which is faster.",
 }
 
 
@@ -32,7 +32,7 @@ def sglang_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """Return the command that serves one replica with stock SGLang as nearly as simulated; see ``vllm_launch``."""
+    """Return the command that serves one replica with stock SGLang. The arguments are as in ``vllm_launch``."""
     deployment.require_one_side("a launch command")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
@@ -52,13 +52,13 @@ def sglang_launch(
         "--quantization": weights.quantization,
         "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES),
         "--context-length": d.max_model_len,
-        "--max-running-requests": launch.resident_bound(d),
+        "--max-running-requests": launch.max_resident_seqs(d),
         "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
-        "--max-total-tokens": launch.kv_tokens(d) if launch.is_overridden(d) else None,
+        "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
         "--disable-radix-cache": True,
-        "--chunked-prefill-size": chunk_tokens if launch.cuts_prompts(d) else -1,
-        "--enable-mixed-chunk": launch.cuts_prompts(d),
+        "--chunked-prefill-size": chunk_tokens if launch.chunks_prompts(d) else -1,
+        "--enable-mixed-chunk": launch.chunks_prompts(d),
         "--max-prefill-tokens": launch.step_tokens(d),
         "--schedule-policy": "fcfs",
         "--enable-priority-scheduling": by_priority,
@@ -78,10 +78,10 @@ def _notes(d: Deployment) -> Iterator[str]:
             "priority is worse by 10 or more."
         )
     elif rank not in launch.ARRIVAL:
-        yield f"Requests went by {rank}; SGLang takes them as they come, or by a `priority` that they carry."
+        yield f"Requests were ordered by {rank}; SGLang takes them in order of arrival, or of their `priority`."
     batching = launch.policy_name(d.scheduler.batching)
-    if not launch.cuts_prompts(d) and batching != "prefill_first":
-        other = f"Steps were formed by {batching}; SGLang runs whole prompts in steps of their own."
+    if not launch.chunks_prompts(d) and batching != "prefill_first":
+        other = f"Steps were formed by {batching}; SGLang runs whole prompts in separate steps."
         yield _BATCHINGS.get(batching, other)
     if d.limits.kv_dtype is not None:
         dtype = dtype_name(d.limits.kv_dtype)
@@ -91,7 +91,7 @@ def _notes(d: Deployment) -> Iterator[str]:
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield (
         f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
-        f"{d.watermark:g}; SGLang admits by its running estimate of the output still to come "
+        f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "
         "(--schedule-conservativeness)."
     )
     yield (
@@ -100,5 +100,5 @@ def _notes(d: Deployment) -> Iterator[str]:
     )
     yield (
         "--mem-fraction-static is the simulated share of weights and KV cache; lower it if SGLang runs out of memory "
-        "for what it needs besides."
+        "for other purposes."
     )

@@ -27,13 +27,13 @@ _KV_DTYPES = {
     "fp4": "nvfp4",
 }
 _BATCHINGS = {
-    "prefill_first": "Prompts ran alone in steps of their own, decodes waiting; vLLM runs whole prompts together "
+    "prefill_first": "Prompts ran in separate steps, during which decodes waited; vLLM runs whole prompts together "
     "with the decodes.",
-    "vidur_vllm": "Prompts ran alone in padded steps, decodes waiting; vLLM runs whole prompts together with the "
-    "decodes, without padding.",
-    "mixed": "Whole prompts joined the decodes without a token budget; vLLM keeps one.",
-    "static": "A batch ran until all of it had finished; vLLM lets requests join and leave at every step, and "
-    "will do better.",
+    "vidur_vllm": "Prompts ran in separate, padded steps, during which decodes waited; vLLM runs whole prompts "
+    "together with the decodes, without padding.",
+    "mixed": "Whole prompts joined the decodes without a token budget; vLLM has one.",
+    "static": "A batch ran until all of its requests had finished; in vLLM requests join and leave at every "
+    "step, which is faster.",
 }
 
 
@@ -47,11 +47,11 @@ def vllm_launch(
     device: str = "cuda",
     replica: int = 0,
 ) -> Launch:
-    """Return the command that serves one replica with stock vLLM, as close to the simulated deployment as possible.
+    """Return the command that serves one replica with stock vLLM, as close to the simulation as possible.
 
-    ``model`` is a Hugging Face id or a folder (None: the catalog's, or ``$MODEL``), ``served_name`` its name in
-    requests (None: that of the catalog). ``device`` "cpu" tries the command without a GPU, not its speed. ``replica``
-    selects the GPUs of its node. Raises InputError for another device or replica.
+    ``model`` is a Hugging Face id or a folder, by default the catalog's or ``$MODEL``. ``served_name`` is its name in
+    requests, by default the catalog's. With ``device`` "cpu", the command can be tried without a GPU, but its speed
+    cannot. ``replica`` selects the GPUs of its node. Raises InputError for another device or replica.
     """
     deployment.require_one_side("a launch command")
     d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
@@ -70,16 +70,16 @@ def vllm_launch(
         "--quantization": weights.quantization if device == "cuda" else None,
         "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
         "--max-model-len": d.max_model_len,
-        "--max-num-seqs": min(launch.resident_bound(d), launch.step_tokens(d)),
+        "--max-num-seqs": min(launch.max_resident_seqs(d), launch.step_tokens(d)),
         "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": launch.kv_tokens(d) // block + NULL_BLOCKS if launch.is_overridden(d) else None,
+        "--num-gpu-blocks-override": launch.kv_tokens(d) // block + NULL_BLOCKS if launch.sets_kv_blocks(d) else None,
         "--watermark": f"{d.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--no-enable-prefix-caching": True,
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
-        "--no-enable-chunked-prefill": not launch.cuts_prompts(d),
+        "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
     }
     notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment))
     return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
@@ -97,20 +97,20 @@ def _block_size(d: Deployment, device: str) -> int:
 def _notes(d: Deployment, device: str) -> Iterator[str]:
     rank, by_priority = launch.policy_name(d.scheduler.rank), _by_priority(d)
     if by_priority:
-        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also preempts by it, the largest first."
+        yield f"{launch.ORDERED_BY_PRIORITY[rank]} vLLM then also preempts by priority, the largest first."
     elif rank not in launch.ARRIVAL:
-        yield f"Requests went by {rank}; vLLM takes them as they come, or by a `priority` that they carry."
+        yield f"Requests were ordered by {rank}; vLLM takes them in order of arrival, or of their `priority`."
     victim = launch.policy_name(d.scheduler.victim)
     if victim != ("lowest_priority" if by_priority else "latest_admitted"):
         preempts = (
             "the largest priority, the latest arrival among equals" if by_priority else "the request admitted last"
         )
         yield f"When memory ran out, {victim} chose the victim; vLLM preempts {preempts}."
-    if not launch.cuts_prompts(d):
+    if not launch.chunks_prompts(d):
         batching = launch.policy_name(d.scheduler.batching)
         other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
         yield _BATCHINGS.get(batching, other)
-    if launch.resident_bound(d) > launch.step_tokens(d):
+    if launch.max_resident_seqs(d) > launch.step_tokens(d):
         yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {launch.step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:
         yield (
@@ -122,14 +122,14 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
     if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
-        yield "On a CPU the command shows that the engine takes it, not how fast it serves: float32, no graphs."
+        yield "On a CPU the engine shows whether the command is valid, not how fast it serves: float32, no graphs."
 
 
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
 CONNECTOR = "NixlConnector"
 PHASES_NOTE = (
-    "The schedule is kept inside vLLM by a class of lengthwise, which must be importable there: `pip install --no-deps "
-    "lengthwise` in vLLM's environment. Its log says at the start that it holds this engine to the schedule, or why "
+    "A class of lengthwise keeps the schedule inside vLLM, where it must be importable: `pip install --no-deps "
+    "lengthwise` in vLLM's environment. At the start vLLM's log states that the schedule is in force, or why it is "
     "not; phases.jsonl gets a line for every phase."
 )
 SPLIT_NOTES = (
@@ -138,16 +138,16 @@ SPLIT_NOTES = (
         "The cache goes from GPU to GPU; through host memory, as planned, takes kv_buffer_device cpu and is slower."
     ),
     (
-        "It forms its own batches: the prefill engine takes at most B_E prompts at a time and starts with what is "
-        "there, the decode engine lets requests in as their caches come."
+        "vLLM forms its own batches: the prefill engine takes at most B_E prompts at a time and waits for no more, "
+        "and the decode engine admits requests when their caches arrive."
     ),
 )
 
 
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
-    """Return the command of a vLLM whose own scheduler keeps phases.
+    """Return the command of a vLLM with a scheduler plugin that alternates prefill and decode phases.
 
-    The deployment has one pipeline stage: with several, vLLM runs several batches at once, in its own order. The
+    The deployment must have one pipeline stage. With several, vLLM runs several batches at once, in its own order. The
     settings are the table of ``--additional-config``: prefill_batch, decode_steps and others.
     """
     config = json.dumps({"lengthwise": dict(settings)})
@@ -156,7 +156,7 @@ def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device
 
 
 def split_launches(prefill: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
-    """Return the commands of a prefill engine and of a decode engine that takes its KV cache."""
+    """Return the command of a prefill engine, and the command of a decode engine that receives its KV cache."""
     first, second = (
         _extended(
             vllm_launch(deployment, device=device),

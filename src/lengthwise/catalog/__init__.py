@@ -1,4 +1,4 @@
-"""Models, GPUs, nodes and links by name, from data files or from files of the user."""
+"""Models, GPUs, nodes and links by name, from the catalog's data files or a user's own files."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
 """Reads a model's shapes from a Hugging Face ``config.json``, by keys rather than by architecture.
 
-A key is read here, or is known not to change shapes (``_NEUTRAL``), or its value (null, false, 0, empty) turns it off.
-Any other key that looks like a shape makes the model an error: its parameters would be counted wrongly.
+Every key must be read here, be known not to change shapes (``_NEUTRAL``), or have a value that turns it off (null,
+false, 0, empty). Any other key that looks like a shape is an error, because parameters would be counted wrongly.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SHAPE_WORDS = frozenset(
 
 
 class ConfigKeys:
-    """Reads keys of a config and collects the missing ones, which ``check`` reports together."""
+    """Reads keys of a config, and collects missing and unknown keys for the error of ``check``."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.where = where  # the config's file or name, for errors
@@ -68,7 +68,7 @@ class ConfigKeys:
         table = {**config, **(parts[0] if parts else {})}
         self.model_type = str(table.get("model_type", ""))
         self._table: dict[str, Any] = {**_CLASS_DEFAULTS.get(self.model_type, {}), **table}
-        self._given = parts[0] if parts else config  # beside the text's part, keys are of other modalities
+        self._given = parts[0] if parts else config  # keys outside the part for text belong to other modalities
         self._missing: list[str] = []
         self._read: set[str] = set(_TEXT_PARTS)
 
@@ -78,7 +78,7 @@ class ConfigKeys:
         return any(name in self._table for name in names)
 
     def find(self, *names: str, default: Any = None) -> Any:
-        """Return the value of the first of these keys that is not null, else ``default``."""
+        """Return the value of the first of these keys that is not null, or else ``default``."""
         self._read.update(names)
         values = (self._table[name] for name in names if self._table.get(name) is not None)
         return next(values, default)
@@ -89,31 +89,32 @@ class ConfigKeys:
             raise InputError(f"{self.where}: {key} must be a {kind}; it is {value!r}")
 
     def count(self, *names: str, default: int = 0) -> int:
-        """Return the first of these keys as a whole number, else ``default``; raise InputError for another type."""
+        """Return the value of ``find`` as a whole number of at least 0. Raises InputError for any other value."""
         value = self.find(*names, default=default)
         is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         self._require(is_whole and not isinstance(value, bool) and value >= 0, names, "whole number", value)
         return int(value)
 
     def as_list(self, *names: str) -> list[Any]:
-        """Return the first of these keys as a list, else an empty one; raise InputError for another type."""
+        """Return the value of ``find`` as a list, or else an empty list. Raises InputError for another type."""
         value = self.find(*names, default=[])
         self._require(isinstance(value, list), names, "list", value)
         return list(value)
 
     def need(self, quantity: str, *names: str) -> int:
-        """Return ``count``, at least 1; a missing key gives 1 and is reported by ``check``."""
-        value = self.count(*names)
-        if not value:
+        """Return ``count``, at least 1. If the key is missing, return 1, and ``check`` reports ``quantity``."""
+        if self.find(*names) is None:
             self._missing.append(f"{quantity} (looked for {', '.join(names)})")
-        return value or 1
+        value = self.count(*names, default=1)
+        self._require(value > 0, names, "whole number of at least 1", value)
+        return value
 
-    def repeats(self, name: str, value: int) -> None:
-        """Take a key as known if it repeats a value that other keys gave."""
+    def accept_repeat(self, name: str, value: int) -> None:
+        """Accept a key that repeats what follows from other keys, if the key has that ``value``."""
         self._read.update({name} if self._table.get(name) == value else ())
 
     def check(self) -> None:
-        """Raise InputError if keys were missing or not understood; the message names them and what is accepted."""
+        """Raise InputError if keys are missing, or if unknown keys look like shapes. The message names the keys."""
         if self._missing:
             lacking, keys = "; ".join(self._missing), ", ".join(sorted(self._table)) or "none"
             raise InputError(f"{self.where} must give the shapes of a model; it lacks {lacking}. Its keys are {keys}")
@@ -128,7 +129,7 @@ class ConfigKeys:
 
 
 def _shapes_in(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield "key = value" of keys that look like shapes: named so, or whole numbers above 1 or lists of numbers."""
+    """Yield "key = value" for keys that look like shapes: by name, or as whole numbers above 1 or lists of numbers."""
     for key, value in table.items():
         if value in (None, False, 0, "", [], {}) or _NEUTRAL.search(key):
             continue
@@ -155,7 +156,7 @@ _BY_BITS = {("int", 4): "int4", ("int", 8): "int8", ("float", 4): "fp4", ("float
 
 
 def weight_dtype(keys: ConfigKeys) -> str:
-    """Return the canonical dtype of the weights (quantised: of the layers); bfloat16 if the config has none."""
+    """Return the canonical dtype of the weights (of the layers if quantised), or bfloat16 if none is given."""
     table = keys.find("quantization_config", "compression_config")
     stored = keys.find("dtype", "torch_dtype", default="bfloat16")
     if not isinstance(table, Mapping):
@@ -202,7 +203,7 @@ _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
 def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
-    """Return the shapes that a config describes; ``where`` names the config in errors."""
+    """Return the model that a config describes. ``where`` names the config in errors."""
     keys = ConfigKeys(config, where)
     hidden = keys.need("the hidden size", *_HIDDEN)
     layers = keys.need("the number of layers", *_DECODER_LAYERS)
@@ -232,16 +233,18 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
 
 def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
     heads = keys.need("the attention heads", *_HEADS)
-    kv_heads = keys.count(*_KV_HEADS, default=heads)
+    kv_heads = keys.need("the KV heads", *_KV_HEADS) if keys.find(*_KV_HEADS) is not None else heads
     keys.has("new_decoder_architecture")
     if keys.find("multi_query") and not keys.find("new_decoder_architecture"):
         kv_heads = 1  # Falcon-7B lists all heads as num_kv_heads although it shares one
+    if heads % kv_heads:
+        raise InputError(f"{keys.where}: the KV heads must divide the attention heads; they are {kv_heads} of {heads}")
     kinds = _layer_kinds(keys, layers)
     window, windowed = _window(keys, kinds, layers)
     has_bias = keys.model_type in _BIASED_ATTENTION | _BIASED
     bias = keys.find("attention_bias", "qkv_bias", "add_qkv_bias", "use_bias", "enable_bias", "bias", default=has_bias)
-    keys.has("no_bias")  # of Qwen (1), whose attention has a bias all the same
-    keys.repeats("encoder_attention_heads", heads)
+    keys.has("no_bias")  # Qwen (1) sets it, although its attention has a bias
+    keys.accept_repeat("encoder_attention_heads", heads)
     spec = AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
@@ -256,9 +259,8 @@ def _attention(keys: ConfigKeys, hidden: int, layers: int) -> AttentionSpec:
 
 
 def _latent(keys: ConfigKeys, spec: AttentionSpec) -> AttentionSpec:
-    """Return MLA, with the indexer of sparse attention if there is one."""
     width, rope = keys.count("qk_nope_head_dim"), keys.count("qk_rope_head_dim")
-    keys.repeats("qk_head_dim", width + rope)
+    keys.accept_repeat("qk_head_dim", width + rope)
     return replace(
         spec,
         head_dim=width or spec.head_dim,
@@ -272,11 +274,10 @@ def _latent(keys: ConfigKeys, spec: AttentionSpec) -> AttentionSpec:
 
 
 def _layer_kinds(keys: ConfigKeys, layers: int) -> list[str]:
-    """Return the kind of attention of each layer as far as a config lists them; empty if it does not."""
     kinds = [str(kind) for kind in keys.as_list("layer_types")]
     if not kinds and (period := keys.count("full_attention_interval")):
         kinds = [_LINEAR if (index + 1) % period else _FULL for index in range(layers)]
-    # MiniMax: 1 is attention over all keys, 0 a linear attention of another kind.
+    # MiniMax: 1 is attention over all keys, 0 is a linear attention that is not supported.
     kinds += ["lightning_attention" for kind in keys.as_list("attn_type_list") if kind != 1]
     if unknown := sorted(set(kinds) - {_FULL, _LINEAR, *_WINDOWED}):
         known = ", ".join((_FULL, *_WINDOWED, _LINEAR))
@@ -288,13 +289,13 @@ def _layer_kinds(keys: ConfigKeys, layers: int) -> list[str]:
 
 
 def _window(keys: ConfigKeys, kinds: list[str], layers: int) -> tuple[int, int]:
-    """Return (tokens of the window, layers that have it)."""
+    """Return (tokens of the sliding window, number of layers with a window)."""
     no_rope, every = keys.as_list("no_rope_layers"), keys.count("no_rope_layer_interval")
     first, period = keys.count("max_window_layers"), keys.count("sliding_window_pattern", "_sliding_window_pattern")
     chunk, window = keys.count("attention_chunk_size"), keys.count("sliding_window", "sliding_window_size")
     is_used = keys.find("use_sliding_window") is not False
     window = chunk or window
-    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a window no shorter than the model is none
+    is_shorter = window < keys.count(*_POSITIONS, default=window + 1)  # a longer window has no effect
     if not (window and is_shorter and (chunk or is_used)):
         return 0, 0
     if kinds:
@@ -319,7 +320,7 @@ def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
         # Qwen (1) gives the width of gate and up projection together.
         intermediate = width // 2 if keys.model_type == "qwen" else width
     bias = keys.find("mlp_bias", "use_bias", "enable_bias", "bias", default=keys.model_type in _BIASED)
-    keys.repeats("encoder_ffn_dim", intermediate)
+    keys.accept_repeat("encoder_ffn_dim", intermediate)
     experts = keys.count(*_EXPERTS)
     keys.has(*_EXPERTS_PER_TOKEN)
     per_token = keys.need("the experts a token visits", *_EXPERTS_PER_TOKEN) if experts > 1 else 0
@@ -344,7 +345,7 @@ def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
 
 
 def _dense_layers(keys: ConfigKeys, layers: int) -> tuple[int, bool]:
-    """Return (how many layers of an MoE model are dense, whether they alternate with the others)."""
+    """Return (how many layers of an MoE model are dense, whether they are spread among the others)."""
     first, listed = keys.count("first_k_dense_replace"), keys.as_list("mlp_only_layers")
     with_experts, kinds = keys.as_list("moe_layers"), keys.as_list("mlp_layer_types")
     frequency = keys.find("moe_layer_freq")
@@ -366,7 +367,6 @@ _UNGATED_FAMILIES = ("gpt", "opt", "phi", "bloom", "mpt", "falcon", "starcoder",
 
 
 def _is_gated(keys: ConfigKeys) -> bool:
-    """Return whether the MLP has three matrices, as for silu, Gemma's GELU and "gated-..." activations."""
     activation = str(keys.find(*_ACTIVATION, default="")).lower()
     if not activation:  # only older families are not gated
         return keys.model_type.startswith("phi3") or not keys.model_type.startswith(_UNGATED_FAMILIES)
@@ -382,7 +382,7 @@ def _learned_positions(keys: ConfigKeys) -> int:
 
 
 def _has_layer_norm(keys: ConfigKeys) -> bool:
-    """Return whether norms have a bias, by the name of their epsilon, which T5 and Qwen use for an RMSNorm, too."""
+    """Return whether norms have a bias, by the name of epsilon. T5 and Qwen have RMSNorm despite that name."""
     if keys.has("rms_norm_eps", "relative_attention_num_buckets") or keys.model_type == "qwen":
         return False
     names = ("layer_norm_eps", "layer_norm_epsilon", "layer_norm_elementwise_affine", "do_layer_norm_before")

@@ -10,7 +10,7 @@ _SCALE_BYTES = {"int4": 2.5 / 128, "fp4": 1 / 16}
 
 
 def parameters(spec: ModelSpec) -> int:
-    """Return all weights of the model; a tied head counts once."""
+    """Return the number of weights of the model. A tied head does not count again."""
     decoder = sum(layer_parameters(spec, index) for index in range(spec.layers))
     encoder = spec.encoder_layers * encoder_layer_parameters(spec)
     stacks = 2 if spec.encoder_layers else 1
@@ -18,14 +18,14 @@ def parameters(spec: ModelSpec) -> int:
 
 
 def active_parameters(spec: ModelSpec) -> int:
-    """Return the weights that one token visits: embedding and head in full, of experts those that it is routed to."""
+    """Return the number of weights that one token uses: all, except for experts to which it is not routed."""
     ffn = spec.ffn
     idle = (ffn.experts - ffn.experts_per_token) * _mlp(spec.hidden, ffn.expert_intermediate, ffn)
     return parameters(spec) - (spec.layers - ffn.dense_layers) * idle
 
 
 def layer_parameters(spec: ModelSpec, index: int) -> int:
-    """Return the weights of decoder layer ``index`` with all experts; raise InputError if there is no such layer."""
+    """Return the weights of decoder layer ``index``, with all experts. Raises InputError for a wrong index."""
     if not 0 <= index < spec.layers:
         raise InputError(f"a layer of {spec.name} must be in 0..{spec.layers - 1}; it is {index}")
     linear, ffn = spec.attention.linear, spec.ffn
@@ -40,42 +40,45 @@ def layer_parameters(spec: ModelSpec, index: int) -> int:
 
 
 def _is_spread(index: int, count: int, layers: int) -> bool:
-    """Return whether a layer is one of ``count`` that are spread evenly, the last of each period."""
+    """Return whether layer ``index`` is one of ``count`` evenly spread layers, each the last of a period."""
     return (index + 1) * count // layers > index * count // layers
 
 
 def encoder_layer_parameters(spec: ModelSpec) -> int:
-    """Return the weights of one encoder layer; 0 for a model without an encoder."""
+    """Return the number of weights of one encoder layer, or 0 without an encoder."""
     if not spec.encoder_layers:
         return 0
     return _attention(spec) + _ffn(spec, dense=True) + 2 * _norm(spec)
 
 
 def embedding_parameters(spec: ModelSpec) -> int:
-    """Return the weights of the token table and of learned positions."""
+    """Return the number of weights of the token embedding and of learned positions."""
     return (spec.vocab + spec.metadata.learned_positions) * spec.hidden
 
 
 def head_parameters(spec: ModelSpec) -> int:
-    """Return the weights of the LM head; 0 if it shares the token table."""
+    """Return the number of weights of the LM head, or 0 if it is tied to the token embedding."""
     return 0 if spec.tied_embeddings else spec.vocab * spec.hidden
 
 
 def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return bytes of all weights, stored as ``dtype`` (None: as published); raise UnknownNameError."""
-    # A format under 16 bits covers the layers alone, with its scales, as in published FP8, AWQ and GPTQ checkpoints.
+    """Return the bytes of all weights, stored as ``dtype`` or, if None, as published.
+
+    A format below 16 bits applies only to the layers (with scales), as in published FP8, AWQ and GPTQ checkpoints.
+    Raises UnknownNameError if the dtype is unknown.
+    """
     tables = embedding_parameters(spec) + head_parameters(spec)
     layers = parameters(spec) - tables
     return tables * _at_least_16_bit(dtype or spec.dtype) + layers * _layer_bytes(spec, dtype)
 
 
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
-    """Return bytes of decoder layer ``index`` stored as ``dtype`` (None: as published), scales included."""
+    """Return the bytes of decoder layer ``index`` with scales, stored as ``dtype`` or, if None, as published."""
     return layer_parameters(spec, index) * _layer_bytes(spec, dtype)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
-    """Return a token's bytes in the KV cache of all (decoder) layers, windowed ones too; by default 16 bits or more."""
+    """Return a token's bytes in all layers' KV cache. ``dtype`` None is the model's dtype with at least 16 bits."""
     attention = spec.attention
     latent, heads = attention.kv_lora_rank + attention.rope_head_dim, attention.head_dim + _v_head_dim(spec)
     elements = latent if attention.is_mla else attention.kv_heads * heads
@@ -85,13 +88,13 @@ def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:
 
 
 def state_bytes_per_sequence(spec: ModelSpec) -> float:
-    """Return a sequence's bytes of states in all layers of linear attention; 0 without any."""
+    """Return the bytes of one sequence's states in all layers of linear attention, or 0 without such layers."""
     linear = spec.attention.linear
     return linear.layers * linear.state_elements * _at_least_16_bit(spec.dtype) if linear else 0.0
 
 
 def approximations(spec: ModelSpec) -> tuple[str, ...]:
-    """Return how the cost model simplifies this model's layers, a sentence each; empty for attention over all keys."""
+    """Return a sentence for each way in which the cost model simplifies this model's attention."""
     attention, found = spec.attention, []
     if attention.window_tokens and attention.windowed_layers:
         found.append(
@@ -113,8 +116,8 @@ def approximations(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def stage_layers(spec: ModelSpec, pp: int, *, encoder: bool = False) -> list[int]:
-    """Return the layers of each of ``pp`` stages, split as in vLLM; raise InputError if ``pp`` is not in 1..layers."""
-    # Remaining layers go one each to the stages before the last one, which also holds the head, backwards.
+    """Return the number of layers of each stage, split as in vLLM. Raises InputError if ``pp`` is invalid."""
+    # The remainder goes, one layer each, to the stages before the last (which also has the head), from the end.
     layers = spec.encoder_layers if encoder else spec.layers
     if not 1 <= pp <= layers:
         raise InputError(f"pipeline stages (pp) of {spec.name} must be in 1..{layers}; it is {pp}")
@@ -139,7 +142,7 @@ def _attention(spec: ModelSpec) -> int:
         query = hidden * rank + rank + rank * query_width if rank else hidden * query_width
         down = hidden * (latent + attention.rope_head_dim) + latent
         up = latent * attention.heads * (attention.head_dim + v_head_dim)
-        # Of an indexer: query heads from the latent, one key with a LayerNorm, a weight for each head.
+        # An indexer has query heads from the latent, one key with a LayerNorm, and a weight for each head.
         width, index_heads = attention.index_head_dim, attention.index_heads
         indexer = (rank or hidden) * index_heads * width + hidden * (width + index_heads) + 2 * width if width else 0
         return query + down + up + attention.heads * v_head_dim * hidden + indexer

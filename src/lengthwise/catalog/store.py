@@ -1,4 +1,4 @@
-"""Lookup of models, GPUs, nodes and links by name, and the loader of their data files."""
+"""Looks up models, GPUs, nodes and links by name, and loads their data files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ Spec = TypeVar("Spec", ModelSpec, GpuSpec, NodeSpec)
 
 
 def model(name_or_path: str | Path) -> ModelSpec:
-    """Return a model by name, alias, ``config.json`` or its folder ``./name``; raise UnknownNameError or InputError."""
+    """Return a model by name or alias, or from the path of a config.json or of the folder with that file.
+
+    Raises:
+        InputError: The file cannot be read, is no config, or has shapes that are not supported.
+        UnknownNameError: The catalog has no such model, and the name is no path.
+    """
     path = Path(name_or_path).expanduser()
     if (known := _lookup(str(name_or_path), models())) is not None:
         return known
@@ -46,32 +51,32 @@ def model(name_or_path: str | Path) -> ModelSpec:
 
 
 def model_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """Return the shapes of a parsed Hugging Face config; raise InputError with the keys that it lacks."""
+    """Return the model of a parsed Hugging Face config. Raises InputError if keys are missing or unknown."""
     return huggingface.parse(config, name, where=f"the config of {name}")
 
 
 def served_model(name: str) -> ModelSpec | None:
-    """Return the model that a server reports by a name, an alias, or a path that ends with one; None if unknown."""
+    """Return the model that a server reports by name, alias or a path that ends with one, or None if unknown."""
     return _lookup(name, models()) or _variant(PurePosixPath(name).name)
 
 
 def gpu(name: str | Path) -> GpuSpec:
-    """Return a GPU by name or alias, or the one entry of a TOML file; raise UnknownNameError or InputError."""
+    """Return a GPU by name or alias, or from a TOML file. Raises InputError if it is unknown or invalid."""
     return _gpu(*_file_entry(Path(name), "GPU")) if str(name).endswith(".toml") else _find("GPU", str(name), gpus())
 
 
 def find_gpu(name: str) -> GpuSpec | None:
-    """Return the GPU of a name or alias; None if the catalog has none."""
+    """Return the GPU with this name or alias, or None if the catalog has none."""
     return _lookup(name, gpus())
 
 
 def node(name: str | Path) -> NodeSpec:
-    """Return a node by name or alias, or the one entry of a TOML file; raise UnknownNameError or InputError."""
+    """Return a node by name or alias, or from a TOML file. Raises InputError if it is unknown or invalid."""
     return _node(*_file_entry(Path(name), "node")) if str(name).endswith(".toml") else _find("node", str(name), nodes())
 
 
 def default_node(gpu: GpuSpec, gpus: int) -> NodeSpec:
-    """Return the usual node of a GPU: the smallest with enough GPUs, else the largest."""
+    """Return a usual node of a GPU: the smallest node with enough GPUs, or else the largest."""
     if gpus < 1:
         raise InputError(f"a node must hold at least 1 GPU; it should hold {gpus}")
     # A GPU outside of the catalog is assumed to be in a PCIe 4 server.
@@ -92,22 +97,22 @@ def _entries(kind: str) -> dict[str, Any]:
 
 
 def models() -> dict[str, ModelSpec]:
-    """Return all models of the catalog by name, sorted."""
+    """Return the catalog's models, sorted by name."""
     return dict(_entries("model"))
 
 
 def gpus() -> dict[str, GpuSpec]:
-    """Return all GPUs of the catalog by name, sorted."""
+    """Return the catalog's GPUs, sorted by name."""
     return dict(_entries("GPU"))
 
 
 def links() -> dict[str, LinkSpec]:
-    """Return all links of the catalog by name, sorted."""
+    """Return the catalog's links, sorted by name."""
     return dict(_entries("link"))
 
 
 def nodes() -> dict[str, NodeSpec]:
-    """Return all nodes of the catalog by name, sorted."""
+    """Return the catalog's nodes, sorted by name."""
     return dict(_entries("node"))
 
 
@@ -133,15 +138,15 @@ _STORED = {  # suffixes of checkpoints that store the same shapes in another dty
 
 
 def _variant(name: str) -> ModelSpec | None:
-    """Return the model whose fine-tune or quantisation a name says: "org/Name-Instruct-FP8"; None if unknown."""
+    """Return the model of a fine-tune or quantisation ("org/Name-Instruct-FP8"), or None if it is unknown."""
     known, rest, dtype = models(), _ORGANISATION.sub("", normalized(name)), None
     while (spec := _lookup(rest, known)) is None:
         rest, _, suffix = rest.replace("quantized.", "").rpartition("-")
         if not rest or (suffix not in _TUNED and suffix not in _STORED):
             return None
-        # "GPTQ-Int8": the outer suffix is the exact one.
+        # The last suffix wins: "GPTQ-Int8" is int8.
         dtype = dtype or _STORED.get(suffix)
-    # The weights are those of this name; the catalog's own have another dtype or are of another fine-tune.
+    # The name describes the weights; those of the catalog have another dtype or belong to another fine-tune.
     metadata = spec.metadata if dtype is None else replace(spec.metadata, dtype=dtype, aliases=())
     return replace(spec, metadata=replace(metadata, aliases=(name,)) if "/" in name else metadata)
 
@@ -153,12 +158,12 @@ def _find(kind: str, name: str, known: Mapping[str, Spec]) -> Spec:
 
 
 def normalized(name: str) -> str:
-    """Return a name as lookups compare it: in lower case, with "-" for "_" and spaces."""
+    """Return a name in the form that lookups compare: lower case, with "-" instead of "_" and spaces."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file."""
+    """Return the tables of a TOML file. Raises InputError if the file cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -168,7 +173,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
-    """Return (name, table, label for errors) of the one entry of a user's file."""
     path = file.expanduser()
     entries = read_toml(path)
     if len(entries) != 1 or not isinstance(next(iter(entries.values())), dict):
@@ -179,7 +183,7 @@ def _file_entry(file: Path, kind: str) -> tuple[str, dict[str, Any], str]:
 
 
 def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
-    """Return a ``record`` from a table whose keys are its fields; ``where`` names it in errors."""
+    """Return a ``record`` built from a table with a key for each field. ``where`` names the table in errors."""
     known = {field.name: field for field in fields(record)}  # type: ignore[arg-type]
     required = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in required if name not in table]:
@@ -225,7 +229,6 @@ def _model(name: str, table: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _with_linear(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the table of an attention with its linear attention, if it has one, as a record."""
     linear = table.get("linear")
     made = {} if linear is None else {"linear": build(specs.LinearAttentionSpec, linear, f"{where}: linear")}
     return {**table, **made}

@@ -1,4 +1,4 @@
-"""The command line: one file a command; each parses, calls and prints."""
+"""The command line: one file per command, each of which parses, calls and prints."""
 
 from lengthwise.cli.program import main
 

@@ -47,8 +47,7 @@ def run(
     """Plan an application on a cluster: stages, makespan with its interval, idle GPUs.
 
     Output lengths are sampled, the engines are simulated, and the plan is evaluated on samples that it was not planned
-    with. The report compares it with other planning methods, with one island of GPUs more or less, and with a disk
-    twice as fast.
+    with. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
     """
     from lengthwise.usecases.app_plan import PlanSettings
     from lengthwise.usecases.app_setup import load_app_request
@@ -111,7 +110,7 @@ def show(plan: AppPlan, details: AppFacts) -> None:
     if plan.methods:
         out.print()
         rows = [
-            (one.name, estimate(one.makespan), duration(one.search_s), f"{one.stages}", f"{one.gain:.2f}")
+            (one.name, estimate(one.makespan), duration(one.search_s), f"{one.stages}", text.gain_text(plan, one))
             for one in plan.methods
         ]
         heads = ("method", "makespan", "search", "stages", "relative time")

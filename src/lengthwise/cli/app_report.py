@@ -1,4 +1,4 @@
-"""Facts about an application, its cluster and its run, for the pages of app plan and app run."""
+"""Facts about an application, its cluster and its run, for the pages of ``app plan`` and ``app run``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
-    """Return the details of a plan; ``name`` is that of an application without one."""
+    """Return the facts about a plan that its page shows. ``name`` is used if the application has no name."""
     machines = planned.space.cluster.machines if planned.space is not None else ()
     is_mixed = len({machine.gpu.name for machine in machines}) > 1
     details = [
@@ -43,7 +43,7 @@ def facts_of(requested: AppRequest, planned: PlannedApp, name: str) -> AppFacts:
 
 
 def facts_of_run(requested: AppRequest, planned: PlannedApp, name: str, done: AppRun) -> AppFacts:
-    """Return the details of a run, with its manifest and the recorded answers and tokens of each model."""
+    """Return the facts of a run, with its manifest and the recorded answers and tokens of each model."""
     from lengthwise.apps.run import recorded
 
     answers, tokens = recorded(done.folder)

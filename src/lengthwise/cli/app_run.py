@@ -132,8 +132,8 @@ def _print_end(done: AppRun, report: Path | None) -> None:
 def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a function that shows progress on standard error: a table on a terminal, otherwise lines.
 
-    Lines are printed 10 s of the run's clock apart, later a fiftieth of the elapsed time, at most 10 minutes. Notes are
-    printed before the first progress, so that a run that cannot start prints its error alone.
+    Lines are printed every 10 s at first, later after every 2 % of the elapsed time, and at least every 10 minutes.
+    Notes are printed just before the first progress, so that a run that cannot start prints only an error.
     """
     if quiet:
         yield None
@@ -161,13 +161,13 @@ def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[
         def update(progress: Progress) -> None:
             while pending:
                 console.print(pending.pop(0))
-            live.update(table(progress, console.width))
+            live.update(table(progress))
 
         yield update
 
 
 def line(progress: Progress) -> str:
-    """Return the progress in a line: the complete run, its running and starting models, and silent engines."""
+    """Return the progress as one line: the complete run, the running and starting models, and silent engines."""
     models = []
     for model in progress.models:
         starting = "" if model.starts_s is None else f" ({_short(model.starts_s)} so far)"
@@ -183,12 +183,11 @@ def line(progress: Progress) -> str:
 
 
 def silent_engines(progress: Progress) -> list[str]:
-    """Return a sentence for each engine that should respond and does not."""
+    """Return a sentence for each engine that should respond but does not."""
     return [silent.words(progress.models[silent.model].name) for silent in progress.silent]
 
 
 def _short(seconds: float) -> str:
-    """Return a time with few decimals, since it is printed again and again."""
     from lengthwise.report.apps_text import duration_text
 
     return duration_text(seconds) if seconds >= 120 else f"{seconds:.{1 if seconds < 10 else 0}f} s"
@@ -204,24 +203,17 @@ def _summary(progress: Progress) -> str:
     return f"{_short(progress.at_s)}: {completed:,} of {total:,} tasks, {stage}{left}"
 
 
-def table(progress: Progress, width: int = 100) -> Any:
-    """Return the summary, a table of the models, and silent engines; empty columns are left out.
-
-    On a terminal of fewer than 100 columns two more are left out.
-    """
-    from rich import box
+def table(progress: Progress) -> Any:
+    """Return a summary, a table of the models, and silent engines."""
     from rich.console import Group
-    from rich.table import Table
 
-    narrow, rows = width < 100, [_cells(model) for model in progress.models]
+    from lengthwise.report.fitted_table import FittedTable
+
+    rows = [_cells(model) for model in progress.models]
     heads = list(rows[0])
-    shown = [head for head in heads[:4] if rows] + [head for head in heads[4:] if any(row[head] for row in rows)]
-    shown = [head for head in shown if not (narrow and head in ("under way", "stage"))]
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 0 if narrow else 1))
-    for head in shown:
-        made.add_column(head, justify="left" if head in ("model", "", "GPUs") else "right")
-    for row in rows:
-        made.add_row(*(row[head] for head in shown))
+    shown = heads[:4] + [head for head in heads[4:] if any(row[head] for row in rows)]
+    lines = [[row[head] for head in shown] for row in rows]
+    made = FittedTable(shown, lines, wraps=(), drops=("stage", "under way"))
     return Group(_summary(progress), made, *silent_engines(progress))
 
 

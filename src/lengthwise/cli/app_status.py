@@ -46,7 +46,7 @@ def status(
 
 
 def cancel(folder: _Folder, *, store: _Store = None) -> None:
-    """Stop a run; what is recorded stays, and app run --resume continues it."""
+    """Stop a run; recorded answers stay, and app run --resume continues it."""
     from lengthwise.usecases.app_status import cancel_app
 
     running = cancel_app(folder, store)

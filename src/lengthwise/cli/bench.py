@@ -26,8 +26,7 @@ Examples:
   lengthwise bench http://localhost:8000 --isl 512 --osl 128 --concurrency 16 --num-requests 100
   lengthwise bench http://localhost:8000 examples/chat-70b.toml --records run.parquet
 """
-SERVER_FAILED = 3
-"""Exit code of a run that failures of the server stopped after some requests had finished."""
+SERVER_FAILED = 3  # exit code of a run that failures of the server stopped after some requests had finished
 
 
 def run(
@@ -75,7 +74,7 @@ def run(
     as prompts, outputs of exact lengths, token counts) are probed. Latencies count from when a request was due. Ctrl-C
     stops the run and writes the results so far. Exit codes: 2 no request finished; 3 some did, but failures of the
     server stopped the run; 130 Ctrl-C. Records contain the scenario's deployment, so that compare and calibrate know
-    the hardware whatever name the model is served under.
+    the hardware even if the model is served under another name.
     """
     from lengthwise import measure
     from lengthwise.backend.openai_protocol import Server
@@ -135,7 +134,6 @@ def run(
 
 
 def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Sequence[str]) -> None:
-    """Raise InputError if lengths are given, but no arrivals for them."""
     given = {override.partition("=")[0] for override in overrides}
     sources = ("request_rate", "concurrency", "arrivals", "trace", "preset", "rate")
     has_arrivals = any(key.startswith(tuple(f"workload.{name}" for name in sources)) for key in given)
@@ -147,7 +145,7 @@ def _require_arrivals(scenario: Path | None, workload: str | None, overrides: Se
 
 
 def result_of(measured: RunResult, scenario: Scenario) -> Result:
-    """Return the run as reports take it."""
+    """Return the run in the form that reports take."""
     from lengthwise import metrics
     from lengthwise.report import Result
     from lengthwise.usecases.simulate import slo_of
@@ -202,7 +200,6 @@ def show(result: Result, measured: RunResult) -> None:
 
 
 def _lateness(client: dict[str, Any]) -> str:
-    """Return how long after they were due requests were sent; a 99th percentile only of enough requests."""
     from lengthwise.cli.tables import duration
 
     late, above = client["late_s"], client["late"]
@@ -212,8 +209,7 @@ def _lateness(client: dict[str, Any]) -> str:
     return f"{duration(late['p50'])} after they were due ({tail})"
 
 
-_FINISHED_FAILURE = "lied usage"
-"""A failure of requests that finished: the server's token counts contradict its stream."""
+_FINISHED_FAILURE = "lied usage"  # a failure of requests that finished: the server's token counts contradict its stream
 
 
 def _outcome_rows(measured: RunResult) -> list[list[str]]:
@@ -241,7 +237,7 @@ def _failure_text(failure: dict[str, Any]) -> str:
 
 
 def exit_as_measured(measured: RunResult, records: Path | None) -> None:
-    """End the program as the run ended: 130 after Ctrl-C, 3 if the server failed."""
+    """Exit with code 130 after Ctrl-C, and 3 if the server failed. Raises InputError if no request finished."""
     from lengthwise.measure import INTERRUPTED
     from lengthwise.schema.records import Status
     from lengthwise.usecases.bench import advice_on

@@ -57,7 +57,6 @@ def run(
 
 
 def _inline_table(limits: list[str]) -> str:
-    """Return ``ttft.p90=2s`` as a TOML inline table; the scenario's checks report bad limits."""
     pairs = []
     for text in limits:
         metric, _, bound = (part.strip() for part in text.partition("="))
@@ -66,7 +65,7 @@ def _inline_table(limits: list[str]) -> str:
 
 
 def show(found: list[VariantCapacity]) -> None:
-    """Print a row for each variant: its capacity, the binding constraint, and the limited metrics there."""
+    """Print a row for each variant: its capacity, the binding limit, and the limited metrics at capacity."""
     from lengthwise import report
     from lengthwise.cli.tables import console, print_table
     from lengthwise.report.formatting import two_digits
@@ -85,8 +84,8 @@ def show(found: list[VariantCapacity]) -> None:
         rows.append(
             [sustained.name, rate, half_width, model, capacity.binds, f"{capacity.ceiling.rate_rps:.4g}", *metrics]
         )
-    head = ["", "requests/s", "±", "(model)", "binds", "at most"]
-    print_table([*head, *(limit.metric for limit in limits)], rows)
+    head, limited = ["", "requests/s", "±", "(model)", "binds", "at most"], [limit.metric for limit in limits]
+    print_table([*head, *limited], rows, drops=["at most", *reversed(limited)])
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
     for note in dict.fromkeys(note for sustained in found for note in sustained.notes):

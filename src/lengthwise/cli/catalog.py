@@ -52,7 +52,7 @@ def run(
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of a kind in order, for completion; [] of an unknown kind."""
+    """Return the sorted names of a kind of entry ("models") for shell completion, or [] for an unknown kind."""
     return sorted(_KINDS[kind].names()) if kind in _KINDS else []
 
 
@@ -183,7 +183,7 @@ _PARAMETER_EXAMPLES = {
 
 
 def _policies() -> list[tuple[str, str, str]]:
-    """Return axis, name with parameters, and effect of all policies, schedulers and binning rules of scenario files."""
+    """Return (axis, name with parameters, effect) of all policies, schedulers and binning rules of scenario files."""
     from lengthwise.usecases.variants import BINNING_RULES
 
     rules = (("binning", f"{name}(k)", doc) for name, doc in BINNING_RULES.items())
@@ -203,7 +203,6 @@ def _show_policies() -> None:
 
 
 def _show_policy(name: str) -> None:
-    """Print every policy or scheduler of a name, which may have parameters."""
     rows = [row for row in _policies() if row[1].partition("(")[0] == name.partition("(")[0]]
     if not rows:
         raise UnknownNameError("policy", name, _policy_names())

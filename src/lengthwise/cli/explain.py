@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from lengthwise.cli import options
 from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.explain import Explanation, Fit, Step
+    from lengthwise.usecases.explain import Explanation, Fit, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
-Example:
+Examples:
   lengthwise explain examples/chat-70b.toml --set deployment.tp=2
+  lengthwise explain examples/multi-turn.toml --request 17
 """
 
 
@@ -25,17 +28,26 @@ def run(
     *,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
     cost: CostSource = None,
+    request: Annotated[
+        int | None,
+        Option(min=0, metavar="NUMBER", help="Simulate the first seed, and explain this request only, from 0."),
+    ] = None,
 ) -> None:
     """Show what a step costs, what fits in memory and what a scenario resolves to.
 
-    Lists the largest batches, each operator's time and the resource that bounds it; nothing is simulated.
+    Lists the largest batches, each operator's time and the resource that bounds it; nothing is simulated unless a
+    request is to be explained: what it waited for, what it found in the prefix cache, where, and what that saved.
     """
     from lengthwise import config
-    from lengthwise.usecases.explain import explain
+    from lengthwise.usecases.explain import explain, explain_request
     from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     options.print_notes(scenario.notes)
+    if request is not None:
+        for variant in build(scenario):
+            show_request(variant, explain_request(variant, request, scenario.run.seed))
+        return
     shown: list[tuple[tuple[object, ...], str]] = []
     for variant in build(scenario):
         found, sections = explain(variant), variant.scenario
@@ -51,6 +63,47 @@ def run(
             continue
         show(variant, found)
         shown.append((page, variant.name))
+
+
+def show_request(variant: Variant, found: RequestExplanation) -> None:
+    """Print what one request waited for, what it found in the prefix cache, and when it was served."""
+    at, is_caching = found.times_s, variant.deployment.limits.enable_prefix_caching
+    place = "" if found.session is None or found.turn is None else f"session {found.session}, turn {found.turn + 1}"
+    waited = ""
+    if found.parents:
+        names = ", ".join(f"{parent:,}" for parent in found.parents)
+        waited = (
+            f"request{'s' if len(found.parents) > 1 else ''} {names}; sent {found.delay_s:.3g} s after the last end"
+        )
+    begins = f"prompt and output of request {found.previous_turn:,}" if found.previous_turn >= 0 else "shared blocks"
+    shared = f"{found.shared_tokens:,} tokens, {begins}" if found.shared_tokens else "nothing"
+    cached = "the prefix cache is off" if not is_caching else f"{found.cached_tokens:,} tokens"
+    if is_caching and found.cached_tokens:
+        share = found.cached_tokens / found.prompt_tokens
+        cached += (
+            f", {share:.0%} of the prompt; they save {duration(found.saved_s)} of prefill alone on an idle replica"
+        )
+    previous = f" (the turn before: replica {found.previous_replica})" if found.previous_replica >= 0 else ""
+
+    def since(name: str) -> str:
+        return duration(at[name] - at["arrival_s"]) if math.isfinite(at[name]) else ""
+
+    print_properties(
+        f"{variant.name}, request {found.number:,}",
+        [
+            ("session", place),
+            ("waits for", waited),
+            ("prompt", f"{found.prompt_tokens:,} tokens"),
+            ("begins with", shared),
+            ("cached", cached),
+            ("replica", f"{found.replica}{previous}" if found.replica >= 0 else ""),
+            ("sent at", f"{at['arrival_s']:.3f} s" if math.isfinite(at["arrival_s"]) else "never"),
+            ("queueing", since("scheduled_s")),
+            ("TTFT", since("first_token_s")),
+            ("JCT", since("finished_s")),
+            ("outcome", f"{found.status.name.lower().replace('_', ' ')}, {found.output_tokens:,} output tokens"),
+        ],
+    )
 
 
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}

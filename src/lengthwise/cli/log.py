@@ -9,6 +9,7 @@ from contextlib import contextmanager
 _STANDARD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {
     "message", "asctime", "taskName"
 }  # fmt: skip
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -18,16 +19,17 @@ class KeyValueFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's
-        """Return the line of a record."""
+        """Return the log line of a record."""
         extra = (f"{name}={value}" for name, value in record.__dict__.items() if name not in _STANDARD_FIELDS)
-        return " ".join([super().formatMessage(record), *extra])
+        # Names from clients must not start new lines or move the terminal's cursor.
+        return " ".join([super().formatMessage(record), *extra]).translate(_ESCAPES)
 
 
 @contextmanager
 def logging_to_stderr(level: str, *, as_json: bool, requests: bool) -> Iterator[None]:
-    """Write the gateway's log from ``level`` ("debug", "info", ...) on to standard error while the context is open.
+    """Write the gateway's log at ``level`` ("debug", "info", ...) and above to standard error in this context.
 
-    ``requests``: log every request; otherwise only those that failed at an engine.
+    If ``requests``, every request is logged, otherwise only those that failed at an engine.
     """
     from lengthwise.gateway.telemetry import json_lines
 

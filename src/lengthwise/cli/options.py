@@ -41,17 +41,17 @@ NoTable = Annotated[bool, Option("--quiet", "-q", help="Print no table.")]
 
 
 def setting(example: str) -> Any:
-    """Return the repeatable option ``--set`` with an example in its help text."""
+    """Return the repeatable option ``--set``, with an example in its help text."""
     return Option("--set", metavar="PATH=VALUE", help=f"Change a setting: {example}; repeatable.")
 
 
 def overrides(set_: list[str] | None, cost: str | None) -> list[str]:
-    """Return the settings of ``--set`` and ``--cost``, in order; the last one of a path wins."""
+    """Return the settings of ``--set`` and then ``--cost``. If two settings have the same key, the last one counts."""
     return [*(set_ or ()), *([] if cost is None else [f"deployment.cost={cost}"])]
 
 
 def toml_value(text: str) -> str:
-    """Return a number unchanged, and any other text as a TOML string."""
+    """Return the text unchanged if it is a number, and otherwise as a TOML string."""
     try:
         float(text)
     except ValueError:
@@ -60,6 +60,6 @@ def toml_value(text: str) -> str:
 
 
 def print_notes(notes: Iterable[str], *, quiet: bool = False) -> None:
-    """Print a scenario's notes, a line each, on standard error."""
+    """Print a scenario's notes on standard error, one per line."""
     for note in () if quiet else notes:
         typer.echo(note, err=True)

@@ -1,4 +1,4 @@
-"""Output files: checked before the work starts, written after it."""
+"""Output files, which are checked before the work starts and written after it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_outputs(
     *,
     quiet: bool = False,
 ) -> None:
-    """Write the requested files, and print where they are unless ``quiet``; ``-`` is standard output, of JSON alone."""
+    """Write the requested files and, unless ``quiet``, print their paths. If ``json`` is ``-``, print the JSON text."""
     if json == STDOUT:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "answers.json"
@@ -80,24 +80,23 @@ def write_outputs(
 
 
 def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
-    """Write a text file, or print the text if the path is ``-``, as ``write_outputs`` does."""
+    """Write a text file as ``write_outputs`` does, or print the text if the path is ``-``."""
     write_outputs(path, None, text.encode(), write_whole, quiet=quiet)
 
 
 def print_written(paths: Iterable[Path]) -> None:
-    """Print where the output files are, on standard error."""
+    """Print on standard error that these files were written."""
     for path in paths:
         typer.echo(f"wrote {path}", err=True)
 
 
 def variant_path(path: Path, name: str) -> Path:
-    """Return the file of a variant: out.json of "Two, too" is out-two-too.json."""
+    """Return the output file of a variant: out.json becomes out-two-too.json for the variant "Two, too"."""
     slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") or "variant"
     return path.with_name(f"{path.stem}-{slug}{path.suffix}")
 
 
 def _file_obstacle(target: Path) -> str:
-    """Return why a file cannot be written; "" if it can."""
     if reason := obstacle(target):
         return reason
     if target.exists() and not os.access(target, os.W_OK):

@@ -24,7 +24,8 @@ Examples:
 """
 
 _SampleFiles = Annotated[
-    list[Path], Argument(metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, or a serving log.")
+    list[Path],
+    Argument(metavar="FILE...", help="JSONL, CSV or Parquet of requests with outputs, a serving log, or a trace."),
 ]
 _DefaultModel = Annotated[str | None, Option("--model", help="Name of the model of rows that do not name one.")]
 _PredictorFile = Annotated[str, Argument(metavar="PREDICTOR", help="An output file of `predict train`, or default.")]
@@ -39,7 +40,9 @@ def train(
     files: _SampleFiles,
     *,
     out: Annotated[Path, Option(metavar="FILE", help="File of the predictor, usually NAME.lwp.")],
-    kind: Annotated[str, Option(help="lexical, encoder, ecdf, buckets or constant.", metavar="KIND")] = "lexical",
+    kind: Annotated[
+        str, Option(help="lexical, encoder, ecdf, buckets, constant or in_session.", metavar="KIND")
+    ] = "lexical",
     test_share: Annotated[float, Option(min=0.0, max=0.9, help="Share of the prompts that is held out.")] = 0.2,
     seed: Annotated[int, Option(min=0, help="Seed of the split and of the training.")] = 0,
     conformal: Annotated[bool, Option("--conformal", help="Calibrate its quantiles on held-out lengths.")] = False,
@@ -52,7 +55,7 @@ def train(
 
     usecase.check_kind(kind)
     outputs.require_writable([out], files)
-    samples = predict.read(files, model=model)
+    samples = usecase.read_samples(files, kind, model=model)
     for line in notes(samples):
         typer.echo(line)
     trained = usecase.train(samples, kind, test_share=test_share, seed=seed, conformal=conformal)
@@ -102,6 +105,7 @@ def evaluate(
     from lengthwise import predict
     from lengthwise.report.predict import predict_json, write_predict_html
     from lengthwise.schema.files import write_whole
+    from lengthwise.usecases import predict as usecase
 
     outputs.require_outputs(json, report, files)
     predictor = _open(predictor_file)
@@ -110,7 +114,7 @@ def evaluate(
     if len(files) > 1:
         groups = {"all": list(files), **groups}
     found = [
-        predict.evaluate(predictor, predict.read(group, model=model), name=name, seed=seed)
+        predict.evaluate(predictor, usecase.read_samples(group, predictor.kind, model=model), name=name, seed=seed)
         for name, group in groups.items()
     ]
     metadata = getattr(predictor, "metadata_", {})
@@ -127,7 +131,7 @@ def evaluate(
 
 
 def print_scores(found: Sequence[Evaluation], title: str) -> None:
-    """Print the scores, a column per evaluation, and those of the first one by tokens so far."""
+    """Print the scores, one column per evaluation, and the first evaluation's scores by tokens generated so far."""
     from lengthwise.cli.tables import print_properties, print_table
     from lengthwise.report.predict import WORDS, r2_text, rereading, score_text, warnings
 
@@ -161,7 +165,7 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
 
 
 def _open(source: str) -> Any:
-    """Return a predictor; raise InputError for an unknown file, with a hint if the name resembles default."""
+    """Load a predictor. Raises InputError for an unknown file, with a hint if the name resembles "default"."""
     import difflib
 
     from lengthwise.predict.serialization import NAME, opened
@@ -215,7 +219,6 @@ def show(
 
 
 def _show_card(predictor: Any, title: str) -> None:
-    """Print a predictor's metadata, and its scores on held-out prompts and models."""
     import math
 
     from lengthwise.cli.tables import print_properties, print_table
@@ -244,7 +247,6 @@ def _show_card(predictor: Any, title: str) -> None:
 
 
 def _show_prediction(predictor: Any, prompt: str, model: str | None, tokens_so_far: int) -> None:
-    """Print the distribution of the output length of a prompt."""
     import numpy as np
 
     from lengthwise.cli.tables import print_properties, print_table

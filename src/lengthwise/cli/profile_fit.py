@@ -75,15 +75,13 @@ def run(
 
 
 def _show(degree: int, evidence: CostEvidence, report: FitReport) -> None:
-    """Print the errors by operator, estimator and region, and the sources and range of the tables."""
-    from rich.console import Console
-
+    from lengthwise.cli.tables import console
     from lengthwise.report.profile_fit import fit_table
 
     if report.compared:
         machine = "" if evidence.fit else ", of the GPU they were measured on"
         title = f"TP {degree}: errors on held-out points, median (95th percentile){machine}"
-        Console(width=120).print(fit_table(title, report))
+        console().print(title, fit_table(report), sep="\n")
         typer.echo("* chosen: the smallest root-mean-square error inside, and beyond if steps reach there")
         typer.echo("inside: between the outermost points of every axis, without the edges")
     else:

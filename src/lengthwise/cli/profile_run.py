@@ -52,7 +52,7 @@ def run(
     from lengthwise import catalog
     from lengthwise.cost.profiles import write_profile
     from lengthwise.measure.operators import MeasurementSettings, device_kind, measure_operators, require_measurable
-    from lengthwise.usecases.profile_run import keeping, points_file
+    from lengthwise.usecases.profile_run import naming_points_file, points_file
 
     degrees, budget_s, spec = _degrees(tp), _seconds(budget), catalog.model(model)
     settings = MeasurementSettings(device, dtype, degrees, threads, max_tokens, max_seqs, max_context, seed)
@@ -60,7 +60,7 @@ def run(
     target = out or Path(f"{spec.name.replace('/', '-')}-{device_kind(device)}.parquet")
     require_writable([target])
     points = points_file(target, resume=resume)
-    saved_rows = keeping(points, lambda note: typer.echo(note, err=True))
+    saved_rows = naming_points_file(points, lambda note: typer.echo(note, err=True))
     with bar("measuring {task.description}", quiet=quiet, counts=False) as progress, saved_rows:
         measured = measure_operators(spec, settings, budget_s=budget_s, progress=progress, resume=points)
     write_profile(measured.profile, target)
@@ -93,7 +93,7 @@ def _seconds(text: str) -> float:
 
 
 def show(measured: Measurement, target: Path) -> None:
-    """Print a row for each operator, the error of predicting points from the others, and the file."""
+    """Print a row for each operator, the error of predicting a point from the other points, and the file's path."""
     from lengthwise.cli.tables import print_table
 
     def percent(value: float) -> str:

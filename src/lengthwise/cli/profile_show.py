@@ -18,7 +18,6 @@ Examples:
   lengthwise profile show p.parquet --report p.html
   lengthwise profile show cpu.parquet --gpu cpu.toml --model config.json
 """
-_PIPE_WIDTH = 100  # sizes are long, and would make lines that no screen shows complete
 
 
 def run(
@@ -61,9 +60,9 @@ def _show(view: ProfileView) -> None:
         ("measured", metadata.measured),
         ("license", metadata.license),
     ]
-    print_properties(metadata.name, properties, piped=_PIPE_WIDTH)
+    print_properties(metadata.name, properties)
     drops = ("spread", "best", "dtype")
-    print_table(OPERATOR_HEADS, operator_cells(view), wraps=("sizes",), drops=drops, piped=_PIPE_WIDTH)
-    out = console(_PIPE_WIDTH)
+    print_table(OPERATOR_HEADS, operator_cells(view), wraps=("sizes",), drops=drops)
+    out = console()
     for note in profile_notes(view):
         out.print(note)

@@ -24,6 +24,7 @@ COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
     "capacity": "Find the request rate that a deployment sustains under SLOs.",
     "search": "Find the cheapest deployment that meets the SLOs.",
+    "kv": "Show what a prefix cache finds by size, and whether its memory pays.",
     "explain": "Show what a step costs, what fits in memory and what a scenario resolves to.",
     "schedule": "Find the best schedule under a latency bound (RRA, WAA).",
     "schedule run": "Serve requests on real engines under a planned schedule.",
@@ -86,7 +87,7 @@ GROUPS = {
     "profile import": ("lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",),
     "workload": ("lengthwise workload show chat-1m", "lengthwise workload show trace.csv --format azure"),
 }
-"""Examples of the program and of its groups; other names of COMMANDS are commands."""
+"""Examples of the program and of its groups. Other names in COMMANDS are commands."""
 
 _FUNCTIONS = {
     "workload show": "workload:run",
@@ -102,11 +103,11 @@ _FUNCTIONS = {
     "profile import llmservingsim": "profile_import:llmservingsim",
     "profile import aiconfigurator": "profile_import:aiconfigurator",
 }
-"""Module and function of the commands that share a module; any other is ``run`` of a module of its own."""
+"""Module and function of the commands that share a module. Any other command is ``run`` in a module of its own."""
 
 
 class CommandGroup(TyperGroup):
-    """A group whose commands are imported at first use, so that ``--help`` and mistyped names stay fast."""
+    """A group that imports its commands at first use, so that ``--help`` and mistyped names are fast."""
 
     def __init__(self, *, name: str | None = None, **settings: Any) -> None:
         super().__init__(name=name or "", **settings)
@@ -123,20 +124,20 @@ class CommandGroup(TyperGroup):
         return list(self.summaries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return a command; None for an unknown name."""
+        """Import and return a command, or return None for an unknown name."""
         del ctx
         if cmd_name in self.summaries and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _load(f"{self.name} {cmd_name}".strip(), cmd_name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the summaries in full; Typer would import every command and shorten them."""
+        """Write the complete summaries. Typer would import every command and shorten the summaries."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(self.summaries.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command, whose name may have two words, and its arguments."""
+        """Return (name, command, arguments). The name may have two words."""
         two_words = " ".join(args[:2])  # a scenario file named run is still reached as `schedule ./run`
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.summaries else args)
 
@@ -190,7 +191,7 @@ def _program(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line (default: that of the process) and return its exit code."""
+    """Run a command line, by default the process's arguments, and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a pipe in cp1252 gets question marks, not a traceback

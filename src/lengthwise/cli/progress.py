@@ -15,9 +15,9 @@ COMPILE_S = 60
 def bar(
     label: str, *, quiet: bool, counts: bool = True, refresh_per_second: float = 10
 ) -> Iterator[Callable[..., None]]:
-    """Yield a function of (done, total, description) that moves a bar; a total of 0 is unknown.
+    """Show a bar, and yield a function of (done, total, description) that moves it. A total of 0 means unknown.
 
-    ``counts``: show done and total as numbers, too.
+    If ``counts``, done and total are also shown as numbers.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
@@ -38,13 +38,16 @@ def bar(
 
 @contextmanager
 def simulating(*, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of runs done and runs in total, with a note if the engine must be compiled."""
+    """Show a bar of simulations, after a note if the engine must be compiled.
+
+    The context yields the function that moves the bar, which is called with (runs done, runs in total).
+    """
     with compile_note(quiet=quiet), bar("simulating", quiet=quiet) as advance:
         yield advance
 
 
 def compile_note(*, quiet: bool) -> AbstractContextManager[None]:
-    """Return a context in which a compilation of the engine prints a note about its duration."""
+    """Return a context in which a note is printed when the engine must be compiled, which takes time."""
     from lengthwise import engine
 
     note = f"compiling the simulator (first run only, about {COMPILE_S} s)"

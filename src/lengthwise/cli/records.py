@@ -1,4 +1,4 @@
-"""Files of records that commands read: own ones, and results of other benchmarks."""
+"""Files of records that commands read: lengthwise's own, and results of other benchmarks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_named(paths: Sequence[Path]) -> list[RunResult]:
-    """Read runs, each named by its file, or by its path if two files share a name.
+    """Read runs and name them after their files, or after the complete paths if two files share a name.
 
-    Text (JSON or lines of JSON, compressed or not) is the result of another program.
+    A text file (JSON or lines of JSON, compressed or not) is the result of another program.
     """
     from lengthwise import measure
 

@@ -95,7 +95,7 @@ def settings(
     *,
     expected: bool = False,
 ) -> list[str]:
-    """Return the options as settings of [schedule]."""
+    """Return the command's options as settings of [schedule], in the form that ``--set`` takes."""
     changes: dict[str, Any] = {"gpus": gpus, "threshold": threshold}
     if latency_bound is not None:
         changes["latency_bound"] = options.toml_value(latency_bound)
@@ -108,7 +108,7 @@ def settings(
 
 
 def show(plan: SchedulePlan, scenario: Scenario, seconds: float) -> None:
-    """Print the schedule, the runners-up, other systems, the schedules of other bounds, and the effect of drift."""
+    """Print the schedule, the runners-up, other systems, schedules for other bounds, and the effect of drift."""
     from lengthwise.cli.tables import console, duration, print_table
     from lengthwise.report import schedule_text as text
 

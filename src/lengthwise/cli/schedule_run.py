@@ -17,7 +17,7 @@ from lengthwise.cli.progress import bar
 from lengthwise.cli.schedule import settings
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.schedule_adaptation import Follow
+    from lengthwise.usecases.schedule_adaptation import FollowOptions
     from lengthwise.usecases.schedule_plan import PlannedRun
     from lengthwise.usecases.schedule_run import ObservedNumber, ScheduleRun
 
@@ -68,16 +68,16 @@ def run(
     """Serve requests on real engines under a planned schedule.
 
     A gateway in mode rra admits B_E new requests to each engine, then none for N_D decode iterations, which it counts
-    in the token streams. Engines stay as they are. Requests arrive in a closed loop that keeps the queue full, since
-    planned throughput assumes a full queue; latency counts from the dispatch to an engine, as planned.
+    in the token streams. The engines stay as they are. Requests arrive in a closed loop that keeps the queue full,
+    because planned throughput assumes a full queue. Latency counts from the dispatch to an engine, as planned.
 
     A plan of WAA (--schedule DIR/PLAN.json of --deploy) is served through the router of its engines, with as many
     concurrent requests as planned.
 
-    With --adapt lengths are monitored in the order of arrival, each once all earlier requests have finished: a very
-    long request delays those after it. After a drift the schedule is planned again in another process, and B_E,
-    N_D and the means of batches change at each engine's next phase. A better schedule that requires reloading the
-    weights is only reported.
+    With --adapt lengths are monitored in order of arrival. A request counts once it and all earlier requests have
+    finished, so a very long request delays those after it. After a drift the schedule is planned again in another
+    process, and B_E, N_D and the means of batches change at each engine's next phase. A better schedule that requires
+    reloading the weights is only reported.
     """
     from lengthwise import config
     from lengthwise.cli.tables import console
@@ -139,10 +139,10 @@ def _require_no_planning_options(latency_bound: str | None, strategy: str | None
 
 def _follow(
     false_positive_rate: float | None, storage: str | None, horizon: str | None, *, adapt: bool
-) -> Follow | None:
+) -> FollowOptions | None:
     from lengthwise.cli.schedule_watch import replan_options
     from lengthwise.schedule import Monitor
-    from lengthwise.usecases.schedule_adaptation import Follow
+    from lengthwise.usecases.schedule_adaptation import FollowOptions
 
     given = {"--false-positive-rate": false_positive_rate, "--storage": storage, "--horizon": horizon}
     for name, value in given.items():
@@ -151,7 +151,7 @@ def _follow(
     if not adapt:
         return None
     monitor = Monitor() if false_positive_rate is None else Monitor(false_positive_rate)
-    return Follow(monitor, replan_options(storage or "dram", horizon or "1h", None))
+    return FollowOptions(monitor, replan_options(storage or "dram", horizon or "1h", None))
 
 
 def show_plan(planned: PlannedRun, engines: int) -> None:
@@ -188,7 +188,7 @@ def show(done: ScheduleRun) -> None:
             f"{ends or 'none'}",
             style="dim",
         )
-    out.print(usecase.decision(done))
+    out.print(usecase.bound_sentence(done))
     for warning in usecase.warnings(done):
         out.print(f"warning: {warning}", style="dim")
 
@@ -205,7 +205,6 @@ def _cells(number: ObservedNumber) -> list[str]:
 
 
 def _followed_text(done: ScheduleRun) -> list[str]:
-    """Return the outcome of monitoring lengths, in sentences; [] without --adapt."""
     followed = done.followed
     if followed is None:
         return []
@@ -218,7 +217,7 @@ def _followed_text(done: ScheduleRun) -> list[str]:
 
 
 def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool) -> None:
-    """Write the requested files, and print where they are unless ``quiet``."""
+    """Write the requested files and, unless ``quiet``, print their paths."""
     from lengthwise import measure
     from lengthwise.gateway.telemetry import as_dict
     from lengthwise.report.json_file import plain

@@ -13,7 +13,7 @@ from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
     from lengthwise.schedule import ReplanOptions
-    from lengthwise.usecases.schedule_adaptation import Live
+    from lengthwise.usecases.schedule_adaptation import ObservedRequests
 
 EXAMPLES = """\b
 Examples:
@@ -47,8 +47,8 @@ def run(
 ) -> None:
     """Detect when output lengths drift and how the schedule must change.
 
-    Replays requests in order and reports each drift: the schedule that is best from there, what the change costs and
-    gains, and without it by how much and for how many requests the bound would have been exceeded.
+    Replays requests in order and reports each drift: the schedule that is best from then on, what the change costs and
+    gains, and by how much and for how many requests the bound would have been exceeded without it.
     """
     from lengthwise import config
 
@@ -62,10 +62,10 @@ def run(
     from lengthwise.usecases import schedule_adaptation
 
     monitor = Monitor(false_positive_rate, min_requests, every, seed)
-    terms = replan_options(storage, horizon, margin)
-    live = _live(records, workload, format_, seed)
+    adapter = schedule_adaptation.adapter_of(scenario, monitor, replan_options(storage, horizon, margin))
+    observed = _observed_requests(records, workload, format_, seed)
     options.print_notes(scenario.notes, quiet=quiet)
-    report = schedule_adaptation.replay(schedule_adaptation.adapter_of(scenario, monitor, terms), live, scenario.name)
+    report = schedule_adaptation.replay(adapter, observed, scenario.name)
     if not quiet and json != outputs.STDOUT:
         out = console()
         for line in watch_sentences(report):
@@ -74,7 +74,7 @@ def run(
 
 
 def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOptions:
-    """Return the terms on which a new schedule is worth its change."""
+    """Return the options that decide when a new schedule is worth the change."""
     from lengthwise.config import seconds
     from lengthwise.schedule import ReplanOptions
 
@@ -88,14 +88,14 @@ def replan_options(storage: str, horizon: str, margin: float | None) -> ReplanOp
     return ReplanOptions(storage, horizon_s, margin)
 
 
-def _live(records: Path | None, workload: str | None, format_: str | None, seed: int) -> Live:
+def _observed_requests(records: Path | None, workload: str | None, format_: str | None, seed: int) -> ObservedRequests:
     from lengthwise.cli.records import read_named
     from lengthwise.config.sources import open_workload
-    from lengthwise.usecases.schedule_adaptation import Live
+    from lengthwise.usecases.schedule_adaptation import ObservedRequests
 
     if workload is not None and records is None:
-        return Live.of_workload(open_workload(workload, format_, seed=seed))
+        return ObservedRequests.of_workload(open_workload(workload, format_, seed=seed))
     if records is None or workload is not None:
         raise InputError("give the requests to replay, either --records FILE or --workload FILE|NAME")
     (measured,) = read_named([records])
-    return Live.of_records(measured)
+    return ObservedRequests.of_records(measured)

@@ -76,7 +76,7 @@ _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "sh
 
 @contextmanager
 def searching(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function of a step, evaluations done and in total, that moves a bar per step on a terminal."""
+    """Show a bar per step on a terminal, and yield a function of (step, evaluations done, total) that moves it."""
     if quiet or not sys.stderr.isatty():
         yield lambda *_: None
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -32,7 +33,7 @@ Examples:
 
 
 class LogLevel(StrEnum):
-    """The lowest level that is logged."""
+    """The lowest level of messages that are logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -80,10 +81,10 @@ def run(
 ) -> None:
     """Run a gateway that schedules live requests by predicted output length.
 
-    An OpenAI-compatible endpoint in front of one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or Ctrl-C lets
-    running requests finish. SIGHUP reloads CONFIG and the gateway's certificate; ports, predictor, mode and rank
-    need a restart; an invalid file changes nothing. CONFIG names the keys of engines and clients by variable, file or
-    digest and never contains them.
+    It is an OpenAI-compatible endpoint in front of one or more engines (vLLM, SGLang, llama.cpp, ...). SIGTERM or
+    Ctrl-C lets running requests finish. SIGHUP reloads CONFIG and the gateway's certificate; ports, predictor, mode and
+    rank need a restart; an invalid file changes nothing. CONFIG refers to the keys of engines and clients by variable,
+    file or digest, and never contains a key.
     """
     _refuse_ignored_options(context)
     if hash_key:
@@ -96,6 +97,8 @@ def run(
         return
     if json is not None and report is None:
         raise typer.BadParameter("goes with --report", param_hint="--json")
+    if report is None and not check:
+        _defer_signals(context)
     from lengthwise import config
 
     settings = {
@@ -132,7 +135,6 @@ _COMPATIBLE: dict[str, tuple[str, ...]] = {
 
 
 def _refuse_ignored_options(context: typer.Context) -> None:
-    """Raise BadParameter if ``--hash-key``, ``--demo`` or ``--report`` comes with an option that it ignores."""
     labels = {}
     for parameter in context.command.params:
         longest = max(parameter.opts, key=len)
@@ -148,8 +150,14 @@ def _refuse_ignored_options(context: typer.Context) -> None:
             )
 
 
+def _defer_signals(context: typer.Context) -> None:
+    """Block signals that would kill the process during its imports. The gateway unblocks them when it handles them."""
+    if hasattr(signal, "pthread_sigmask"):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+        context.call_on_close(lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask))
+
+
 def _print_digest() -> None:
-    """Print the SHA-256 of the key on standard input; on a terminal prompt for it without echo."""
     import hashlib
 
     if sys.stdin.isatty():
@@ -177,7 +185,6 @@ def _run_demo(engine_python: str | None, port: int | None, admin_port: str | Non
 
 
 def _report(journal: Path, config_file: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
-    """Print what length-aware scheduling would have gained on a journal's traffic."""
     from lengthwise import config
     from lengthwise.gateway import observe
     from lengthwise.report.json_file import json_text
@@ -193,7 +200,6 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
 
 
 def _check(settings: GatewaySettings) -> None:
-    """Print the settings as a file, and warnings."""
     import asyncio
 
     from lengthwise.gateway.notices import notices, probe_notices
@@ -207,7 +213,6 @@ def _check(settings: GatewaySettings) -> None:
 
 
 def _announcer(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[None]]:
-    """Return a coroutine function that announces a started gateway on standard output or in the log."""
     import logging
 
     from lengthwise.gateway.notices import engine_notices, notices
@@ -235,7 +240,6 @@ def _announcer(*, quiet: bool, as_log: bool) -> Callable[[Gateway], Awaitable[No
 
 
 def _banner(gateway: Gateway) -> str:
-    """Return the scheduling, the addresses, the engines and an example request."""
     from lengthwise.gateway.protocols import monotonic
 
     config, order, workers = gateway.config, gateway.config.order, gateway.fleet.workers()
@@ -268,7 +272,6 @@ def _banner(gateway: Gateway) -> str:
 
 
 def _client_host(host: str) -> str:
-    """Return an address that a client on this machine can use."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return "localhost"
     return f"[{host}]" if ":" in host else host

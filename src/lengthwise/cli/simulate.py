@@ -54,9 +54,9 @@ def run(
         scenario = scenario.only(variant)
     if seeds is not None:
         scenario = scenario.with_run(seeds=seeds)
-    names = [expanded.name for expanded in scenario.by_variant()]
-    traces, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
-    outputs.require_outputs(json, report, scenario.files, [*traces.values(), *record_files.values()])
+    names = [expanded.name for expanded in scenario.variant_scenarios()]
+    timelines, record_files = variant_files(timeline, names), variant_files(records, names, first_unnamed=False)
+    outputs.require_outputs(json, report, scenario.files, [*timelines.values(), *record_files.values()])
     variants = build(scenario)
     options.print_notes(scenario.notes, quiet=quiet)
 
@@ -75,16 +75,16 @@ def run(
             show(scenario, results)
     write(results, json, report, quiet=quiet)
     for result in results:
-        if result.name in traces:
-            write_timeline(traces[result.name], result.records)
+        if result.name in timelines:
+            write_timeline(timelines[result.name], result.records)
     write_records(outcomes, record_files)
-    outputs.print_written([] if quiet else [*traces.values(), *record_files.values()])
+    outputs.print_written([] if quiet else [*timelines.values(), *record_files.values()])
 
 
 def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: bool = True) -> dict[str, Path]:
-    """Return the output file of each variant: out.json, then out-b.json of the variant "b"; {} without a path.
+    """Return the output file of each variant, such as out-b.json for the variant "b", or {} without a path.
 
-    ``first_unnamed``: the first of several variants gets the path itself, not a path with its name.
+    If ``first_unnamed``, the first of several variants gets the path as given (out.json).
     """
     if path is None:
         return {}
@@ -95,7 +95,7 @@ def variant_files(path: Path | None, names: Sequence[str], *, first_unnamed: boo
 
 
 def result_of(outcome: VariantOutcome) -> Result:
-    """Return an outcome as reports take it."""
+    """Return an outcome in the form that reports take."""
     from lengthwise.report import Result
 
     return Result(
@@ -106,13 +106,13 @@ def result_of(outcome: VariantOutcome) -> Result:
         scenario_text=outcome.variant.scenario.to_toml(),
         summaries=outcome.summaries,
         notes=outcome.notes,
-        out_of_range=outcome.out_of_range,
+        extrapolations=outcome.extrapolations,
         model_draws=outcome.model_draws,
     )
 
 
 def show(scenario: Scenario, results: list[Result]) -> None:
-    """Print the scenario's description, the table of results, and the sources of fitted costs."""
+    """Print the scenario's description, the table of results, and the sources of fitted step times."""
     from lengthwise import report
     from lengthwise.cli.tables import console, fit_note
 
@@ -123,18 +123,18 @@ def show(scenario: Scenario, results: list[Result]) -> None:
     for costs in {id(r.deployment.cost): r.deployment.cost for r in results if r.deployment}.values():
         source, fit = costs.evidence.source, costs.evidence.fit
         if fit or source.startswith("profile "):
-            out.print(f"costs: {source}{f', {fit_note(fit)}' if fit else ''}", style="dim", highlight=False)
+            out.print(f"step times: {source}{f', {fit_note(fit)}' if fit else ''}", style="dim", highlight=False)
 
 
 def write(results: list[Result], json: Path | None, html: Path | None, *, quiet: bool) -> None:
-    """Write the requested files, and print where they are unless ``quiet``."""
+    """Write the requested files and, unless ``quiet``, print their paths."""
     from lengthwise import report
 
     outputs.write_outputs(json, html, results, report.write_json, report.write_html, quiet=quiet)
 
 
 def write_records(outcomes: Sequence[VariantOutcome], files: dict[str, Path]) -> None:
-    """Write the first seed's run of each variant, with its requests and its scenario."""
+    """Write the first seed's run of each variant, with the requests and the scenario."""
     from lengthwise import measure
     from lengthwise.usecases.simulate import recorded_run
 

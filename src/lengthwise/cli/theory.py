@@ -150,7 +150,6 @@ def queue(
 
 
 def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path | None, *, quiet: bool) -> None:
-    """Print the table and the conclusions, and write the requested files."""
     from lengthwise.cli.tables import console
     from lengthwise.report.theory import answers, write_theory_html, write_theory_json
     from lengthwise.theory import MultiBinStudy

@@ -61,7 +61,6 @@ def _format(template: str, value: float | None) -> str:
 
 
 def _sketch(counts: Iterable[int]) -> str:
-    """Return a bar per bin; an empty bin is a space."""
     counts = list(counts)
     highest = max(counts)
     return "".join(_BARS[-(-c * 8 // highest) - 1] if c else " " for c in counts)

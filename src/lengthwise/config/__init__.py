@@ -1,4 +1,4 @@
-"""Turn text into checked settings: scenario, application and gateway files in TOML or YAML, and ``--set``."""
+"""Turns text into checked settings: scenario, application and gateway files (TOML or YAML), and ``--set``."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""From an application's file (TOML or YAML with ``--set``) to what is planned and run."""
+"""Reads an application's file (TOML or YAML, with ``--set``) into the records from which it is planned and run."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ _EXAMPLE = 'cluster.nodes=["8xA100-80GB"]'
 
 @dataclass(frozen=True)
 class AppRun:
-    """How an application runs."""
+    """How an application runs: its launcher, its engines and their time limits."""
 
     launcher: str = "local"
     settings: Settings = field(default_factory=Settings)
     timeouts: EngineTimeouts = field(default_factory=EngineTimeouts)
-    store: str | None = None  # place of the ledger; None: in the folder of the run
-    urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # of running engines, by model number
-    length_factor: Mapping[int, float] = field(default_factory=dict)  # over planned ones; by model number
+    store: str | None = None  # file or URL of the ledger; None: in the folder of the run
+    urls: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # URLs of running engines, by model number
+    length_factor: Mapping[int, float] = field(default_factory=dict)  # actual over planned lengths, by model number
 
 
 @dataclass(frozen=True, eq=False)
 class AppFile:
-    """An application's file, read and checked."""
+    """The checked content of an application's file."""
 
     app: App
     rows: Rows
@@ -71,35 +71,37 @@ class AppFile:
     times: SwitchTimes = field(default_factory=SwitchTimes)
 
 
-def load_app(path: Path | str, sets: Sequence[str] = ()) -> AppFile:
-    """Return the application of a file, with assignments such as "models.small.weights=./a"; raise ScenarioError."""
+def load_app(path: Path | str, overrides: Sequence[str] = ()) -> AppFile:
+    """Read and check an application's file. Overrides are texts such as "models.small.weights=./a".
+
+    Raises ScenarioError, which lists all wrong keys and values.
+    """
     path = Path(path)
-    return _checked(read(path, _KIND), str(path), path.parent, sets, (path,))
+    return _checked(read(path, _KIND), str(path), path.parent, overrides, (path,))
 
 
-def loads_app(text: str, *, suffix: str = ".toml", folder: Path | str = ".", sets: Sequence[str] = ()) -> AppFile:
-    """Return the application of a text; raise as ``load_app`` does."""
-    return _checked(parse(text, suffix, _KIND, _KIND), _KIND, Path(folder), sets, ())
+def loads_app(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()) -> AppFile:
+    """Parse and check the text of an application's file. Raises ScenarioError, as ``load_app`` does."""
+    return _checked(parse(text, suffix, _KIND, _KIND), _KIND, Path(folder), overrides, ())
 
 
-def _checked(raw: Table, source: str, folder: Path, sets: Sequence[str], files: tuple[Path, ...]) -> AppFile:
+def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str], files: tuple[Path, ...]) -> AppFile:
     settings, paths = raw, []
-    for text in sets:
+    for text in overrides:
         keys, over = assignment(text, _EXAMPLE)
         paths.append(keys)
         settings = _in_order(merged(settings, over), settings)
     tables, problems = validated(AppTables, settings)
     raise_if_any(problems, source, paths)
-    assert tables is not None  # without problems it is built
+    assert tables is not None  # None only with problems
     builder = _Builder(tables, folder, files)
     made = builder.build()
     raise_if_any(builder.problems, source, paths)
-    assert made is not None  # likewise
+    assert made is not None  # None only with problems
     return made
 
 
 def _in_order(table: Table, before: Table) -> Table:
-    """Return the table with its keys in their order before, new ones last: models and calls have that order."""
     keys = [*(key for key in before if key in table), *(key for key in table if key not in before)]
     out = {}
     for key in keys:
@@ -109,15 +111,12 @@ def _in_order(table: Table, before: Table) -> Table:
 
 
 class _Builder:
-    """Builds the parts of one file, and collects the problems of all of them."""
-
     def __init__(self, tables: AppTables, folder: Path, files: Sequence[Path]) -> None:
         self.tables, self.folder = tables, folder
         self.files, self.problems = list(files), Problems()
         self._is_run_command_reported = False
 
     def build(self) -> AppFile | None:
-        """Return the application; None if there are problems."""
         tables = self.tables
         sections = self._sections(tables.models, ModelSection, "models")
         models = [self._model(name, section) for name, section in sections.items()]
@@ -134,7 +133,7 @@ class _Builder:
         for name in engines:
             if name not in known:
                 self.problems.add(str(UnknownNameError("model", name, known)), "run", "engines", name)
-        served = tuple(self._served(model) for model in app.models)
+        served = tuple(self._served_model(model) for model in app.models)
         loaded = [self._loaded(model, engines.get(model.name), tables.run) for model in app.models]
         run = self._run(tables.run, engines, app)
         if self.problems or run is None:
@@ -161,7 +160,6 @@ class _Builder:
         return path
 
     def _section(self, table: Any, kind: type[Of], *path: str) -> Of | None:
-        """Return a table as a section; None if it has problems."""
         section, problems = validated(kind, table)
         self.problems += [Problem((*path, *one.path), one.text) for one in problems]
         return section
@@ -183,7 +181,7 @@ class _Builder:
             rows = read_rows(self._file(tables.inputs.file or ""), tables.inputs.id)
             rows = rows.first(tables.inputs.rows or len(rows))
         if self.problems:
-            return None  # a missing part would be reported twice
+            return None  # otherwise a missing part would be reported twice
         with self.problems.at():
             app = App(models, [call for call in calls if call is not None], loops, tables.name)
             assert rows is not None  # without problems they are read
@@ -224,7 +222,6 @@ class _Builder:
         )
 
     def _lengths(self, given: float | Mapping[str, Any] | None, path: tuple[str, ...]) -> workload.Marginal | None:
-        """Return a distribution of output lengths: a number, one by kind, or that of an observed column."""
         if given is None:
             return None
         if isinstance(given, Mapping) and "file" in given:
@@ -242,8 +239,7 @@ class _Builder:
         self.problems[before:] = [Problem((*path, *p.path[len(path) + 1 :]), p.text) for p in self.problems[before:]]
         return section.output.build() if section else None
 
-    def _served(self, model: Model) -> Served:
-        """Return a model as the planner sees it; a catalog name wins over a path."""
+    def _served_model(self, model: Model) -> Served:
         spec = model.spec
         with self.problems.at("models", model.name, "model"):
             path = resolved(spec, self.folder)
@@ -277,7 +273,7 @@ class _Builder:
         return None
 
     def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineConfig | None:
-        """Return how a model's engines are started and called: by its own table, else by [run]."""
+        """Return how a model's engines are started and called; [run] has what ``engine`` does not set."""
         own = engine or EngineTable()
         if own.command is None and self._is_run_command_reported:
             return None  # a wrong command of [run] is reported once and not for each model
@@ -322,7 +318,6 @@ class _Builder:
 
 
 def _empirical(path: Path, column: str, weights: str | None) -> workload.Marginal:
-    """Return the empirical distribution of a column; raise InputError if it has a value that is no number."""
     rows = read_rows(path).rows
 
     def numbers(name: str) -> list[float]:
@@ -340,7 +335,7 @@ def _empirical(path: Path, column: str, weights: str | None) -> workload.Margina
 
 
 def read_plan(path: Path | str) -> AppPlan:
-    """Return the plan that ``apps.plan.write_plan`` wrote; raise InputError for any other file."""
+    """Read a plan from a file of ``apps.plan.write_plan``. Raises InputError for any other file."""
 
     def with_nan(row: dict[str, Any]) -> dict[str, Any]:
         return {name: math.nan if value is None and name != "plan" else value for name, value in row.items()}

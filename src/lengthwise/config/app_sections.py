@@ -1,4 +1,4 @@
-"""The tables of an application's file, one class each, and the nodes of its cluster."""
+"""The tables of an application's file, one class for each table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULTS = Settings()
 
 
 class InputsSection(Section):
-    """The rows: a ``file`` whose field ``id`` identifies them, or an ``openai_batch``."""
+    """The input rows: the rows of a ``file``, identified by the field ``id``, or those of an ``openai_batch``."""
 
     file: Text | None = None
     id: Text | None = None
@@ -52,7 +52,7 @@ class ModelSection(Section):
 
 
 class ObservedSection(Section):
-    """Observed lengths: a column of a file, ``weights`` the column with the frequency of each."""
+    """Observed lengths: the ``column`` of a file; the column ``weights`` has the frequency of each length."""
 
     file: Text
     column: Text
@@ -60,20 +60,20 @@ class ObservedSection(Section):
 
 
 class LengthSection(Section):
-    """A distribution, under a key that makes problems name its kind."""
+    """A distribution under the key ``output``, whose kinds ``validation`` knows by this key."""
 
     output: Length
 
 
 class MessageSection(Section):
-    """One of several messages."""
+    """One message of a chat prompt."""
 
     role: Text
     content: str
 
 
 class CallSection(Section):
-    """A prompt for a model, for several, or for the one named by a field of the row."""
+    """A prompt for one model or several. Alternatively, ``model_from`` is the row's field that names the model."""
 
     model: str | list[str] | None = None
     model_from: Text | None = None
@@ -108,7 +108,7 @@ class CallSection(Section):
 
 
 class LoopSection(Section):
-    """Calls that are repeated."""
+    """Calls that are repeated in rounds."""
 
     calls: list[str]
     max_rounds: Count
@@ -117,14 +117,14 @@ class LoopSection(Section):
 
 
 class ClusterSection(Section):
-    """The GPUs: nodes as ``parse_node`` reads them."""
+    """The GPUs of the application. A node is a text such as "8xA100-80GB" or the name of a node."""
 
     nodes: Annotated[list[Text], Field(min_length=1)]
-    engine_start: Seconds = SwitchRates().engine_start_s  # time without reading weights, where no profile measured it
+    engine_start: Seconds = SwitchRates().engine_start_s  # start without the weights' load time; a profile replaces it
 
 
 class EngineTable(Section):
-    """How engines of a model are started and called; other settings are those of [run]."""
+    """How the engines of one model are started and called; [run] has the settings that are missing here."""
 
     command: str | None = None
     environment: dict[str, str] | None = None
@@ -133,7 +133,7 @@ class EngineTable(Section):
     sleeps: bool | None = None
     urls: list[Text] = Field(default_factory=list)
     body: dict[str, Any] = Field(default_factory=dict)
-    # For simulated engines, the ratio of the length of answers to the planned lengths.
+    # For simulated engines: actual over planned lengths of outputs.
     length_factor: Annotated[NotNan, Field(gt=0)] | None = None
 
 
@@ -141,12 +141,12 @@ class RunTable(Section):
     """How the application runs. ``command``, ``environment``, ``max_num_seqs`` and ``sleeps`` apply to all models."""
 
     launcher: Literal["local", "ray", "static", "simulated"] = "local"
-    store: Text | None = None  # place of the ledger: a file, or ``postgresql://...`` for several coordinators
+    store: Text | None = None  # the ledger: a file, or ``postgresql://...`` for several coordinators
     command: str = ""
     environment: dict[str, str] = Field(default_factory=dict)
     max_num_seqs: Count = 256
     sleeps: bool = False
-    engines: dict[str, Any] = Field(default_factory=dict)  # settings of single models by their names
+    engines: dict[str, Any] = Field(default_factory=dict)  # an ``EngineTable`` by name of the model
     max_attempts: Count = _DEFAULTS.max_attempts
     lease: Seconds = _DEFAULTS.lease_s
     backoff: Seconds = _DEFAULTS.backoff_s
@@ -156,14 +156,14 @@ class RunTable(Section):
     engine_failures: Count = _DEFAULTS.engine_failures
     max_engine_failures: Count = _DEFAULTS.max_engine_failures
     seed: Annotated[int, Field(ge=0)] = 0
-    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans  # how often the rest is planned anew at most
+    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans  # maximum number of times that the rest is planned again
     ready: Seconds = 600.0
     stall: Seconds = 120.0
     request: Seconds = 3600.0
 
 
 class AppTables(Section):
-    """The complete file; models, calls, loops and engines are validated one by one, under their names."""
+    """All tables of the file. Models, calls, loops and engines are validated later, each by itself."""
 
     name: str = ""
     inputs: InputsSection

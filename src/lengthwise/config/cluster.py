@@ -1,4 +1,4 @@
-"""GPUs of an application as text, such as "8xA100-80GB@pairs"."""
+"""Parses the GPUs of an application from texts such as "8xA100-80GB@pairs"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _COUNTED = re.compile(r"(\d+)\s*[xX]\s*([^@]+?)\s*(?:@\s*(.+))?\Z")
 
 
 def parse_node(text: str, folder: Path | str = ".") -> Machine:
-    """Return the machine of a text: "8xA100-80GB", after @ "pairs" or a node, or a node with GPUs of one kind."""
+    """Parse a machine: "8xA100-80GB", "8xA100-80GB@pairs", "8xA100-80GB@NODE", or the name of a node alone.
+
+    With "@pairs", fast links join pairs of GPUs. NODE is a node of the catalog or a .toml file. Raises UnknownNameError
+    for an unknown name, and InputError if the text is ambiguous or has more GPUs than the node.
+    """
 
     def file_or_name(name: str) -> str:
         return str(resolved(name, Path(folder))) if name.endswith(".toml") else name
@@ -56,12 +60,11 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
 
 
 def parse_cluster(nodes: Sequence[str], folder: Path | str = ".") -> Cluster:
-    """Return all GPUs of these nodes; raise as ``parse_node`` does."""
+    """Return the cluster of the machines that ``parse_node`` parses; raises as it does."""
     return Cluster(tuple(parse_node(text, folder) for text in nodes))
 
 
 def _node_of_pairs(gpu: GpuSpec, gpus: int) -> NodeSpec:
-    """Return the GPU's node whose fast links join pairs, with at least this many GPUs."""
     family = gpu.name.split("-")[0].lower()
     paired = [node for node in catalog.nodes().values() if node.link_group == 2]
     own = sorted((one for one in paired if one.name.split("-")[0] == family), key=lambda one: one.gpus)

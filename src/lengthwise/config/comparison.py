@@ -1,4 +1,4 @@
-"""Limits and bounds on the command line of a comparison: text to numbers."""
+"""Parses the latency limits and regression bounds on the command line of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LIMITED = {"ttft": "ttft_s", "tpot": "tpot_s", "jct": "jct_s"}
 
 
 def slo_of(texts: Sequence[str]) -> Slo | None:
-    """Return the limits of texts such as "ttft=2s"; None without any."""
+    """Parse latency limits such as "ttft=2s". None means that there are no limits."""
     limits: dict[str, float] = {}
     for text in texts:
         name, _, limit = (part.strip() for part in text.partition("="))
@@ -26,7 +26,7 @@ def slo_of(texts: Sequence[str]) -> Slo | None:
 
 
 def bounds_of(texts: Sequence[str]) -> dict[str, float]:
-    """Return the bounds of texts such as "ttft.p95=10%" by metric and statistic."""
+    """Parse bounds such as "ttft.p95=10%" into shares by metric and statistic: {"ttft.p95": 0.1}."""
     bounds: dict[str, float] = {}
     for text in texts:
         name, _, share = (part.strip() for part in text.partition("="))

@@ -1,4 +1,4 @@
-"""Read TOML and YAML into plain tables, merge the assignments of ``--set``, and write TOML."""
+"""Reads TOML and YAML into plain tables, merges the assignments of ``--set``, and writes TOML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 def read(path: Path, kind: str = "scenario") -> Table:
-    """Return the tables of a TOML (.toml) or YAML (.yaml, .yml) file; raise ScenarioError, naming its ``kind``."""
+    """Return the tables of a TOML or YAML file. Raises ScenarioError, which calls it a ``kind`` file."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read(path: Path, kind: str = "scenario") -> Table:
 
 
 def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
-    """Return the tables of a text in the format of ``suffix``; raise as ``read`` does."""
+    """Return the tables of a text in the format of ``suffix``, such as ".toml"; raises as ``read`` does."""
     if suffix == ".toml":
         try:
             return tomllib.loads(text)
@@ -60,7 +60,10 @@ def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
 
 
 def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Table]:
-    """Return the path of ``path=value`` and the value (TOML, a bare word, or null: remove) in nested tables."""
+    """Parse ``path=value``. Return the keys of the path, and nested tables that hold the value there.
+
+    The value is TOML or a bare word; "null" means that the key is removed.
+    """
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
@@ -80,7 +83,7 @@ def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, 
 
 
 def to_toml(table: Table) -> str:
-    """Return nested tables as TOML; empty tables are left out, and distributions stay on one line."""
+    """Return nested tables as TOML, without empty tables, and with each distribution on one line."""
     import tomlkit
 
     def filled(out: Any, table: Table) -> Any:
@@ -104,11 +107,12 @@ def to_toml(table: Table) -> str:
     return tomlkit.dumps(filled(tomlkit.document(), table))
 
 
-# By section: sets of groups of keys, of which only one group can be given at a time.
+# By section: alternatives, each a tuple of groups of keys; only one group of an alternative may be given.
 _EXCLUSIVE: dict[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
     "workload": (
         (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
-        (("concurrency",), ("request_rate", "arrivals")),
+        (("concurrency",), ("request_rate", "session_rate", "arrivals")),
+        (("concurrency", "request_rate"), ("session_rate",)),
     ),
     "lab": ((("loads",), ("rates",)),),
 }
@@ -116,14 +120,14 @@ _ARRIVALS_WITHOUT_RATE = ("all_at_once", "rate_profile")
 
 
 def merged(base: Table, over: Table) -> Table:
-    """Return ``base`` updated with ``over``: tables key by key, other values replaced, keys with None removed."""
+    """Return ``base`` updated with ``over``: tables are merged, other values replaced, keys with None removed."""
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
         old = base.get(key)
         if value is None:
             continue
         if isinstance(value, dict) and isinstance(old, dict) and "kind" not in value:
-            excluded = _excluded(key, old, value)  # a new source or load of a workload removes the old one
+            excluded = _excluded_keys(key, old, value)  # for example, a new source of lengths removes the old one
             out[key] = merged({name: inner for name, inner in old.items() if name not in excluded}, value)
         else:
             out[key] = value
@@ -131,19 +135,18 @@ def merged(base: Table, over: Table) -> Table:
 
 
 def removed_keys(base: Table, over: Table) -> list[list[str]]:
-    """Return by section the keys of ``base`` ("workload.trace") that ``merged`` removes although ``over`` has none."""
+    """Return, by section, the keys of ``base`` that ``merged`` drops because keys of ``over`` exclude them."""
     found = []
     for section in _EXCLUSIVE:
         old, new = base.get(section), over.get(section)
         if isinstance(old, dict) and isinstance(new, dict):
-            excluded = _excluded(section, old, new) - set(new)
+            excluded = _excluded_keys(section, old, new) - set(new)
             found += [[f"{section}.{key}" for key in old if key in excluded]] if excluded & set(old) else []
     return found
 
 
-def _excluded(section: str, base: Table, over: Table) -> set[str]:
-    """Return the keys of a section that cannot stay in ``base`` once ``over`` is merged."""
-    given = {key for key, value in over.items() if value is not None}  # None only removes a key
+def _excluded_keys(section: str, base: Table, over: Table) -> set[str]:
+    given = {key for key, value in over.items() if value is not None}  # a key with None is only removed
     excluded: set[str] = set()
     for groups in _EXCLUSIVE.get(section, ()):
         for group in groups:
@@ -155,19 +158,20 @@ def _excluded(section: str, base: Table, over: Table) -> set[str]:
         return isinstance(arrivals, dict) and arrivals.get("kind") in _ARRIVALS_WITHOUT_RATE
 
     if section == "workload":
-        excluded |= {"request_rate"} if has_no_rate(over) else set()
-        excluded |= {"arrivals"} if "request_rate" in given and has_no_rate(base) else set()
+        rates = {"request_rate", "session_rate"}
+        excluded |= rates if has_no_rate(over) else set()
+        excluded |= {"arrivals"} if rates & given and has_no_rate(base) else set()
     return excluded
 
 
 def resolved(text: str, folder: Path) -> Path:
-    """Return the path that ``text`` names: relative to ``folder``, or to the working folder if only that one exists."""
+    """Return a path relative to ``folder``, or to the working folder if the file exists only there."""
     path = Path(text).expanduser()
     return path if path.exists() and not (folder / path).exists() else folder / path
 
 
 def python_object(text: str, folder: Path) -> Any:
-    """Return the object named by "file.py:name" or "package.module:name"; raise PolicyError if there is none."""
+    """Import the object "file.py:name" or "package.module:name". Raises PolicyError if there is none."""
     place, _, name = text.rpartition(":")
     if place.endswith(".py"):
         module = _module_of_file(resolved(place, folder).resolve())

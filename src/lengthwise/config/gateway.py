@@ -1,4 +1,4 @@
-"""From a gateway's file (TOML or YAML with ``--set`` and secrets by reference) to the settings of a gateway."""
+"""Reads a gateway's file (TOML or YAML, with ``--set`` and references to secrets) into the gateway's settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _not_split(mode: Any) -> Any:
 
 
 class TlsSection(Section):
-    """Files of certificates, in PEM."""
+    """Certificate files in PEM format."""
 
     cert: Text | None = None
     key: Text | None = None
@@ -58,7 +58,7 @@ class TlsSection(Section):
 
 
 class ListenSection(Section):
-    """Where the gateway listens. ``admin_port = "none"`` has no admin page and no metrics."""
+    """Where the gateway listens. With ``admin_port = "none"`` it serves no admin page and no metrics."""
 
     host: Text = _LISTEN.host
     port: Port = _LISTEN.port
@@ -71,7 +71,7 @@ class ListenSection(Section):
 
 
 class EngineTemplate(Section):
-    """Settings of an engine at any address. Its API key is named, never written in the file."""
+    """Settings of an engine, without an address. The file names where the API key is, but never has the key itself."""
 
     kind: Kind = "auto"
     api_key_env: Text | None = None
@@ -83,14 +83,14 @@ class EngineTemplate(Section):
 
 
 class EngineSection(EngineTemplate):
-    """One engine with its address."""
+    """One engine and its address."""
 
     url: Text
     name: str = _ENGINE.name
 
 
 class DiscoverySection(Section):
-    """Discovery of engines: by DNS, or by the EndpointSlices of a Kubernetes Service."""
+    """Discovery of engines by DNS or by the EndpointSlices of a Kubernetes Service."""
 
     dns: Text | None = None
     endpoint_slices: Text | None = None
@@ -108,7 +108,7 @@ class DiscoverySection(Section):
 
 
 class OrderSection(Section):
-    """The order of requests, and which of them preempt others."""
+    """The order in which requests are served, and which requests preempt others."""
 
     mode: Annotated[Mode, BeforeValidator(_not_split)] = "isrtf"
     rank: Text | None = None
@@ -133,7 +133,7 @@ class AdmissionSection(Section):
 
 
 class PhasesSection(Section):
-    """The schedule of phases of every engine in mode rra, as `lengthwise schedule` plans it."""
+    """The schedule of phases that every engine follows in mode rra, as `lengthwise schedule` plans it."""
 
     prefill_batch: PositiveInt
     decode_steps: PositiveInt
@@ -144,7 +144,7 @@ class PhasesSection(Section):
 
 
 class DispatchSection(Section):
-    """How many requests an engine runs at once, and which engine gets a request."""
+    """How many requests an engine runs at once, and how an engine is chosen for a request."""
 
     start: PositiveInt = _DISPATCH.start
     min_concurrency: PositiveInt = _DISPATCH.min_concurrency
@@ -157,7 +157,7 @@ class DispatchSection(Section):
 
 
 class PredictionSection(Section):
-    """The predictor of lengths: "default", "none" or the file of a trained predictor."""
+    """The predictor of output lengths: "default", "none" or the file of a trained predictor."""
 
     predictor: Text = _PREDICTION.predictor
     statistic: Literal["mean", "median", "p80", "p90"] = "mean"
@@ -168,7 +168,7 @@ class PredictionSection(Section):
 
 
 class KeySection(Section):
-    """A client's key by its digest, or all keys of a file of lines ``tenant:sha256``; neither has the key itself."""
+    """The SHA-256 digest of a client's key, or a file with lines ``tenant:sha256``; neither has the key itself."""
 
     tenant: Text | None = None
     sha256: Text | None = None
@@ -187,7 +187,7 @@ class KeySection(Section):
 
 
 class LimitsSection(Section):
-    """Limits of what clients may send."""
+    """Limits on what clients may send."""
 
     body_bytes: PositiveInt = _LIMITS.body_bytes
     depth: PositiveInt = _LIMITS.depth
@@ -204,7 +204,7 @@ class LimitsSection(Section):
 
 
 class ResilienceSection(Section):
-    """Health checks of engines, and what happens when one fails."""
+    """Health checks of engines, and what happens when an engine fails."""
 
     health_every_s: Seconds = _RESILIENCE.health_every_s
     connect_s: Seconds = _RESILIENCE.connect_s
@@ -235,10 +235,10 @@ class GatewayFile(Section):
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """The settings of a gateway."""
+    """The settings of a gateway, after all checks."""
 
     config: GatewayConfig  # for ``gateway.serve``
-    toml: str  # all settings with their defaults, as a file with the same meaning; no secrets, only where they are
+    toml: str  # all settings, including defaults, as an equivalent file; no secrets, only references to them
     source: str  # the file, or "the command line"
 
 
@@ -249,8 +249,7 @@ _NO_SECRETS = {
     "key": "a key must not stand in the file; give its sha256 (lengthwise serve --hash-key prints it), or a key_file",
 }
 _SHIPPED = ("default", "none")
-_UNUSED_URL = gateway_config.Discovery().engine.url
-"""Of an engine without an address."""
+_UNUSED_URL = gateway_config.Discovery().engine.url  # the address in ``Engine`` records that have none
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _A_DIGEST = "must be the 64 hex digits of a SHA-256 digest (lengthwise serve --hash-key prints it)"
 _WEB_ADDRESS = re.compile(r"[\x21-\x7e]+")
@@ -262,11 +261,12 @@ def load_gateway(
     engines: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> GatewaySettings:
-    """Return the settings of a TOML or YAML file (None: no file), every key and value checked; raise ScenarioError.
+    """Read and check a gateway's file (TOML or YAML); None: only the overrides.
 
-    Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``, later
-    ones winning; ``engines`` are addresses in addition to those of the file. ``options`` are settings whose first
-    override stems from an option of the command, with the option for messages.
+    Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``; the
+    last one for a key wins. ``engines`` are addresses of further engines. ``options`` maps a key that was set through
+    ``overrides`` to its command-line option, which messages then name. Raises ScenarioError, which lists all wrong keys
+    and values.
     """
     if path is None:
         return _checked({}, "the command line", Path(), overrides, engines, options)
@@ -277,14 +277,14 @@ def load_gateway(
 def loads_gateway(
     text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()
 ) -> GatewaySettings:
-    """Return the settings of a text; raise as ``load_gateway`` does."""
+    """Parse and check the text of a gateway's file. Raises ScenarioError, as ``load_gateway`` does."""
     return _checked(parse(text, suffix, _KIND, _KIND), _KIND, Path(folder), overrides, ())
 
 
 def gateway_reader(
     path: Path | str, overrides: Sequence[str] = (), engines: Sequence[str] = ()
 ) -> Callable[[], GatewayConfig]:
-    """Return a function that reads the same file again, files of keys too."""
+    """Return a function that reads the file again, and the files of keys that it names."""
     return lambda: load_gateway(path, overrides, engines).config
 
 
@@ -302,7 +302,7 @@ def _checked(
         paths.append(tuple(key.replace("-", "_") for key in keys))
         settings = merged(settings, _expanded(over))
     from_option = {tuple(key.split(".")): option for key, option in (options or {}).items()}
-    # A setting that --set gives as well has its value from there.
+    # If --set gives the setting as well, the value is that of --set.
     from_option = {path: option for path, option in from_option.items() if paths.count(path) == 1}
     listed = settings.get("engines", [])
     if engines and isinstance(listed, list):
@@ -310,16 +310,16 @@ def _checked(
     settings, problems = _without_secrets(settings)
     file, found = validated(GatewayFile, settings)
     raise_if_any([*problems, *found], source, paths, from_option)
-    assert file is not None  # without problems it is built
+    assert file is not None  # None only with problems
     builder = _Builder(folder)
     config = builder.build(file)
     raise_if_any(builder.problems, source, paths, from_option)
-    assert config is not None  # likewise
+    assert config is not None  # None only with problems
     return GatewaySettings(config, to_toml(file.model_dump(exclude_none=True)), source)
 
 
 def _expanded(value: Any) -> Any:
-    """Return keys with underscores, and short forms as tables: ``order = "srtf"``, an engine by its address alone."""
+    """Return the tables with underscores in keys, and with short forms such as ``order = "srtf"`` expanded."""
     if not isinstance(value, dict):
         return value
     table = {str(key).replace("-", "_"): _expanded(inner) for key, inner in value.items()}
@@ -334,7 +334,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
-    """Return the settings without keys in clear text, which no message may repeat, and a problem for each of them."""
+    """Return the settings without API keys in clear text, and a problem for each; no message repeats a key."""
     problems: list[Problem] = []
 
     def stripped(value: Any, path: tuple[str, ...]) -> Any:
@@ -354,13 +354,10 @@ def _without_secrets(settings: Table) -> tuple[Table, list[Problem]]:
 
 
 class _Builder:
-    """Builds the parts of a gateway's settings, and collects the problems of all of them."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.problems = folder, Problems()
 
     def build(self, file: GatewayFile) -> GatewayConfig | None:
-        """Return the settings; None if there are problems."""
         parts: dict[str, Any] = {
             "engines": tuple(self._engine(one, "engines", str(at)) for at, one in enumerate(file.engines)),
             "discovery": self._discovery(file.discovery),
@@ -413,7 +410,7 @@ class _Builder:
             settings = section.model_dump(include={"kind", "concurrency", "probe", "generation_defaults"})
             key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path)
             return gateway_config.Engine(url, name=name, api_key=key, tls=tls, **settings)
-        # Its problem is recorded; a unique name keeps it from being reported as a duplicate too.
+        # The problem is recorded. The unique name prevents a second report, of a duplicate name.
         return gateway_config.Engine(_UNUSED_URL, name=".".join(path))
 
     def _discovery(self, section: DiscoverySection) -> gateway_config.Discovery:
@@ -482,7 +479,6 @@ class _Builder:
 
 
 def _engine_key(section: EngineTemplate, folder: Path) -> str | None:
-    """Return the API key that the gateway sends to an engine; raise WrongKeyError."""
     if section.api_key_env is not None and section.api_key_file is not None:
         raise WrongKeyError("api_key_env", "means the same as api_key_file; keep one of them")
     if section.api_key_env is not None:
@@ -497,7 +493,6 @@ def _engine_key(section: EngineTemplate, folder: Path) -> str | None:
 
 
 def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
-    """Return the client keys of one table; raise WrongKeyError."""
     ways = ("sha256", "sha256_env", "key_file")
     given = [name for name in ways if getattr(section, name) is not None]
     if len(given) != 1:
@@ -519,7 +514,6 @@ def _client_keys(section: KeySection, folder: Path) -> tuple[Key, ...]:
 
 
 def _digests_of_file(text: str, name: str) -> list[tuple[str, str]]:
-    """Return tenant and digest of each line; text from # on is a comment."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (content := line.partition("#")[0].strip()):
@@ -552,10 +546,10 @@ def _text(name: str, file: str, folder: Path) -> str:
         raise WrongKeyError(name, f"cannot read {path}: {reason}") from None
 
 
-def check_address(text: str, of: str) -> None:
-    """Raise InputError if the text is no address of the web; the message repeats no password."""
+def check_address(text: str, what: str) -> None:
+    """Raise InputError if the text is not an HTTP(S) URL. The message calls it ``what``, and hides passwords."""
     shown = re.sub(r"//[^/]*@", "//...@", text)
-    fault = f"{of} must begin with http:// or https:// and name a host, with a port of 1 to 65535; it is {shown!r}"
+    fault = f"{what} must begin with http:// or https:// and name a host, with a port of 1 to 65535; it is {shown!r}"
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -566,7 +560,7 @@ def check_address(text: str, of: str) -> None:
 
 
 def check_collector(text: str) -> None:
-    """Raise InputError if the text is no address of a trace collector."""
+    """Raise InputError if the text is not the URL of a trace collector."""
     check_address(text, "the address of a collector (OTLP over HTTP)")
     parts = urlsplit(text)
     if parts.username is not None or parts.query or parts.fragment:
@@ -577,7 +571,7 @@ def check_collector(text: str) -> None:
 
 
 def check_proxies(text: str) -> None:
-    """Raise InputError if a part is neither an address nor a network, because it would never match."""
+    """Raise InputError unless the text is "*" or lists IP addresses and networks, separated by commas."""
     if text.strip() == "*":
         return
     for one in (part.strip() for part in text.split(",")):
@@ -595,7 +589,7 @@ def check_proxies(text: str) -> None:
 
 
 def check_journal(path: Path) -> None:
-    """Raise InputError if no journal can be written at the path."""
+    """Raise InputError if a journal cannot be written at this path."""
     folder, exists = path.parent, path.exists()
     if path.is_dir():
         fault = f"{path} is a folder: name a file in it"

@@ -18,7 +18,7 @@ from lengthwise.schema.errors import InputError
 
 
 class Scenario(Section):
-    """A workload, a deployment and how to look at them; with variants, several to compare."""
+    """A workload, a deployment and the settings of its simulation; with variants, several scenarios to compare."""
 
     name: str = ""
     description: str = ""
@@ -46,24 +46,24 @@ class Scenario(Section):
 
     @property
     def source(self) -> str:
-        """Return the file that it was read from, for messages."""
+        """Return the file of the scenario, for messages."""
         return self._source
 
     @property
     def folder(self) -> Path:
-        """Return the folder where its relative paths start."""
+        """Return the folder to which paths in the scenario are relative."""
         return self._folder
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return notes: settings that an override removed, and those of limited effect."""
+        """Return warnings: settings that an override removed, and settings that have little effect."""
         return self._notes
 
     @property
     def files(self) -> list[Path]:
-        """Return the files that the scenario and its variants are read from: traces, models, specs and tables too."""
+        """Return all files on which the scenario and its variants depend, such as traces, models and tables."""
         found = {Path(self.source)}
-        for expanded in self.by_variant():
+        for expanded in self.variant_scenarios():
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
             texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
@@ -71,48 +71,48 @@ class Scenario(Section):
         return sorted(path for path in found if path.is_file())
 
     def file_or_name(self, text: str) -> str:
-        """Return the path of a .toml file that describes a GPU or a node, or a name of the catalog unchanged."""
+        """Return the path of a .toml file (a GPU or node), or the name of a catalog entry unchanged."""
         return str(resolved(text, self.folder)) if text.endswith(".toml") else text
 
     @property
     def cost_source(self) -> str:
-        """Return the source of cost tables with its path resolved."""
+        """Return ``deployment.cost`` with its path resolved."""
         source, colon, place = self.deployment.cost.partition(":")
         return f"{source}:{resolved(place, self.folder)}" if colon else source
 
-    def from_file(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
-        """Return the scenario with its origin; without a name, it takes that of the file."""
+    def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
+        """Return a copy with this file, folder and notes. A scenario without a name is named like the file."""
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
         return changed
 
-    def by_variant(self) -> list[Self]:
-        """Return a scenario without variants for each variant, with its name; just this one if it has none."""
+    def variant_scenarios(self) -> list[Self]:
+        """Return a complete scenario for each variant, with its name; without variants, this scenario alone."""
         if not self.variants:
             return [self]
         base = self.model_dump(exclude={"variants"}, exclude_unset=True, exclude_none=True)
         effective = [merged(base, variant.overrides | {"name": variant.name}) for variant in self.variants]
-        return [type(self).model_validate(one).from_file(self.source, self.folder, self.notes) for one in effective]
+        return [type(self).model_validate(one).with_origin(self.source, self.folder, self.notes) for one in effective]
 
     def only(self, variant: str) -> Self:
-        """Return the scenario of one variant; raise InputError if there is none of this name."""
-        effective = {expanded.name: expanded for expanded in self.by_variant()} if self.variants else {}
+        """Return the complete scenario of one variant. Raises InputError if no variant has this name."""
+        effective = {expanded.name: expanded for expanded in self.variant_scenarios()} if self.variants else {}
         if variant not in effective:
             known = f"it has {', '.join(effective)}" if effective else "it has none"
             raise InputError(f"{self.source} has no variant {variant!r}; {known}")
         return effective[variant]
 
     def updated(self, over: Table, *, exclude: set[str] | None = None) -> Self:
-        """Return the scenario with the settings of ``over`` merged and validated, without the sections ``exclude``."""
+        """Return the validated scenario with the settings ``over``. The sections ``exclude`` lose their settings."""
         base = self.model_dump(exclude=exclude, exclude_unset=True, exclude_none=True)
-        return type(self).model_validate(merged(base, over)).from_file(self.source, self.folder)
+        return type(self).model_validate(merged(base, over)).with_origin(self.source, self.folder)
 
     def with_run(self, **changes: Any) -> Self:
-        """Return the scenario with other settings of ``[run]``, such as ``seeds=5``; they are validated."""
+        """Return the scenario with other settings of [run], such as ``seeds=5``, after validation."""
         return self.model_copy(update={"run": sections.RunSection.model_validate(self.run.model_dump() | changes)})
 
     def to_toml(self) -> str:
-        """Return the effective settings, defaults included, as a TOML file that loads to an equal scenario."""
+        """Return all settings, including defaults, as TOML that loads to an equal scenario."""
         return to_toml(self.model_dump(exclude_none=True))
 
 
@@ -120,7 +120,6 @@ _SECTIONS = {"sla": "slo", "slos": "slo", "traffic": "workload", "variant": "var
 
 
 def _aliases(**names: str) -> dict[str, str]:
-    """Return the key of each alias, from the aliases of each key."""
     return {alias: key for key, aliases in names.items() for alias in aliases.split()}
 
 
@@ -148,14 +147,14 @@ ALIASES: dict[str, dict[str, str]] = {
     "search": _aliases(objective="goal", rate="request_rate", max_gpus="gpus", limits="slo", seeds="num_seeds"),
     "length": _aliases(low="min", high="max", sd="std stddev"),
 }  # fmt: skip
-"""By section: other names of its keys."""
+"""For each section, the key that each alias stands for."""
 _KINDS = {
     "length": {"log_normal": "lognormal", "normal": "truncated_normal", "constant": "fixed"},
     "arrivals": {"static": "all_at_once", "burst": "all_at_once"},
 }
 _NO_TBT = (
-    "times between tokens are pooled over requests, so that no single request can be judged by them: limit tpot; "
-    "known in slo are ttft, tpot, jct"
+    "times between tokens are pooled over requests, so that no single request can be judged by them; "
+    "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
 )
 _SHORT = {"scheduler": "policy", "predictor": "kind"}
 _VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
@@ -163,7 +162,7 @@ KeyPath = tuple[str, ...]
 
 
 def canonical(raw: Table) -> tuple[Table, list[Problem]]:
-    """Return the settings with every alias replaced by the key, and a problem for each key that is given twice."""
+    """Return the settings with keys instead of aliases, and a problem for each key that is given twice."""
     problems: list[Problem] = []
     settings = _renamed(raw, _SECTIONS, (), problems)
     for key, value in settings.items():
@@ -212,11 +211,15 @@ def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> A
             for key in ("prompt", "output", "arrivals"):
                 if key in table:
                     table[key] = _distribution(key, table[key], (*path, key), problems)
+            for inner_name, key in (("groups", "system_prompt"), ("tools", "tokens")):
+                if isinstance(inner := table.get(inner_name), dict) and key in inner:
+                    table[inner_name] = inner | {
+                        key: _distribution(key, inner[key], (*path, inner_name, key), problems)
+                    }
     return table
 
 
 def _axes(table: Any, path: KeyPath, problems: list[Problem]) -> Any:
-    """Return axes under their dotted keys: ``tp``, ``deployment.tp`` and ``tensor_parallel`` as "deployment.tp"."""
     if not isinstance(table, dict):
         return table
     names = {text: axis_name(text, ALIASES) for text in flat(table)}
@@ -239,7 +242,7 @@ def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) 
 
 
 def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
-    """Return ``ttft_ms = 200`` as ``ttft = "200ms"``."""
+    """Return limits without units in their keys: ``ttft_ms = 200`` becomes ``ttft = "200ms"``."""
     values, names = Table(), {}
     for key, value in table.items():
         stem, _, unit = key.rpartition("_")
@@ -265,13 +268,16 @@ def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Pr
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a file, with assignments such as "deployment.tp=8"; raise ScenarioError."""
+    """Read and check a scenario file. Raises ScenarioError, which lists all wrong keys and values.
+
+    ``overrides`` are assignments as for ``--set``, such as "deployment.tp=8".
+    """
     path = Path(path)
     return _checked(read(path), str(path), path.parent, overrides)
 
 
 def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a text; relative paths start at ``folder``. Raise as ``load`` does."""
+    """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``."""
     return _checked(parse(text, suffix, "scenario"), "scenario", Path(folder), overrides)
 
 
@@ -292,7 +298,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     variants = settings.get("variants", [])
     for problem in found:
         path = problem.path
-        if path[:1] == ("variants",) and len(path) > 1:  # under its name instead of its position in the list
+        if path[:1] == ("variants",) and len(path) > 1:  # name the variant, not its position in the list
             variant = variants[int(path[1])]
             given = variant.get("name") if isinstance(variant, dict) else None
             path = ("variants", str(given or path[1]), *path[2:])
@@ -300,17 +306,20 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
-    assert scenario is not None  # without problems it is built
-    if scenario.engine.enable_prefix_caching or any(v.engine.get("enable_prefix_caching") for v in scenario.variants):
+    assert scenario is not None  # None only with problems
+    cached = scenario.engine.enable_prefix_caching or any(
+        v.engine.get("enable_prefix_caching") for v in scenario.variants
+    )
+    workload = scenario.workload
+    if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(
-            "enable_prefix_caching = true only keeps the blocks of preempted requests: prompts that share a prefix are "
-            "computed in full"
+            "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
+            "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
         )
-    return scenario.from_file(source, folder, notes)
+    return scenario.with_origin(source, folder, notes)
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
-    """Return the path of an assignment after renaming; keys below a refused one stay as they are written."""
     path: list[str] = []
     while len(path) < len(keys) and isinstance(table, dict) and table:
         key = next(iter(table))
@@ -320,12 +329,12 @@ def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
 
 
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
-    """Return the problems of the settings that each variant results in, without those of the base (``known``)."""
+    """Return the problems of each variant, without those that the base has as well (``known``)."""
     base = {key: value for key, value in settings.items() if key != "variants"}
     problems, names, effective = list[Problem](), set[str](), list[Table]()
     for index, variant in enumerate(variants):
         if not isinstance(variant, dict):
-            continue  # a problem of the list
+            continue  # already reported as a problem of the list
         name = str(variant.get("name", index))
         if name in names:
             problems.append(Problem(("variants", name, "name"), "two variants have this name; give each its own"))

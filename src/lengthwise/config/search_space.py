@@ -1,4 +1,4 @@
-"""The space and the limits of a search as a file has them, checked value by value before anything runs."""
+"""Reads the axes and the limits of a search from a file's tables, and checks every value before anything runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lengthwise.search import Space, check_limit
 _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
-"""Settings that may be an axis."""
+"""The settings that may be an axis: dotted key to section."""
 _AXES = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
 REPLICAS = "deployment.replicas"
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
@@ -26,7 +26,7 @@ LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s"
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
-    """Return nested tables as one with dotted keys."""
+    """Return nested tables as one table with dotted keys."""
     out: Table = {}
     for key, value in table.items():
         name = f"{prefix}{str(key).replace('-', '_')}"
@@ -35,7 +35,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
 
 
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the dotted key of a setting by any of its names; return an unknown one unchanged."""
+    """Return the dotted key of a setting from an alias or a short name. An unknown name does not change."""
     section, dot, key = text.rpartition(".")
     if dot:
         return f"{section}.{aliases.get(section, {}).get(key, key)}"
@@ -44,7 +44,7 @@ def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def limit_names(table: Mapping[str, Any]) -> Table:
-    """Return ``ttft.p90 = "2s"`` and ``e2e = { p99 = "9s" }`` under dotted keys with the metric's own name."""
+    """Return limits by metric and statistic: ``e2e = { p99 = "9s" }`` becomes "jct.p99"."""
     out: Table = {}
     for text, value in flat(table).items():
         out[".".join(filter(None, metric_names.split(text)))] = value
@@ -52,7 +52,7 @@ def limit_names(table: Mapping[str, Any]) -> Table:
 
 
 def space_of(section: SearchSection) -> Space:
-    """Return the axes of [search]; a single value is an axis of one."""
+    """Return the search space of [search]. An axis with a single value may be given without a list."""
 
     def axes(table: Table) -> dict[str, tuple[Any, ...]]:
         return {key: tuple(_values(values)) for key, values in table.items()}
@@ -61,12 +61,12 @@ def space_of(section: SearchSection) -> Space:
 
 
 def limits_of(section: SearchSection) -> tuple[Limit, ...]:
-    """Return the limits of [search]; raise InputError for an unknown metric or a bound outside its domain."""
+    """Return the limits of [search]. Raises InputError or UnknownNameError if a limit is not valid."""
     return tuple(_limit(metric, bound) for metric, bound in section.limits.items())
 
 
 def with_first_values(settings: Table) -> Table:
-    """Return the settings; each one that they lack has the first value of its axis."""
+    """Return the settings, where each missing setting that has an axis gets the axis's first value."""
     out = settings
     for _, axes in _spaces(settings):
         for key, values in axes.items():
@@ -79,7 +79,7 @@ def with_first_values(settings: Table) -> Table:
 
 
 def space_problems(settings: Table) -> list[Problem]:
-    """Return what is wrong with the axes and the limits of a search."""
+    """Return the problems of the axes and of the limits of a search."""
     found: list[Problem] = []
     for path, axes in _spaces(settings):
         for key, values in axes.items():
@@ -91,7 +91,8 @@ def space_problems(settings: Table) -> list[Problem]:
             elif not _values(values):
                 found.append(Problem((*path, key), "must have at least one value; it has none"))
             else:
-                found += [Problem((*path, key), text) for value in _values(values) for text in _rejected(key, value)]
+                reasons = [text for value in _values(values) for text in _reasons_against(key, value)]
+                found += [Problem((*path, key), text) for text in reasons]
     search = settings.get("search")
     limits = search.get("limits") if isinstance(search, dict) else None
     for metric, bound in limits.items() if isinstance(limits, dict) else ():
@@ -103,7 +104,6 @@ def space_problems(settings: Table) -> list[Problem]:
 
 
 def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
-    """Return the tables of axes of [search], with their paths."""
     search = settings.get("search")
     if not isinstance(search, dict):
         return []
@@ -114,8 +114,8 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
     return [(path, axes) for path, axes in spaces if isinstance(axes, dict)]
 
 
-def _rejected(key: str, value: Any) -> list[str]:
-    """Return why a section rejects one value; what depends on other keys is checked when the section is built."""
+def _reasons_against(key: str, value: Any) -> list[str]:
+    """Return why the setting ``key`` cannot have the value, apart from rules that involve other keys."""
     section, leaf = VARIABLE[key], key.rpartition(".")[2]
     if key == REPLICAS and value in ("fill", "auto"):
         return []

@@ -1,4 +1,4 @@
-"""The tables of a scenario file, one class each."""
+"""The tables of a scenario file, one class for each table."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from lengthwise import policy, predict
 from lengthwise.config.values import (
     Arrivals,
     Count,
+    DelayTable,
+    DelayTime,
+    FixedLength,
     Length,
     NotNan,
     Seconds,
@@ -30,6 +33,7 @@ from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
+RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one request in 12 days; sums of longer gaps would lose a step's time
 HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
@@ -37,13 +41,14 @@ Replicas = Annotated[int, Field(ge=1, le=100_000)]
 PreemptionMode = Literal["recompute", "swap"]
 MIN_DRAWS = 10
 _SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
-_LOADS = ("request_rate", "concurrency", "arrivals")
+_LOADS = ("request_rate", "session_rate", "concurrency", "arrivals")
 
 
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
-    ``max_num_seqs``, ``gpu_memory_utilization`` and engine settings without a key here are those of the prefill side.
+    ``max_num_seqs`` and ``gpu_memory_utilization`` default to those of the prefill side; all engine settings without a
+    key in this table are those of the prefill side.
     """
 
     tp: UpTo1024 = 1
@@ -54,9 +59,9 @@ class DecodeSection(Section):
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
-    link: Literal["node", "host"] = "node"  # between replicas of both sides; "host": through its memory
-    kv_transfer: Wait = 0.0  # seconds that each request's KV transfer takes in addition
-    one_at_a_time: bool = True  # False: transfers do not wait for one another
+    link: Literal["node", "host"] = "node"  # link between the sides; "host": through host memory
+    kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
+    one_at_a_time: bool = True  # transfers of a replica wait for one another; False: they overlap
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"
@@ -69,8 +74,40 @@ class DecodeSection(Section):
         return given | {"max_step_seqs": self.max_step_seqs, "max_in_flight": self.max_in_flight}
 
 
+class SessionsTable(Section):
+    """Sessions of several turns: the lengths of [workload] are the new tokens of a turn, and its output."""
+
+    turns: Annotated[NotNan, Field(ge=1, le=1e6)] = 1.0  # mean of a geometric distribution
+    max_turns: Count | None = None  # None: no limit
+    think_time: DelayTime = DelayTable(median=0.0)  # from the end of an answer to the next turn
+    # A session ends before a request whose prompt and output exceed this; None: no limit.
+    max_context_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
+
+
+class GroupsTable(Section):
+    """Groups of sessions, or of single requests, that share a system prompt, which comes before their own prompts."""
+
+    count: Annotated[int, Field(ge=1, le=1_000_000)]  # number of groups
+    system_prompt: Length  # a length is drawn for each group
+    zipf: Annotated[NotNan, Field(ge=0, le=10)] = 1.0  # the k-th group has k**-zipf times the first one's sessions
+
+
+class ToolsTable(Section):
+    """Calls of tools after each turn: the result is appended to the context, and the model is called again."""
+
+    calls: Annotated[NotNan, Field(gt=0, le=1e6)]  # mean number after a turn, geometric from 0
+    max_calls: Count | None = None  # after a turn; None: no limit
+    time: DelayTime = DelayTable(median=1.0)  # from the end of a request until the result is sent
+    tokens: Length = FixedLength(tokens=200)  # of a result
+    fan_out: Annotated[int, Field(ge=1, le=1000)] = 1  # parallel requests that take the place of a tool
+    fan_out_share: Annotated[NotNan, Field(ge=0, le=1)] = 0.0  # share of the calls that are such requests
+
+
 class WorkloadSection(Section):
-    """Where requests come from: lengths of a preset, a trace or distributions, and arrivals."""
+    """The requests: their lengths (from a preset, a trace or distributions) and their arrivals.
+
+    With ``sessions`` or ``tools`` it is sessions that arrive, at ``session_rate``.
+    """
 
     preset: Text | None = None
     trace: Text | None = None
@@ -81,13 +118,17 @@ class WorkloadSection(Section):
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
     # A trace without request_rate, concurrency and arrivals is replayed; with one of them only its lengths are used.
     # They also replace a preset's arrivals.
-    request_rate: Rate | None = None  # inf: all requests at once
+    request_rate: RequestRate | None = None  # at least 1e-6; inf: all requests at once
+    session_rate: Rate | None = None  # sessions per second, instead of requests
     concurrency: Count | None = None
     arrivals: Arrivals | None = None
+    sessions: SessionsTable | None = None  # chats of several turns
+    groups: GroupsTable | None = None  # shared system prompts
+    tools: ToolsTable | None = None  # agents
     time_scale: Rate = 1.0  # factor on the times of a replayed trace
     sort: bool = False  # put the rows of a trace in order of arrival
     predicted: Literal["none", "oracle", "mean"] = "none"
-    # The number of tenants, or weights of their numbers of requests; a replayed trace keeps its own.
+    # The number of tenants, or a weight for each tenant's number of requests; a replayed trace keeps its own tenants.
     tenants: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Rate], Field(min_length=1)] | None = None
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
@@ -96,8 +137,13 @@ class WorkloadSection(Section):
 
     @property
     def is_replay(self) -> bool:
-        """Return whether a trace is replayed with its own arrivals."""
+        """Return whether a trace is replayed with its own arrivals, instead of giving only the lengths."""
         return self.trace is not None and not self._loads()
+
+    @property
+    def rate_rps(self) -> float | None:
+        """Return the rate of requests, or with sessions of sessions; None if there is none."""
+        return self.request_rate if self.session_rate is None else self.session_rate
 
     def _loads(self) -> list[str]:
         return [name for name in _LOADS if getattr(self, name) is not None]
@@ -123,35 +169,63 @@ class WorkloadSection(Section):
             raise ValueError('say how requests arrive: request_rate, concurrency, or arrivals = "all_at_once"')
         if "concurrency" in loads and len(loads) > 1:
             raise ValueError(f"concurrency (a closed loop) excludes {loads[0]} (an open one); keep one")
-        if self.arrivals is not None and self.arrivals.needs_rate != (self.request_rate is not None):
+        if self.arrivals is not None and self.arrivals.needs_rate != (self.rate_rps is not None):
             verb = "needs" if self.arrivals.needs_rate else "excludes"
-            raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} request_rate")
+            rate = "session_rate" if self.sessions or self.tools else "request_rate"
+            raise ValueError(f"arrivals of kind {self.arrivals.kind} {verb} {rate}")
         if self.time_scale != 1.0 and not self.is_replay:
             raise ValueError("time_scale stretches the arrivals of a replayed trace; this workload replays none")
         if self.trace is None and (self.format is not None or self.sort):
             raise ValueError("format and sort say how to read a trace, and there is no trace")
+        if self.format == "sharegpt_turns" and not self.is_replay:
+            raise ValueError(f"sharegpt_turns replays sessions at their own times; leave out {loads[0]}")
         if MAX_RATE_RPS < (self.request_rate or 0) < math.inf:
             raise ValueError(f"request_rate must be at most {MAX_RATE_RPS:,.0f} a second, or inf: all requests at once")
+        if (self.session_rate or 0) > MAX_RATE_RPS:
+            raise ValueError(f"session_rate must be at most {MAX_RATE_RPS:,.0f} a second")
         if self.request_rate is not None and math.isinf(self.request_rate) and self.arrivals is not None:
             raise ValueError("request_rate = inf sends all requests at once and takes no arrivals")
         return self
 
+    @model_validator(mode="after")
+    def _check_sessions(self) -> Self:
+        tables = [name for name in ("sessions", "groups", "tools") if getattr(self, name) is not None]
+        if not tables:
+            if self.session_rate is not None:
+                raise ValueError(
+                    "session_rate is the rate of [workload.sessions] or [workload.tools]; give one of them"
+                )
+            return self
+        if self.is_replay:
+            raise ValueError(f"{tables[0]} describes drawn requests, and a replayed trace has its own; give a load too")
+        if tables == ["groups"]:
+            if self.session_rate is not None:
+                raise ValueError("session_rate is the rate of sessions, and groups alone have none: give request_rate")
+            return self
+        if self.request_rate is not None or self.concurrency is not None:
+            given = "request_rate" if self.request_rate is not None else "concurrency"
+            raise ValueError(f"sessions start at session_rate (sessions per second), so leave out {given}")
+        if self.session_rate is None and self.arrivals is None:
+            raise ValueError("say how sessions start: session_rate (sessions per second), or arrivals")
+        return self
+
 
 class HostTable(Section):
-    """Seconds that an engine's host adds to each step, to each sequence in it, and to each request before it enters."""
+    """Seconds that an engine's host adds to each step, to each sequence of a step, and to each request."""
 
     step_s: HostSeconds = HostOverhead().step_s
     sequence_s: HostSeconds = HostOverhead().sequence_s
     request_s: HostSeconds = 0.0  # delays each request on its own
     serial_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
+    launch_s: HostSeconds = 0.0  # launches a layer's kernels in a step of more than max_num_seqs tokens
 
 
 class DeploymentSection(Section):
-    """What runs.
+    """The model, its GPUs and replicas, and the source of step times.
 
-    ``host`` is what the engine's host adds to a step, and how long a request waits in front of the engine: "default"
-    takes what ``cost`` says; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these engines; ``{
-    step_s = "300us", sequence_s = "9us", request_s = "20ms", serial_s = "2ms" }`` sets it.
+    ``host`` gives the time that the engine's host adds to a step, and the delay of a request in front of the engine:
+    "default" takes them from ``cost``; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these
+    engines; ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", serial_s = "2ms" }`` sets them.
     """
 
     model: Text  # name of the catalog, or a Hugging Face config.json
@@ -165,13 +239,13 @@ class DeploymentSection(Section):
     memory_planner: Text = "lengthwise"
     weight_dtype: Text | None = None
     kv_dtype: Text | None = None
-    # usable KV blocks of a replica instead of the planned number; vLLM's number less 1 (its null block)
+    # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
-    decode: DecodeSection | None = None  # replicas that decode; those of this table then only prefill
+    decode: DecodeSection | None = None  # replicas that decode; the replicas of this table then only prefill
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of all replicas, without those of a decode side."""
+        """Return the number of GPUs of all replicas, without a decode side."""
         return self.tp * self.pp * self.replicas
 
     @property
@@ -197,7 +271,7 @@ class DeploymentSection(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits under their vLLM names; bounds keep a typo from allocating terabytes."""
+    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes."""
 
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
@@ -207,13 +281,13 @@ class EngineSection(Section):
     max_step_seqs: Seqs | Literal["per_stage"] | None = None  # "per_stage": max_num_seqs / pipeline stages, as in Vidur
     # Share of the KV blocks that admission keeps free; None: 0.01 for paged and paged_strict (vLLM v0, Vidur), else 0.
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
-    timeout_s: Seconds = math.inf  # when a client gives up
+    timeout_s: Seconds = math.inf  # time after which a client gives up
     enable_prefix_caching: bool = False
-    max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: as many as stages
+    max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
 
 
 class SchedulerSection(Section):
-    """A named scheduler, single axes that differ from it, or a user's own policies.
+    """A named scheduler, policies of single axes that replace its own, or a user's own policies.
 
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with brackets,
     "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers arrivals of
@@ -230,13 +304,13 @@ class SchedulerSection(Section):
     router: Text | None = None
     preemption: Text | None = None  # whether a waiting request may preempt a running one
     binning: Text | None = None
-    max_wait_s: Wait | None = None  # requests that have waited longer in total precede all others, in order of arrival
-    batch_wait_s: Wait | None = None  # how long the first request of a bin waits for the bin to fill
+    max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
+    batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
 
 
 class SloSection(Section):
-    """What a request must meet to count as good: seconds, or texts such as "200ms"."""
+    """Latency limits that a good request meets: seconds, or texts such as "200ms"."""
 
     ttft: Seconds | None = None  # time to first token
     tpot: Seconds | None = None  # (finish - first token) / (output tokens - 1)
@@ -244,7 +318,10 @@ class SloSection(Section):
 
 
 class RunSection(Section):
-    """``seeds`` runs from ``seed`` on; requests before ``warmup_s`` count only in TBT, rates and hardware."""
+    """The runs of a simulation, one for each of the seeds ``seed`` .. ``seed + seeds - 1``.
+
+    Requests that arrive before ``warmup_s`` count only in the times between tokens, in rates and in hardware metrics.
+    """
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -263,19 +340,19 @@ class RunSection(Section):
 
 
 class SearchSection(Section):
-    """Which deployment to choose: what is optimised, what must hold, and among which configurations."""
+    """The search for a deployment: its objective, its limits and its configurations."""
 
     objective: Literal["requests_per_dollar", "cost_at_rate", "fewest_gpus", "goodput", "makespan", "energy"] = (
         "requests_per_dollar"
     )
-    rate: Annotated[Rate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's, or (for energy) the capacity
+    rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
     max_gpus: Count | None = None
     limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
     # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest for the limits at rate.
-    space: dict[str, Any] = Field(default_factory=dict)  # lists of values by setting: ``tp = [1, 2, 4]``
-    any_of: list[dict[str, Any]] = Field(default_factory=list)  # further settings; a configuration takes one entry
+    space: dict[str, Any] = Field(default_factory=dict)  # a list of values for each axis: ``tp = [1, 2, 4]``
+    any_of: list[dict[str, Any]] = Field(default_factory=list)  # further axes; a configuration takes one entry
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
-    trials: Count = 100  # of the strategy "bayesian"
+    trials: Count = 100  # only for the strategy "bayesian"
     top: Count = 10
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -283,7 +360,7 @@ class SearchSection(Section):
 
 
 class VariantSection(Section):
-    """One of several settings compared side by side: what differs from the rest of the file."""
+    """One of several scenarios to compare: its name and the settings that differ from the rest of the file."""
 
     name: Text
     workload: dict[str, Any] = Field(default_factory=dict)
@@ -295,7 +372,7 @@ class VariantSection(Section):
 
     @property
     def overrides(self) -> dict[str, dict[str, Any]]:
-        """Return the tables that differ."""
+        """Return the settings in which the variant differs, by table."""
         return self.model_dump(exclude={"name"}, exclude_defaults=True)
 
 
@@ -303,7 +380,7 @@ Kind = Literal[
     "none", "oracle", "constant", "ecdf", "bucket_ecdf", "lognormal_error", "bin_neighbour", "confusion",
     "quantised", "same", "reversed", "model", "default",
 ]  # fmt: skip
-# By kind: the class, the keys that it needs, and those that it may have.
+# By kind: the class, the required keys and the optional keys.
 _PREDICTORS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "none": (None, (), ()),
     "oracle": (predict.Oracle, (), ()),
@@ -322,18 +399,18 @@ _PREDICTORS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
 PARAMETERS = {kind: (*needed, *optional) for kind, (_, needed, optional) in _PREDICTORS.items()}
 _COMMON = ("name", "kind", "window_tokens", "statistic", "update_predictions")
 LAST_CLASS_RATIO = 2.0
-"""Where only the lengths between classes are given, the last class ends at the last of them times this ratio."""
+"""If only the boundaries between classes are given, the last class ends at the last boundary times this ratio."""
 _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
 
 
 class PredictorSection(Section):
-    """The predictor of output lengths, which runs at first and again after every ``window_tokens`` of output.
+    """The predictor of output lengths, which predicts at arrival and again after every ``window_tokens`` of output.
 
     "oracle" knows the lengths; "lognormal_error", "bin_neighbour", "confusion" and "quantised" know them with an error
     (``sigma`` and ``bias`` of the logarithm; ``p`` on each side, ``split``; a ``matrix`` of true by predicted classes;
     the class alone). "same" predicts ``tokens`` for every request, and "reversed" ``pivot`` squared over the length.
     "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other requests of the same [workload], drawn with
-    another seed. "model" is a trained predictor's ``file``, "default" the one that comes with lengthwise.
+    another seed. "model" is a trained predictor (``file``), "default" the predictor that comes with lengthwise.
     """
 
     kind: Kind = "none"
@@ -344,26 +421,26 @@ class PredictorSection(Section):
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
     half_life_tokens: _Positive | None = None  # tokens after which an error halves
     exact_lengths: bool = False
-    # The boundaries of the classes of lengths: all of them in increasing order, the inner ones alone, or the number of
-    # classes, which then hold equally many requests of the same workload.
+    # The boundaries of the classes of lengths: all of them in increasing order, only the inner ones, or the number of
+    # classes, which then have equally many requests of the same workload.
     boundaries: list[float] | Annotated[int, Field(ge=1, le=4096)] | None = None
     p: Annotated[NotNan, Field(ge=0, le=0.5)] | None = None
     split: Annotated[NotNan, Field(ge=0, le=1)] = 0.5
     matrix: list[list[float]] | None = None
     pivot: Annotated[NotNan, Field(ge=1, le=1e5)] = 256.0
-    conditional: bool = False  # predicts once, then conditions on the tokens so far
+    conditional: bool = False  # predict once, and later condition that prediction on the tokens so far
     window_tokens: Count = 50
     statistic: Text = "mean"  # "mean", "median", a quantile ("q0.9"), or "tail_inflated"
     update_predictions: bool = True
 
     @property
     def is_random(self) -> bool:
-        """Return whether another seed gives other predictions of the same requests."""
+        """Return whether the predictions of the same requests depend on the seed."""
         return self.kind in ("lognormal_error", "bin_neighbour", "confusion")
 
     @property
     def requires_training(self) -> bool:
-        """Return whether the predictor must learn from other requests first."""
+        """Return whether the predictor must first learn from other requests."""
         learns = self.kind in ("ecdf", "bucket_ecdf") or (self.kind == "constant" and self.tokens is None)
         return learns or isinstance(self.boundaries, int)
 
@@ -390,14 +467,14 @@ class PredictorSection(Section):
         return self
 
     def build(self) -> Any:
-        """Return the predictor, untrained; not for the kinds "none", "model" and "default"."""
+        """Return the untrained predictor. The kinds "none", "model" and "default" have no such predictor."""
         own = {key: getattr(self, key) for key in PARAMETERS[self.kind] if key not in ("conditional", "buckets")}
         if self.kind == "same" and self.tokens is None:
             own = {}
         elif self.kind == "bucket_ecdf":
             own = {"by": ("model", "prompt_tokens"), "buckets": self.buckets}
         if isinstance(edges := own.get("boundaries"), list):
-            # Boundaries go from the smallest length to the largest; add these two where only inner ones are given.
+            # If only inner boundaries are given, add the smallest and the largest length.
             inner = len(edges) == 1 or (self.matrix is not None and len(edges) == len(self.matrix) - 1)
             own["boundaries"] = [0.0, *edges, LAST_CLASS_RATIO * edges[-1]] if inner and min(edges) > 0 else edges
         return _PREDICTORS[self.kind][0](**own)
@@ -408,15 +485,15 @@ _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
 
 
 class ScheduleSection(Section):
-    """Which schedule to choose: under what latency bound, on how many GPUs, among which strategies.
+    """The search for a schedule: its latency bound, its GPUs and its strategies.
 
-    ``latency_bound`` applies to outputs of the length ``bound_for`` ("p99": all but one in a hundred are no longer; "80
-    tokens": that length, which some output must have), from the start of their prefill to the last token. With
-    ``worst_case`` the latency is that of batches so heavy that only one in a hundred (p99) is heavier, else the
-    expected one. ``strategies``: "rra" (every GPU prefills and decodes, in phases), "waa-c" and "waa-m" (some GPUs
-    prefill, the others decode, split by computation or by memory). ``threshold``: prefill batches are resized so that
-    the tokens of their prompts stay within this share of their mean, and the decode batch within it of its own
-    (ExeGPT's dynamic adjustment); None: prefill batches have B_E requests.
+    ``latency_bound`` limits the time from the start of a request's prefill to its last token, for outputs of the length
+    ``bound_for``: "p99" is the length that one output in a hundred exceeds, "80 tokens" a fixed length, which some
+    output must have. With ``worst_case`` this latency is computed for heavy batches (with p99, one batch in a hundred
+    is heavier), otherwise for batches of expected weight. ``strategies``: "rra" (every GPU prefills and decodes, in
+    phases), "waa-c" and "waa-m" (some GPUs prefill, the others decode; they are split by computation or by memory).
+    ``threshold`` (ExeGPT's dynamic adjustment): prefill batches are resized so that their prompt tokens deviate from
+    the mean by at most this share, and so are decode batches; None: every prefill batch has B_E requests.
     """
 
     latency_bound: Seconds = math.inf
@@ -425,10 +502,11 @@ class ScheduleSection(Section):
     strategies: list[Text] = Field(default_factory=lambda: [one.value for one in Strategy], min_length=1)
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
-    # Other systems, or "all", to compare with; each is simulated in all its configurations (seconds to a minute).
+    # Systems to compare with, or "all"; each is simulated in all its configurations (seconds to a minute).
     baselines: list[Text] = Field(default_factory=list)
-    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # reloads weights; None: 4.9, or ExeGPT's
-    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # from the drives of a node; None: 7.3
+    # Rate at which weights are reloaded from memory; None: 4.9, or ExeGPT's.
+    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
+    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # rate from the drives of a node; None: 7.3
 
     @field_validator("bound_for")
     @classmethod
@@ -453,19 +531,19 @@ class ScheduleSection(Section):
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """Return the systems to compare with, each once."""
+        """Return the systems to compare with, without duplicates."""
         from lengthwise.schedule.baselines import SYSTEMS
 
         return SYSTEMS if "all" in self.baselines else tuple(dict.fromkeys(self.baselines))
 
     @property
     def level(self) -> float:
-        """Return the quantile as a share; for a bound of a fixed length, that of batches alone."""
+        """Return the quantile as a share. With a fixed length, 0.99 applies, but only to the weight of batches."""
         return 0.99 if self.output_tokens else float(self.bound_for[1:]) / 100
 
     @property
     def output_tokens(self) -> int | None:
-        """Return the fixed length that the bound is for; None for a quantile."""
+        """Return the fixed output length of the bound; None for a quantile."""
         found = _FIXED.fullmatch(self.bound_for)
         return int(found[1]) if found else None
 
@@ -481,7 +559,7 @@ Load = Annotated[NotNan, Field(gt=0, le=1e6)]
 
 
 class LabPolicy(SchedulerSection):
-    """A scheduler to try: keys of [scheduler], and a name."""
+    """A scheduler to try: the keys of [scheduler], and a name."""
 
     name: Text | None = None
     # Sets max_wait_s to this multiple of the 99th percentile of JCT under FCFS at the same load and batch size.
@@ -489,27 +567,27 @@ class LabPolicy(SchedulerSection):
 
     @property
     def title(self) -> str:
-        """Return the name, or the settings of the file as a text."""
+        """Return the name, or without one the keys that the file sets, such as "aged(weight=20) max_num_seqs=64"."""
         return self.name or _title(self, "policy", "rank")
 
 
 class LabPredictor(PredictorSection):
-    """A predictor to try: keys of [predictor], and a name."""
+    """A predictor to try: the keys of [predictor], and a name."""
 
     name: Text | None = None
 
     @property
     def title(self) -> str:
-        """Return the name, or the settings of the file as a text."""
+        """Return the name, or without one the keys that the file sets, such as "aged(weight=20) max_num_seqs=64"."""
         return self.name or _title(self, "kind", "file")
 
 
 class LabSection(Section):
     """What ``lengthwise lab`` tries: every policy with every predictor, at every load and batch size.
 
-    A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table of keys of [scheduler], on top
-    of the scenario's own where ``policy`` is not among them. A predictor is a kind ("oracle") or a table of keys of
-    [predictor]. FCFS and shortest-first with known lengths always run: they are the ends of the gap.
+    A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table with keys of [scheduler]; a
+    table without ``policy`` changes the scenario's own scheduler. A predictor is a kind ("oracle") or a table with keys
+    of [predictor]. FCFS and shortest-first with known lengths always run, since they are the two ends of the gap.
     """
 
     policies: list[LabPolicy] = Field(
@@ -517,7 +595,7 @@ class LabSection(Section):
     )
     predictors: list[LabPredictor] = Field(default_factory=lambda: [LabPredictor(kind="oracle")])
     loads: Annotated[list[Load], Field(min_length=1)] | None = None
-    # of loads; 1: FCFS's capacity, or batch size divided by a request's mean time alone
+    # The unit of loads: the capacity of FCFS, or the batch size divided by the mean time of a request that runs alone.
     unit: Literal["capacity", "isolated"] = "capacity"
     rates: Annotated[list[Load], Field(min_length=1)] | None = None  # requests/s
     batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
@@ -551,7 +629,6 @@ class LabSection(Section):
 
 
 def _title(section: Section, *bare: str) -> str:
-    """Return what was set: the values of the keys ``bare`` first, the other keys as key=value."""
     settings = section.model_dump(exclude_unset=True, exclude_none=True, exclude={"name"})
     first = [str(settings.pop(key)) for key in bare if key in settings]
 

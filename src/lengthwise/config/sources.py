@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 def open_workload(
     source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
 ) -> Workload:
-    """Return the requests of a trace file, or a draw from the preset of that name."""
+    """Return the requests of a trace file, or ``num_requests`` requests drawn from a preset."""
     from lengthwise import workload
     from lengthwise.config.workload import read_trace
 
@@ -39,10 +39,10 @@ def open_workload(
 def service_times(
     uniform: tuple[float, float] | None, exponential: float | None, lengths: str | None, token_s: float, fixed_s: float
 ) -> tuple[ServiceTimes, list[str]]:
-    """Return service times and their description.
+    """Return the service times that exactly one of the first three arguments gives, and their description.
 
-    ``uniform`` are the lowest and highest seconds, ``exponential`` is a rate in 1/s; ``lengths`` names a trace, a
-    preset or a .txt file of output tokens, each of ``token_s`` seconds after ``fixed_s`` of the request.
+    ``uniform`` is (lowest, highest) in seconds, ``exponential`` a rate in 1/s. ``lengths`` names a trace, a preset or a
+    .txt file of output tokens; a request then takes ``fixed_s`` plus ``token_s`` for each token.
     """
     from lengthwise import theory
 
@@ -68,7 +68,7 @@ def service_times(
 
 
 def predicted_times(path: Path, token_s: float, fixed_s: float) -> tuple[Floats, Floats]:
-    """Read true and predicted tokens, two numbers a line, and return both as service times, seconds."""
+    """Read true and predicted tokens, two columns of a file, and return both as service times in seconds."""
     table = _read_numbers(path)
     if table.shape[1] != 2:
         raise InputError(f"{path} must have true and predicted tokens, two numbers a line; it has {table.shape[1]}")
@@ -79,7 +79,6 @@ def predicted_times(path: Path, token_s: float, fixed_s: float) -> tuple[Floats,
 
 
 def _read_numbers(path: Path) -> Floats:
-    """Return a table of numbers between spaces or commas, a row a line."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

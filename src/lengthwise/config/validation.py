@@ -1,4 +1,4 @@
-"""Turn failed validations into one message that names each key, what must hold, and the nearest known name."""
+"""Turns failed validations into one message that names each key, its requirement and the nearest known name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """A wrong key or value: its path, and what must hold."""
+    """A wrong key or value: its path, and a text that says what is required."""
 
     path: tuple[str, ...]
     text: str
@@ -32,12 +32,12 @@ class Problems(list[Problem]):
     """The problems of one file."""
 
     def add(self, text: str, *path: str) -> None:
-        """Add a problem of the key at ``path``."""
+        """Add a problem with the key at ``path``."""
         self.append(Problem(path, text))
 
     @contextmanager
     def at(self, *path: str) -> Iterator[None]:
-        """Add an InputError as a problem of the table at ``path``, or of the key in it that a WrongKeyError names."""
+        """Add an InputError of the block as a problem at ``path``, or at the ``key`` of a WrongKeyError below it."""
         try:
             yield
         except InputError as error:
@@ -45,7 +45,7 @@ class Problems(list[Problem]):
 
 
 class WrongKeyError(InputError):
-    """The value of a ``key`` cannot be used."""
+    """The value of the setting ``key`` cannot be used."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validated(kind: type[_Model], table: Any) -> tuple[_Model | None, list[Problem]]:
-    """Return a table as a section and no problems, or None and its problems."""
+    """Return the section of class ``kind`` for a table, or None and the problems of the table."""
     try:
         return kind.model_validate(table), []
     except ValidationError as error:
@@ -69,7 +69,11 @@ def raise_if_any(
     overridden: Iterable[tuple[str, ...]] = (),
     options: Mapping[tuple[str, ...], str] | None = None,
 ) -> None:
-    """Raise one ScenarioError for all problems; those at ``overridden`` name --set, at ``options`` the option."""
+    """Raise one ScenarioError for all problems, if there are any.
+
+    The message names ``source``, --set for the problems at paths in ``overridden``, and the command-line option for
+    those at paths in ``options``.
+    """
     from_set, from_option = tuple(overridden), options or {}
 
     def line(problem: Problem) -> str:
@@ -87,8 +91,7 @@ def raise_if_any(
     raise ScenarioError("\n  ".join([f"{source}: {len(lines)} problems", *shown, *rest]))
 
 
-_Error = Mapping[str, Any]
-"""An entry of ``ValidationError.errors()``."""
+_Error = Mapping[str, Any]  # an entry of ``ValidationError.errors()``
 _UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
 _TYPES = ("int", "float", "str", "bool")
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
@@ -113,12 +116,12 @@ _REQUIREMENTS: dict[str, str] = {
 
 
 def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
-    """Return the problems of a failed validation of ``root``, in the order of its fields."""
+    """Return the problems that ``error`` reports for a section of class ``root``, in the order of its fields."""
     groups: dict[Any, list[_Error]] = {}
     for number, entry in enumerate(error.errors(include_url=False)):
         loc = entry["loc"]
-        # A value that may be of several types, such as a number or a list, has an entry for each type, which pydantic
-        # puts into the path behind the keys of the file.
+        # If a value may have several types (a number or a list), pydantic reports an entry for each type, whose path
+        # ends in that type, after the keys of the file.
         types = (at for at, key in enumerate(loc) if key in _TYPES or not _KEY.fullmatch(str(key)))
         union = loc[: next(types, 0)]
         groups.setdefault(union or number, []).append(entry)
@@ -129,7 +132,7 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
 
 
 def _union_problems(union: tuple[Any, ...], group: Sequence[_Error], root: type[BaseModel]) -> list[Problem]:
-    """Return what is wrong inside a given list or table, else one sentence with all types that are accepted."""
+    """Return the problems of a value that may have several types, as one that names them all if none fits."""
     inside = [one for one in group if str(one["loc"][len(union)]).startswith("list[")]
     inside = inside or [one for one in group if str(one["loc"][len(union)]).endswith("Table")]
     if any(one["type"] not in ("list_type", "model_type", "model_attributes_type") for one in inside):
@@ -180,13 +183,13 @@ def _given(entry: _Error) -> str:
 
 
 def _path(loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return the keys as the file has them, without the kind of a union, which pydantic puts into the path."""
+    """Return the keys of an error's path that the file has; pydantic adds the kinds of unions."""
     pairs = zip(("", *loc), loc, strict=False)
     return tuple(str(key) for before, key in pairs if not (before in _UNIONS and key in _UNIONS[before]))
 
 
 def _nearest_key(loc: tuple[Any, ...], root: type[BaseModel]) -> str:
-    """Return a hint after an unknown key: the key of another section, a similar key, or all keys of the table."""
+    """Return a hint for an unknown key: a similar or equal key elsewhere, or else the keys of its table."""
     wrong, prefix, model = str(loc[-1]), ".".join(_path(loc[:-1])), root
     for before, key in zip(("", *loc), loc[:-1], strict=False):
         if before in _UNIONS:

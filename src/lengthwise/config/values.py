@@ -1,4 +1,4 @@
-"""Types of single values: durations, counts, length distributions and arrival processes."""
+"""Types of values in files: durations, counts, length distributions and arrival processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min|h)")
 
 
 def seconds(value: Any) -> Any:
-    """Return the seconds of "200ms", "2s", "1.5min" or "1h"; other values than texts stay; raise ValueError."""
+    """Return the seconds of a text such as "200ms" or "1h"; raises ValueError. Other values do not change."""
     if not isinstance(value, str):
         return value
     if found := _DURATION.fullmatch(value.strip().lower()):
@@ -35,23 +35,21 @@ def _number(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NotNan = Annotated[float, BeforeValidator(_number)]
-Seconds = Annotated[NotNan, BeforeValidator(seconds), Field(gt=0)]
-"""Above 0; inf is allowed and means no limit."""
-Wait = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0)]
-"""Seconds from 0."""
+Seconds = Annotated[NotNan, BeforeValidator(seconds), Field(gt=0)]  # above 0; inf is allowed and means no limit
+Wait = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0)]  # seconds, at least 0
 Share = Annotated[NotNan, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """A table of a file: an unknown key is an error, and no value is converted into another type."""
+    """A table of a file: unknown keys are errors, and values are not converted to other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=True, defer_build=True)
 
 
 @contextmanager
 def input_error_as_value_error() -> Iterator[None]:
-    """Raise an InputError as a ValueError, which pydantic reports under the key that it validates."""
+    """Raise an InputError of the block as a ValueError, for which pydantic names the key of the value."""
     try:
         yield
     except InputError as error:
@@ -62,12 +60,9 @@ _Floor = Annotated[NotNan, Field(ge=0)]
 
 
 class _Length(Section):
-    """A table whose keys are the arguments of a distribution of ``workload``."""
-
     distribution: ClassVar[Callable[..., workload.Marginal]]
 
     def build(self) -> workload.Marginal:
-        """Return the distribution; raise InputError for parameters outside its domain."""
         return type(self).distribution(**self.model_dump(exclude={"kind"}))
 
     @model_validator(mode="after")
@@ -95,7 +90,7 @@ class UniformLength(_Length):
 
 
 class ZipfLength(_Length):
-    """Zipf: the k-th length from ``low`` on has weight k**-theta, so short lengths are frequent."""
+    """Zipf: the k-th length, counted from ``low``, has weight k**-theta, so that short lengths are frequent."""
 
     distribution = workload.Zipf
     kind: Literal["zipf"] = "zipf"
@@ -116,7 +111,7 @@ class LogNormalLength(_Length):
     sd: float | None = None
 
     def build(self) -> workload.Marginal:
-        """Return the distribution; raise InputError unless the keys are one of the four pairs."""
+        """Return the distribution. Raises InputError unless the keys are one of the four pairs."""
         ways = {
             ("median", "sigma"): workload.LogNormal,
             ("median", "p90"): workload.LogNormal.from_median_p90,
@@ -133,7 +128,7 @@ class LogNormalLength(_Length):
 
 
 class TruncatedNormalLength(_Length):
-    """Normal of ``mean`` and ``sd`` (before truncation), truncated to ``low`` .. ``high``."""
+    """Normal with ``mean`` and ``sd`` (of the normal before truncation), truncated to ``low`` .. ``high``."""
 
     distribution = workload.TruncatedNormal
     kind: Literal["truncated_normal"] = "truncated_normal"
@@ -144,7 +139,7 @@ class TruncatedNormalLength(_Length):
 
 
 class SkewNormalLength(_Length):
-    """Skew normal by its moments, within ``low`` .. ``high``."""
+    """Skew normal, given by its moments and restricted to ``low`` .. ``high``."""
 
     distribution = workload.SkewNormal
     kind: Literal["skew_normal"] = "skew_normal"
@@ -156,7 +151,7 @@ class SkewNormalLength(_Length):
 
 
 class QuantilesLength(_Length):
-    """A table of ``tokens`` at ``levels`` 0 .. 1; or ``mean``, ``median``, ``p90`` and ``high``."""
+    """Quantiles: ``tokens`` at ``levels`` from 0 to 1; or ``mean``, ``median``, ``p90`` and ``high``."""
 
     kind: Literal["quantiles"] = "quantiles"
     levels: list[float] | None = None
@@ -168,7 +163,7 @@ class QuantilesLength(_Length):
     high: float | None = None
 
     def build(self) -> workload.Marginal:
-        """Return the distribution; raise InputError unless the keys are one of the two sets."""
+        """Return the distribution. Raises InputError unless the keys are one of the two sets."""
         given = self.model_fields_set - {"kind", "low"}
         if self.levels is not None and self.tokens is not None and given == {"levels", "tokens"}:
             return workload.Quantiles(self.levels, self.tokens)
@@ -195,6 +190,24 @@ Length = Annotated[
 ]  # fmt: skip
 
 
+def _delay_table(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"median": value}
+
+
+class DelayTable(Section):
+    """A lognormal delay by its median and ``sigma``; a bare duration is constant."""
+
+    median: Wait
+    sigma: Annotated[NotNan, Field(ge=0, le=10)] = 0.0
+
+    def build(self) -> workload.Delay:
+        """Return the delay."""
+        return workload.Delay(self.median, self.sigma)
+
+
+DelayTime = Annotated[DelayTable, BeforeValidator(_delay_table)]
+
+
 def _by_kind(union: Any) -> dict[str, type[Section]]:
     return {one.model_fields["kind"].default: one for one in get_args(get_args(union)[0])}
 
@@ -204,13 +217,15 @@ _Cv = Annotated[NotNan, Field(gt=0)]
 
 
 class _Arrivals(Section):
-    """A process; its rate is ``workload.request_rate``, so that a sweep over rates names one key."""
+    """Base of the arrival processes of [workload.arrivals]: ``process`` is the class that a table describes.
+
+    The rate is no key of the table but ``workload.request_rate`` or ``session_rate``, so that a sweep changes one key.
+    """
 
     needs_rate: ClassVar[bool] = True
     process: ClassVar[Callable[..., workload.Arrivals]]
 
     def build(self, rate_rps: float) -> workload.Arrivals:
-        """Return the process at this rate; raise InputError for parameters outside its domain."""
         rate = {"rate_rps": rate_rps} if self.needs_rate else {}
         return type(self).process(**rate, **self.model_dump(exclude={"kind"}))
 
@@ -222,21 +237,21 @@ class _Arrivals(Section):
 
 
 class PoissonArrivals(_Arrivals):
-    """Exponential gaps; what a bare ``request_rate`` means."""
+    """Exponential gaps between arrivals; the default if only ``request_rate`` is given."""
 
     process = workload.Poisson
     kind: Literal["poisson"] = "poisson"
 
 
 class ConstantArrivals(_Arrivals):
-    """Equal gaps."""
+    """Equal gaps between arrivals."""
 
     process = workload.Constant
     kind: Literal["constant"] = "constant"
 
 
 class GammaArrivals(_Arrivals):
-    """Gamma gaps with this coefficient of variation: above 1 bursty, below 1 regular."""
+    """Gamma gaps with coefficient of variation ``cv``: above 1 bursty, below 1 regular."""
 
     process = workload.Gamma
     kind: Literal["gamma"] = "gamma"
@@ -244,7 +259,7 @@ class GammaArrivals(_Arrivals):
 
 
 class WeibullArrivals(_Arrivals):
-    """Weibull gaps with this coefficient of variation."""
+    """Weibull gaps with coefficient of variation ``cv``."""
 
     process = workload.Weibull
     kind: Literal["weibull"] = "weibull"
@@ -267,7 +282,7 @@ class AllAtOnce(_Arrivals):
 
 
 class RateProfile(_Arrivals):
-    """Poisson arrivals at ``rates_rps[i]`` from ``times_s[i]`` on."""
+    """Poisson arrivals whose rate is ``rates_rps[i]`` from the time ``times_s[i]``."""
 
     process = workload.RateProfile
     needs_rate: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""From the table [workload] to models of lengths and arrivals, and from trace files to requests."""
+"""Turns the table [workload] into models of lengths and arrivals, and trace files into requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from lengthwise import workload as w
 from lengthwise.config.files import resolved
-from lengthwise.config.sections import WorkloadSection
+from lengthwise.config.sections import SessionsTable, WorkloadSection
 from lengthwise.predict.sample_files import Served, served
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
 Ints = npt.NDArray[np.int64]
 LOG = "log"
-"""The format of what ``lengthwise predict train`` reads: rows with a prompt, an output or its tokens, a model."""
+"""The format that ``lengthwise predict train`` reads: rows with a prompt, an output or its tokens, and a model."""
 
 
 def read_trace(
@@ -29,7 +29,10 @@ def read_trace(
     sort: bool = False,
     replayed: bool = False,
 ) -> Workload:
-    """Return the requests of a trace (``format`` None: detected), texts in ``extra``; a log may lack arrivals."""
+    """Read the requests of a trace or of a log; ``format`` None means that it is detected.
+
+    ``replayed`` requires that the requests have arrival times. Raises TraceError for an invalid file.
+    """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
     found = format or w.detect(path)
@@ -38,7 +41,7 @@ def read_trace(
     try:
         log = served(path)
     except InputError as error:
-        # An error in the first row of a file of unknown format: the file may be no log at all.
+        # If the first row of a file of unknown format has the error, the file may not be a log.
         if found != LOG and (", row 1 " in str(error) or ", row 1:" in str(error)):
             try:
                 w.read(path)
@@ -75,16 +78,27 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
 
 @dataclass(frozen=True)
 class Source:
-    """Models that requests are drawn from; ``replayed`` are the requests of a trace whose arrivals are kept."""
+    """Models from which requests are drawn, or the requests ``replayed`` of a trace with its own arrivals.
+
+    With ``sessions``, the lengths are those of new tokens and of outputs, and the arrivals those of sessions.
+    """
 
     lengths: w.Lengths
     arrivals: w.Arrivals
     name: str
     replayed: Workload | None = None
+    sessions: w.Sessions | None = None
+
+    def require_independent(self, owner: str) -> None:
+        """Raise InputError if requests are drawn in sessions. ``owner`` names the feature that does not support it."""
+        if self.sessions is not None:
+            raise InputError(
+                f"{owner} does not support workload.sessions, groups and tools yet. Remove them, or simulate"
+            )
 
 
 def source_of(section: WorkloadSection, folder: Path) -> Source:
-    """Return the models of lengths and arrivals of a section."""
+    """Return the source of the requests that a [workload] section describes."""
     trace = None
     if section.trace is not None:
         path, replayed = resolved(section.trace, folder), section.is_replay
@@ -104,11 +118,30 @@ def source_of(section: WorkloadSection, folder: Path) -> Source:
         assert section.output is not None
         lengths = w.Joint(section.prompt.build(), section.output.build(), section.correlation)
     name = section.preset or (trace.name if trace else "")
-    return Source(_capped(section, lengths), _arrivals(section), name)
+    return Source(_capped(section, lengths), _arrivals(section), name, sessions=_sessions(section))
+
+
+def _sessions(section: WorkloadSection) -> w.Sessions | None:
+    table, groups, tools = section.sessions, section.groups, section.tools
+    if table is None and groups is None and tools is None:
+        return None
+    table = table or SessionsTable()
+    return w.Sessions(
+        table.turns,
+        table.think_time.build(),
+        table.max_turns,
+        table.max_context_tokens,
+        None if groups is None else w.Groups(groups.count, groups.system_prompt.build(), groups.zipf),
+        None
+        if tools is None
+        else w.Tools(
+            tools.calls, tools.time.build(), tools.tokens.build(), tools.max_calls, tools.fan_out, tools.fan_out_share
+        ),
+    )
 
 
 def _arrivals(section: WorkloadSection) -> w.Arrivals:
-    rate_rps = section.request_rate
+    rate_rps = section.rate_rps
     if section.concurrency is not None:
         return w.ClosedLoop(section.concurrency)
     if rate_rps is not None and math.isinf(rate_rps):
@@ -128,7 +161,7 @@ def _capped(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
 
 @dataclass(frozen=True, eq=False)
 class InOrder:
-    """Observed lengths in their own order instead of drawn."""
+    """Observed lengths, which are returned in their own order instead of drawn at random."""
 
     samples: w.Samples
 
@@ -138,21 +171,29 @@ class InOrder:
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the protocol of Lengths
-        """Return the first ``n`` prompts and outputs with their texts, in arrays that limits can cut in place."""
+        """Return the first ``n`` prompts and outputs with their texts: copies, since limits change them in place."""
         texts = {name: np.array(column[:n], object) for name, column in self.samples.texts.items()}
         return w.Drawn(np.array(self.samples.prompt[:n], np.int64), np.array(self.samples.output[:n], np.int64), texts)
 
 
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
+    trace = trace.take(np.arange(n))
     lengths, arrivals = _capped(section, InOrder(w.Samples.of(trace))), w.Replay(trace.arrival_s)
     made = w.generate(n, lengths, arrivals, predicted=section.predicted, tenants=section.tenants, name=trace.name)
-    own = None if trace.predicted_tokens is None else trace.predicted_tokens[:n]
+    is_cut = (made.prompt_tokens != trace.prompt_tokens).any() or (made.output_tokens != trace.output_tokens).any()
+    if is_cut and trace.prefixes is not None and (trace.prefixes.turns >= 0).any():
+        raise InputError(
+            "workload.max_prompt_tokens, max_output_tokens and max_total_tokens cannot shorten sessions, whose later "
+            "prompts contain the earlier ones; leave them out"
+        )
     return replace(
         made,
-        predicted_tokens=own if section.predicted == "none" else made.predicted_tokens,
-        priority=None if trace.priority is None else trace.priority[:n],
-        tenant=made.tenant if trace.tenant is None else trace.tenant[:n],
-        extra={key: column[:n] for key, column in trace.extra.items()} | made.extra,
+        predicted_tokens=trace.predicted_tokens if section.predicted == "none" else made.predicted_tokens,
+        priority=trace.priority,
+        tenant=made.tenant if trace.tenant is None else trace.tenant,
+        extra=trace.extra | made.extra,
         concurrency=trace.concurrency,
+        after=trace.after,
+        prefixes=None if trace.prefixes is None else trace.prefixes.within(made.prompt_tokens),
     )

@@ -1,4 +1,4 @@
-"""YAML without two of its traps: 1e3 is a number, and a repeated key is an error."""
+"""YAML loader without two traps of YAML: 1e3 is a number, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class Loader(yaml.SafeLoader):
-    """Load plain data; raise yaml.YAMLError for a repeated key instead of taking the last value."""
+    """A safe loader that raises yaml.YAMLError for a repeated key instead of taking the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the mapping of a node."""

@@ -1,4 +1,4 @@
-"""What an iteration costs and what fits: every source of timing compiles to the same tables."""
+"""What a step costs and what fits in memory: every source of timing is converted to the same cost tables."""
 
 import lazy_loader
 

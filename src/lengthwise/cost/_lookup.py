@@ -1,4 +1,4 @@
-"""Reads the cost tables inside compiled code; ``engine.step_time`` reads them in plain Python, with equal results."""
+"""Reads cost tables in compiled code; ``engine.step_time`` reads them in plain Python, with equal results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SLOPE_SPAN = 256
 
 
 class PackedCost(NamedTuple):
-    """CostTables laid out for one cache line a lookup; the slopes continue them beyond their last row."""
+    """Cost tables as arrays for compiled code. The slopes continue the tables beyond their last row."""
 
-    by_tokens: Floats  # columns: layer, comm, first, send
+    by_tokens: Floats  # columns: layer, comm, first (token embedding), send
     tokens_slope: Floats
     by_seqs: Floats  # columns: head, host
     seqs_slope: Floats
@@ -26,15 +26,15 @@ class PackedCost(NamedTuple):
     decode: Floats
     stage_layers: Floats
     merged: bool
-    step_tokens: int
+    context_unit_tokens: int  # contexts are rounded up to multiples of it (rule MERGED)
     merge_factor: float
-    mixed: Floats
-    has_beside: bool
+    beside_prompts: Floats
+    has_beside_prompts: bool
     masked_s: float
 
 
 def pack(cost: CostTables) -> PackedCost:
-    """The tables as compiled code reads them."""
+    """Return the cost tables in the layout for compiled code."""
     by_tokens = np.column_stack([cost.layer_s, cost.comm_s, cost.first_s, cost.send_s])
     by_seqs = np.column_stack([cost.head_s, cost.host_s])
     return PackedCost(
@@ -60,8 +60,8 @@ def _slope(table: Floats) -> Floats:
 
 
 @jit
-def row(table, slope, index, column):
-    """The entry of a one-dimensional table, continued with its last slope."""
+def entry(table, slope, index, column):
+    """Return the entry of one column of a table over one variable. Beyond the end, the last slope continues."""
     last = table.shape[0] - 1
     if index <= last:
         return table[index, column]
@@ -70,7 +70,10 @@ def row(table, slope, index, column):
 
 @jit
 def grid_cell(value, points):
-    """(index, fraction) of a value on the axis of ``grid_value``; beyond the last cell: fraction > 1."""
+    """Return the cell of an axis in which a value lies, and the fraction within the cell.
+
+    The axis has the first ``points`` values of ``grid_value``. Beyond its end the fraction exceeds 1.
+    """
     if value < 32:
         index, fraction = value, 0.0
     else:
@@ -92,7 +95,7 @@ def _grid_value(index):
 
 @jit
 def bilinear(table, x, y):
-    """The table at (x, y), both axes on ``grid_value``."""
+    """Return the interpolated value of a table at (x, y). Both axes have the points of ``grid_value``."""
     i, u = grid_cell(x, table.shape[0])
     j, v = grid_cell(y, table.shape[1])
     low = table[i, j] + v * (table[i, j + 1] - table[i, j])
@@ -102,41 +105,41 @@ def bilinear(table, x, y):
 
 @jit
 def decode_attention(cost, seqs, kv_tokens, prompts):
-    """Seconds of one layer's decode attention in a step of so many prompts; 0 without sequences."""
+    """Return the seconds of one layer's decode attention in a step with ``prompts`` prompts, or 0 if ``seqs`` is 0."""
     if seqs == 0:
         return 0.0
     if not cost.merged:
         seconds = bilinear(cost.decode, seqs, kv_tokens)
-        if prompts > 0 and cost.has_beside:
-            seconds *= bilinear(cost.mixed, seqs, kv_tokens)
+        if prompts > 0 and cost.has_beside_prompts:
+            seconds *= bilinear(cost.beside_prompts, seqs, kv_tokens)
         return seconds
-    column = (kv_tokens // seqs + cost.step_tokens - 1) // cost.step_tokens
+    context_units = (kv_tokens // seqs + cost.context_unit_tokens - 1) // cost.context_unit_tokens
     factor = cost.merge_factor if seqs > 1 else 1.0
-    return factor * stepped(cost.decode, seqs, column)
+    return factor * entry_2d(cost.decode, seqs, context_units)
 
 
 @jit
 def prefill_attention(cost, chunk, context):
-    """Seconds of one layer's attention for one prompt's chunk (rule PER_REQUEST)."""
+    """Return the seconds of one layer's attention for one prompt's chunk (rule PER_REQUEST)."""
     return bilinear(cost.prefill, chunk, context)
 
 
 @jit
-def merged_prefill_attention(cost, prompts, chunks_squared, context_steps):
-    """Seconds of one layer's attention for all prompts of a step (rule MERGED); 0 without prompts."""
+def merged_prefills(cost, prompts, chunks_squared, context_units):
+    """Return the seconds of one layer's attention for all prompts of a step (rule MERGED), or 0 without prompts."""
     if prompts == 0:
         return 0.0
     factor = cost.merge_factor if prompts > 1 else 1.0
-    return factor * stepped(cost.prefill, int(math.sqrt(chunks_squared) + 0.5), context_steps)
+    return factor * entry_2d(cost.prefill, int(math.sqrt(chunks_squared) + 0.5), context_units)
 
 
 @jit
 def masked_attention(cost, queries, keys, own):
-    """Seconds of one layer's pairs of queries and keys that are not ``own`` pairs of one sequence."""
+    """Return a layer's seconds of the (query, key) pairs that a dense mask discards: all pairs but ``own``."""
     return cost.masked_s * (queries * keys - own)
 
 
 @jit
-def stepped(table, i, j):
-    """The table's own entry, the last one beyond its end."""
+def entry_2d(table, i, j):
+    """Return the entry of a table without interpolation. Beyond an end, this is the last entry."""
     return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]

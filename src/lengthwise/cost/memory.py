@@ -1,4 +1,4 @@
-"""Memory of a replica: weights, activations, and blocks of KV cache."""
+"""Plans the memory of a replica: weights, activations and KV blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def usable_degrees(model: ModelSpec) -> list[int]:
 
 @dataclass(frozen=True)
 class Shard:
-    """One GPU's share of a layer under tensor parallelism, and of a stage."""
+    """The share of a model that one GPU holds, under tensor and pipeline parallelism."""
 
     model: ModelSpec
     parallel: Parallelism
@@ -34,33 +34,36 @@ class Shard:
 
     @property
     def heads(self) -> float:
-        """Return the query heads of this GPU."""
+        """Return the number of query heads on one GPU."""
         return self.model.attention.heads / self.parallel.tp
 
     @property
     def kv_heads(self) -> int:
-        """Return the KV heads of this GPU; with more GPUs than heads, each GPU holds a copy of one."""
+        """Return the number of KV heads on one GPU. With more GPUs than heads, each GPU has a copy of one head."""
         return max(1, -(-self.model.attention.kv_heads // self.parallel.tp))
 
     @property
     def v_dim(self) -> int:
-        """Return the width of a head's value."""
+        """Return the dimension of a head's values."""
         return self.model.attention.v_head_dim or self.model.attention.head_dim
 
     @property
     def kv_bytes(self) -> float:
-        """Return bytes of one token's cache in one caching layer on this GPU; every GPU holds an MLA latent."""
+        """Return the bytes of one token in the KV cache of one layer on one GPU.
+
+        With MLA every GPU holds the complete latents. Otherwise each GPU holds its own KV heads.
+        """
         attention = self.model.attention
         layer = catalog.kv_bytes_per_token(self.model, self.kv_dtype) / self.model.caching_layers
         return layer if attention.is_mla else layer * self.kv_heads / attention.kv_heads
 
     @property
     def layers(self) -> list[int]:
-        """Return [PP] decoder layers of each stage."""
+        """Return [PP] the number of decoder layers of each stage."""
         return catalog.stage_layers(self.model, self.parallel.pp)
 
     def stage_weight_bytes(self) -> Floats:
-        """Return [PP] bytes of weights on one GPU of each stage."""
+        """Return [PP] the bytes of weights on one GPU of each stage."""
         model, tp = self.model, self.parallel.tp
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
@@ -77,7 +80,7 @@ class Shard:
         return stages
 
     def _replicated_parameters(self) -> float:
-        """Return weights of a layer that every GPU holds in full; a partly replicated matrix counts in proportion."""
+        """Return how many weights of a layer every GPU holds. A partly replicated matrix counts in proportion."""
         model, attention, tp = self.model, self.model.attention, self.parallel.tp
         router = model.hidden * model.ffn.experts
         if attention.is_mla:
@@ -90,7 +93,7 @@ class Shard:
 
 
 def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> Shard:
-    """Return the shard of a deployment."""
+    """Return the share of one GPU. Raises InputError unless tp divides the heads and each stage has a layer."""
     if parallel.tp < 1 or model.attention.heads % parallel.tp:
         heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
         raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
@@ -103,7 +106,7 @@ FRAMEWORK_BYTES = 0.6 * GIB
 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
 
 NCCL_BYTES = {1: 0, 2: 342 * MIB}
-NCCL_BYTES_MORE = 392 * MIB  # communication buffers by GPUs of a replica: ``nccl_mem`` of AIConfigurator's system files
+NCCL_BYTES_MORE = 392 * MIB  # communication buffers by number of GPUs of a replica (``nccl_mem`` of AIConfigurator)
 LOGIT_COPIES = 3  # fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted
 HOST_LINK_BYTES_PER_S = 25e9  # measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory
 VIDUR_MARGIN = 0.1
@@ -118,13 +121,16 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """Plan the memory of a replica's fullest GPU, and from it the replica's KV blocks (or take ``num_blocks``).
+    """Plan the memory of a replica's fullest GPU, and the replica's number of KV blocks if ``num_blocks`` is None.
 
-    "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, minus weights (embedding, head, the
-    stage's layers, replicated KV heads), the peak of activations in a step, context and communication buffers, and one
-    null block. "vidur" follows Vidur: no embedding, head or activations, 10 % margin on the nominal GiB, complete
-    requests of ``max_model_len`` only.
-    Raises DoesNotFitError, with the shortfall and a tp that fits, or InputError for an invalid argument.
+    "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, less weights (embedding, head, the
+    stage's layers, replicated KV heads), the peak of activations in a step, CUDA context and communication buffers, and
+    one null block. "vidur" follows Vidur: it counts neither embedding, head nor activations, takes a margin of 10 % off
+    the nominal GiB, and only fits complete requests of ``max_model_len`` tokens.
+
+    Raises:
+        DoesNotFitError: The model does not fit. The message gives the missing memory and the smallest tp that fits.
+        InputError: The planner is unknown, the model cannot be split like this, or ``num_blocks`` is below 1.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
     if planner not in planners:
@@ -146,7 +152,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> int:
-    """Return the tokens of the longest request that model and KV cache take; raise as ``plan_memory`` does."""
+    """Return the tokens of the longest request for which model and memory suffice. Raises as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
         shard = shard_of(model, parallel, limits)
         tokens = int((_vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)) // _vidur_kv_bytes(shard))
@@ -174,7 +180,7 @@ def _plan_vllm(
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
     states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
-    activation += limits.max_num_seqs * states  # of linear attention
+    activation += limits.max_num_seqs * states  # states of linear attention
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     caching = model.caching_layers / model.layers
@@ -218,7 +224,7 @@ def _vidur_weight_bytes(shard: Shard) -> float:
 
 
 def _vidur_kv_bytes(shard: Shard) -> float:
-    """Return bytes per token over all layers: Vidur does not divide them by the stages."""
+    """Return a token's bytes over all layers, which Vidur does not divide by the number of stages."""
     return 2.0 * 2 * shard.model.attention.head_dim * shard.kv_heads * shard.model.layers
 
 
@@ -247,7 +253,7 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
 
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
-    """Return (bytes that a GPU lacks, bytes of one request's cache and of the null block)."""
+    """Return (bytes that a GPU lacks, bytes of the cache of one request and of the null block)."""
     blocks = -(-max_model_len // plan.block_size) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
     cache = blocks * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":

@@ -1,4 +1,4 @@
-"""Cost tables perturbed by the error of the cost model, by a small, fixed sampling plan over the parts of a step."""
+"""Perturbs cost tables by the error of the cost model, with a small, fixed design of draws for the parts of a step."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ DRAWS = 16
 LEVEL = 0.9
 MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
 _NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
-PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; "front", the way into the engine, has errors as well
+PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
 FIT_ERROR_LIMIT = 0.2
-"""Results warn of an operator's fit if the median error of its held-out rows is larger."""
+"""Results warn of the fit of an operator whose median error on held-out rows is larger."""
 _DESIGNS = 200
-_Part = tuple[str, int]  # a part, and the index of its error, of which there is rarely more than one
+_Part = tuple[str, int]  # a part, and the index of its error (rarely more than one)
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
-    """Return ``draws`` copies of the tables with parts multiplied by log-normal factors; [] without known errors."""
+    """Return ``draws`` copies of the tables, each part times a log-normal factor, or none if no error is known."""
     return [made for (made,) in _perturbed([tables], draws, seed)]
 
 
 def perturbed_degrees(
     tables: Mapping[int, CostTables], draws: int = DRAWS, seed: int = 0
 ) -> list[dict[int, CostTables]]:
-    """Return perturbed tables of several tensor-parallel degrees: a part has the same error in all of them."""
+    """Return perturbed tables of several tensor-parallel degrees. In each draw, a part has one error at all degrees."""
     return [dict(zip(tables, made, strict=True)) for made in _perturbed(list(tables.values()), draws, seed)]
 
 
 def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return the deployment and perturbed copies; in a draw, equal models on equal GPUs have equal errors."""
+    """Return the deployment and ``draws`` copies with perturbed cost tables.
+
+    In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
+    If no error is known, there are no copies.
+    """
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*PARTS, "step", "front")
     if not draws or not _errors(cost, cost.evidence.errors):
@@ -51,7 +55,7 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return ``draws`` copies of the deployment with perturbed tables; a decode side follows the same design."""
+    """Return ``draws`` copies of the deployment with perturbed tables, also on a decode side."""
     made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
     if (decode := deployment.decode) is None:
         return made
@@ -60,7 +64,6 @@ def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[De
 
 
 def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
-    """Return [draws][tables], all tables of a draw with the same normal value for a part."""
     errors = [error for one in tables for error in _errors(one, one.evidence.errors)]
     for one in tables:
         if one.other:
@@ -74,7 +77,7 @@ def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list
 
 
 def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part, PartError]]:
-    """Return the errors above 0 of parts that take any time: one GPU has no collectives, one stage sends nothing."""
+    """Return the nonzero errors of parts that take any time (one GPU has no collectives, one stage sends nothing)."""
     found: list[tuple[_Part, PartError]] = []
     for error in errors:
         used = tables.front != Front() if error.part == "front" else error.part == "step"
@@ -85,7 +88,6 @@ def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part
 
 
 def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_Part, float]) -> CostTables:
-    """Return the tables, and those of their other degree, scaled by their own errors, or by ``default`` without any."""
     factor, front = dict.fromkeys(PARTS, 1.0), tables.front
     for key, error in _errors(tables, tables.evidence.errors or default):
         z = normal.get(key, 0.0)
@@ -104,14 +106,14 @@ def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_P
 
 
 def hardware_note(deployment: Deployment) -> str:
-    """Return what the roofline does not know of the hardware, a sentence; "" where costs have another source."""
+    """Return a sentence on what the roofline does not know of the hardware. It is empty for other cost sources."""
     roofline = f"roofline of {deployment.model.name} on {deployment.gpu.name}"
     source = deployment.cost.evidence.source
     return roofline_note(deployment.gpu) if source.startswith(roofline) and "calibrated" not in source else ""
 
 
 def fit_warning(tables: CostTables) -> str:
-    """Return a warning if operators of the tables fit their profile badly, a sentence; "" otherwise."""
+    """Return a sentence that warns of operators that fit their profile badly. It is empty if there are none."""
     every = [*tables.evidence.fit, *(tables.other.tables.evidence.fit if tables.other else ())]
     worst: dict[str, float] = {}
     for one in every:
@@ -127,7 +129,7 @@ def fit_warning(tables: CostTables) -> str:
 
 
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
-    """Return what limits the trust in a deployment's costs, a sentence each: fits, unmeasured rows, simplifications."""
+    """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
     sides = [side for side in (deployment, deployment.decode) if side is not None]
     tables = [side.cost for side in sides]
     notes = [hardware_note(deployment), *map(fit_warning, tables)]
@@ -139,7 +141,11 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def design(draws: int, parts: int, seed: int = 0) -> Floats:
-    """Return [draws, parts] standard normal values: a Latin hypercube of midpoints, the least correlated of 200."""
+    """Return [draws, parts] standard normal values whose columns are evenly spread and hardly correlated.
+
+    Each column has the normal quantiles of evenly spaced midpoints in random order (a Latin hypercube). Of 200 such
+    designs, the least correlated is taken.
+    """
     normal = NormalDist()  # of the standard library: importing scipy.special takes 0.2 s
     midpoints = np.array([normal.inv_cdf((number + 0.5) / draws) for number in range(draws)])
     rng = np.random.default_rng(seed)

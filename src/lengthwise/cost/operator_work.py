@@ -1,8 +1,8 @@
-"""Roofline work of a step's operators: FLOPs, bytes and messages of each on one GPU of one pipeline stage.
+"""Roofline work of each operator of a step: its FLOPs, bytes and messages on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays and returns Work of that shape. In an encoder-decoder, one ``layer`` covers a
-prompt's way through the encoder as well, which costs as many multiplications per token as a decoder layer of equally
-deep stacks; further encoder layers are added to the prefill. KV tokens of a decode are cross keys plus own keys.
+Every function takes numbers or arrays and returns Work of the same shape. In an encoder-decoder, ``layer`` also
+stands for a prompt's way through an encoder layer, which costs as many multiplications per token; if the encoder has
+more layers than the decoder, they are added to the prefill. KV tokens of a decode are cross keys plus own keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinearAttentionSpec, L
 
 OVERLAP_POWER = 4  # compute and memory time overlap as (compute^4 + memory^4)^(1/4): a smooth maximum
 SCALE_BYTES = {"fp4": 1 / 16, "int4": 2.5 / 128}
-"""Bytes of scales read with a weight: NVFP4 has an 8-bit scale per 16 weights, AWQ 16 bits and a 4-bit zero per 128."""
+"""Bytes of scales per weight: NVFP4 has an 8-bit scale for 16 weights, AWQ a 16-bit scale and 4-bit zero for 128."""
 
 
 @dataclass(frozen=True)
 class GemmCurve:
-    """Share of peak FLOP/s of a large GEMM, padding of m, n and k, and seconds of a launch."""
+    """Constants of GEMMs: the share of peak FLOP/s of a large GEMM, padding of m, n and k, and seconds of a launch."""
 
     efficiency: float
     pad_m: float
@@ -37,7 +37,7 @@ class GemmCurve:
 
 @dataclass(frozen=True)
 class StreamCurve:
-    """Element-wise kernels: 0.4-0.9 of the bandwidth and 1.2-2.8 us on Vidur's A100, H100 and A40."""
+    """Constants of element-wise kernels. On A100, H100 and A40, Vidur measures 0.4-0.9 of the bandwidth, 1.2-2.8 us."""
 
     memory_efficiency: float = 0.6
     latency_s: float = 2.4e-6
@@ -45,7 +45,7 @@ class StreamCurve:
 
 @dataclass(frozen=True)
 class PrefillCurve:
-    """FlashAttention: one thread block walks all keys of its queries, ``serial_s`` per key however short the chunk."""
+    """Constants of FlashAttention: a thread block reads the keys of its queries one by one, in ``serial_s`` each."""
 
     efficiency: float = 0.54
     pad_tokens: float = 190
@@ -56,7 +56,7 @@ class PrefillCurve:
 
 @dataclass(frozen=True)
 class DecodeCurve:
-    """Decode attention: a group of g query heads that share a KV head uses g / (g + ``tile_rows``) of a tile."""
+    """Constants of decode attention. If g query heads share a KV head, they use g / (g + ``tile_rows``) of a tile."""
 
     efficiency: float = 0.7  # FlashMLA for groups of 128: 660 of 989 TFLOP/s (github.com/deepseek-ai/FlashMLA)
     tile_rows: float = 64
@@ -67,7 +67,7 @@ class DecodeCurve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Constants of every kind of kernel; the defaults are those of the roofline."""
+    """Constants of all kinds of kernels, by default the constants of the roofline."""
 
     wide: GemmCurve = GemmCurve(0.82, 80, 80, 96, 4e-6)
     narrow: GemmCurve = GemmCurve(0.72, 120, 2400, 400, 6e-6)
@@ -84,7 +84,7 @@ CURVES = Curves()
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one operator; every field but the name is a number or an array of one shape."""
+    """The work of one operator. Except for ``name``, the fields are numbers or arrays of one shape."""
 
     name: str
     flops: Any = 0.0
@@ -96,13 +96,13 @@ class Work:
 
     @property
     def seconds(self) -> Floats:
-        """Return seconds in which compute and memory overlap, and network and launch do not."""
+        """Return the seconds of the operator: compute and memory overlap, network and launch are added."""
         power = OVERLAP_POWER
         overlapped = (np.asarray(self.compute_s) ** power + np.asarray(self.memory_s) ** power) ** (1 / power)
         return np.asarray(overlapped + self.network_s + self.latency_s, dtype=np.float64)
 
     def times(self, factor: Any) -> Work:
-        """Return the operator ``factor`` times, where a factor below 1 is a share of a layer."""
+        """Return the work multiplied by ``factor``. A factor below 1 stands for a share of the layers."""
         return replace(self, **{name: factor * getattr(self, name) for name in QUANTITIES})
 
 
@@ -110,7 +110,7 @@ QUANTITIES = ("flops", "bytes", "compute_s", "memory_s", "network_s", "latency_s
 
 
 def total_work(name: str, works: Sequence[Work]) -> Work:
-    """Return the sum of works under a name."""
+    """Return the sum of several works, under the name ``name``."""
     return Work(name, **{quantity: sum(getattr(work, quantity) for work in works) for quantity in QUANTITIES})
 
 
@@ -121,11 +121,14 @@ PROFILE_OPERATORS: dict[str, tuple[tuple[str, float], ...]] = {
     "fused moe": (("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
     "moe block": (("router", 1.0), ("experts up", 1.0), ("expert activation", 1.0), ("experts down", 1.0)),
 }
-"""Operators of a profile as shares of the roofline's: two norms move eight hidden sizes a token, a residual three."""
+"""Operators of a profile as shares of roofline operators: two norms move 8 hidden sizes a token, a residual 3."""
 
 
 def profile_work(works: list[Work], operator: str) -> Work | None:
-    """Return the roofline's work of a profile's operator, summed over its shares; None if the model lacks one."""
+    """Return the roofline's work for an operator of a profile, or None if ``works`` lacks a part of the operator.
+
+    A profile may divide or unite operators of the roofline (PROFILE_OPERATORS).
+    """
     shares = PROFILE_OPERATORS.get(operator, ((operator, 1.0),))
     by_name = {work.name: work for work in works}
     if any(name not in by_name for name, _ in shares):
@@ -134,7 +137,7 @@ def profile_work(works: list[Work], operator: str) -> Work | None:
 
 
 def layer_share(model: ModelSpec, operator: str) -> float:
-    """Return the share of a model's layers that have an operator: tables hold the mean layer, profiles one with it."""
+    """Return the share of a model's layers that have an operator (tables describe the mean of all layers)."""
     ffn, attention = model.ffn, model.attention
     if ffn.experts and operator in ("mlp up", "activation", "mlp down"):
         return ffn.dense_layers / model.layers
@@ -151,7 +154,10 @@ def layer_share(model: ModelSpec, operator: str) -> float:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Times of a GPU's kernels for one dtype of weights; activations have ``wide_bytes`` bytes."""
+    """The kernels of a GPU, whose methods return the roofline work of one operation.
+
+    ``weight_dtype`` is the dtype of the weights. An element of the activations has ``wide_bytes`` bytes.
+    """
 
     gpu: GpuSpec
     weight_dtype: str
@@ -159,12 +165,12 @@ class Kernels:
     curves: Curves = CURVES
 
     def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
-        """Return the work of an [m, k] by [k, n] product; ``wide`` keeps 16-bit weights (embedding, head)."""
+        """Return the work of an [m, k] by [k, n] product. With ``wide`` the weights have 16 bits (embedding, head)."""
         curve = self.curves.narrow if self._peak(wide) > self._peak(wide=True) else self.curves.wide
         return self._gemm(name, (m, 1.0), n, k, curve, wide=wide)
 
     def grouped_gemm(self, name: str, m: Any, groups: Any, n: Any, k: Any) -> Work:
-        """Return the work of ``groups`` products over m rows in total, each with its own [k, n] weights (fused MoE)."""
+        """Return the work of ``groups`` products with m rows in total, each with its own [k, n] weights (fused MoE)."""
         return self._gemm(name, (m, groups), n, k, self.curves.grouped, wide=False)
 
     def _gemm(self, name: str, rows: tuple[Any, Any], n: Any, k: Any, curve: GemmCurve, *, wide: bool) -> Work:
@@ -189,7 +195,10 @@ class Kernels:
         return Work(name, bytes=moved_bytes, memory_s=moved_bytes / bandwidth, latency_s=kernels * each_s)
 
     def prefill(self, name: str, *, pairs: Any, mean_keys: Any, keys: Any, head_flops: Any, moved_bytes: Any) -> Work:
-        """Return the work of FlashAttention over (query, key) ``pairs`` of ``head_flops`` FLOPs over all heads."""
+        """Return the work of FlashAttention over ``pairs`` (query, key) pairs, which take ``head_flops`` FLOPs each.
+
+        ``mean_keys`` is the number of keys that a query sees on average, ``keys`` the number of all keys that are read.
+        """
         curve = self.curves.prefill
         # Each query of padding adds the keys that a query sees on average.
         padded = pairs + curve.pad_tokens * (mean_keys + curve.pad_tokens / 2)
@@ -204,7 +213,7 @@ class Kernels:
         )
 
     def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: Any, moved_bytes: Any, group: Any) -> Work:
-        """Return the work of one query per sequence over ``keys`` cached tokens; ``group`` heads share a KV head."""
+        """Return the work of decode attention over ``keys`` tokens in total. ``group`` query heads share a KV head."""
         curve = self.curves.decode
         tile = group / (group + curve.tile_rows)
         return Work(
@@ -217,14 +226,14 @@ class Kernels:
         )
 
     def _peak(self, wide: bool) -> float:
-        # Weights in a format that the GPU has no units for are multiplied in 16 bits, as are int4 weights everywhere.
+        # Weights in a format without hardware support are multiplied in 16 bits, as are int4 weights on any GPU.
         if wide or self.weight_dtype == "int4":
             return self.gpu.flops("float32" if self.wide_bytes > DTYPE_BYTES["bfloat16"] else "bfloat16")
         return self.gpu.flops(self.weight_dtype)
 
 
 def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
-    """Return the kernels of a GPU for a dtype of weights, in any of its spellings."""
+    """Return the kernels of a GPU for a dtype of weights in any spelling."""
     name = dtype_name(weight_dtype)
     return Kernels(gpu, name, max(2.0, DTYPE_BYTES[name]))
 
@@ -242,7 +251,7 @@ P2P_LATENCY_S = 8e-6  # Vidur measures 8 to 14 us for the smallest send_recv bet
 
 
 class Operators:
-    """Operators of one deployment, per layer or per step, on one GPU."""
+    """The work of a deployment's operators, for one layer or one step, on one GPU."""
 
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
         self.shard, self.kernels, self.node = shard, kernels, node
@@ -250,7 +259,7 @@ class Operators:
         self.wide = kernels.wide_bytes
 
     def layer(self, tokens: Any) -> list[Work]:
-        """Return one layer's work that grows with tokens: GEMMs, norms, rotary embedding, cache write."""
+        """Return one layer's operators whose work depends on tokens: GEMMs, norms, rotary embedding, cache write."""
         hidden = self.model.hidden
         norms = 3 if self.model.encoder_layers else 2
         works = [
@@ -269,7 +278,7 @@ class Operators:
         return works
 
     def all_reduces(self, tokens: Any) -> list[Work]:
-        """Return one layer's tensor-parallel sums: after attention, after the MLP, after cross-attention."""
+        """Return one layer's all-reduces: after attention, after the MLP and after cross-attention."""
         if self.tp == 1:
             return []
         times = 3 if self.model.encoder_layers else 2
@@ -283,14 +292,14 @@ class Operators:
         return works
 
     def send(self, tokens: Any) -> list[Work]:
-        """Return the transfer to the next stage: hidden state and residual, a 1/tp slice from each GPU."""
+        """Return the transfer to the next stage: each GPU sends 1/tp of the hidden state and of the residual."""
         sent = 2 * self.model.hidden * self.wide * tokens / self.tp
         link = self.node.link_for(self.tp * self.shard.parallel.pp)
         network_s = sent / link.bandwidth_bytes_per_s + link.latency_s
         return [Work("send", bytes=sent, network_s=network_s, latency_s=P2P_LATENCY_S)]
 
     def head(self, seqs: Any) -> list[Work]:
-        """Return the work of final norm, LM head and sampler for one token of each sequence."""
+        """Return the work of final norm, LM head and sampler for ``seqs`` sequences, each with one token."""
         vocab, hidden = self.model.vocab, self.model.hidden
         works = [
             self.kernels.stream("final norm", 4 * hidden * self.wide * seqs),
@@ -302,7 +311,7 @@ class Operators:
         return works
 
     def prefill(self, chunk: Any, context: Any) -> list[Work]:
-        """Return one layer's attention of ``chunk`` new tokens of a prompt after ``context`` cached tokens."""
+        """Return one layer's attention work for ``chunk`` new tokens of a prompt after ``context`` cached tokens."""
         full, windowed = self._layer_shares
         works = [self._prefill("prefill attention", chunk, context, None).times(full)] if full else []
         if windowed:
@@ -320,7 +329,7 @@ class Operators:
         return works
 
     def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
-        """Return one layer's attention of one new token of each sequence over all their cached tokens."""
+        """Return one layer's attention work for one new token per sequence. ``kv_tokens`` are cached in total."""
         full, windowed = self._layer_shares
         works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
         if windowed:
@@ -348,7 +357,6 @@ class Operators:
         ]
 
     def _linear_attention(self, phase: str, tokens: Any, seqs: Any, linear: LinearAttentionSpec) -> Work:
-        """Return the mean layer's recurrence: each sequence's state is read and written once in a step."""
         share = linear.layers / self.model.layers
         rows = linear.conv_channels + 2 * linear.value_heads * linear.value_head_dim
         moved = (2 * linear.state_elements * seqs + rows * tokens) * self.wide / self.tp
@@ -373,7 +381,7 @@ class Operators:
         return works
 
     def _latent_projections(self, tokens: Any) -> list[Work]:
-        # MLA (arXiv:2405.04434): absorbed into query and output projections, the up-projection costs the same.
+        # MLA (arXiv:2405.04434): the up-projection costs the same if it is absorbed into query and output projections.
         attention, shard, hidden = self.model.attention, self.shard, self.model.hidden
         width = attention.head_dim + attention.rope_head_dim
         latent = attention.kv_lora_rank + attention.rope_head_dim
@@ -401,7 +409,10 @@ class Operators:
         ]
 
     def experts_hit(self, tokens: Any) -> Any:
-        """Return how many experts T tokens hit: E (1 - (1 - k/E)^(T^a)), where a is ``routing_power``."""
+        """Return how many experts ``tokens`` tokens activate on average.
+
+        Of E experts, k for each token, T tokens activate E (1 - (1 - k/E)^(T^a)), where a is ``routing_power``.
+        """
         ffn = self.model.ffn
         if (share := ffn.experts_per_token / ffn.experts) >= 1:
             return ffn.experts
@@ -409,7 +420,7 @@ class Operators:
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
     def experts(self, tokens: Any, activated: Any) -> list[Work]:
-        """Return the work of an MoE layer's router and experts, of which the tokens activate a number."""
+        """Return the work of an MoE layer's router and experts. The tokens activate ``activated`` experts."""
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
         width = ffn.expert_intermediate / self.tp
@@ -460,17 +471,16 @@ class Operators:
         )
 
     def _all_reduce(self, name: str, elements: Any) -> Work:
-        """Return a sum over the n GPUs of a stage: each sends ``2 (n - 1) / n`` of the data."""
+        """Return the work of a ring all-reduce over n GPUs. Each GPU sends ``2 (n - 1) / n`` of the data."""
         return self._network(name, 2 * (self.tp - 1) / self.tp * elements * self.wide)
 
     def _network(self, name: str, sent_bytes: Any) -> Work:
-        """Return a ring's bytes at the link's bus bandwidth plus the latency of a small message."""
         link, latency_s = small_message(self.node, self.tp)
         return Work(name, bytes=sent_bytes, network_s=sent_bytes / link.bandwidth_bytes_per_s, latency_s=latency_s)
 
 
 def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
-    """Return the link of a collective over GPUs, and the seconds of its smallest message."""
+    """Return the link that a collective over ``gpus`` GPUs uses, and the seconds of the smallest message."""
     # Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one
     # message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
     link, hops = node.link_for(gpus), math.log2(max(gpus, 1))
@@ -478,7 +488,7 @@ def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
 
 
 def causal_pairs(chunk: Any, context: Any, window: Any = np.inf) -> tuple[Any, Any]:
-    """Return (query, key) pairs of a causal chunk, and the keys that any of its queries sees."""
+    """Return (number of (query, key) pairs of a causal chunk, number of keys that at least one query sees)."""
     # A query at position p sees min(p + 1, window) keys.
     growing = np.clip(window - context, 0, chunk)
     full = (chunk - growing) * np.where(np.isfinite(window), window, 0.0)

@@ -1,4 +1,4 @@
-"""Files of arrays, and the deployment that a file of cost tables was made for."""
+"""Reads and writes npz files, and checks for which deployment a file of cost tables was made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec, dtype_name
 
 
 def read_npz(path: Path | str, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Return all arrays of an npz by name, or those of ``only`` that it has; raise ProfileError if unreadable."""
+    """Read all arrays of an npz file by name, or ``only`` some. Raises ProfileError if the file is unreadable."""
     try:
         # Opened here, since np.load leaves the file open when it is damaged.
         with Path(path).open("rb") as file:
@@ -47,7 +47,7 @@ def _file_kind(start: bytes, path: Path | str) -> str:
 
 
 def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
-    """Write an npz of arrays, completely or not at all; raise OutputError if it cannot be written."""
+    """Write arrays to an npz file atomically. Raises OutputError if the file cannot be written."""
 
     def write(place: Path) -> None:
         with place.open("wb") as file:
@@ -62,10 +62,10 @@ VOCAB_TOLERANCE = 0.05  # a vocabulary so similar is the same, padded or with to
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The deployment that seconds of cost tables depend on; beyond its limits they extrapolate, as reach reports."""
+    """The deployment for which cost tables were made, without its limits (beyond them, tables extrapolate)."""
 
     model: str  # name, for messages; ``shape`` is compared
-    shape: Mapping[str, int]  # ``shape_facts`` of the model, and its vocabulary, which the head depends on
+    shape: Mapping[str, int]  # ``shape_facts`` of the model, and its vocabulary, on which the head depends
     gpu: str
     node: str  # empty for a single GPU
     tp: int
@@ -75,7 +75,7 @@ class MadeFor:
 
     @classmethod
     def of(cls, model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits) -> MadeFor:
-        """Return the provenance of tables for this deployment."""
+        """Return the description of a deployment by which its tables are recognised."""
 
         def speed_class(dtype: str) -> str:
             name = dtype_name(dtype)
@@ -94,11 +94,11 @@ class MadeFor:
 
     @classmethod
     def of_deployment(cls, deployment: Deployment) -> MadeFor:
-        """Return the provenance of a resolved deployment's tables."""
+        """Return the description of a resolved deployment by which its tables are recognised."""
         return cls.of(deployment.model, deployment.gpu, deployment.node, deployment.parallel, deployment.limits)
 
     def differences(self, requested: MadeFor) -> list[str]:
-        """Return the properties in which ``requested`` differs, in words; empty if the tables apply to it."""
+        """Return texts on the properties in which ``requested`` differs. The list is empty if the tables apply."""
         found = self.model_differences(requested.model, requested.shape)
         labels = {"gpu": "the GPU", "node": "the node", "tp": "tp", "pp": "pp"}
         for name, label in (labels | {"weight_dtype": "weights of", "kv_dtype": "a KV cache of"}).items():
@@ -109,7 +109,7 @@ class MadeFor:
         return found
 
     def model_differences(self, name: str, shape: Mapping[str, int]) -> list[str]:
-        """Return where a model's shape differs, in words; fine-tunes of one model share a shape."""
+        """Return one text if the model's shape differs, otherwise an empty list. Fine-tunes share a model's shape."""
         different = []
         for key, own in sorted(self.shape.items()):
             other = shape.get(key)
@@ -120,17 +120,17 @@ class MadeFor:
 
 
 def provenance_shape(model: ModelSpec) -> dict[str, int]:
-    """Return a model's shape as ``MadeFor`` holds it."""
+    """Return the sizes that identify a model in ``MadeFor.shape``, vocabulary included."""
     return shape_facts(model) | {"vocab": model.vocab}
 
 
 def made_for(path: Path | str) -> MadeFor | None:
-    """Return the deployment that a file's tables were made for; None if not named; raise ProfileError."""
+    """Return the deployment that a file of tables names, or None. Raises ProfileError if the file is damaged."""
     return parse_made_for(read_npz(path, only=(KEY,)), path)
 
 
 def parse_made_for(arrays: Mapping[str, Any], path: Path | str) -> MadeFor | None:
-    """Return the deployment named in the arrays of an npz, as ``made_for`` does."""
+    """Return the deployment that the arrays of an npz file name, or None if they name none."""
     if KEY not in arrays:
         return None
     try:
@@ -144,13 +144,13 @@ def parse_made_for(arrays: Mapping[str, Any], path: Path | str) -> MadeFor | Non
 
 
 def require_made_for(path: Path | str, requested: MadeFor) -> None:
-    """Raise ProfileError if the tables in a file were made for another deployment, as far as they name one."""
+    """Raise ProfileError if the file names a deployment, and the tables do not apply to ``requested``."""
     if (found := made_for(path)) is not None:
-        refuse(path, found.differences(requested))
+        require_no_differences(path, found.differences(requested))
 
 
-def refuse(path: Path | str, differences: list[str]) -> None:
-    """Raise ProfileError if there are differences."""
+def require_no_differences(path: Path | str, differences: list[str]) -> None:
+    """Raise ProfileError with these differences, if there are any."""
     if differences:
         raise ProfileError(
             f"{path} must hold tables of the requested deployment; they are of {'; '.join(differences)}. "

@@ -20,20 +20,20 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Curve:
-    """A non-decreasing piecewise linear curve; constant before its first point, of ``slope`` after the last."""
+    """A non-decreasing piecewise linear curve. It is constant before its first point, with ``slope`` after its last."""
 
     x: Floats
     y: Floats
     slope: float
 
     def __call__(self, at: Floats) -> Floats:
-        """Return the curve at these places."""
+        """Return the values of the curve at these places."""
         beyond = np.maximum(at - self.x[-1], 0.0)
         return np.asarray(np.interp(at, self.x, self.y) + self.slope * beyond, dtype=np.float64)
 
 
 def fit_curve(x: Floats, y: Floats) -> Curve:
-    """Fit the non-decreasing curve nearest to the medians of ``y`` at each ``x`` (least squares)."""
+    """Fit the non-decreasing curve that is nearest (least squares) to the median of ``y`` at each ``x``."""
     order = np.lexsort((y, x))
     places, first, count = np.unique(x[order], return_index=True, return_counts=True)
     ranked = y[order]
@@ -47,10 +47,11 @@ def fit_curve(x: Floats, y: Floats) -> Curve:
 
 @dataclass(frozen=True)
 class Surface:
-    """A surface over (rows, columns), non-decreasing in both, linear between its points, constant before the first."""
+    """A surface that does not fall in rows or columns, linear between its points and constant before the first.
 
-    # After the last column it continues linearly; after the last row it grows with the row, and its first column with
-    # the row's square if ``quadratic``: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
+    After the last column it continues linearly. After the last row it grows with the row. If ``quadratic``, the first
+    column grows with the row's square: a chunk of c tokens after k cached tokens has c (k + c / 2) pairs.
+    """
 
     rows: Floats
     columns: Floats
@@ -59,7 +60,7 @@ class Surface:
     quadratic: bool
 
     def __call__(self, row: Floats, column: Floats) -> Floats:
-        """Return the surface at these places, whose shapes broadcast."""
+        """Return the values of the surface at these places, whose shapes broadcast."""
         row, column = np.broadcast_arrays(row, column)
         inside = np.clip(row, self.rows[0], self.rows[-1])
         i, u = _cell(self.rows, inside)
@@ -77,7 +78,7 @@ class Surface:
 
 
 def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
-    """Fit a surface to measurements at ``x`` [n, 2], scattered over some columns in each row."""
+    """Fit a surface to measurements ``y`` at ``x`` [n, 2] (row, column). Rows may have different columns."""
     rows, columns = np.unique(x[:, 0]), np.unique(x[:, 1])
     if len(columns) == 1:
         columns = np.array([columns[0], columns[0] + 1.0])
@@ -95,7 +96,7 @@ def fit_surface(x: Floats, y: Floats, *, quadratic: bool) -> Surface:
 
 
 def _non_decreasing(values: Floats) -> Floats:
-    """Return the nearest surface that falls along neither axis (least squares), by Dykstra's projections."""
+    """Return the nearest surface (least squares) that never falls along either axis, by Dykstra's projections."""
 
     def isotonic_rows(table: Floats) -> Floats:
         return np.stack([isotonic_regression(row).x for row in table])
@@ -106,7 +107,7 @@ def _non_decreasing(values: Floats) -> Floats:
         row_rest += surface - rows
         surface = isotonic_rows((rows + column_rest).T).T
         column_rest += rows - surface
-    # A few rounds are as near as the measurements are accurate; the middle of the envelopes removes the rest.
+    # A few rounds are as exact as the measurements; the mean of both envelopes removes the remaining violations.
     above = np.maximum.accumulate(np.maximum.accumulate(surface, axis=0), axis=1)
     turned = surface[::-1, ::-1]
     below = np.minimum.accumulate(np.minimum.accumulate(turned, axis=0), axis=1)[::-1, ::-1]
@@ -114,7 +115,6 @@ def _non_decreasing(values: Floats) -> Floats:
 
 
 def _cell(axis: Floats, at: Floats) -> tuple[Ints, Floats]:
-    """Return (index, fraction) of places inside the axis."""
     index = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, len(axis) - 2)
     return index, (at - axis[index]) / (axis[index + 1] - axis[index])
 
@@ -123,7 +123,7 @@ TREES, DEPTH, MIN_SPLIT = 250, 32, 2
 
 
 def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
-    """Fit a forest at Vidur's grid point (250 trees, depth 32, split 2) with fixed draws; raise MissingExtraError."""
+    """Fit a forest with Vidur's parameters and a fixed seed. Raises MissingExtraError without scikit-learn."""
     try:
         from sklearn.ensemble import RandomForestRegressor
     except ImportError as error:
@@ -135,7 +135,7 @@ def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
 
 
 def predict(forest: RandomForestRegressor, *axes: Floats) -> Floats:
-    """Return the forest's values over the grid of its axes, evaluated once per cell."""
+    """Return the forest's predictions over the grid of the axes. Points that no tree separates are computed once."""
     forest.set_params(n_jobs=1)  # threads would sum the trees in any order
     cells = []
     for feature, axis in enumerate(axes):

@@ -1,4 +1,4 @@
-"""Cost tables of any model on any GPU, from their data sheets."""
+"""Builds the cost tables of any model on any GPU from their data sheets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, ModelSpec, NodeSpec, d
 
 MEASURED = ("A100", "H100", "H200", "B200", "A40")  # GPU families whose kernels the roofline's constants are fitted to
 TRANSFER_FACTOR = 2.3  # errors on another GPU over those of the fit, 75th percentile (TRANSFER_FACTORS)
-UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)  # steps of a described GPU: a third to three times
+UNKNOWN_STEP_LOG_SD = round(math.log(3) / 1.645, 3)  # steps of a GPU known only by its description: a third to 3 times
 
 
 def _family(gpu: GpuSpec) -> str:
@@ -32,7 +32,7 @@ def _is_only_described(gpu: GpuSpec) -> bool:
 
 
 def roofline_note(gpu: GpuSpec) -> str:
-    """Return the caveat of the roofline's numbers on a GPU; empty if its kernels were measured."""
+    """Return a caveat on the roofline's numbers for a GPU. It is empty if the GPU's kernels were measured."""
     if _family(gpu) in MEASURED:
         return ""
     remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals"
@@ -57,12 +57,12 @@ ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
 """(median, 95th percentile) of the roofline's relative error, by GPU family."""
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
-HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_LOG_SD = 0.5, 0.7, 1.6
-_MEDIAN, _P95 = 0.6745, 1.96  # quantiles of the absolute value of a standard normal
+HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_S = 0.5, 0.7, 0.37
+_MEDIAN, _P90, _P95 = 0.6745, 1.645, 1.96  # quantiles of the absolute value of a standard normal
 
 
 def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:
-    """Return the errors of the parts of a roofline's tables; other GPUs than the measured ones have larger errors."""
+    """Return the errors of the parts of a roofline's tables. GPUs that were not measured have larger errors."""
     family = _family(gpu)
     transfer = 1.0 if family in MEASURED else TRANSFER_FACTOR
 
@@ -89,9 +89,15 @@ def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[
 
 
 def with_front_error(errors: tuple[PartError, ...], front: Front) -> tuple[PartError, ...]:
-    """Return the errors with that of an assumed front; without one if the front takes no time."""
+    """Return ``errors`` with the assumed error of the front end, unless the front end takes no time."""
     others = tuple(error for error in errors if error.part != "front")
-    return others if front == Front() else (*others, PartError("front", FRONT_LOG_SD, FRONT_SLOW_LOG_SD))
+    slow_log_sd = slow_front_log_sd(front, FRONT_SLOW_S)
+    return others if front == Front() else (*others, PartError("front", FRONT_LOG_SD, slow_log_sd))
+
+
+def slow_front_log_sd(front: Front, slow_s: float) -> float | None:
+    """Return the log-normal spread with which one request in twenty waits ``slow_s`` longer, or None if unknown."""
+    return round(math.log1p(slow_s / front.request_s) / _P90, 3) if front.request_s else None
 
 
 HOST_STEP_S, HOST_SEQUENCE_S = 126e-6, 4.4e-6
@@ -104,12 +110,13 @@ LARGEST_KV_TOKENS = 2**24
 
 @dataclass(frozen=True)
 class HostOverhead:
-    """Seconds that the GPU waits for the host (per step, and per sequence in it) and that a request waits in front."""
+    """Seconds that the GPU waits for the host in each step, and that a request waits in front of the engine."""
 
     step_s: float = HOST_STEP_S
-    sequence_s: float = HOST_SEQUENCE_S
+    sequence_s: float = HOST_SEQUENCE_S  # for each sequence of a step
     request_s: float = 0.0  # delays a request before it enters the engine
     serial_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
+    launch_s: float = 0.0  # launches a layer's kernels in a step of more than max_num_seqs tokens (no CUDA graph)
 
     @property
     def front(self) -> Front:
@@ -117,34 +124,36 @@ class HostOverhead:
         return Front(self.request_s, self.serial_s)
 
     def seconds(self, seqs: Any) -> Floats:
-        """Return the seconds of a step by its sequences."""
+        """Return the host's seconds in a step of ``seqs`` sequences."""
         return np.asarray(self.step_s + self.sequence_s * seqs, dtype=np.float64)
 
+    def with_launches(self, layer_s: Floats, max_num_seqs: int) -> Floats:
+        """Return a layer's seconds by tokens, with launches in steps above ``max_num_seqs`` tokens (no CUDA graph)."""
+        return layer_s + self.launch_s * (np.arange(len(layer_s)) > max_num_seqs)
+
     def work(self, seqs: Any) -> list[Work]:
-        """Return the host's work in a step by its sequences."""
+        """Return the host's work in a step of ``seqs`` sequences."""
         return [Work("host", latency_s=self.seconds(seqs))]
 
 
 ENGINE_HOSTS = {
-    "vllm": HostOverhead(420e-6, 10.6e-6, 23.6e-3, 2.8e-3),
-    "sglang": HostOverhead(338e-6, 8.9e-6, 21.8e-3, 2.8e-3),
-    "trtllm": HostOverhead(312e-6, 8.6e-6, 18.0e-3, 2.8e-3),
+    "vllm": HostOverhead(420e-6, 10.6e-6, 3e-3),
+    "sglang": HostOverhead(338e-6, 8.9e-6, 3e-3, launch_s=365e-6),
+    "trtllm": HostOverhead(312e-6, 8.6e-6, 3e-3, launch_s=365e-6),
 }
-"""Hosts fitted with the roofline to 659 end-to-end points of InferenceMAX (Apache-2.0) on H100, H200 and B200.
+"""Hosts of engines, fitted to end-to-end points on H100, H200 and B200 (benchmarks/_silicon.py; InferenceMAX,
+Apache-2.0): seconds a step and a sequence with the roofline as it is, launches together with its kernels. vLLM's graphs
+are assumed to hold prompts, too. A request takes some milliseconds from its client to the scheduler, and misses the
+step that begins meanwhile: 1 and 10 ms predict those points equally well."""
 
-They are larger than HostOverhead's default because they include whatever an engine adds to its kernels, and the waits
-in front of the engine that clients of Llama-3.1-70B saw (benchmarks/_silicon.py)."""
-
-EXPERT_FRONTS = {"vllm": Front(99.9e-3), "sglang": Front(140.7e-3), "trtllm": Front(177e-3)}
-"""Additional fronts of ENGINE_HOSTS for models with experts, from the same points (DeepSeek-V3, Kimi-K2).
-
-They hold whatever a first token waits beyond the roofline's prefill. They are a delay and no queue: a serial front that
-explains the waits of many requests at once would limit any deployment to 27 requests a second."""
+MLA_REQUEST_S = 0.12
+"""Additional delay of a request with ENGINE_HOSTS if the model has MLA: DeepSeek-V3 and Kimi-K2 wait longer for a first
+token than the roofline's prefill explains. Its cause is unknown. Qwen3, which has experts, too, needs none (median)."""
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator's share of one step of a replica, summed over all stages; host overhead included."""
+    """The time and work of one operator (or the host) in one step of a replica, summed over all stages."""
 
     name: str
     part: str
@@ -163,9 +172,12 @@ def roofline(
     max_model_len: int,
     host: HostOverhead = HostOverhead(),
 ) -> CostTables:
-    """Build cost tables (rule PER_REQUEST) as the sum of every operator's roofline time; raise InputError."""
-    # Token axes reach the largest step or prompt, contexts ``max_model_len``, sequences ``max_num_seqs``, and KV tokens
-    # those that these sequences could cache, at most 2**24.
+    """Build cost tables (rule PER_REQUEST) as sums of the roofline times of all operators.
+
+    The axes hold tokens up to the largest step or prompt, contexts up to ``max_model_len``, sequences up to
+    ``max_num_seqs``, and KV tokens up to what these sequences can cache, but at most 2**24. Raises InputError if the
+    model cannot be split.
+    """
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
     seqs = np.arange(limits.max_num_seqs + 1)
@@ -175,14 +187,14 @@ def roofline(
     cached = grid_axis(min(limits.max_num_seqs * max_model_len, LARGEST_KV_TOKENS))
     errors = with_front_error(roofline_errors(model, gpu, ops.shard.weight_dtype), host.front)
     return CostTables(
-        layer_s=_table(ops.layer, tokens),
-        comm_s=_table(ops.all_reduces, tokens),
-        first_s=_table(ops.first, tokens),
-        send_s=_table(ops.send, tokens),
-        head_s=_table(ops.head, seqs),
+        layer_s=host.with_launches(_seconds_table(ops.layer, tokens), limits.max_num_seqs),
+        comm_s=_seconds_table(ops.all_reduces, tokens),
+        first_s=_seconds_table(ops.first, tokens),
+        send_s=_seconds_table(ops.send, tokens),
+        head_s=_seconds_table(ops.head, seqs),
         host_s=host.seconds(seqs),
-        prefill_s=_table(ops.prefill, chunk[:, None], context[None, :]),
-        decode_s=_table(ops.decode, batch[:, None], cached[None, :]),
+        prefill_s=_seconds_table(ops.prefill, chunk[:, None], context[None, :]),
+        decode_s=_seconds_table(ops.decode, batch[:, None], cached[None, :]),
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
         evidence=CostEvidence(f"roofline of {model.name} on {gpu.name}", errors=errors),
         front=host.front,
@@ -201,8 +213,11 @@ def operators(
     prefill: Sequence[tuple[int, int]] = (),
     host: HostOverhead = HostOverhead(),
 ) -> list[OperatorTime]:
-    """Return the time of each operator of a step of decodes and (chunk, context) prompts; raise InputError if empty."""
-    # Prompts add up to one row per operator, whose ``bound`` is that of the longest.
+    """Return the time of each operator in a step of ``decode_seqs`` decodes and (chunk, context) prompts.
+
+    The prompts share one row for each operator, with the ``bound`` of the prompt with the longest time. Raises
+    InputError if the step is empty or a count is negative.
+    """
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
         problem = f"it is decode_seqs={decode_seqs}, kv_tokens={kv_tokens}, prefill={list(prefill)}"
@@ -216,6 +231,8 @@ def operators(
     works.append(("comm", layers, ops.all_reduces(tokens)))
     works += [("send", stages - 1, ops.send(tokens))] if stages > 1 else []
     works += [("head", 1, ops.head(seqs)), ("host", 1, host.work(seqs))]
+    if host.launch_s and tokens > limits.max_num_seqs:
+        works.append(("layer", layers, [Work("kernel launches", latency_s=np.asarray(host.launch_s))]))
     rows: dict[str, list[OperatorTime]] = {}
     for part, times, same_part in works:
         for work in same_part:
@@ -239,8 +256,7 @@ def _operators_of(
     return Operators(shard, kernels_of(gpu, shard.weight_dtype), node)
 
 
-def _table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
-    """Return seconds over the axes, with 0 where the first of them is 0."""
+def _seconds_table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
     shape = np.broadcast_shapes(*(axis.shape for axis in axes))
     seconds = np.zeros(shape)
     for work in works(*(axis.astype(np.float64) for axis in axes)):
@@ -250,28 +266,25 @@ def _table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
 
 
 HOST_NAMES = ("default", *ENGINE_HOSTS)
-"""``default`` leaves a cost source its own host: BLIS' measurement for the roofline, a profile's if it has one."""
+"""With ``default``, a cost source has its own host: BLIS' measurement for the roofline, or the host of a profile."""
 
 
-def host_overhead(host: str | HostOverhead, *, experts: bool = False) -> HostOverhead | None:
-    """Return the overhead of a host; None for "default" (the source's own); raise UnknownNameError or InputError."""
+def host_overhead(host: str | HostOverhead, *, is_mla: bool = False) -> HostOverhead | None:
+    """Return a host's overhead, or None for "default". Raises InputError for an unknown name or invalid seconds."""
     if isinstance(host, str):
         if host not in HOST_NAMES:
             raise UnknownNameError("host", host, HOST_NAMES)
         named = ENGINE_HOSTS.get(host)
-        if named is None or not experts:
-            return named
-        more = EXPERT_FRONTS[host]
-        return replace(named, request_s=named.request_s + more.request_s, serial_s=named.serial_s + more.serial_s)
+        return replace(named, request_s=named.request_s + MLA_REQUEST_S) if named and is_mla else named
     if not all(0 <= value < float("inf") for value in asdict(host).values()):
         listed = ", ".join(f"{name} {value!r}" for name, value in asdict(host).items())
         raise InputError(f"a host must take finite seconds from 0; it has {listed}")
     return host
 
 
-def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = False) -> CostTables:
-    """Return the tables with ``host``, its front and assumed errors in place of their own; unchanged for "default"."""
-    overhead = host_overhead(host, experts=experts)
+def with_host(tables: CostTables, host: str | HostOverhead, *, is_mla: bool = False) -> CostTables:
+    """Return the tables with the overhead, front end and errors of ``host``. "default" changes nothing."""
+    overhead = host_overhead(host, is_mla=is_mla)
     if overhead is None:
         return tables
     label = f"host of {host}" if isinstance(host, str) else f"host of {overhead.step_s:g} s a step"
@@ -280,6 +293,7 @@ def with_host(tables: CostTables, host: str | HostOverhead, *, experts: bool = F
     errors = with_front_error(errors, overhead.front) if errors else ()
     return replace(
         tables,
+        layer_s=overhead.with_launches(tables.layer_s, len(tables.host_s) - 1),
         host_s=overhead.seconds(np.arange(len(tables.host_s))),
         evidence=replace(tables.evidence, source=source, errors=errors),
         front=overhead.front,

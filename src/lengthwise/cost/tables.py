@@ -1,4 +1,4 @@
-"""Cost tables in files, reports of fits, and the cache of built tables."""
+"""Saves and loads cost tables, and caches fitted tables with the reports of their fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.cost.provenance import KEY, MadeFor, parse_made_for, provenance_shape, read_npz, refuse, write_npz
+from lengthwise.cost.provenance import (
+    KEY,
+    MadeFor,
+    parse_made_for,
+    provenance_shape,
+    read_npz,
+    require_no_differences,
+    write_npz,
+)
 from lengthwise.cost.vidur_format import ONCE_A_LAYER, vidur_tables
 from lengthwise.schema.cost_tables import (
     MERGED,
@@ -42,7 +50,10 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write an npz that ``load`` reads back bit for bit, refused for others than ``made_for``; raise OutputError."""
+    """Write cost tables to an npz file for ``load``. Raises OutputError if the file cannot be written.
+
+    The tables may only be used for the deployment ``made_for``. With None, the file names no deployment.
+    """
     check(tables, "the tables to save")
     write_npz(
         path, to_arrays(tables) | ({} if made_for is None else {KEY: json.dumps(asdict(made_for), sort_keys=True)})
@@ -50,17 +61,20 @@ def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) 
 
 
 def load(path: Path | str) -> CostTables:
-    """Read the tables that ``save`` wrote; raise ProfileError for another file or version, or if ``check`` does."""
+    """Read tables that ``save`` wrote. Raises ProfileError for another file or version, or for invalid tables."""
     return from_arrays(read_npz(path), str(path))
 
 
 def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read tables that ``save`` wrote, or Vidur's, split by ``model`` and ``pp``; raise ProfileError otherwise."""
+    """Read cost tables that ``save`` wrote, or Vidur's prediction tables.
+
+    Raises ProfileError if the file has no such tables, or tables of another model or another ``pp``.
+    """
     arrays = read_npz(path)
     if "format" in arrays:
         tables = from_arrays(arrays, str(path))
         if (made_for := parse_made_for(arrays, path)) is not None:
-            refuse(path, made_for.model_differences(model.name, provenance_shape(model)))
+            require_no_differences(path, made_for.model_differences(model.name, provenance_shape(model)))
         stages = tables.stage_layers.tolist()
         if len(stages) != pp or sum(stages) != model.layers:
             needed = f"{model.name} with pp={pp} needs {pp} that add up to {model.layers}"
@@ -104,16 +118,16 @@ def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one 
         raise ProfileError(f"{where}: masked_s must be finite seconds from 0; it is {tables.masked_s}")
     if tables.other is None:
         return
-    other, marks = tables.other.tables, tables.other.stages
+    other, is_other = tables.other.tables, tables.other.stages
     if other.other is not None or other.rule != rule:
         raise ProfileError(f"{where}: other must have the same attention rule, and no other of its own")
-    if marks.shape != stages.shape or not np.isin(marks, (0, 1)).all():
-        raise ProfileError(f"{where}: stage_other must be 0 or 1 for each of the stages; it is {marks}")
+    if is_other.shape != stages.shape or not np.isin(is_other, (0, 1)).all():
+        raise ProfileError(f"{where}: stage_other must be 0 or 1 for each of the stages; it is {is_other}")
     check(other, f"{where}: other")
 
 
 def to_arrays(tables: CostTables) -> dict[str, Any]:
-    """Return the arrays of an npz that holds the tables; unknown errors, reach, front and the like are absent."""
+    """Return the arrays of an npz file with these tables. What is unknown or not used is left out."""
     rule, front = tables.rule, tables.front
     arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
@@ -148,7 +162,7 @@ def _evidence_arrays(evidence: CostEvidence) -> dict[str, Any]:
 
 
 def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
-    """Return the tables in the arrays of an npz, as ``load`` does; what an older file lacks stays unknown."""
+    """Return the tables in the arrays of an npz file, as ``load`` does. What an older file lacks remains unknown."""
     rule = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
     missing = {*_SECONDS, *rule, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
@@ -210,7 +224,7 @@ def _reach(saved: list[float]) -> Reach:
 
 @dataclass(frozen=True)
 class OperatorFit:
-    """Relative errors of an operator's held-out rows."""
+    """Relative errors of the fit of an operator on its held-out rows."""
 
     name: str
     rows: int
@@ -220,7 +234,7 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class RegionFit:
-    """Relative errors of one estimator on an operator's held-out rows in one region."""
+    """Relative errors of one estimator on the held-out rows of an operator in one region."""
 
     operator: str
     estimator: str
@@ -232,13 +246,13 @@ class RegionFit:
 
 @dataclass(frozen=True)
 class FitReport:
-    """Cross-validated errors of a fit."""
+    """The report of a fit: its cross-validated errors and notes."""
 
-    estimator: str  # the requested one
+    estimator: str  # the requested estimator
     method: str  # how rows were held out, such as "5-fold" or "out of bag"
     operators: tuple[OperatorFit, ...]  # errors of the estimators that the tables use
     compared: tuple[RegionFit, ...] = ()  # errors of every estimator that was tried, by operator and region
-    picked: tuple[tuple[str, str], ...] = ()  # (operator, estimator) of the tables
+    picked: tuple[tuple[str, str], ...] = ()  # (operator, estimator that the tables use)
     filled: tuple[str, ...] = ()  # operators that the profile lacks, and where their times come from
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
@@ -247,7 +261,10 @@ CACHE_VERSION = 9
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:
-    """Return the cache file of these files' content, arguments and versions; ``cache`` "user": platformdirs' folder."""
+    """Return the path of the cache file of tables that were built from ``files`` and ``arguments``.
+
+    The path depends on the content of the files and the versions of packages, so that no outdated tables are read.
+    """
     versions = []
     for package in ("lengthwise", "numpy", "scipy", "scikit-learn"):
         with suppress(PackageNotFoundError):
@@ -259,7 +276,7 @@ def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, .
 
 
 def cache_folder(cache: Path | str) -> Path:
-    """Return the folder of built tables; "user" is that of platformdirs."""
+    """Return the folder of cached tables. "user" is the folder that platformdirs gives."""
     if cache != "user":
         return Path(cache)
     from platformdirs import user_cache_path
@@ -268,7 +285,10 @@ def cache_folder(cache: Path | str) -> Path:
 
 
 def cached(path: Path | None, build: Callable[[], tuple[CostTables, FitReport]]) -> tuple[CostTables, FitReport]:
-    """Return the tables and report in a cache file, or build and store them; None: no cache."""
+    """Return the tables and the report of a fit from the cache file ``path``. If it is missing, build and store them.
+
+    If ``path`` is None, there is no cache.
+    """
     if path is None:
         return build()
     with suppress(ProfileError, KeyError):  # a missing or damaged file is built again

@@ -1,4 +1,4 @@
-"""Cost tables from Vidur's profiles, by Vidur's own estimator or by monotone interpolation."""
+"""Builds cost tables from Vidur's profiles, with Vidur's own estimator or by monotone interpolation."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ def vidur_profile(
 ) -> tuple[CostTables, FitReport]:
     """Build cost tables from a folder laid out like Vidur's ``data/profiling``, and report the errors of the fit.
 
-    "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, a surface that never falls
-    over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests at one grid point
-    with fixed draws, composed by its rule; above 4,096 tokens they stay flat. Neither counts embedding, head or host,
-    which Vidur does not profile. Raises ProfileError, with what is available, for anything missing.
+    "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, non-decreasing surfaces
+    over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests with one choice of
+    its parameters and a fixed seed, combined by its rule; above 4,096 tokens they are constant. Neither counts
+    embedding, head or host, which Vidur does not profile. Raises ProfileError if rows are missing. The message
+    lists the rows there.
 
     Args:
-        model: Its name or an alias must be a folder; its shapes select the rows.
-        gpu_name: Starts with the name of a device folder ("A100-80GB": a100).
-        node: Selects the network folder; None takes the device's pairwise NVLink, else its DGX.
-        cache: Folder for built tables; "user": that of platformdirs; None: no cache.
+        model: A folder must have its name or an alias. Its shapes select the rows.
+        gpu_name: Must start with the name of a device folder ("A100-80GB": a100).
+        node: Selects the network folder. None takes the device's pairwise NVLink, or else its DGX.
+        cache: Folder for built tables. "user" is the folder that platformdirs gives, None uses no cache.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
@@ -56,11 +57,8 @@ def vidur_profile(
     if cache is not None:
         sizes = limits.max_num_batched_tokens, max_model_len, limits.max_num_seqs
         if estimator == "random_forest":  # its tables have at least Vidur's own sizes
-            sizes = (
-                max(layout.VIDUR_TOKENS, sizes[0]),
-                max(layout.VIDUR_TOKENS, sizes[1]),
-                max(layout.HIGHEST_BATCH, sizes[2]),
-            )
+            least = layout.VIDUR_TOKENS
+            sizes = max(least, sizes[0]), max(least, sizes[1]), max(layout.HIGHEST_BATCH, sizes[2])
         arguments = (estimator, model, parallel.tp, parallel.pp, *sizes, limits.block_size)
         stored = cache_path(cache, files.paths(), arguments)
 
@@ -83,7 +81,7 @@ SURROGATE = "SURROGATE"  # value of ``profile_method`` for rows that are made up
 
 @dataclass(frozen=True)
 class Samples:
-    """Measured milliseconds of one operator: ``x`` [n] tokens, or [n, 2] (sequences or chunk, context a sequence)."""
+    """Measured milliseconds of one operator. ``x`` is [n] tokens, or [n, 2] (sequences or chunk, mean context)."""
 
     x: Floats
     ms: Floats
@@ -92,7 +90,7 @@ class Samples:
 def read_samples(
     files: layout.ProfileFiles, model: ModelSpec, parallel: Parallelism, block_size: int
 ) -> tuple[dict[str, Samples], int]:
-    """Return samples by operator and the number of surrogate attention rows at the TP degree."""
+    """Return the samples of each operator, and the number of surrogate (made-up) attention rows at the TP degree."""
     # Filtered as in Vidur by shapes, TP degree and links, but not by vocabulary, on which no such operator depends.
     tp, mlp, attention = parallel.tp, files.mlp, files.attention[0]
     rows = _of_degree(read_rows([mlp]), mlp_shapes(model), tp, mlp)
@@ -134,26 +132,26 @@ def read_samples(
 
 
 def is_surrogate(rows: pl.DataFrame) -> pl.Expr:
-    """Return the expression for rows that are made up and not measured."""
+    """Return an expression that is true for rows which were made up and not measured."""
     if "profile_method" not in rows.columns:
         return pl.lit(value=False)
     return (pl.col("profile_method") == SURROGATE).fill_null(value=False)
 
 
 def mlp_shapes(model: ModelSpec) -> dict[str, Any]:
-    """Return the columns of mlp.csv that must equal the model's."""
+    """Return the values that columns of mlp.csv must have for a model."""
     attention, ffn = model.attention, model.ffn
     shapes = {"n_embd": model.hidden, "n_kv_head": attention.kv_heads, "n_head": attention.heads}
     return shapes | {"n_expanded_embd": ffn.intermediate, "use_gated_mlp": ffn.gated}
 
 
 def attention_shapes(model: ModelSpec) -> dict[str, Any]:
-    """Return the columns of attention.csv that must equal the model's."""
+    """Return the values that columns of attention.csv must have for a model."""
     return {"n_embd": model.hidden, "n_kv_head": model.attention.kv_heads, "n_q_head": model.attention.heads}
 
 
 def read_rows(paths: Iterable[Path]) -> pl.DataFrame:
-    """Return the distinct rows of CSV files as one table; raise ProfileError if a file is unreadable."""
+    """Read the distinct rows of CSV files as one table. Raises ProfileError if a file is unreadable."""
     tables = []
     for path in paths:
         try:
@@ -173,7 +171,7 @@ def _of_degree(rows: pl.DataFrame, shapes: dict[str, Any], tp: int, path: Path) 
 
 
 def of_shapes(rows: pl.DataFrame, shapes: dict[str, Any], path: Path) -> pl.DataFrame:
-    """Return the rows of a model's shapes at every TP degree; raise ProfileError if there are none."""
+    """Return the rows with a model's shapes at all TP degrees. Raises ProfileError if there are none."""
     if TP not in rows.columns:
         raise ProfileError(f"{path} must have the column {TP}; it has {', '.join(rows.columns)}")
     required = {name: value for name, value in shapes.items() if name in rows.columns}
@@ -185,7 +183,6 @@ def of_shapes(rows: pl.DataFrame, shapes: dict[str, Any], path: Path) -> pl.Data
 
 
 def _samples(rows: pl.DataFrame, name: str, columns: tuple[str, ...], path: Path) -> Samples:
-    """Return an operator's rows in the order of the file; rows without a time do not measure it."""
     median = f"time_stats.{name}.median"
     if missing := [column for column in (median, *columns) if column not in rows.columns]:
         known = sorted(c.split(".")[1] for c in rows.columns if c.startswith("time_stats.") and c.endswith(".median"))
@@ -205,7 +202,7 @@ FOLDS = 5
 def monotone_tables(
     samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
 ) -> tuple[CostTables, FitReport]:
-    """Build tables of the rule PER_REQUEST from curves and surfaces that never fall."""
+    """Build tables (rule PER_REQUEST) from non-decreasing curves and surfaces."""
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
     by_one = {name: sample for name, sample in samples.items() if sample.x.ndim == 1}
     by_tokens = {n: layout.seconds(regression.fit_curve(s.x, s.ms)(tokens)) for n, s in by_one.items()}
@@ -240,7 +237,6 @@ def monotone_tables(
 
 
 def _cross_validated(name: str, samples: Samples) -> OperatorFit:
-    """Return the errors of every row, predicted from the folds without it; rows of one place share a fold."""
     _, place = np.unique(samples.x, axis=0, return_inverse=True)
     fold = np.random.default_rng(0).permutation(place.max() + 1)[place.ravel()] % FOLDS
     predicted = np.empty(len(samples.ms))
@@ -266,7 +262,11 @@ def _operator_fit(name: str, predicted: Floats, measured: Floats) -> OperatorFit
 def forest_tables(
     samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
 ) -> tuple[CostTables, FitReport]:
-    """Build tables of the rule MERGED from Vidur's forests; ``pp`` must divide the layers."""
+    """Fit Vidur's random forests and return their predictions as tables. ``pp`` must divide the number of layers.
+
+    In the tables all prefills of a step are one prefill, as in Vidur (``AttentionRule`` MERGED). ``source`` is the name
+    of the tables' source.
+    """
     stages = layout.equal_stages(model, pp)
     tokens = np.arange(1.0, max(layout.VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)
     step = layout.CONTEXT_STEP_TOKENS

@@ -1,4 +1,4 @@
-"""Vidur's file layout, and its rule from operators' milliseconds per layer to cost tables."""
+"""Vidur's file layout, and its rule that combines operators' milliseconds per layer into cost tables."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ PREFILL, DECODE = "attn_prefill", "attn_decode"
 
 
 def vidur_tables(npz_path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
-    """Read cost tables from Vidur's prediction tables, milliseconds per layer by operator; raise ProfileError."""
-    # The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk],
-    # ``attn_decode`` [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
+    """Read cost tables from Vidur's prediction tables, the milliseconds of each operator in a layer.
+
+    The npz holds ``attn_pre_proj``, ``mlp_up_proj`` ... [T+1], ``attn_prefill`` [context / 64, chunk], ``attn_decode``
+    [sequences, context / 64], and ``all_reduce`` if made for more than one GPU.
+    """
     ops = {name: array.astype(np.float64) for name, array in read_npz(npz_path).items()}
     return compose(ops, model, equal_stages(model, pp), f"vidur tables {Path(npz_path).name}")
 
 
 def equal_stages(model: ModelSpec, pp: int) -> Ints:
-    """Return [pp] equal numbers of layers; raise ProfileError if ``pp`` does not divide the layers."""
+    """Return the equal number of layers of each stage ([pp]). Raises ProfileError if ``pp`` is no divisor."""
     if pp < 1 or model.layers % pp:
         raise ProfileError(f"pp must divide the {model.layers} layers of {model.name} for Vidur's rule; it is {pp}")
     return np.full(pp, model.layers // pp, dtype=np.int64)
 
 
 def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, source: str) -> CostTables:
-    """Return cost tables that, read by the rule MERGED, give Vidur's stage times; ``ops`` are milliseconds.
+    """Return cost tables that give Vidur's stage times when read by the rule MERGED. ``ops`` are milliseconds.
 
-    All operators but the cache write are read at the step's tokens rounded up to 8. The all-reduce gets 0.02 ms of
-    launch and is paid twice per layer. Merging several requests multiplies attention by 1.1 with GQA. Vidur counts
-    neither embedding, final norm, LM head, sampling nor host. More than one stage needs ``send_recv``.
+    All operators except the cache write are read at the step's tokens, rounded up to a multiple of 8. The all-reduce
+    counts twice per layer, with 0.02 ms of launch each. With GQA, merging several requests multiplies attention by 1.1.
+    Vidur counts neither embedding, final norm, LM head, sampling nor host. Several stages need ``send_recv``.
     """
     needed = [*ONCE_A_LAYER, PREFILL, DECODE] + [SEND_RECV] * (len(stage_layers) > 1)
     if missing := [name for name in needed if name not in ops]:
@@ -78,7 +80,7 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
 
 
 def seconds(milliseconds: Floats) -> Floats:
-    """Return [n, ...] seconds, with 0 at the first index (no tokens)."""
+    """Return the seconds of [n, ...] milliseconds, with 0 at the first index (no tokens)."""
     found = np.asarray(milliseconds, dtype=np.float64) / 1000.0
     found[0] = 0.0
     return found
@@ -86,7 +88,7 @@ def seconds(milliseconds: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class ProfileFiles:
-    """Files that a deployment needs; those of ``attention`` are read as one table."""
+    """The CSV files of a Vidur profile that a deployment needs. Several files ``attention`` are parts of one table."""
 
     mlp: Path
     attention: tuple[Path, ...]
@@ -101,7 +103,7 @@ class ProfileFiles:
 def find_files(
     folder: Path, model: ModelSpec, gpu_name: str, parallel: Parallelism, node: NodeSpec | None
 ) -> ProfileFiles:
-    """Find the profile of a model on a GPU: folders are named by the model, the start of the GPU's name, the node."""
+    """Find the files of a model on a GPU, in folders named after the device, the model and the network."""
     if not folder.is_dir():
         raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     device = device_folder(folder, gpu_name)
@@ -120,14 +122,17 @@ def find_files(
 
 
 def attention_files(place: Path) -> tuple[Path, ...]:
-    """Return a model's attention.csv or its parts; empty if there are none."""
+    """Return the file attention.csv in a model's folder, or the parts of such a file, or an empty list."""
     if has_csv(place, "attention"):
         return (csv_file(place, "attention"),)
     return tuple(sorted(place.glob("attention_*.csv*")))
 
 
 def device_folder(folder: Path, gpu_name: str) -> Path:
-    """Return the folder under compute/ with the longest name that a GPU's name starts with; raise ProfileError."""
+    """Return the folder under compute/ that is named after a GPU. Raises ProfileError if there is none.
+
+    ``gpu_name`` must begin with its name ("A100-80GB": a100). Of several, the longest name is taken.
+    """
     compute = folder / "compute"
     folders = _subfolders(compute)
     matching = [path for path in folders if _plain(gpu_name).startswith(_plain(path.name))]
@@ -139,7 +144,7 @@ def device_folder(folder: Path, gpu_name: str) -> Path:
 
 
 def model_folder(device: Path, model: ModelSpec) -> Path:
-    """Return the folder of a model by its name or an alias; raise ProfileError if there is none."""
+    """Return the folder with a model's name or alias. Raises ProfileError if there is none."""
     folders = sorted({path.parent for path in device.rglob("mlp.csv*")})
     names = {name.lower() for name in (model.name, *model.metadata.aliases)}
     names |= {name.rpartition("/")[2] for name in names}
@@ -151,7 +156,10 @@ def model_folder(device: Path, model: ModelSpec) -> Path:
 
 
 def network_folder(folder: Path, device: str, node: NodeSpec | None) -> Path:
-    """Return the folder of a node, or of the device's pairwise NVLink or its DGX; raise ProfileError."""
+    """Return the folder of ``node``, or of the device's usual node. Raises ProfileError if there is none.
+
+    If ``node`` is None, the device's pairwise NVLink is taken, or else its DGX.
+    """
     network = folder / "network"
     folders = _subfolders(network)
     names = [node.name, *node.aliases] if node else [f"{device}_pairwise_nvlink", f"{device}_dgx"]
@@ -173,7 +181,7 @@ def _plain(name: str) -> str:
 
 
 def csv_file(folder: Path, name: str) -> Path:
-    """Return the CSV file of a name, packed by gzip or not; raise ProfileError if there is none."""
+    """Return the CSV file of this name, compressed with gzip or not. Raises ProfileError if there is none."""
     for suffix in (".csv", ".csv.gz"):
         path = folder / f"{name}{suffix}"
         if path.is_file():
@@ -182,7 +190,7 @@ def csv_file(folder: Path, name: str) -> Path:
 
 
 def has_csv(folder: Path, name: str) -> bool:
-    """Return whether a folder has a CSV file of a name, packed by gzip or not."""
+    """Return whether a folder has a CSV file of this name, compressed with gzip or not."""
     return any((folder / f"{name}{suffix}").is_file() for suffix in (".csv", ".csv.gz"))
 
 

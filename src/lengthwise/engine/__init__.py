@@ -1,4 +1,4 @@
-"""Time passes: a workload on a deployment becomes records."""
+"""The simulator: turns a workload on a deployment into records."""
 
 import lazy_loader
 

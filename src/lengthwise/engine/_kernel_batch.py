@@ -1,11 +1,11 @@
-"""Forms the next step of a replica: decodes, half-computed prompts, new requests, and preemption for waiting ones."""
+"""Forms the next step of a replica: decodes, half-computed prompts, new requests, preemptions for waiting requests."""
 
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
+from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import assign_last_step_number, drop_partial, join
+from lengthwise.engine._kernel_groups import assign_return_number, join, remove_partial
 from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     charge,
@@ -17,6 +17,7 @@ from lengthwise.engine._kernel_memory import (
     split_off,
     update_ranks,
 )
+from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.policy import contracts
 
@@ -30,7 +31,7 @@ RESERVE_BLOCK, ADMIT_AFTER_PREEMPTION = contracts.RESERVE_BLOCK, contracts.ADMIT
 
 @jit
 def form(S, r, now_s, rank, victim, batching, memory, preemption):
-    """Fill ``work`` with the next step of a replica; return False if there is nothing to run."""
+    """Form the next step of replica ``r`` in ``S.work``. Return False if there is nothing to run."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
     flight = S.flights[w.flight]
@@ -40,11 +41,11 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     w.prompts = 0
     w.prompt_tokens = 0
     w.longest = 0
-    w.short_of_blocks = 0
+    w.preempted_for_blocks = 0
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
-    decodes, waiting = S.groups[rep.idle].members, S.queues[rep.queue].length
+    decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting == 0:
         return False
     admit, tokens, flags = _plan(S, r, decodes, 0, batching)
@@ -53,28 +54,27 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
         rep.phase_steps = 0
         rep.phase_rounds = 0
     if admit > 0:
-        rep.steps_since_admit = 0
+        rep.steps_since_admit = 0  # Since admissions were last allowed, even if no request was admitted.
         rep.ended_since_admit = 0
-        _update_order(S, r, now_s, rank, memory, preemption)
+        _rank_and_preempt(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
     prompt_budget = max(0, tokens - w.decodes)
     if rep.partials > 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
-    if admit > 0 and (w.short_of_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
+    if admit > 0 and (w.preempted_for_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
     rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
-    if rests and S.groups[rep.idle].members > 0:
-        rep.idle, flight.group = flight.group, rep.idle
+    if rests and S.groups[rep.idle_group].members > 0:
+        rep.idle_group, flight.group = flight.group, rep.idle_group
         flight.rests = 1
     return w.seqs > 0
 
 
 @jit
 def _plan(S, r, decodes, next_tokens, batching):
-    """Return (admissions, tokens, flags) of the batching policy."""
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     return batching(
@@ -86,17 +86,16 @@ def _plan(S, r, decodes, next_tokens, batching):
 
 
 @jit
-def _update_order(S, r, now_s, rank, memory, preemption):
-    """Update the order of the queue, and preempt running requests for waiting ones of a better rank."""
+def _rank_and_preempt(S, r, now_s, rank, memory, preemption):
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
     if queue.length == 0:
         return
-    may_free_seqs = params.preempts == 1 or S.work[0].plan_flags & ADMIT_AFTER_PREEMPTION != 0
+    may_free_seqs = params.preempts_by_policy == 1 or S.work[0].plan_flags & ADMIT_AFTER_PREEMPTION != 0
     full = not may_free_seqs and S.running[r] >= params.max_num_seqs
     if not full and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
-    if params.preempts == 1 and (
+    if params.preempts_by_policy == 1 and (
         rep.check_preemption == 1 or rep.steps_since_check >= params.preemption_interval_steps
     ):
         preempt_for_waiting(S, r, now_s, rank, memory, preemption)
@@ -104,50 +103,51 @@ def _update_order(S, r, now_s, rank, memory, preemption):
 
 @jit_cold
 def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
-    """Preempt running requests for waiting ones that lack a slot or memory, where the preemption policy permits it."""
+    """Preempt running requests so that waiting requests of a better rank get memory and a place in the batch."""
     rep, params = S.replicas[r], S.params[0]
-    ranked, running, sorted_from, left = False, 0, 0, 0
-    free_seqs, free = params.max_num_seqs - S.running[r], rep.free_blocks
+    ranked, candidates, sorted_from, left = False, 0, 0, 0
+    free_blocks, free_seqs = rep.free_blocks, params.max_num_seqs - S.running[r]
     queue = S.queues[rep.queue]
-    tried = 0
-    while tried < params.max_num_seqs and queue.length > 0:
+    popped = 0
+    while popped < params.max_num_seqs and queue.length > 0:
         slot = S.pool_slot[queue.offset]
         key = S.pool_key[queue.offset]
         queue_pop(S, rep.queue)
-        S.tmp_waiting[tried] = slot
-        S.tmp_waiting_key[tried] = key
-        tried += 1
-        k, room, slots = left, free, free_seqs
-        blocks = _blocks_if_free(S, slot, room, slots, memory)
+        S.tmp_waiting[popped] = slot
+        S.tmp_waiting_key[popped] = key
+        popped += 1
+        k, trial_blocks, trial_seqs = left, free_blocks, free_seqs
+        blocks = _blocks_if_free(S, slot, trial_blocks, trial_seqs, memory)
         if blocks < 0 and not ranked:
-            running = rank_residents(S, r, now_s, rank)
-            ranked, sorted_from, left, k = True, running, running, running
+            candidates = rank_residents(S, r, now_s, rank)
+            ranked, sorted_from, left, k = True, candidates, candidates, candidates
         while blocks < 0 and k > 0:
             if k == sorted_from:
                 sorted_from -= 1
                 _worst_to_end(S, k)
-            if not _may_preempt(S, r, slot, key, k - 1, tried, now_s, preemption):
+            if not _may_preempt(S, r, slot, key, k - 1, popped, now_s, preemption):
                 break
             k -= 1
-            room += S.slots[S.tmp_slot[k]].blocks
-            slots += 1
-            blocks = _blocks_if_free(S, slot, room, slots, memory)
+            trial_blocks += S.slots[S.tmp_slot[k]].blocks
+            if params.prefix_caching == 1:
+                trial_blocks -= count_shared(S, r, S.slots[S.tmp_slot[k]])
+            trial_seqs += 1
+            blocks = _blocks_if_free(S, slot, trial_blocks, trial_seqs, memory)
         if blocks < 0:
             break
-        left, free, free_seqs = k, room - blocks, slots - 1
-    for i in range(tried):
+        left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
+    for i in range(popped):
         slot = S.tmp_waiting[i]
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
-    for i in range(running - 1, left - 1, -1):
+    for i in range(candidates - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
-    S.work[0].short_of_blocks = 0
+    S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions have another reason.
     rep.check_preemption = 0
     rep.steps_since_check = 0
 
 
 @jit_cold
 def _worst_to_end(S, count):
-    """Move the resident of the worst rank among the first ``count`` of ``tmp_slot`` to their end."""
     worst, last = 0, count - 1
     for i in range(1, count):
         key, tie = S.tmp_key[i], S.tmp_tie[i]
@@ -160,43 +160,38 @@ def _worst_to_end(S, count):
 
 
 @jit
-def _blocks_if_free(S, slot, free, free_seqs, memory):
-    """Return the blocks that a waiting request needs at once; -1: all ``max_num_seqs`` run or memory is short."""
+def _blocks_if_free(S, slot, free_blocks, free_seqs, memory):
+    """Return a waiting request's blocks if these blocks and places are free, or -1 if the request must wait."""
     if free_seqs < 1:
         return -1
     q, params = S.slots[slot], S.params[0]
     context = q.prompt + q.generated
     return memory(
-        context, context, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size, free,
-        params.total_blocks, params.watermark_blocks, params.max_num_seqs - free_seqs, 0,
+        context, context, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,
+        free_blocks, params.total_blocks, params.watermark_blocks, params.max_num_seqs - free_seqs, 0,
     )  # fmt: skip
 
 
 @jit_cold
-def _may_preempt(S, r, waiting, key, k, attempts, now_s, preemption):
-    """Return whether a waiting request may preempt the running one at ``k`` in ``tmp_slot``."""
+def _may_preempt(S, r, waiting_slot, key, k, popped, now_s, preemption):
     if not key < S.tmp_key[k]:
         return False
-    w, q = S.slots[waiting], S.slots[S.tmp_slot[k]]
+    waiting, running = S.slots[waiting_slot], S.slots[S.tmp_slot[k]]
     gain = preemption(
-        key, S.tmp_key[k], remaining_of(S, w), remaining_of(S, q), q.generated, _recompute_steps(S, r, q),
-        S.running[r], S.queues[S.replicas[r].queue].length + attempts, w.queued_for_s + (now_s - w.queued_s),
-        S.results[q.index].preemptions,
+        key, S.tmp_key[k], remaining_of(S, waiting), remaining_of(S, running), running.generated,
+        _recompute_steps(S, r, running), S.running[r], S.queues[S.replicas[r].queue].length + popped,
+        waiting.queued_for_s + (now_s - waiting.queued_at_s), S.results[running.index].preemptions,
     )  # fmt: skip
     if gain != gain:  # noqa: PLR0124  NaN
         S.counters[0].problem = BAD_PREEMPTION
-        S.counters[0].problem_value = w.index
+        S.counters[0].problem_value = waiting.index
         return False
     return gain > 0
 
 
 @jit_cold
 def _recompute_steps(S, r, q):
-    """Return the cost of resuming a preempted request, in decode steps of the replica's batch.
-
-    Recomputing its tokens is compared with a decode step in one layer, swapping its blocks out and in over all layers.
-    """
-    cost, group = S.cost, S.groups[S.replicas[r].idle]
+    cost, group = S.cost, S.groups[S.replicas[r].idle_group]
     seqs = max(1, group.members)
     kv_tokens = group.kv_tokens if group.members > 0 else 0
     decode_s = decode_attention(cost, group.members, kv_tokens, 0)
@@ -210,23 +205,19 @@ def _recompute_steps(S, r, q):
     tokens = q.prompt + q.generated if q.decoding == 1 else q.prefilled
     prefill_s = 0.0
     if tokens > 0:
-        if cost.merged:
-            prefill_s = merged_prefill_attention(cost, 1, tokens * tokens, 0)
-        else:
-            prefill_s = prefill_attention(cost, tokens, 0)
+        prefill_s = merged_prefills(cost, 1, tokens * tokens, 0) if cost.merged else prefill_attention(cost, tokens, 0)
     return (_by_tokens(cost, tokens, 0) + _by_tokens(cost, tokens, 1) + prefill_s) / step_s
 
 
 @jit
 def _by_tokens(cost, tokens, column):
-    return row(cost.by_tokens, cost.tokens_slope, tokens, column)
+    return entry(cost.by_tokens, cost.tokens_slope, tokens, column)
 
 
 @jit
 def _take_decodes(S, r, now_s, flags, rank, victim):
-    """Add the idle group to the step; its members claim blocks one by one only where memory is short."""
     rep, w = S.replicas[r], S.work[0]
-    group = S.groups[rep.idle]
+    group = S.groups[rep.idle_group]
     if group.members == 0:
         return
     params = S.params[rep.side]
@@ -234,7 +225,7 @@ def _take_decodes(S, r, now_s, flags, rank, victim):
     if flags & UNIFORM_SHARES != 0:
         limit = min(limit, (S.running[r] - rep.incoming + params.max_in_flight - 1) // params.max_in_flight)
     reserve = 1 if flags & RESERVE_BLOCK != 0 else 0
-    need = S.block_needs[rep.idle, group.steps % S.params[0].block_size]
+    need = S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
     flight = S.flights[w.flight]
     if group.members <= limit and rep.free_blocks - need >= reserve:
         rep.free_blocks -= need
@@ -242,18 +233,17 @@ def _take_decodes(S, r, now_s, flags, rank, victim):
     else:
         taken = claim_blocks(S, r, now_s, limit, reserve, rank, victim)
         if taken < group.members:
-            split_off(S, rep.idle, flight.group, taken)
+            split_off(S, rep.idle_group, flight.group, taken)
             w.decodes = taken
             w.seqs += taken
             return
-    rep.idle, flight.group = flight.group, rep.idle
+    rep.idle_group, flight.group = flight.group, rep.idle_group
     w.decodes = taken
     w.seqs += taken
 
 
 @jit
 def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
-    """Add chunks of half-computed prompts to the step, in the order of their admission."""
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     while rep.partials > 0 and w.seqs < params.max_step_seqs:
@@ -267,7 +257,9 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
             continue
         rep.free_blocks -= need
         q.blocks += need
-        drop_partial(S, r, slot)
+        if params.prefix_caching == 1:
+            cache_blocks(S, r, q, q.prefilled + chunk)
+        remove_partial(S, r, slot)
         _add_prompt(S, slot, chunk)
 
 
@@ -284,7 +276,7 @@ def _add_prompt(S, slot, chunk):
 
 @jit
 def chunk_for(S, context, preempted_before, prompt_budget, flags):
-    """Return the tokens of a prompt that fit in the step; 0: it must wait."""
+    """Return how many of a prompt's ``context`` tokens fit in the step in ``work``, or 0 if the prompt must wait."""
     w = S.work[0]
     left = prompt_budget - w.prompt_tokens
     if flags & CHUNKED != 0:
@@ -296,57 +288,49 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
 
 
 @jit
-def _cached_tokens(S, r, q, flags):
-    """Return the tokens of a preempted request whose blocks are still in the prefix cache.
-
-    Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
-    """
-    rep = S.replicas[r]
-    params = S.params[rep.side]
-    if (
-        params.prefix_caching == 0
-        or q.cached_blocks == 0
-        or q.swapped == 1
-        or q.cached_replica != r
-        or flags & CHUNKED == 0
-    ):
-        return 0
-    reused = max(0, rep.freed_blocks - rep.free_blocks - q.freed_before_cached)
-    return max(0, q.cached_blocks - reused) * params.block_size
+def _take_blocks(S, r, q, blocks, found, tokens):
+    """Give an admitted request ``blocks`` blocks, ``found`` of them from the cache, to compute up to ``tokens``."""
+    params = S.params[S.replicas[r].side]
+    S.replicas[r].free_blocks -= blocks - found
+    q.blocks = blocks
+    if found > 0:
+        reuse_found(S, r, q, found)
+        q.prefilled = found * params.block_size
+    if params.prefix_caching == 1 and q.swapped == 0:
+        cache_blocks(S, r, q, tokens)
+    if q.admission < 0:
+        S.results[q.index].cached_tokens = found * params.block_size
 
 
 @jit
 def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  # noqa: C901  one straight sequence
-    """Admit waiting requests in the order of their rank, until one has to wait."""
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
-    admitted, batch = 0, 0
+    admitted, bin_batch = 0, 0
     while (
         queue.length > 0 and admitted < admit and S.running[r] < params.max_num_seqs and w.seqs < params.max_step_seqs
     ):
         slot = S.pool_slot[queue.offset]
         q = S.slots[slot]
         # A request with ``transfer_blocks`` enters by a transfer, not with a step.
-        if q.transfer_blocks > 0 or (admitted > 0 and q.batch != batch and flags & ONE_BATCH != 0):
+        if q.transfer_blocks > 0 or (admitted > 0 and q.bin_batch != bin_batch and flags & ONE_BATCH != 0):
             return
         q.context = q.prompt + q.generated
-        chunk, cached = 1, _cached_tokens(S, r, q, flags)
+        chunk, found, shared = 1, 0, 0
+        if params.prefix_caching == 1 and q.swapped == 0 and flags & CHUNKED != 0:
+            found, shared = find_cached(S, r, q)
+        cached = found * params.block_size
         if q.swapped == 0:
             chunk = chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags)
         if chunk <= 0:
             return
-        if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle].members, chunk, batching)[0] <= 0:
+        if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:
             return
-        blocks = blocks_to_admit(S, r, slot, cached + chunk, memory)
+        blocks = blocks_to_admit(S, r, slot, cached + chunk, shared, memory)
         if blocks < 0:
             return
         queue_pop(S, rep.queue)
-        rep.free_blocks -= blocks
-        rep.freed_blocks -= cached // params.block_size
-        q.cached_blocks = 0
-        if cached > 0:
-            q.prefilled = cached
-        q.blocks = blocks
+        _take_blocks(S, r, q, blocks, found, cached + chunk)
         if q.admission < 0 and params.tracks_service == 1:
             charge(S, q)
             if params.rank_every_step == 1:
@@ -354,10 +338,10 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
         S.counters[0].admissions += 1
         admitted += 1
         q.admission = S.counters[0].admissions
-        batch = q.batch
+        bin_batch = q.bin_batch
         q.waiting = 0
         q.generated_at_admission = q.generated
-        q.queued_for_s += now_s - q.queued_s
+        q.queued_for_s += now_s - q.queued_at_s
         result = S.results[q.index]
         if result.scheduled_s != result.scheduled_s:
             result.scheduled_s = now_s
@@ -368,7 +352,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
         if q.swapped == 1:
             q.swapped = 0
             w.swap_s += q.blocks * params.swap_s_per_block
-            assign_last_step_number(S, slot)
-            join(S, rep.idle, slot)
+            assign_return_number(S, slot)
+            join(S, rep.idle_group, slot)
         else:
             _add_prompt(S, slot, chunk)

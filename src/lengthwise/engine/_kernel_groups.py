@@ -1,8 +1,9 @@
-"""Groups of sequences that decode together advance by sums: a step costs O(1), a change O(log members).
+"""Groups of sequences that decode together: a step updates only the group's sums, in O(1); a change is O(log members).
 
-Each member has one entry in its group's heap, keyed by the group step of its next event: its last token, or the first
-block beyond those it took at admission. Members that need further blocks are counted by the step (modulo the block
-size) of their next block. A *cohort* counts the members whose last token came at the same time.
+The heap of a group has one entry for each member. Its key is the group step of its last token or, if that is earlier
+and the member has a spare block, of the first block that it lacks. All other members are counted in ``block_needs`` by
+the step (modulo the block size) of their next block. A *cohort* counts the members whose last token came at the same
+time.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ _MASK = (1 << _SHIFT) - 1
 
 @jit
 def join(S, g, slot):
-    """Add a decoding sequence to a group."""
     group, q = S.groups[g], S.slots[slot]
     block_size = S.params[0].block_size
     q.join_step = group.steps
     q.finish_step = group.steps + q.output - q.generated
     ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.next_block_step = group.steps + ahead
-    q.counts_block = 1 if ahead < block_size else 0
+    q.in_block_needs = 1 if ahead < block_size else 0
     event = q.finish_step
-    if q.counts_block == 1:
+    if q.in_block_needs == 1:
         S.block_needs[g, q.next_block_step % block_size] += 1
     elif q.next_block_step < q.finish_step:
         event = q.next_block_step
@@ -36,7 +36,7 @@ def join(S, g, slot):
 
 @jit_cold
 def remove(S, g, slot):
-    """Remove a sequence from its group, with its own counts up to date."""
+    """Remove the sequence in ``slot`` from group ``g``. The record of the sequence is brought up to date first."""
     group, q = S.groups[g], S.slots[slot]
     update(S, g, slot)
     at = 0
@@ -53,7 +53,7 @@ def remove(S, g, slot):
 
 @jit
 def update(S, g, slot):
-    """Bring a member's tokens, blocks and last token time up to date."""
+    """Bring the generated tokens, blocks and last token time in a member's own record up to date."""
     group, q = S.groups[g], S.slots[slot]
     steps = group.steps - q.join_step
     if steps > 0:
@@ -65,10 +65,11 @@ def update(S, g, slot):
 
 
 @jit
-def assign_last_step_number(S, slot):
-    """Number a request that returns from a step; the numbers break ties between victims.
+def assign_return_number(S, slot):
+    """Give a request that becomes idle (is in no step any more) the next return number.
 
-    Members of a group retain their numbers while no other sequence is idle, as their order does not change.
+    Return numbers break ties between victims. Members of a group retain their numbers while no other sequence is idle,
+    because their order does not change.
     """
     S.counters[0].returns += 1
     S.slots[slot].return_number = S.counters[0].returns
@@ -76,7 +77,7 @@ def assign_last_step_number(S, slot):
 
 @jit_cold
 def renumber(S, g):
-    """Number the members of a group after all other requests, in their own order."""
+    """Give the members of a group new return numbers in their present order, higher than all others."""
     members = S.groups[g].members
     for count in range(members):
         slot = S.heaps[g, count] & _MASK
@@ -89,12 +90,11 @@ def renumber(S, g):
         S.tmp_tie[i] = return_number
         S.tmp_slot[i] = slot
     for i in range(members):
-        assign_last_step_number(S, S.tmp_slot[i])
+        assign_return_number(S, S.tmp_slot[i])
 
 
 @jit_cold
 def merge(S, source, target):
-    """Move all members of one group into another."""
     group = S.groups[source]
     for i in range(group.members):
         slot = S.heaps[source, i] & _MASK
@@ -108,19 +108,18 @@ def merge(S, source, target):
 
 @jit
 def member(S, g, i):
-    """Return the slot of the ``i``-th member."""
     return S.heaps[g, i] & _MASK
 
 
 @jit
-def next_event(S, g):
-    """Return the group step of a member's next event; the group is not empty."""
+def next_event_step(S, g):
+    """Return at which step of the group a member next ends or needs a block. The group must not be empty."""
     return S.heaps[g, 0] >> _SHIFT
 
 
 @jit
 def advance(S, g, now_s):
-    """Add one token to every member; finished members remain until ``pop_finished``."""
+    """Add one token to every member of a group. ``pop_finished`` then removes the members that are complete."""
     group = S.groups[g]
     group.steps += 1
     group.kv_tokens += group.members
@@ -132,9 +131,9 @@ def advance(S, g, now_s):
 
 @jit
 def pop_finished(S, g):
-    """Remove a member that has its last token and return its slot; -1: none is left."""
+    """Remove one member that has produced its last token. Return the member's slot, or -1 if there is none."""
     group = S.groups[g]
-    while group.members > 0 and next_event(S, g) <= group.steps:
+    while group.members > 0 and next_event_step(S, g) <= group.steps:
         slot = member(S, g, 0)
         q = S.slots[slot]
         if q.finish_step <= group.steps:
@@ -144,7 +143,7 @@ def pop_finished(S, g):
             group.kv_tokens -= q.prompt + q.generated
             S.cohort_n[g, 0] -= 1
             return slot
-        q.counts_block = 1
+        q.in_block_needs = 1
         S.block_needs[g, q.next_block_step % S.params[0].block_size] += 1
         _move_down(S.heaps, g, group.members, 0, (q.finish_step << _SHIFT) | slot)
     return -1
@@ -152,14 +151,13 @@ def pop_finished(S, g):
 
 @jit
 def _uncount_block(S, g, q):
-    if q.counts_block == 1:
+    if q.in_block_needs == 1:
         S.block_needs[g, q.next_block_step % S.params[0].block_size] -= 1
-        q.counts_block = 0
+        q.in_block_needs = 0
 
 
 @jit
 def _add_to_cohort(S, g, last_token_s, count):
-    """Count members in the cohort of a time; cohorts are ordered by time."""
     group = S.groups[g]
     c = group.cohorts
     while c > 0 and S.cohort_s[g, c - 1] > last_token_s:
@@ -179,7 +177,6 @@ def _add_to_cohort(S, g, last_token_s, count):
 
 @jit_cold
 def _drop_empty_cohorts(S, g, last_token_s):
-    """Drop empty cohorts; return the new index of a cohort of this time."""
     group = S.groups[g]
     remaining, place = 0, 0
     for c in range(group.cohorts):
@@ -233,8 +230,7 @@ def _move_down(heaps, g, length, i, key):
 
 
 @jit_cold
-def drop_partial(S, r, slot):
-    """Remove a request from the half-computed prompts of a replica; their order does not change."""
+def remove_partial(S, r, slot):
     rep = S.replicas[r]
     at = 0
     while S.partials[r, at] != slot:

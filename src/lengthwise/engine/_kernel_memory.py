@@ -1,14 +1,15 @@
-"""Memory of a replica: ends of requests, preemptions, the order of victims, blocks at admission; tenants' service."""
+"""Memory of a replica at admission, preemption, timeout and end of requests; entry into queues; tenants' service."""
 
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import drop_partial, join, member, remove, update
+from lengthwise.engine._kernel_groups import join, member, remove, remove_partial, update
+from lengthwise.engine._kernel_prefix import cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
-    next_sent,
-    note_starvation,
+    next_request,
+    note_overdue_time,
     predicted_total,
     queue_push,
     queue_rebuild,
@@ -27,17 +28,16 @@ INFINITY = float("inf")
 
 @jit
 def end_request(S, r, slot, status, now_s):
-    """Record the end of a request, free its slot, and send the requests that depend on it."""
     q = S.slots[slot]
     if q.transfer_blocks > 0:
         release_transfer_blocks(S, q)
     result = S.results[q.index]
     result.status = status
     result.output_tokens = max(0, q.generated + q.prompt - S.prompt[q.index])
-    result.queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
+    result.queued_for_s = q.queued_for_s + (now_s - q.queued_at_s if q.waiting == 1 else 0.0)
     S.replicas[r].ended_since_admit += 1
     if S.params[0].central_queue == 0:
-        S.tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
+        S.outstanding_tokens[r] -= outstanding(S.prompt[q.index], S.predicted[q.index])
     if S.params[0].tracks_service == 1:
         _correct_service(S, q, result.output_tokens)
     S.free_slots[S.counters[0].free_slots] = slot
@@ -45,19 +45,30 @@ def end_request(S, r, slot, status, now_s):
     send_next(S, q.index, status, now_s)
 
 
+@jit
+def free_blocks_of(S, r, q):
+    """Free the blocks of a resident that is in no step. Its record is up to date."""
+    if S.params[0].prefix_caching == 1 and q.blocks > 0 and S.replicas[r].side == 0:
+        cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+        release_blocks(S, r, q, q.blocks)
+    else:
+        S.replicas[r].free_blocks += q.blocks
+    q.blocks = 0
+
+
 @jit_cold
 def release_transfer_blocks(S, q):
-    """Free the blocks of a request on the replica where it was prefilled."""
-    source = S.replicas[q.prefill_replica]
-    source.free_blocks += q.transfer_blocks
-    source.freed_blocks += q.transfer_blocks
+    if S.params[0].prefix_caching == 1:
+        release_blocks(S, q.prefill_replica, q, q.transfer_blocks)
+    else:
+        S.replicas[q.prefill_replica].free_blocks += q.transfer_blocks
     S.pending[q.prefill_replica] = 1
     q.transfer_blocks = 0
 
 
 @jit_cold
 def charge(S, q):
-    """Charge a tenant for the prompt and the predicted output at the first admission of a request."""
+    """Charge a tenant for a request's prompt and predicted output when the request is admitted for the first time."""
     q.charged_tokens = S.predicted[q.index]
     S.service[q.tenant] += q.prompt + OUTPUT_WEIGHT * q.charged_tokens
     _leave_backlog(S, q.tenant)
@@ -65,7 +76,6 @@ def charge(S, q):
 
 @jit_cold
 def _correct_service(S, q, output_tokens):
-    """Charge the tenant for the actual output instead of the predicted one."""
     if q.admission >= 0:
         S.service[q.tenant] += OUTPUT_WEIGHT * (output_tokens - q.charged_tokens)
     else:
@@ -81,7 +91,7 @@ def _leave_backlog(S, tenant):
 
 @jit_cold
 def join_backlog(S, tenant):
-    """Raise the service of a tenant without backlog to the minimum of the others: absence earns no credit (VTC)."""
+    """Count a waiting request of a tenant. If the tenant had none, raise its service to the lowest of others (VTC)."""
     if S.backlog[tenant] == 0:
         minimum = INFINITY
         for t in range(len(S.service)):
@@ -101,19 +111,19 @@ def _round_up(tokens):
 
 @jit
 def outstanding(prompt, predicted):
-    """Return the tokens that a router counts for a request: its prompt and its predicted output, rounded up."""
+    """Return the load of a request for routers: prompt tokens plus predicted output tokens, rounded up."""
     return prompt + _round_up(predicted)
 
 
 @jit
 def remaining_tokens(predicted, generated):
-    """Return the predicted remaining tokens, rounded up, at least 1."""
+    """Return how many predicted tokens a request has yet to produce, rounded up. The result is at least 1."""
     return max(1, _round_up(predicted) - generated)
 
 
 @jit
 def send_next(S, i, status, now_s):
-    """Send the next request of a closed loop, or the dependents of request ``i``, which has ended."""
+    """Send what waited for the end of request ``i``: the next request of a closed loop, and the children of ``i``."""
     counters = S.counters[0]
     if S.params[0].closed_loop == 1 and counters.released < len(S.arrival_s):
         S.arrival_s[counters.released] = now_s
@@ -127,9 +137,9 @@ def send_next(S, i, status, now_s):
 
 @jit
 def update_entry_time(S):
-    """Note when the next request that is sent will have passed the front end."""
+    """Set ``entry_s`` to the time at which the next request leaves the front end."""
     counters, params = S.counters[0], S.params[0]
-    i = next_sent(S)
+    i = next_request(S)
     if i >= 0:
         free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         counters.entry_s = free_s + params.front_request_s
@@ -139,7 +149,7 @@ def update_entry_time(S):
 
 @jit
 def expire(S, r, now_s):
-    """End idle and waiting requests whose timeout has passed."""
+    """End the requests of a replica whose timeout has passed (TIMED_OUT), except for requests in a step."""
     rep = S.replicas[r]
     if rep.deadline_s <= now_s:
         _expire_idle(S, r, now_s)
@@ -151,10 +161,10 @@ def expire(S, r, now_s):
 def _expire_idle(S, r, now_s):
     rep, params = S.replicas[r], S.params[0]
     i = 0
-    while i < S.groups[rep.idle].members:
-        slot = member(S, rep.idle, i)
+    while i < S.groups[rep.idle_group].members:
+        slot = member(S, rep.idle_group, i)
         if S.slots[slot].arrival_s + params.timeout_s <= now_s:
-            remove(S, rep.idle, slot)
+            remove(S, rep.idle_group, slot)
             _time_out(S, r, slot, now_s)
             i = 0
         else:
@@ -162,9 +172,9 @@ def _expire_idle(S, r, now_s):
     for i in range(rep.partials - 1, -1, -1):
         slot = S.partials[r, i]
         if S.slots[slot].arrival_s + params.timeout_s <= now_s:
-            drop_partial(S, r, slot)
+            remove_partial(S, r, slot)
             _time_out(S, r, slot, now_s)
-    first = _first_arrival(S, rep.idle)
+    first = _first_arrival(S, rep.idle_group)
     for i in range(rep.partials):
         first = min(first, S.slots[S.partials[r, i]].arrival_s)
     for k in range(rep.in_flight):
@@ -177,8 +187,7 @@ def _expire_idle(S, r, now_s):
 
 @jit_cold
 def _time_out(S, r, slot, now_s):
-    S.replicas[r].free_blocks += S.slots[slot].blocks
-    S.replicas[r].freed_blocks += S.slots[slot].blocks
+    free_blocks_of(S, r, S.slots[slot])
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
@@ -216,37 +225,36 @@ def _expire_waiting(S, r, now_s):
 
 @jit
 def requeue(S, queue_index, now_s, slot, rank):
-    """Add a request that returns to a queue; its wait starts now."""
-    S.slots[slot].queued_s = now_s
+    """Put a request into a queue again. The request's new wait starts now."""
+    S.slots[slot].queued_at_s = now_s
     enqueue(S, queue_index, now_s, slot, rank)
 
 
 @jit_cold
 def move_load(S, q, r, to):
-    """Count a request as load of replica ``to`` instead of ``r``, and mark ``to`` as pending."""
+    """Count a request's outstanding tokens at replica ``to`` instead of ``r``, and mark ``to`` to be scheduled."""
     tokens = outstanding(S.prompt[q.index], S.predicted[q.index])
-    S.tokens[r] -= tokens
-    S.tokens[to] += tokens
+    S.outstanding_tokens[r] -= tokens
+    S.outstanding_tokens[to] += tokens
     S.pending[to] = 1
 
 
 @jit
 def enqueue(S, queue_index, now_s, slot, rank):
-    """Add a request to a queue by its rank; its wait started at ``queued_s``, in front of the replica or in a bin."""
+    """Put a request into a queue by its rank. The caller sets ``queued_at_s``, as the wait may have begun in a bin."""
     request = S.slots[slot]
     request.waiting = 1
     key = rank_key(S, now_s, slot, rank)
-    note_starvation(S, queue_index, now_s, request)
+    note_overdue_time(S, queue_index, now_s, request)
     queue_push(S, queue_index, key, request.index, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
-    if S.params[0].preempts == 1 and S.pool_slot[S.queues[queue_index].offset] == slot:
-        _request_preemption_check(S, queue_index)
+    if S.params[0].preempts_by_policy == 1 and S.pool_slot[S.queues[queue_index].offset] == slot:
+        _flag_preemption_check(S, queue_index)
 
 
 @jit_cold
-def _request_preemption_check(S, queue_index):
-    """Make all replicas of a queue consider preemptions at their next step."""
+def _flag_preemption_check(S, queue_index):
     for r in range(S.params[0].replicas):
         if S.replicas[r].queue == queue_index:
             S.replicas[r].check_preemption = 1
@@ -254,39 +262,33 @@ def _request_preemption_check(S, queue_index):
 
 @jit_cold
 def update_ranks(S, queue_index, now_s, rank):
-    """Rank all requests of a queue again, as time has changed their keys."""
     queue = S.queues[queue_index]
     late = queue.overdue_at_s <= now_s
     queue.overdue_at_s = INFINITY
     for at in range(queue.offset, queue.offset + queue.length):
         slot = S.pool_slot[at]
         S.pool_key[at] = rank_key(S, now_s, slot, rank)
-        note_starvation(S, queue_index, now_s, S.slots[slot])
+        note_overdue_time(S, queue_index, now_s, S.slots[slot])
     queue_rebuild(S, queue_index)
-    if late and S.params[0].preempts == 1:
-        _request_preemption_check(S, queue_index)
+    if late and S.params[0].preempts_by_policy == 1:
+        _flag_preemption_check(S, queue_index)
 
 
 @jit_cold
 def preempt(S, r, slot, now_s, rank):
-    """Return an idle resident to the queue with its blocks freed, to be recomputed or swapped in."""
+    """Move a resident that is in no step back to the queue. Its cache is recomputed or swapped in later."""
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     params = S.params[rep.side]
     if q.decoding == 1:
-        remove(S, rep.idle, slot)
+        remove(S, rep.idle_group, slot)
     else:
-        drop_partial(S, r, slot)
-    if params.prefix_caching == 1:
-        computed = q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled
-        q.cached_blocks = computed // params.block_size
-        q.freed_before_cached = rep.freed_blocks + q.blocks - q.cached_blocks
-        q.cached_replica = r
-    rep.free_blocks += q.blocks
-    rep.freed_blocks += q.blocks
-    w.short_of_blocks = 1
+        remove_partial(S, r, slot)
+    blocks = q.blocks
+    free_blocks_of(S, r, q)
+    w.preempted_for_blocks = 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1
-        w.swap_s += q.blocks * params.swap_s_per_block
+        w.swap_s += blocks * params.swap_s_per_block
     else:
         if q.decoding == 0 and w.plan_flags & RESTART_AS_DECODE != 0:
             total = q.prompt + q.output
@@ -294,7 +296,6 @@ def preempt(S, r, slot, now_s, rank):
             q.output = total - q.prompt
         q.decoding = 0
         q.prefilled = 0
-    q.blocks = 0
     S.running[r] -= 1
     S.counters[0].preemptions += 1
     q.last_preemption = S.counters[0].preemptions
@@ -309,7 +310,7 @@ def preempt(S, r, slot, now_s, rank):
 
 @jit_cold
 def _order_victims(S, r, now_s, victim):
-    """Sort idle residents into ``tmp_slot`` by (victim key, return number), the first victim last; return how many."""
+    """Sort the idle residents into ``tmp_slot``, the next victim last. Return how many there are."""
     count = 0
     for at in range(_update_idle(S, r)):
         slot = _idle(S, r, at)
@@ -328,10 +329,10 @@ def _order_victims(S, r, now_s, victim):
 
 @jit_cold
 def rank_residents(S, r, now_s, rank):
-    """Store idle residents with a token since their admission in ``tmp_slot``, with their queue keys; return how many.
+    """Store the residents that may be preempted in ``tmp_slot`` and their ranks in ``tmp_key``. Return their number.
 
-    Residents without a token since then are exempt: every admission yields at least one token, or two requests could
-    preempt each other forever.
+    Only residents that are idle and have produced a token since their admission may be preempted. Otherwise two
+    requests could preempt each other forever.
     """
     count = 0
     for i in range(_update_idle(S, r)):
@@ -346,8 +347,8 @@ def rank_residents(S, r, now_s, rank):
 
 @jit_cold
 def _update_idle(S, r):
-    """Bring the idle residents of a replica up to date; return how many there are."""
-    g = S.replicas[r].idle
+    """Update the records of idle decodes. Return how many residents are idle, including half-computed prompts."""
+    g = S.replicas[r].idle_group
     for i in range(S.groups[g].members):
         update(S, g, member(S, g, i))
     return S.groups[g].members + S.replicas[r].partials
@@ -355,16 +356,17 @@ def _update_idle(S, r):
 
 @jit
 def _idle(S, r, i):
-    g = S.replicas[r].idle
+    g = S.replicas[r].idle_group
     members = S.groups[g].members
     return member(S, g, i) if i < members else S.partials[r, i - members]
 
 
 @jit_cold
 def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
-    """Give idle decodes their next blocks in order, preempting the last in order for them.
+    """Give idle decodes the blocks for their next tokens, and preempt others while blocks are short.
 
-    The decodes that got their blocks are the first of ``tmp_slot``; half-computed prompts are skipped. Return how many.
+    Residents are served in the order of victims, in which the last one is preempted first. Return how many decodes got
+    their blocks. Their slots come first in ``tmp_slot``. Half-computed prompts get no blocks here.
     """
     rep = S.replicas[r]
     count = _order_victims(S, r, now_s, victim)
@@ -376,10 +378,10 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
         if q.decoding == 0:
             continue
         need = max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
-        while _short(S, r, need, reserve) and last >= i:
+        while _blocks_short(S, r, need, reserve) and last >= i:
             preempt(S, r, S.tmp_slot[last], now_s, rank)
             last -= 1
-        if _short(S, r, need, reserve):
+        if _blocks_short(S, r, need, reserve):
             preempt(S, r, slot, now_s, rank)
             break
         rep.free_blocks -= need
@@ -389,8 +391,8 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 
 
 @jit
-def _short(S, r, need, reserve):
-    """Return whether blocks are lacking; the last request of a replica needs no reserve except by Vidur's rule."""
+def _blocks_short(S, r, need, reserve):
+    """Return whether blocks are short. A replica's only request needs no reserve, except by Vidur's FORM_ONCE."""
     free = S.replicas[r].free_blocks
     applies = S.running[r] > 1 or S.work[0].plan_flags & FORM_ONCE != 0
     return free < need or (applies and free < reserve)
@@ -398,7 +400,6 @@ def _short(S, r, need, reserve):
 
 @jit_cold
 def split_off(S, source, target, count):
-    """Move the first ``count`` slots of ``tmp_slot`` from one group into another."""
     for i in range(count):
         slot = S.tmp_slot[i]
         remove(S, source, slot)
@@ -407,7 +408,7 @@ def split_off(S, source, target, count):
 
 @jit_cold
 def preempt_for_partial(S, r, need, slot, now_s, rank, victim):
-    """Preempt until ``need`` blocks are free; return False if the half-computed prompt itself was preempted."""
+    """Preempt until ``need`` blocks are free for a half-computed prompt. Return False if that prompt was preempted."""
     rep = S.replicas[r]
     while rep.free_blocks < need:
         count = _order_victims(S, r, now_s, victim)
@@ -419,20 +420,23 @@ def preempt_for_partial(S, r, need, slot, now_s, rank, victim):
 
 
 @jit
-def blocks_to_admit(S, r, slot, chunk, memory):
-    """Return the blocks for a request at its admission, -1 if it must wait."""
+def blocks_to_admit(S, r, slot, chunk, shared, memory):
+    """Return the blocks that a request gets at its admission, or -1 if the request must wait.
+
+    Of its cached blocks, other requests hold ``shared``. To the policy these are free: the request takes none for them.
+    """
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]
-    peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
+    peak, free_blocks = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0, rep.free_blocks + shared
     blocks = memory(
         q.context, chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,
-        rep.free_blocks, params.total_blocks, params.watermark_blocks, S.running[r], peak,
+        free_blocks, params.total_blocks, params.watermark_blocks, S.running[r], peak,
     )  # fmt: skip
     if blocks < 0:
         return -1
     minimum = q.context if q.swapped == 1 else chunk
     blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size)
-    if blocks > rep.free_blocks:
+    if blocks > free_blocks:
         S.counters[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
         S.counters[0].problem_value = blocks
         return -1
@@ -440,8 +444,8 @@ def blocks_to_admit(S, r, slot, chunk, memory):
 
 
 @jit
-def blocks_when_idle(S, side, context, chunk, predicted, peak, memory):
-    """Return the blocks that an idle replica of a side gives a request; -1: none."""
+def blocks_when_empty(S, side, context, chunk, predicted, peak, memory):
+    """Return a request's blocks on an empty replica of ``side`` (0: prefill, 1: decode), or -1 if it is refused."""
     params = S.params[side]
     return memory(
         context, chunk, predicted, params.max_model_len, params.block_size, params.total_blocks, params.total_blocks,
@@ -451,10 +455,9 @@ def blocks_when_idle(S, side, context, chunk, predicted, peak, memory):
 
 @jit_cold
 def _peak_tokens(S, r, candidate):
-    """Return the maximum of KV tokens in use if all predicted lengths are exact (Past-Future, ASPLOS '25)."""
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert_remaining(S, 0, candidate)
-    count = _insert_group(S, count, rep.idle)
+    count = _insert_group(S, count, rep.idle_group)
     for i in range(rep.partials + rep.incoming):  # A replica has either half-computed prompts or incoming transfers.
         count = _insert_remaining(S, count, S.partials[r, i])
     for k in range(rep.in_flight):
@@ -466,7 +469,7 @@ def _peak_tokens(S, r, candidate):
         count = _insert_group(S, count, S.flights[w.flight].group)
     for i in range(w.prompts):
         count = _insert_remaining(S, count, S.prompt_slot[w.flight, i])
-    in_use, peak = 0, 0  # ``tmp_tie`` holds tokens in use and ``tmp_slot`` remaining tokens here
+    in_use, peak = 0, 0  # Here ``tmp_tie`` holds tokens in use and ``tmp_slot`` remaining tokens.
     for i in range(count):
         in_use += S.tmp_tie[i]
         peak = max(peak, in_use + S.tmp_slot[i] * (i + 1))
@@ -484,7 +487,6 @@ def _insert_group(S, count, g):
 
 @jit_cold
 def _insert_remaining(S, count, slot):
-    """Insert (tokens in use, predicted remaining tokens) in (``tmp_tie``, ``tmp_slot``), the most remaining first."""
     q = S.slots[slot]
     remaining = remaining_tokens(predicted_total(S, q.index, q.generated), q.generated)
     i = count

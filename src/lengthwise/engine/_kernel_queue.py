@@ -1,4 +1,4 @@
-"""Waiting requests: binary heaps by (key, order of arrival) in one memory pool; the heaps of events and dependents."""
+"""Binary heaps: of waiting requests by (key, order of arrival) in one pool, of events, and of sent children."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ BAD_RANK = kernel_layout.BAD_RANK
 INFINITY = float("inf")
 FINISHED, REJECTED = int(Status.FINISHED), int(Status.REJECTED)
 NOT_FINISHED = int(Rejection.PARENT_NOT_FINISHED)
+SENT = -1  # In ``parents_left``: all parents have finished, and the arrival time is known.
 
 
 @jit
 def queue_push(S, queue_index, key, index, slot):
-    """Add a request; a full queue moves to a larger range of the pool."""
+    """Add a request to a queue. A full queue first moves to a larger range of the array that all queues share."""
     queue = S.queues[queue_index]
     if queue.length == queue.room:
         _grow(S, queue)
@@ -32,7 +33,6 @@ def queue_push(S, queue_index, key, index, slot):
 
 @jit
 def queue_pop(S, queue_index):
-    """Remove the first request."""
     queue = S.queues[queue_index]
     queue.length -= 1
     if queue.length > 0:
@@ -42,7 +42,6 @@ def queue_pop(S, queue_index):
 
 @jit_cold
 def queue_rebuild(S, queue_index):
-    """Restore the heap order after keys have changed in place."""
     queue = S.queues[queue_index]
     for i in range(queue.length // 2 - 1, -1, -1):
         at = queue.offset + i
@@ -95,21 +94,21 @@ def _grow(S, queue):
 
 @jit
 def overdue_at_s(S, request):
-    """Return when a waiting request will have waited ``max_wait_s`` in total."""
-    return request.queued_s + (S.params[0].max_wait_s - request.queued_for_s)
+    """Return the time at which a waiting request will have waited ``max_wait_s`` in total."""
+    return request.queued_at_s + (S.params[0].max_wait_s - request.queued_for_s)
 
 
 @jit
-def note_starvation(S, queue_index, now_s, request):
-    """Note when the next request of a queue will have waited ``max_wait_s``."""
-    deadline_s = overdue_at_s(S, request)
-    if deadline_s > now_s:
-        S.queues[queue_index].overdue_at_s = min(S.queues[queue_index].overdue_at_s, deadline_s)
+def note_overdue_time(S, queue_index, now_s, request):
+    """Lower the queue's ``overdue_at_s`` to the time at which a request becomes overdue, unless it already is."""
+    at_s = overdue_at_s(S, request)
+    if at_s > now_s:
+        S.queues[queue_index].overdue_at_s = min(S.queues[queue_index].overdue_at_s, at_s)
 
 
 @jit
 def rank_key(S, now_s, slot, rank):
-    """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
+    """Return a request's key in the queue. The key is the rank, or -infinity after a wait of ``max_wait_s``."""
     q = S.slots[slot]
     late = overdue_at_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.params[0].max_wait_s
     return -INFINITY if late else key_of(S, rank, now_s, q)
@@ -117,7 +116,7 @@ def rank_key(S, now_s, slot, rank):
 
 @jit
 def predicted_total(S, i, generated):
-    """Return the length predicted for request ``i`` when it had produced ``generated`` tokens."""
+    """Return the total output length predicted for request ``i`` after ``generated`` tokens."""
     window = S.params[0].predicted_window
     if window == 0:
         return S.predicted[i]
@@ -125,29 +124,32 @@ def predicted_total(S, i, generated):
 
 
 @jit
-def _predicted_rank(S, i, generated, remaining):
+def _gittins_rank(S, i, generated, remaining):
     window = S.params[0].predicted_window
     if window == 0:
         return remaining
-    return S.predicted_rank[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
+    return S.gittins_rank[min(S.predicted_start[i] + generated // window, S.predicted_start[i + 1] - 1)]
 
 
 @jit
 def remaining_of(S, q):
-    """Return the predicted remaining tokens of a request whose tokens are up to date (``update``), at least 1."""
+    """Return the predicted remaining tokens, at least 1. Call ``_kernel_groups.update`` first for a decoding member."""
     return max(1.0, predicted_total(S, q.index, q.generated) - q.generated)
 
 
 @jit_cold
 def key_of(S, function, now_s, q):
-    """Return the rank or victim key of a request whose tokens are up to date (``update``); note NaN as a problem."""
+    """Return the key that a rank or victim policy gives a request. NaN is noted as a problem.
+
+    For a decoding member of a group, call ``_kernel_groups.update`` first.
+    """
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
-    queued_for_s = q.queued_for_s + (now_s - q.queued_s if q.waiting == 1 else 0.0)
-    gittins_rank = _predicted_rank(S, q.index, q.generated, remaining)
+    queued_for_s = q.queued_for_s + (now_s - q.queued_at_s if q.waiting == 1 else 0.0)
+    gittins_rank = _gittins_rank(S, q.index, q.generated, remaining)
     key = function(
         now_s, q.arrival_s, q.prompt, q.generated, predicted, remaining, gittins_rank, queued_for_s, q.priority,
-        q.admission, q.last_preemption, S.service[q.tenant], q.batch,
+        q.admission, q.last_preemption, S.service[q.tenant], q.bin_batch,
     )  # fmt: skip
     if key != key:  # noqa: PLR0124  NaN
         S.counters[0].problem = BAD_RANK
@@ -158,7 +160,7 @@ def key_of(S, function, now_s, q):
 
 @jit
 def push_event(S, end_s, r):
-    """Add the end of a step of replica ``r``, or of a transfer (numbered after the replicas)."""
+    """Add the end of a step of replica ``r``, or of the transfer of request i if ``r`` is (replicas + i)."""
     i = S.counters[0].events
     S.counters[0].events += 1
     while i > 0:
@@ -174,7 +176,7 @@ def push_event(S, end_s, r):
 
 @jit
 def pop_event(S):
-    """Remove the earliest event; return its replica, or the number of replicas plus the request of a transfer."""
+    """Remove the earliest event, and return the ``r`` with which ``push_event`` added it."""
     first = S.event_replica[0]
     S.counters[0].events -= 1
     length = S.counters[0].events
@@ -198,8 +200,8 @@ def pop_event(S):
 
 
 @jit
-def next_sent(S):
-    """Return the next request to reach the front end, the first without parents or the top of the heap; -1: none."""
+def next_request(S):
+    """Return the request that reaches the front end next, perhaps in the future, or -1 if none is known."""
     counters = S.counters[0]
     if S.params[0].has_dependents == 0:
         return counters.next if counters.next < counters.released else -1
@@ -208,14 +210,13 @@ def next_sent(S):
     if counters.sent_children == 0:
         return counters.next if counters.next < counters.released else -1
     top = S.sent_children[0]
-    if counters.next < counters.released and _sent_before(S, counters.next, top):
+    if counters.next < counters.released and _arrives_before(S, counters.next, top):
         return counters.next
     return top
 
 
 @jit
-def take_sent(S, i):
-    """Remove the request that ``next_sent`` returned."""
+def take_request(S, i):
     counters = S.counters[0]
     if i == counters.next:
         counters.next += 1
@@ -224,9 +225,9 @@ def take_sent(S, i):
     last, at = S.sent_children[counters.sent_children], 0
     while 2 * at + 1 < counters.sent_children:
         down = 2 * at + 1
-        if down + 1 < counters.sent_children and _sent_before(S, S.sent_children[down + 1], S.sent_children[down]):
+        if down + 1 < counters.sent_children and _arrives_before(S, S.sent_children[down + 1], S.sent_children[down]):
             down += 1
-        if not _sent_before(S, S.sent_children[down], last):
+        if not _arrives_before(S, S.sent_children[down], last):
             break
         S.sent_children[at] = S.sent_children[down]
         at = down
@@ -235,7 +236,7 @@ def take_sent(S, i):
 
 @jit_cold
 def release_children(S, i, status, now_s):
-    """Send the requests whose last parent was request ``i``; if it did not finish, reject all its descendants."""
+    """Send the children that waited only for request ``i``, or reject all descendants if ``i`` did not finish."""
     if status != FINISHED:
         _reject_descendants(S, i, now_s)
         return
@@ -244,13 +245,13 @@ def release_children(S, i, status, now_s):
         child = S.child[k]
         S.parents_left[child] -= 1
         if S.parents_left[child] == 0:
-            S.parents_left[child] = -1
-            S.arrival_s[child] = max(S.arrival_s[child], now_s)
+            S.parents_left[child] = SENT
+            S.arrival_s[child] = max(S.arrival_s[child], now_s + S.delay_s[child])
             at = counters.sent_children
             counters.sent_children += 1
             while at > 0:
                 up = (at - 1) // 2
-                if not _sent_before(S, child, S.sent_children[up]):
+                if not _arrives_before(S, child, S.sent_children[up]):
                     break
                 S.sent_children[at] = S.sent_children[up]
                 at = up
@@ -259,9 +260,8 @@ def release_children(S, i, status, now_s):
 
 @jit
 def _reject_descendants(S, i, now_s):
-    """Reject all descendants; the free end of the heap ``sent_children`` serves as the stack of those to visit."""
     end = len(S.sent_children)
-    at = end - 1
+    at = end - 1  # the unused end of ``sent_children`` is the stack of the search
     S.sent_children[at] = i
     while at < end:
         one = S.sent_children[at]
@@ -278,5 +278,5 @@ def _reject_descendants(S, i, now_s):
 
 
 @jit
-def _sent_before(S, a, b):
+def _arrives_before(S, a, b):
     return S.arrival_s[a] < S.arrival_s[b] or (S.arrival_s[a] == S.arrival_s[b] and a < b)

@@ -1,18 +1,18 @@
-"""Sends a step through the pipeline, records it, and ends it; transfers from prefill to decode replicas."""
+"""Sends a step through the pipeline, records it and ends it; starts and ends transfers to decode replicas."""
 
 from __future__ import annotations
 
 import math
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.cost._lookup import decode_attention, masked_attention, merged_prefill_attention, prefill_attention, row
+from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import (
     advance,
-    assign_last_step_number,
+    assign_return_number,
     join,
     merge,
-    next_event,
+    next_event_step,
     pop_finished,
     renumber,
 )
@@ -20,11 +20,13 @@ from lengthwise.engine._kernel_memory import (
     blocks_to_admit,
     end_request,
     expire,
+    free_blocks_of,
     move_load,
     release_transfer_blocks,
     requeue,
     update_ranks,
 )
+from lengthwise.engine._kernel_prefix import previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.schema.records import Status
 
@@ -36,7 +38,7 @@ GAP_SMALLEST_EXPONENT = kernel_layout.GAP_SMALLEST_EXPONENT
 
 @jit
 def launch(S, D, r, now_s):
-    """Launch the step in ``work``; return the time at which its last stage ends."""
+    """Start the step in ``work`` on replica ``r``. Return the time at which its last pipeline stage ends."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
@@ -59,7 +61,6 @@ def launch(S, D, r, now_s):
 
 @jit
 def _run_stages(S, D, r, now_s, kv_tokens):
-    """Return (end of the last stage, (query, key) pairs of prompts, completed prompts); add the seconds by part."""
     w = S.work[0]
     if S.replicas[r].side == 1:
         return _pipeline_by_stage(S, D.cost, D.other, D.stage_other, r, now_s, kv_tokens), 0.0, 0
@@ -68,16 +69,16 @@ def _run_stages(S, D, r, now_s, kv_tokens):
         return _pipeline_by_stage(S, S.cost, S.other, S.stage_other, r, now_s, kv_tokens), pairs, completed
     decode_s = decode_attention(S.cost, w.decodes, kv_tokens, w.prompts)
     if S.cost.masked_s > 0.0:
-        prefill_s, decode_s = _masked(S, S.cost, kv_tokens, prefill_s, decode_s)
+        prefill_s, decode_s = _with_masked_pairs(S, S.cost, kv_tokens, prefill_s, decode_s)
     return _pipeline(S, r, now_s, prefill_s, decode_s), pairs, completed
 
 
 @jit
 def _prompts_cost(S, cost):
-    """Return (a layer's prefill attention, (query, key) pairs, completed prompts) of the step."""
+    """Return (seconds of a layer's prefill attention, (query, key) pairs, completed prompts) of the step."""
     w = S.work[0]
     seconds, pairs = 0.0, 0.0
-    squared, steps, completed = 0, 0, 0
+    squared, context_units, completed = 0, 0, 0
     for i in range(w.prompts):
         q = S.slots[S.prompt_slot[w.flight, i]]
         chunk = S.prompt_chunk[w.flight, i]
@@ -86,17 +87,16 @@ def _prompts_cost(S, cost):
             completed += 1
         if cost.merged:
             squared += chunk * chunk
-            steps += (q.prefilled + cost.step_tokens - 1) // cost.step_tokens
+            context_units += (q.prefilled + cost.context_unit_tokens - 1) // cost.context_unit_tokens
         else:
             seconds += prefill_attention(cost, chunk, q.prefilled)
     if cost.merged:
-        seconds = merged_prefill_attention(cost, w.prompts, squared, steps)
+        seconds = merged_prefills(cost, w.prompts, squared, context_units)
     return seconds, pairs, completed
 
 
 @jit
-def _masked(S, cost, kv_tokens, prefill_s, decode_s):
-    """Return a layer's prefill and decode attention including the pairs that a dense mask discards."""
+def _with_masked_pairs(S, cost, kv_tokens, prefill_s, decode_s):
     w = S.work[0]
     keys, own = kv_tokens, 0
     for i in range(w.prompts):
@@ -110,7 +110,6 @@ def _masked(S, cost, kv_tokens, prefill_s, decode_s):
 
 @jit
 def _pipeline(S, r, now_s, prefill_s, decode_s):
-    """Return when the last stage ends; add the seconds by part."""
     rep, w, cost = S.replicas[r], S.work[0], S.cost
     layer_s, comm_s, first_s, send_s, head_s, host_s = _table_rows(S, cost)
     last = len(cost.stage_layers) - 1
@@ -135,8 +134,8 @@ def _pipeline(S, r, now_s, prefill_s, decode_s):
 
 
 @jit_cold
-def _pipeline_by_stage(S, one, other, marks, r, now_s, kv_tokens):
-    """Do as ``_pipeline`` with sums by stage: for stages of two degrees and for the decode side."""
+def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
+    """Do as ``_pipeline``, but stages with ``stage_other`` 1 have the costs ``other`` of another TP degree."""
     rep, w = S.replicas[r], S.work[0]
     prefill_a, decode_a = _attention(S, one, kv_tokens)
     prefill_b, decode_b = _attention(S, other, kv_tokens)
@@ -145,7 +144,7 @@ def _pipeline_by_stage(S, one, other, marks, r, now_s, kv_tokens):
     last, end_s = len(one.stage_layers) - 1, now_s
     layer_s, comm_s, prefill_s, decode_s, send_s = 0.0, 0.0, 0.0, 0.0, 0.0
     for p in range(last + 1):
-        n, b = one.stage_layers[p], marks[p] == 1
+        n, b = one.stage_layers[p], stage_other[p] == 1
         layer, comm = (layer_b, comm_b) if b else (layer_a, comm_a)
         prefill, decode = (prefill_b, decode_b) if b else (prefill_a, decode_a)
         send = send_b if b else send_a
@@ -164,46 +163,46 @@ def _pipeline_by_stage(S, one, other, marks, r, now_s, kv_tokens):
     rep.comm_s += comm_s
     rep.prefill_attention_s += prefill_s
     rep.decode_attention_s += decode_s
-    rep.host_s += host_b if marks[0] == 1 else host_a
-    rep.head_s += head_b if marks[last] == 1 else head_a
-    rep.first_s += first_b if marks[0] == 1 else first_a
+    rep.host_s += host_b if stage_other[0] == 1 else host_a
+    rep.head_s += head_b if stage_other[last] == 1 else head_a
+    rep.first_s += first_b if stage_other[0] == 1 else first_a
     rep.send_s += send_s
     return end_s
 
 
 @jit_cold
 def _attention(S, cost, kv_tokens):
-    """Return a layer's prefill and decode attention of the step."""
     w = S.work[0]
     prefill_s, _, _ = _prompts_cost(S, cost)
     decode_s = decode_attention(cost, w.decodes, kv_tokens, w.prompts)
     if cost.masked_s > 0.0:
-        prefill_s, decode_s = _masked(S, cost, kv_tokens, prefill_s, decode_s)
+        prefill_s, decode_s = _with_masked_pairs(S, cost, kv_tokens, prefill_s, decode_s)
     return prefill_s, decode_s
 
 
 @jit
 def _table_rows(S, cost):
-    """Return the (layer, comm, first, send, head, host) seconds of the step."""
+    """Return the step's seconds (layer, communication, token embedding, send, head, host) without attention."""
     w = S.work[0]
     tokens = w.decodes + w.prompt_tokens
     return (
-        row(cost.by_tokens, cost.tokens_slope, tokens, 0),
-        row(cost.by_tokens, cost.tokens_slope, tokens, 1),
-        row(cost.by_tokens, cost.tokens_slope, tokens, 2),
-        row(cost.by_tokens, cost.tokens_slope, tokens, 3),
-        row(cost.by_seqs, cost.seqs_slope, w.seqs, 0),
-        row(cost.by_seqs, cost.seqs_slope, w.seqs, 1),
+        entry(cost.by_tokens, cost.tokens_slope, tokens, 0),
+        entry(cost.by_tokens, cost.tokens_slope, tokens, 1),
+        entry(cost.by_tokens, cost.tokens_slope, tokens, 2),
+        entry(cost.by_tokens, cost.tokens_slope, tokens, 3),
+        entry(cost.by_seqs, cost.seqs_slope, w.seqs, 0),
+        entry(cost.by_seqs, cost.seqs_slope, w.seqs, 1),
     )
 
 
 @jit
 def _count_rounds(rep, prompts):
-    """Count the step that starts, and rounds, in which each micro-batch has one turn.
+    """Count the step that starts, and the rounds. In a round each micro-batch of the pipeline has one turn.
 
-    ``marked_step`` is the newest step of the micro-batch that prefilled last. When it has left the pipeline, which
-    steps leave in their order, a round ends and the step that starts now is marked. If that micro-batch is empty by
-    then, the step before is marked instead.
+    ``marked_step`` is the newest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
+    which they entered. When a step starts and the marked step has left, a round ends and the starting step is marked.
+    If the step after the marked one has left, too, the marked micro-batch had no requests any more: that round ended
+    before, and the newest earlier step is marked.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
@@ -219,7 +218,6 @@ def _count_rounds(rep, prompts):
 
 @jit
 def _record_step(S, r, now_s, end_s, outputs):
-    """Add a step to the busy time, memory use, time series and step log."""
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     in_use = params.total_blocks - rep.free_blocks
@@ -229,7 +227,7 @@ def _record_step(S, r, now_s, end_s, outputs):
     rep.busy_s += busy_s
     rep.kv_block_s += in_use * busy_s
     while end_s >= params.series_bins * rep.series_bin_s:
-        _double_bins(S, r)
+        _double_bin_width(S, r)
     b = int(end_s / rep.series_bin_s)
     S.series[r, b, 0] += busy_s
     S.series[r, b, 1] += w.seqs * busy_s
@@ -251,8 +249,7 @@ def _record_step(S, r, now_s, end_s, outputs):
 
 
 @jit_cold
-def _double_bins(S, r):
-    """Double the width of a replica's bins of the time series."""
+def _double_bin_width(S, r):
     bins, columns = S.series.shape[1], S.series.shape[2]
     for c in range(columns):
         for b in range(bins // 2):
@@ -264,7 +261,7 @@ def _double_bins(S, r):
 
 @jit
 def gap_bin(gap_s):
-    """Return the histogram bin of a gap: octaves in equal parts, bin 0 below the smallest."""
+    """Return the histogram bin of a gap. Each octave has ``GAP_SUBBINS`` equal bins. Bin 0 is below all octaves."""
     mantissa, exponent = math.frexp(gap_s)
     octave = exponent - 1 - GAP_SMALLEST_EXPONENT
     if octave < 0 or mantissa == 0:
@@ -291,7 +288,6 @@ def _count_gap(S, r, gap_s, count):
 
 @jit
 def _advance_group(S, r, g, now_s):
-    """Add one token to every member of a group, and count the gaps."""
     for c in range(S.groups[g].cohorts):
         _count_gap(S, r, now_s - S.cohort_s[g, c], S.cohort_n[g, c])
     advance(S, g, now_s)
@@ -299,7 +295,7 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def end_step(S, D, r, now_s, rank, router):
-    """End the replica's oldest step in flight; ``router`` chooses the decode replica under disaggregation."""
+    """End the replica's oldest step in flight. Under disaggregation ``router`` chooses the decode replicas."""
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
     flight = S.flights[f]
@@ -315,13 +311,13 @@ def end_step(S, D, r, now_s, rank, router):
             while slot >= 0:
                 _finish(S, r, slot, now_s)
                 slot = pop_finished(S, g)
-        if rep.partials > 0 or S.groups[rep.idle].members > 0:
+        if rep.partials > 0 or S.groups[rep.idle_group].members > 0:
             renumber(S, g)
-        if S.groups[rep.idle].members == 0:
-            flight.group, rep.idle = rep.idle, g
+        if S.groups[rep.idle_group].members == 0:
+            flight.group, rep.idle_group = rep.idle_group, g
             S.groups[flight.group].cohorts = 0
         else:
-            merge(S, g, rep.idle)
+            merge(S, g, rep.idle_group)
     for i in range(flight.prompts):
         slot = S.prompt_slot[f, i]
         q = S.slots[slot]
@@ -335,7 +331,6 @@ def end_step(S, D, r, now_s, rank, router):
 
 @jit
 def _end_prompt(S, D, r, slot, now_s, rank, router):
-    """Complete a prompt, which yields its next token."""
     q = S.slots[slot]
     if q.generated == 0:
         S.results[q.index].first_token_s = now_s
@@ -349,15 +344,14 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
     elif S.params[0].decode_replicas > 0:
         _queue_for_decode(S, D, r, slot, now_s, rank, router)
     else:
-        assign_last_step_number(S, slot)
-        join(S, S.replicas[r].idle, slot)
+        assign_return_number(S, slot)
+        join(S, S.replicas[r].idle_group, slot)
 
 
 @jit
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
-    S.replicas[r].free_blocks += q.blocks
-    S.replicas[r].freed_blocks += q.blocks
+    free_blocks_of(S, r, q)
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
     end_request(S, r, slot, FINISHED, now_s)
@@ -365,9 +359,8 @@ def _finish(S, r, slot, now_s):
 
 @jit
 def _add_partial(S, r, slot):
-    """Add a half-computed prompt, in the order of admission."""
     rep = S.replicas[r]
-    assign_last_step_number(S, slot)
+    assign_return_number(S, slot)
     i = rep.partials
     while i > 0 and S.slots[S.partials[r, i - 1]].admission > S.slots[slot].admission:
         S.partials[r, i] = S.partials[r, i - 1]
@@ -378,14 +371,20 @@ def _add_partial(S, r, slot):
 
 @jit_cold
 def _queue_for_decode(S, D, r, slot, now_s, rank, router):
-    """Queue a request with its first token at a decode replica; its cache remains here until it has been fetched."""
+    """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
     q, first = S.slots[slot], S.params[0].replicas
     q.prefill_replica = r
     q.transfer_blocks = q.blocks
     q.blocks = 0
     S.running[r] -= 1
     a, b = D.draws[q.index, 0], D.draws[q.index, 1]
-    to = router(q.index, a, b, D.decode_waiting, D.decode_running, D.decode_tokens)
+    for k in range(S.params[0].decode_replicas):
+        D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
+    to = router(
+        q.index, a, b, S.prompt[q.index], previous_replica(S, q.index, first, S.params[0].decode_replicas),
+        S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
+        S.no_tokens, S.no_tokens,
+    )  # fmt: skip
     if to < 0 or to >= S.params[0].decode_replicas:
         S.counters[0].problem = BAD_DECODE_ROUTE
         S.counters[0].problem_value = to
@@ -397,7 +396,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
 
 @jit_cold
 def start_transfers(S, D, r, now_s, rank, memory):
-    """Start transfers in the order of the queue while there are slots and memory for complete requests."""
+    """Start KV transfers to a decode replica, in the order of its queue, while places and memory are free."""
     expire(S, r, now_s)
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
@@ -412,7 +411,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
         q.context = q.prompt + q.generated
         S.work[0].decodes = 0
         S.work[0].prompts = 0
-        blocks = blocks_to_admit(S, r, slot, q.context, memory)
+        blocks = blocks_to_admit(S, r, slot, q.context, 0, memory)
         if blocks < 0:
             return
         queue_pop(S, rep.queue)
@@ -422,7 +421,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
         q.admission = S.counters[0].admissions
         q.generated_at_admission = q.generated
         q.waiting = 0
-        q.queued_for_s += now_s - q.queued_s
+        q.queued_for_s += now_s - q.queued_at_s
         S.results[q.index].replica = r
         q.decode_replica = r
         S.running[r] += 1
@@ -451,7 +450,6 @@ def _transfer_end_s(S, r, q, now_s):
 
 @jit_cold
 def end_transfer(S, D, i):
-    """End the transfer of request ``i``."""
     slot = D.slot_of[i]
     r = S.slots[slot].decode_replica
     rep, at = S.replicas[r], 0
@@ -468,30 +466,30 @@ def _receive(S, r, slot):
     rep, q = S.replicas[r], S.slots[slot]
     release_transfer_blocks(S, q)
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
-    assign_last_step_number(S, slot)
-    join(S, rep.idle, slot)
+    assign_return_number(S, slot)
+    join(S, rep.idle_group, slot)
 
 
 @jit
 def can_repeat(S, r, end_s, until_s):
-    """Return whether the decode-only step just launched can only be followed by one of the same group."""
+    """Return whether the step just launched, of decodes only, must be followed by one of the same sequences."""
     rep, queue = S.replicas[r], S.queues[S.replicas[r].queue]
     params = S.params[rep.side]
     g = S.flights[S.work[0].flight].group
     group = S.groups[g]
-    only_group = rep.partials == 0 and S.groups[rep.idle].members == 0
+    only_group = rep.partials == 0 and S.groups[rep.idle_group].members == 0
     no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs
     before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
     no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_interval_steps
-    same_plan = params.counts_steps == 0 and (params.preempts == 0 or queue.length == 0 or no_check)
-    if not (only_group and no_admission and before and same_plan) or next_event(S, g) <= group.steps + 1:
+    same_plan = params.counts_steps == 0 and (params.preempts_by_policy == 0 or queue.length == 0 or no_check)
+    if not (only_group and no_admission and before and same_plan) or next_event_step(S, g) <= group.steps + 1:
         return False
     return rep.free_blocks - S.block_needs[g, (group.steps + 1) % params.block_size] >= 1
 
 
 @jit
 def end_in_place(S, r, end_s):
-    """End the step without an event; claim the blocks of the next one, of the same sequences, which is in ``work``."""
+    """End the step in ``work`` without an event, and claim the blocks of the next step of the same sequences."""
     rep, w = S.replicas[r], S.work[0]
     g = S.flights[w.flight].group
     S.counters[0].last_s = max(S.counters[0].last_s, end_s)

@@ -18,79 +18,153 @@ class Wait:
     """A request's place in a queue, and how long it has waited.
 
     Attributes:
-        since_s: Start of the current wait; None on a replica.
-        before_s: Seconds of the waits that have ended.
-        key: Key in the queue, as last ranked; the smallest is admitted first.
-        batch: Number of the batch that its bin became; 0: there are no bins.
+        since_s: Start of the current wait, or None while the request is on a replica.
+        before_s: Seconds of the earlier waits.
+        key: Key in the queue, as last ranked. The smallest key is admitted first.
+        bin_batch: Number of the batch that its bin became, or 0 without bins.
+        last_preemption: Number of its last preemption among all preemptions, or 0.
     """
 
     since_s: float | None
     before_s: float = 0.0
     key: float = 0.0
-    batch: int = 0
+    bin_batch: int = 0
+    last_preemption: int = 0
 
     def total_s(self, now_s: float) -> float:
-        """Return the seconds of all waits up to a time."""
         return self.before_s + (0.0 if self.since_s is None else now_s - self.since_s)
 
     def overdue_at_s(self, max_wait_s: float) -> float:
-        """Return when all waits add up to ``max_wait_s``; on a replica -inf if they do, else inf."""
         if self.since_s is None:
             return -math.inf if self.before_s >= max_wait_s else math.inf
         return self.since_s + (max_wait_s - self.before_s)
 
     def end(self, now_s: float) -> None:
-        """End the current wait."""
         self.before_s, self.since_s = self.total_s(now_s), None
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The last admission of a request: its number among all, and the tokens that were generated before it."""
+    """The last admission of a request: its number among all admissions, and the tokens generated until then."""
 
     number: int = -1
     generated: int = 0
 
 
-@dataclass(frozen=True)
-class LastPreemption:
-    """The last preemption of a request: its number among all, and the blocks that it left in a prefix cache.
+@dataclass(eq=False)
+class CachedBlock:
+    """A full block whose content can be found by its node. ``holders`` requests hold it."""
+
+    node: int
+    holders: int = 1
+
+
+class BlockPool:
+    """The KV blocks of a replica, with vLLM's prefix cache (vLLM 0.32, v1/core/block_pool.py).
+
+    A free block with content is evicted only when no empty block is free, the least recently used first. Blocks of one
+    request are freed last block first, so that a prefix loses its end first.
 
     Attributes:
-        number: 0: it was never preempted.
-        cached_blocks: Full blocks of computed tokens.
-        freed_before_cached: Blocks that the replica had released before the cached ones.
-        replica: Number of the replica.
+        free: Blocks that no request holds.
+        copies: Cached blocks of each node, the oldest first. A lookup finds the oldest.
+        evictable: Cached blocks that no request holds, the least recently used first.
     """
 
-    number: int = 0
-    cached_blocks: int = 0
-    freed_before_cached: int = 0
-    replica: int = -1
+    def __init__(self, blocks: int) -> None:
+        self.free = blocks
+        self.copies: dict[int, list[CachedBlock]] = {}
+        self.evictable: dict[CachedBlock, None] = {}
+
+    def take(self, blocks: int) -> None:
+        """Take blocks without content."""
+        self.free -= blocks
+        while len(self.evictable) > self.free:
+            block = next(iter(self.evictable))
+            del self.evictable[block]
+            self.copies[block.node].remove(block)
+            if not self.copies[block.node]:
+                del self.copies[block.node]
+
+    def find(self, nodes: list[int]) -> list[CachedBlock]:
+        """Return the cached blocks of the nodes from the first on, up to the first node that is not cached."""
+        found = []
+        for node in nodes:
+            if node not in self.copies:
+                break
+            found.append(self.copies[node][0])
+        return found
+
+    def hold(self, found: list[CachedBlock]) -> None:
+        """Hold cached blocks for one more request."""
+        for block in found:
+            if block.holders == 0:
+                del self.evictable[block]
+                self.free -= 1
+            block.holders += 1
+
+    def cache(self, node: int) -> CachedBlock:
+        """Give a block that a request has taken a content, and return the cached block."""
+        block = CachedBlock(node)
+        self.copies.setdefault(node, []).append(block)
+        return block
+
+    def release(self, cached: list[CachedBlock], others: int = 0) -> None:
+        """Free a request's cached blocks (in the order of their tokens) and ``others``, which have no content."""
+        self.free += others
+        for block in reversed(cached):
+            block.holders -= 1
+            if block.holders == 0:
+                self.evictable[block] = None
+                self.free += 1
+
+
+class PrefixIndex:
+    """A router's memory of the prompts that it sent to a replica: the ``size`` last used nodes, the oldest first.
+
+    Of one prompt the last block counts as used first, so that a prefix loses its end first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.nodes: dict[int, None] = {}
+
+    def find(self, nodes: list[int]) -> int:
+        """Return how many of the nodes, from the first on, are known."""
+        return next((count for count, node in enumerate(nodes) if node not in self.nodes), len(nodes))
+
+    def add(self, nodes: list[int]) -> None:
+        """Count a prompt's nodes as used now."""
+        for node in reversed(nodes):
+            self.nodes.pop(node, None)
+            self.nodes[node] = None
+        while len(self.nodes) > self.size:
+            del self.nodes[next(iter(self.nodes))]
 
 
 @dataclass
 class Transfer:
-    """The move of a prefilled request to another replica: ``blocks`` wait on ``source``; 0: fetched or freed."""
+    """The KV blocks of a request that prefill replica ``source`` holds, or 0 once they are fetched or freed."""
 
     source: Replica
     blocks: int
+    cached: list[CachedBlock]
 
     def release(self) -> None:
-        """Free the blocks on their replica, unless that has happened."""
         if self.blocks:
-            self.source.free += self.blocks
-            self.source.freed_blocks += self.blocks
+            self.source.pool.release(self.cached, self.blocks - len(self.cached))
             self.source.pending = True
             self.blocks = 0
 
 
 @dataclass(eq=False)
 class Request:
-    """A request that has entered; see ``kernel_layout.slot_t``.
+    """A request that has passed the front end. In the kernel it is a ``kernel_layout.slot_t``.
 
-    ``prefilled`` counts the context's computed tokens while it is not ``decoding``; ``swapped``: its cache is in host
-    memory. ``return_number`` grows with each return from a step; it breaks ties between victims.
+    ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. Of its ``blocks``, the
+    first are ``cached``, so that other requests find them. The cache of a ``swapped`` request is in host memory.
+    ``return_number`` is the sequence number of its last return from a step to the idle residents, and breaks ties
+    between victims.
     """
 
     index: int
@@ -104,24 +178,29 @@ class Request:
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
+    cached: list[CachedBlock] = field(default_factory=list)
     return_number: int = 0
     admission: Admission = Admission()
-    last_preemption: LastPreemption = LastPreemption()
     transfer: Transfer | None = None
 
     @property
     def context(self) -> int:
-        """Return the tokens that must be in the cache before the next one."""
+        """Return how many tokens the cache must hold before the next token."""
         return self.prompt + self.generated
 
+    @property
+    def computed(self) -> int:
+        """Return how many tokens of the context the cache of a resident holds between two steps."""
+        return self.context - 1 if self.decoding else self.prefilled
+
     def queue_order(self) -> tuple[float, int]:
-        """Return the key of a queue; requests of equal rank go by their number."""
+        """Return (key, number), by which waiting requests are sorted."""
         return self.wait.key, self.index
 
 
 @dataclass(eq=False)
 class Step:
-    """A step that is being formed or is in flight; ``paused`` decodes accompany its prompts and are not computed."""
+    """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token."""
 
     start_s: float
     end_s: float = 0.0
@@ -129,23 +208,21 @@ class Step:
     prompts: list[tuple[Request, int]] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
-    short_of_blocks: bool = False
+    preempted_for_blocks: bool = False
     flags: int = 0
 
     @property
     def seqs(self) -> int:
-        """Return the number of computed sequences."""
         return len(self.decodes) + len(self.prompts)
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the prompt tokens of the step."""
         return sum(chunk for _, chunk in self.prompts)
 
 
 @dataclass(eq=False)
 class Queue:
-    """Waiting requests, and bins that collect arrivals; ``overdue_at_s`` is when the next has waited ``max_wait_s``."""
+    """Waiting requests and bins. ``overdue_at_s`` is the earliest time at which a waiting request becomes overdue."""
 
     waiting: list[Request]
     bins: list[list[Request]]
@@ -153,37 +230,33 @@ class Queue:
 
     @property
     def first(self) -> Request:
-        """Return the request that is admitted next."""
         return min(self.waiting, key=Request.queue_order)
 
     @property
     def length(self) -> int:
-        """Return the number of requests that are not yet admitted."""
         return len(self.waiting) + sum(map(len, self.bins))
 
 
 class Replica:
-    """A replica: its requests, the steps in its pipeline, and its totals.
+    """A replica with requests, steps in the pipeline, and totals.
 
     Attributes:
-        s: Setup of its side.
-        queue: Its queue, or the central one.
-        idle: Residents that are not in flight.
+        s: Setup of the replica's side (prefill or decode).
+        idle: Residents that are in no step.
         flights: Steps in the pipeline, the oldest first.
-        round_steps: The marked step and those started after it; a round ends when the marked step has ended.
-        freed_blocks: Blocks freed so far, less those taken back from the prefix cache.
-        incoming: Requests in transfer to this replica, with the times at which they end.
+        round_steps: The marked step, whose end ends a round, and the steps started after it.
+        incoming: Requests in transfer to this replica, with the time at which each transfer ends.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any) -> None:
-        self.s, self.number, self.queue, self.free = setup, number, queue, setup.params.total_blocks
+        self.s, self.number, self.queue, self.pool = setup, number, queue, BlockPool(setup.params.total_blocks)
         self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0)
         self.idle: list[Request] = []
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
         self.round_steps: list[Step] = []
-        self.freed_blocks = self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
+        self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = False
         self.sends_until_s = self.receives_until_s = 0.0
@@ -196,7 +269,7 @@ class Replica:
 
     @property
     def running(self) -> list[Request]:
-        """Return the requests with memory and a slot here, and those in transfer; not those of a step being formed."""
+        """Return the residents and the requests in transfer, without requests of a step that is being formed."""
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
 
@@ -209,14 +282,13 @@ class Replica:
         self.gaps.append((count, gap_s))
 
     def run_step(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
-        """Send a step through the pipeline, set its end, and add it to the totals, time series and step log."""
         end_s, row = step.start_s, self.totals
         for p, stage_s in enumerate(cost.stages_s):
             end_s = max(end_s, self._stage_free_s[p]) + stage_s
             self._stage_free_s[p] = end_s
         step.end_s = float(end_s)
         decodes, prompts, prompt_tokens = len(step.decodes), len(step.prompts), step.prompt_tokens
-        in_use, waiting = self.s.params.total_blocks - self.free, len(self.queue.waiting)
+        in_use, waiting = self.s.params.total_blocks - self.pool.free, len(self.queue.waiting)
         busy_s = end_s - max(step.start_s, row["busy_until_s"])
         row["busy_until_s"] = end_s
         row["busy_s"] += busy_s
@@ -244,7 +316,7 @@ class Replica:
 
 
 def gap_bin(gap_s: float) -> int:
-    """Return the histogram bin of a gap: octaves in 128 equal parts, bin 0 below the smallest."""
+    """Return the histogram bin of a gap. Each octave has ``GAP_SUBBINS`` equal bins. Bin 0 is below all octaves."""
     mantissa, exponent = math.frexp(gap_s)
     octave = exponent - 1 - GAP_SMALLEST_EXPONENT
     if octave < 0 or mantissa == 0:

@@ -1,6 +1,6 @@
-"""Continuous batching as a live object: requests enter and leave while time passes, tokens come out.
+"""Continuous batching as a live object: requests enter, produce tokens and leave while time passes.
 
-The rules are those of the scheduler ``vllm_v1`` (or the same by priority): one token budget a step, decodes first,
+The rules are those of the scheduler ``vllm_v1``, optionally by priority: one token budget for each step, decodes first,
 prompts in chunks, KV blocks on demand, preemption by recompute. ``simulate`` serves a complete workload at once; this
 batch serves requests whose arrivals and lengths are unknown beforehand. Tests compare the two request by request.
 """
@@ -21,14 +21,13 @@ from lengthwise.schema.deployment import Deployment
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one engine under their vLLM names.
+    """Limits of one engine, named as in vLLM.
 
     Attributes:
         block_size: KV tokens of a block.
-        num_blocks: Blocks of the KV cache.
-        watermark: Share of the blocks that stays free after an admission.
-        max_num_queued_reqs: The server refuses requests beyond this queue length; None: no limit.
-        by_priority: Smaller priority first; otherwise first come, first served.
+        watermark: Share of the blocks that must be free after an admission.
+        max_num_queued_reqs: Queue length above which the server refuses requests. None sets no limit.
+        by_priority: Serve the smallest priority first. Otherwise serve first come, first served.
     """
 
     max_num_seqs: int = 256
@@ -42,28 +41,22 @@ class Limits:
     @classmethod
     def of(cls, deployment: Deployment) -> Self:
         """Return the limits of one replica of a deployment."""
-        limits, kv = deployment.limits, deployment.kv
-        return cls(
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            kv.block_size,
-            kv.num_blocks,
-            deployment.watermark,
-            by_priority=deployment.scheduler.rank == "priority",
-        )
+        limits, kv, by_priority = deployment.limits, deployment.kv, deployment.scheduler.rank == "priority"
+        sizes = limits.max_num_seqs, limits.max_num_batched_tokens, kv.block_size, kv.num_blocks
+        return cls(*sizes, deployment.watermark, by_priority=by_priority)
 
 
 @dataclass(eq=False, slots=True)
 class SequenceOrder:
-    """Facts that order sequences: those that wait, and those that may be preempted.
+    """What decides the position of a sequence in the queue, and in the order of preemption.
 
     Attributes:
-        number: Order of arrival; breaks ties.
-        arrival_s: In engine time.
-        priority: The batch serves smaller ones first where its limits say ``by_priority``.
-        admission: Number of the last admission among all.
-        last_preemption: Number of the last preemption among all; 0: none.
-        last_step_number: Number of its last computed prompt chunk, over all sequences; breaks ties among victims.
+        number: Position in the order of arrival, which breaks ties in the queue.
+        arrival_s: Arrival in engine time.
+        priority: The batch serves the smallest first if its limits say ``by_priority``.
+        admission: Number of its last admission among all admissions.
+        last_preemption: Number of its last preemption among all preemptions, or 0 if it was never preempted.
+        last_chunk: Number of its last prompt chunk among all computed chunks, which breaks ties among victims.
     """
 
     number: int
@@ -71,32 +64,33 @@ class SequenceOrder:
     priority: int = 0
     admission: int = -1
     last_preemption: int = 0
-    last_step_number: int = 0
+    last_chunk: int = 0
 
     def in_queue(self, *, by_priority: bool) -> tuple[float, float, int]:
-        """Return the key of a waiting sequence; the smallest is admitted first."""
+        """Return the sort key of a waiting sequence. The smallest key is admitted first."""
         if by_priority:
             return self.priority, self.arrival_s, self.number
         return 0.0, -float(self.last_preemption) if self.last_preemption else self.arrival_s, self.number
 
     def among_victims(self, *, by_priority: bool) -> tuple[float, float, int]:
-        """Return the key of an admitted sequence; the largest is preempted first."""
+        """Return the sort key of an admitted sequence. The largest key is preempted first."""
         if by_priority:
-            return self.priority, self.arrival_s, self.last_step_number
-        return 0.0, self.admission, self.last_step_number
+            return self.priority, self.arrival_s, self.last_chunk
+        return 0.0, self.admission, self.last_chunk
 
 
 @dataclass(eq=False, slots=True)
 class BatchSequence:
-    """One output of a request.
+    """One sequence of a request: its prompt and one output.
 
     Attributes:
-        output_tokens: Length of the output; None: ``on_token`` decides when the output ends.
-        on_token: Called with the time of every token; returns True at the last one.
-        on_finish: Called after the last token.
-        generated: Tokens so far; without ``on_token`` see ``ContinuousBatch.generated``.
-        prefilled: Tokens of the context that are computed, while the prompt is read.
-        blocks: KV blocks in use while the prompt is read.
+        output_tokens: Length of the output, or None if ``on_token`` decides when the output ends.
+        on_token: Called with the time of every token. Returns True for the last token.
+        generated: Output tokens so far. While it decodes without ``on_token``, see ``ContinuousBatch.generated``.
+        prefilled: Computed tokens of the context during prefill.
+        blocks: KV blocks in use during prefill.
+        joined_step: ``ContinuousBatch.steps`` when it started to decode, or when ``generated`` was last updated.
+        last_step: ``ContinuousBatch.steps`` after its last token.
         state: "arriving", "waiting", "running", then "finished" or "aborted".
     """
 
@@ -118,13 +112,13 @@ class BatchSequence:
 
     @property
     def context(self) -> int:
-        """Tokens that must be in the KV cache before the next token can come."""
+        """Number of tokens that the KV cache must hold before the next token."""
         return self.prompt_tokens + self.generated
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """The step under way, or ``count`` equal decode steps in a row."""
+    """The step under way, or a run of ``count`` equal decode steps."""
 
     start_s: float
     decodes: int
@@ -133,7 +127,7 @@ class Step:
     end_s: float = 0.0
 
     def passed(self, now_s: float) -> int:
-        """Return how many of the steps are complete at a time."""
+        """Return how many of the ``count`` steps are complete at ``now_s``."""
         if now_s >= self.end_s:
             return self.count
         share = (now_s - self.start_s) / (self.end_s - self.start_s)
@@ -141,20 +135,17 @@ class Step:
 
 
 class ContinuousBatch:
-    """Scheduler and KV memory of one engine; it knows no clock.
+    """Scheduler and KV memory of one engine, without a clock.
 
-    Decode steps between two changes of the batch run together, at the mean of their costs, unless a sequence listens
-    to its tokens (``on_token``). Therefore the state of decoding sequences lives in sums: every one of them gets a
-    token in every step, so its context is a constant plus ``steps``, and the steps in which it needs a new block are
-    known by a remainder.
+    Successive decode steps of the same sequences run as one, at the mean of their costs, unless a sequence listens to
+    its tokens (``on_token``). Decoding sequences are counted in sums, because each of them gets a token in every step:
+    its context is a constant plus ``steps``, and it needs a new block whenever ``steps`` has a certain remainder.
 
     Attributes:
         waiting: Requests in the engine's queue, in the order of admission.
-        free_blocks: KV blocks that are not in use.
-        preemptions: Preemptions so far.
         tokens: Output tokens so far.
         steps: Completed steps.
-        step: The step under way; None where there is nothing to do.
+        step: The step under way, or None if there is nothing to do.
     """
 
     def __init__(self, limits: Limits, step_time: StepTime) -> None:
@@ -170,16 +161,16 @@ class ContinuousBatch:
         self._kv_tokens = 0
         self._crossings = [0] * limits.block_size  # decodes by the remainder of the steps in which they need a block
         self._ends: list[tuple[int, int, BatchSequence]] = []
-        self._admissions = self._next_slot_index = 0
+        self._admissions = self._chunks = 0
 
     @property
     def queued(self) -> int:
-        """Waiting requests, those that have just arrived included."""
+        """Number of waiting requests, including requests that have just arrived."""
         return len(self.waiting) + len(self._arriving)
 
     @property
     def running(self) -> int:
-        """Admitted requests."""
+        """Number of admitted requests."""
         return len(self._decodes) + len(self._prefilling) + (len(self.step.prompts) if self.step else 0)
 
     @property
@@ -188,22 +179,22 @@ class ContinuousBatch:
         return 1.0 - self.free_blocks / self.limits.num_blocks
 
     def generated(self, q: BatchSequence, now_s: float) -> int:
-        """Return the tokens of a sequence up to a time."""
+        """Return how many tokens a sequence has produced by ``now_s``."""
         if not q.decoding:
             return q.generated
         return q.generated + self.steps - q.joined_step + (self.step.passed(now_s) if self.step else 0)
 
     def enter(self, q: BatchSequence) -> None:
-        """Let a request arrive at its ``order.arrival_s``, which is not before earlier arrivals."""
+        """Let a request arrive at its ``order.arrival_s``. Requests must enter in the order of arrival."""
         self._arriving.append(q)
 
     def next_s(self) -> float:
-        """Return the time of the next event; inf: nothing is to be done."""
+        """Return the time of the next event, or infinity if there is none."""
         step_s = self.step.end_s if self.step else math.inf
         return min(step_s, self._arriving[0].order.arrival_s) if self._arriving else step_s
 
     def advance(self, until_s: float) -> None:
-        """Process all events up to a time in order; at one instant arrivals come before the end of a step."""
+        """Process all events up to ``until_s`` in order. At one instant, arrivals precede the end of a step."""
         while (now_s := self.next_s()) <= until_s and now_s < math.inf:
             while self._arriving and self._arriving[0].order.arrival_s <= now_s:
                 self._cut(now_s)
@@ -214,7 +205,7 @@ class ContinuousBatch:
                 self._launch(now_s)
 
     def abort(self, q: BatchSequence, now_s: float) -> bool:
-        """Remove a request at a time and free its memory; return False where it was over."""
+        """Remove a request at ``now_s`` and free its memory. Return False if the request had already ended."""
         self.advance(now_s)
         if q.state not in {"arriving", "waiting", "running"}:
             return False
@@ -238,8 +229,6 @@ class ContinuousBatch:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.limits.block_size)
 
-    # -- a step is formed ---------------------------------------------------------------------
-
     def _launch(self, now_s: float) -> None:
         preemptions = self.preemptions
         prompts = self._form()
@@ -256,7 +245,7 @@ class ContinuousBatch:
         step.end_s = now_s + step.count * mean_s
 
     def _form(self) -> list[tuple[BatchSequence, int]]:
-        """Give decodes their blocks, continue prompts and admit requests; return the prompts as (sequence, chunk)."""
+        """Form the next step. Return its prompts as (sequence, tokens of the chunk)."""
         preemptions, prompts = self.preemptions, list[tuple[BatchSequence, int]]()
         self._grow_decodes()
         left = max(0, self.limits.max_num_batched_tokens - len(self._decodes))
@@ -288,7 +277,6 @@ class ContinuousBatch:
         return prompts
 
     def _grow_decodes(self) -> None:
-        """Give every decode the block that its next token needs; preempt the last ones where memory is short."""
         need = self._crossings[-self.steps % self.limits.block_size]
         if need <= self.free_blocks:
             self.free_blocks -= need
@@ -306,7 +294,6 @@ class ContinuousBatch:
         self.free_blocks -= granted  # only now: until then ``_remove`` counts blocks as before this step
 
     def _grow_prompt(self, q: BatchSequence, tokens: int) -> bool:
-        """Give a prompt the blocks for its tokens, preempting the last prompts; return False if that was itself."""
         while self.free_blocks < self._blocks(tokens) - q.blocks:
             victim = max(self._prefilling, key=self._victim_order)
             self._preempt(victim)
@@ -324,7 +311,6 @@ class ContinuousBatch:
         self._wait(q)
 
     def _steps_until_change(self) -> int:
-        """Return the decode steps until a sequence ends or a block is missing."""
         while not self._is_end(*self._ends[0]):
             heapq.heappop(self._ends)
         cycles, free = divmod(self.free_blocks, len(self._decodes))
@@ -336,10 +322,7 @@ class ContinuousBatch:
             count += 1
         return min(count, self._ends[0][0] - self.steps)
 
-    # -- a step ends --------------------------------------------------------------------------
-
     def _cut(self, now_s: float) -> None:
-        """Shorten a run of merged steps so that it ends with the current one."""
         step = self.step
         if step is None or step.count == 1:
             return
@@ -349,7 +332,7 @@ class ContinuousBatch:
         step.count, step.end_s = 1, step.start_s + each_s
 
     def _skip(self, count: int) -> None:
-        """Complete steps that change nothing but sums, and give decodes the blocks for the step after each."""
+        """Complete ``count`` decode steps in which no sequence starts or ends, and take the blocks they need."""
         size, decodes = self.limits.block_size, len(self._decodes)
         self.free_blocks -= decodes * (count // size)
         for k in range(1, count % size + 1):
@@ -378,13 +361,12 @@ class ContinuousBatch:
         for q, chunk in step.prompts:
             q.prefilled += chunk
             self._prefilling.append(q)
-            self._next_slot_index += 1
-            q.order.last_step_number = self._next_slot_index
+            self._chunks += 1
+            q.order.last_chunk = self._chunks
             if q.prefilled == q.context:
                 self._start_decoding(q, now_s)
 
     def _start_decoding(self, q: BatchSequence, now_s: float) -> None:
-        """Count the token that the last chunk of a prompt yields."""
         q.generated += 1
         self.tokens += 1
         if q.generated == 1:
@@ -402,10 +384,10 @@ class ContinuousBatch:
         if q.on_token is None:
             assert q.output_tokens is not None
             q.last_step = self.steps + q.output_tokens - q.generated
-            heapq.heappush(self._ends, (q.last_step, q.order.last_step_number, q))
+            heapq.heappush(self._ends, (q.last_step, q.order.last_chunk, q))
 
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
-        """Return whether an entry of ``_ends`` still holds: the sequence may have left since."""
+        """Return whether an entry of ``_ends`` still holds, since the sequence may have been preempted."""
         return q.decoding and q.last_step == last_step
 
     def _context(self, q: BatchSequence) -> int:
@@ -422,7 +404,6 @@ class ContinuousBatch:
             q.on_finish()
 
     def _remove(self, q: BatchSequence) -> None:
-        """Take a sequence out of the batch and free its blocks."""
         if q.decoding:
             del self._decodes[q]
             self._settle(q)
@@ -442,18 +423,18 @@ class ContinuousBatch:
 
 
 class Loop(Protocol):
-    """What ``ClockedBatch`` needs of an asyncio loop."""
+    """The part of an asyncio event loop that ``ClockedBatch`` uses."""
 
     def time(self) -> float: ...  # noqa: D102
     def call_at(self, when: float, callback: Callable[[], None]) -> Any: ...  # noqa: D102
 
 
 class ClockedBatch:
-    """A batch whose time passes with that of a loop, ``speed`` times as fast.
+    """A batch whose time follows the clock of an event loop, ``speed`` times as fast.
 
-    Steps follow each other in engine time, from one's end to the next: a loop that wakes late hands tokens out late,
-    but the engine does not become slower, and its work can be simulated from its arrivals. Requests that enter at one
-    instant are admitted together.
+    In engine time each step starts when the step before it ends. If the loop wakes late, tokens are handed out late,
+    but the engine does not become slower, and ``simulate`` can reproduce its work from the arrivals. Requests that
+    enter at one instant are admitted together.
     """
 
     def __init__(self, limits: Limits, step_time: StepTime, loop: Loop, *, speed: float = 1.0) -> None:
@@ -464,7 +445,7 @@ class ClockedBatch:
         self._entered = 0
 
     def now_s(self) -> float:
-        """Return the engine seconds since the start."""
+        """Return the engine time in seconds since the start."""
         return (self._loop.time() - self._started_s) * self._speed
 
     def enter(
@@ -476,7 +457,7 @@ class ClockedBatch:
         on_finish: Callable[[], None] | None = None,
         priority: int = 0,
     ) -> BatchSequence:
-        """Let a request arrive now."""
+        """Let a request arrive now, and return its sequence."""
         order = SequenceOrder(self._entered, self.now_s(), priority)
         q = BatchSequence(order, prompt_tokens, output_tokens, on_token, on_finish)
         self._entered += 1
@@ -485,17 +466,17 @@ class ClockedBatch:
         return q
 
     def generated(self, q: BatchSequence) -> int:
-        """Return the tokens of a sequence so far."""
+        """Return how many tokens a sequence has produced so far."""
         return self.batch.generated(q, self.now_s())
 
     def abort(self, q: BatchSequence) -> bool:
-        """Remove a request now; return False where it was over."""
+        """Remove a request now. Return False if the request had already ended."""
         found = self.batch.abort(q, self.now_s())
         self._arm()
         return found
 
     def stop(self) -> None:
-        """Stop the engine's time for good."""
+        """Stop the engine. Its time does not pass any more."""
         if self._timer is not None:
             self._timer.cancel()
         self._deadline_s = -math.inf

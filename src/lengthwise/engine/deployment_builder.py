@@ -1,4 +1,4 @@
-"""Builds a deployment from catalog names and limits: plans its memory and computes its cost tables."""
+"""Builds deployments from catalog names and limits: plans their memory and computes their cost tables."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def deploy(
     memory_planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> Deployment:
-    """Return a deployment with its memory planned and its cost tables computed.
+    """Return a deployment with planned memory and computed cost tables.
 
     Args:
         model: Catalog name, Hugging Face ``config.json``, or spec.
         gpu: Catalog name, TOML file of one GPU, or spec.
-        node: Machine that holds the GPUs; None: a common one for the GPU.
+        node: Machine that holds the GPUs. None takes a common machine for this GPU.
         tp: Tensor-parallel degree.
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.
@@ -44,16 +44,16 @@ def deploy(
         scheduler: Name of a scheduler, or a ``Scheduler``.
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
-            "tables:FILE" (an npz), or tables.
+            "tables:FILE" (an npz file), or ``CostTables``.
         host: Host overhead of a step, and delay of a request in front of the engine: "vllm", "sglang" or "trtllm"
-            (``cost.ENGINE_HOSTS``), or seconds, instead of those of ``cost``; "default" keeps those of ``cost``. Tables
-            from a file that contain a host overhead (calibrated ones) accept "default" only.
+            (``cost.ENGINE_HOSTS``), or seconds, which replace the values of ``cost``. "default" keeps them.
+            Tables from a file that already contain a host overhead (calibrated tables) accept "default" only.
         memory_planner: "lengthwise" or "vidur".
-        num_blocks: Usable KV blocks of a replica; None: as planned.
+        num_blocks: Usable KV blocks of a replica. None takes the blocks that the memory planner finds.
 
     Raises:
         InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the
-            deployment needs; the message says which and what to do.
+            deployment needs. The message says which and what to do.
     """
     for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
         if not isinstance(value, int) or value < 1:
@@ -88,7 +88,7 @@ def deploy(
         parallel=parallel,
         limits=limits,
         scheduler=_scheduler(scheduler),
-        cost=costs.with_host(tables, host, experts=model.ffn.experts > 0),
+        cost=costs.with_host(tables, host, is_mla=model.attention.is_mla),
         kv=kv,
         max_model_len=max_len,
         name=f"{model.name} on {parallel.gpus} x {gpu.name}",
@@ -96,7 +96,6 @@ def deploy(
 
 
 def _scheduler(scheduler: str | Scheduler) -> Scheduler:
-    """Return a scheduler whose names and objects are checked."""
     scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
     for axis in ("rank", "victim", "batching", "memory", "router", "preemption"):
         policy.resolve(axis, getattr(scheduler, axis))
@@ -136,51 +135,51 @@ def _tables(
     raise UnknownNameError("cost source", source, COST_SOURCES)
 
 
-def disaggregate(local: Deployment, remote: Deployment, kv_transfer: KVTransfer | None = None) -> Deployment:
-    """Return a deployment whose prompts are prefilled by the replicas of ``local`` and decoded by those of ``remote``.
+def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfer | None = None) -> Deployment:
+    """Return a disaggregated deployment: replicas of ``prefill`` prefill requests, replicas of ``decode`` decode them.
 
-    Requests are limited by the shorter ``max_model_len``. Of the scheduler of ``remote`` only batching, memory,
-    preemption mode and router apply; rank, waits and bins are those of ``local``.
+    Requests are limited by the shorter ``max_model_len``. The decode side uses batching, memory, preemption mode and
+    router of its scheduler. Rank, waits, bins, timeouts and front end are those of the prefill side.
 
     Args:
-        local: Prefill side; its router chooses where to prefill, and its waits, clients and front end apply to both.
-        remote: Decode side.
-        kv_transfer: Transfer of the KV cache; None: over the links between two replicas (``kv_transfer_over``).
+        prefill: Prefill side. Its router chooses where a request is prefilled.
+        decode: Decode side. Its router chooses where a request is decoded.
+        kv_transfer: Transfer of the KV cache. None uses the links between two replicas (``kv_transfer_over``).
 
     Raises:
-        InputError: The sides differ in model, GPU or block size, or one of them has a decode side already.
+        InputError: The sides differ in model, GPU or block size, or one of them already has a decode side.
     """
     for name in ("model", "gpu"):
-        first, second = getattr(local, name), getattr(remote, name)
+        first, second = getattr(prefill, name), getattr(decode, name)
         if first != second:
             raise InputError(f"both sides must have one {name}; they have {first.name} and {second.name}")
-    local.require_one_side("the prefill side")
-    remote.require_one_side("the decode side")
-    if local.kv.block_size != remote.kv.block_size:
+    prefill.require_one_side("the prefill side")
+    decode.require_one_side("the decode side")
+    if prefill.kv.block_size != decode.kv.block_size:
         raise InputError(
-            f"block_size must be the same on both sides; it is {local.kv.block_size} and {remote.kv.block_size}"
+            f"block_size must be the same on both sides; it is {prefill.kv.block_size} and {decode.kv.block_size}"
         )
-    gpus = sum(side.parallel.gpus // side.parallel.replicas for side in (local, remote))
+    gpus = sum(side.parallel.gpus // side.parallel.replicas for side in (prefill, decode))
     side = DecodeSide(
-        parallel=remote.parallel,
-        limits=remote.limits,
-        cost=remote.cost,
-        kv=remote.kv,
-        kv_transfer=kv_transfer or kv_transfer_over(local.node.link_for(gpus), local, remote),
-        batching=remote.scheduler.batching,
-        memory=remote.scheduler.memory,
-        preemption_mode=remote.scheduler.preemption_mode,
-        router=remote.scheduler.router,
+        parallel=decode.parallel,
+        limits=decode.limits,
+        cost=decode.cost,
+        kv=decode.kv,
+        kv_transfer=kv_transfer or kv_transfer_over(prefill.node.link_for(gpus), prefill, decode),
+        batching=decode.scheduler.batching,
+        memory=decode.scheduler.memory,
+        preemption_mode=decode.scheduler.preemption_mode,
+        router=decode.scheduler.router,
     )
-    return replace(local, max_model_len=min(local.max_model_len, remote.max_model_len), decode=side)
+    return replace(prefill, max_model_len=min(prefill.max_model_len, decode.max_model_len), decode=side)
 
 
-def kv_transfer_over(link: LinkSpec | None, local: Deployment, remote: Deployment) -> KVTransfer:
-    """Return the cost of a KV transfer in which every GPU sends its share of the cache over a link of its own.
+def kv_transfer_over(link: LinkSpec | None, prefill: Deployment, decode: Deployment) -> KVTransfer:
+    """Return a KV transfer in which every GPU sends a share of the cache over its own link.
 
-    ``link`` connects the GPUs of both sides; None: each GPU writes to host memory, from which the receiver reads.
+    ``link`` connects the GPUs of both sides. If it is None, GPUs write to host memory and the receiver reads there.
     """
-    sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (local, remote))
+    sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (prefill, decode))
     if link is None:
         return KVTransfer(0.0, sent + received, HOST_LINK_BYTES_PER_S)
     return KVTransfer(link.latency_s, max(sent, received), link.bandwidth_bytes_per_s)

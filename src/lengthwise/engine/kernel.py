@@ -1,8 +1,9 @@
-"""The event loop: arrivals, ends of steps and schedulers in one total order.
+"""The event loop: arrivals, ends of steps and schedulers are processed in one total order.
 
-At one instant: arrivals, steps that end (by replica), transfers that end (by request), then the schedulers of the
-pending replicas by number, decode replicas first. If requests wait in a central queue, all replicas are scheduled, the
-least loaded first.
+At one instant come the entries from the front end, the expired bins, the ends of steps (by replica) and the ends of
+transfers (by request). An entry that an end causes at this instant is processed right after that end. Then follow the
+schedulers of the pending replicas by number, decode replicas first. If requests wait in a central queue, all replicas
+are scheduled, the least loaded first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
 from lengthwise.engine._kernel_groups import member
 from lengthwise.engine._kernel_memory import (
-    blocks_when_idle,
+    blocks_when_empty,
     enqueue,
     join_backlog,
     outstanding,
@@ -20,19 +21,20 @@ from lengthwise.engine._kernel_memory import (
     send_next,
     update_entry_time,
 )
-from lengthwise.engine._kernel_queue import next_sent, pop_event, predicted_total, push_event, take_sent
+from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set_router_arrays
+from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
 from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, end_transfer, launch, start_transfers
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
-OK, BLOCKED = kernel_layout.OK, kernel_layout.BLOCKED
+OK, STUCK = kernel_layout.OK, kernel_layout.STUCK
 BAD_BIN, BAD_ROUTE = kernel_layout.BAD_BIN, kernel_layout.BAD_ROUTE
 FORM_ONCE = contracts.FORM_ONCE
 REJECTED = int(Status.REJECTED)
 NONE = int(Rejection.NONE)
 TOO_LONG = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
 OVER_BUDGET = int(Rejection.PROMPT_ABOVE_TOKEN_BUDGET)
-OVER_MEMORY = int(Rejection.PROMPT_ABOVE_KV_MEMORY)
+REFUSED = int(Rejection.REFUSED_BY_MEMORY_POLICY)
 INFINITY = float("inf")
 
 
@@ -40,9 +42,9 @@ def run(
     S, D, rank, victim, batching, memory, router, preemption, binning,
     decode_batching, decode_memory, decode_router,
 ):  # fmt: skip
-    """Run until nothing is left or the time limit is reached; return a status code.
+    """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
-    ``D`` and the last three policies are those of the decode side, if there is one; its replicas are scheduled first.
+    ``D`` and the last three policies belong to the decode side, if there is one. Decode replicas are scheduled first.
     """
     params, counters = S.params[0], S.counters[0]
     while True:
@@ -51,7 +53,7 @@ def run(
         if now_s == INFINITY:
             now_s = counters.last_s
             if not _complete_oldest_bin(S, now_s, rank):
-                return _first_blocked(S)
+                return _final_status(S)
         else:
             if now_s > params.limit_s:
                 return OK
@@ -63,7 +65,7 @@ def run(
             passes -= 1
             preemptions = counters.preemptions
             decoding = passes == 1 and params.decode_replicas > 0
-            count = _order(S, decoding)
+            count = _order_replicas(S, decoding)
             for k in range(count):
                 _schedule(
                     S, D, S.tmp_order[k], now_s, count - 1 - k, preemptions, rank, victim,
@@ -77,7 +79,6 @@ def run(
 
 @jit
 def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router):
-    """Handle all arrivals, expired bins, and ends of steps and transfers at this instant."""
     counters = S.counters[0]
     _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
     if counters.bin_deadline_s <= now_s:
@@ -97,11 +98,10 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
 
 @jit_cold
 def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
-    """Route all requests that enter now to a queue or a bin, or reject them."""
     counters, params = S.counters[0], S.params[0]
     while counters.entry_s == now_s:
-        i = next_sent(S)
-        take_sent(S, i)
+        i = next_request(S)
+        take_request(S, i)
         counters.front_free_s = max(S.arrival_s[i], counters.front_free_s) + params.front_serial_s
         update_entry_time(S)
         rejection = _rejection(S, i, memory, decode_memory)
@@ -115,13 +115,21 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
         if params.central_queue == 1:
             S.waiting[0] += 1
         else:
-            r = router(i, S.draws[i, 0], S.draws[i, 1], D.prefill_waiting, D.prefill_running, D.prefill_tokens)
+            if params.router_sees_memory == 1:
+                set_router_arrays(S, i)
+            r = router(
+                i, S.draws[i, 0], S.draws[i, 1], S.prompt[i], previous_replica(S, i, 0, params.replicas),
+                params.total_blocks, D.prefill_waiting, D.prefill_running, D.prefill_outstanding, S.router_free_blocks,
+                S.prefix_tokens, S.index_tokens,
+            )  # fmt: skip
             if r < 0 or r >= params.replicas:
                 counters.problem = BAD_ROUTE
                 counters.problem_value = r
                 return
+            if params.router_prefix == 2:
+                index_prompt(S, r, i)
             S.waiting[r] += 1
-            S.tokens[r] += outstanding(S.prompt[i], S.predicted[i])
+            S.outstanding_tokens[r] += outstanding(S.prompt[i], S.predicted[i])
             S.pending[r] = 1
         if params.tracks_service == 1:
             join_backlog(S, S.slots[slot].tenant)
@@ -133,23 +141,22 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
 
 @jit
 def _rejection(S, i, memory, decode_memory):
-    """Return why not even an idle replica could serve the request, or ``NONE``."""
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
-    S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``: that of an idle replica is empty
+    S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
-    chunk = chunk_for(S, prompt, False, params.idle_tokens, params.idle_flags)
+    chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
     if chunk <= 0:
         return OVER_BUDGET
     peak = prompt + remaining_tokens(predicted, 0) if params.needs_peak == 1 else 0
-    blocks = blocks_when_idle(S, 0, prompt, chunk, predicted, peak, memory)
+    blocks = blocks_when_empty(S, 0, prompt, chunk, predicted, peak, memory)
     if blocks >= 0 and params.decode_replicas > 0:
         context, predicted = prompt + 1, predicted_total(S, i, 1)
         peak = context + remaining_tokens(predicted, 1) if S.params[1].needs_peak == 1 else 0
-        blocks = blocks_when_idle(S, 1, context, context, predicted, peak, decode_memory)
-    return OVER_MEMORY if blocks < 0 else NONE
+        blocks = blocks_when_empty(S, 1, context, context, predicted, peak, decode_memory)
+    return REFUSED if blocks < 0 else NONE
 
 
 @jit
@@ -177,15 +184,15 @@ def _new_slot(S, i):
     q.return_number = 0
     q.last_token_s = 0.0
     q.join_step = 0
-    q.counts_block = 0
+    q.in_block_needs = 0
     q.decoding = 0
     q.swapped = 0
     q.waiting = 1
-    q.batch = 0
+    q.bin_batch = 0
     q.generated_at_admission = 0
-    q.cached_blocks = 0
+    q.cached = 0
     q.transfer_blocks = 0
-    q.queued_s = q.arrival_s
+    q.queued_at_s = q.arrival_s
     q.queued_for_s = 0.0
     q.charged_tokens = 0.0
     return slot
@@ -193,7 +200,6 @@ def _new_slot(S, i):
 
 @jit_cold
 def _add_to_bin(S, queue_index, now_s, slot, rank, binning):
-    """Add a request to a bin, which becomes a batch when it is full; the bins of a queue are consecutive rows."""
     request, params = S.slots[slot], S.params[0]
     number = binning(S.predicted[request.index], S.prompt[request.index])
     if number < 0 or number >= params.bins:
@@ -211,16 +217,15 @@ def _add_to_bin(S, queue_index, now_s, slot, rank, binning):
 
 @jit_cold
 def _complete_bin(S, b, now_s, rank):
-    """Make a batch of a bin and add it to the queue."""
-    q, counters = b // S.params[0].bins, S.counters[0]
+    queue_index, counters = b // S.params[0].bins, S.counters[0]
     counters.batches += 1
     for i in range(S.bin_count[b]):
         slot = S.bin_slot[b, i]
-        S.slots[slot].batch = counters.batches
-        enqueue(S, q, now_s, slot, rank)
+        S.slots[slot].bin_batch = counters.batches
+        enqueue(S, queue_index, now_s, slot, rank)
     S.bin_count[b] = 0
     if S.params[0].central_queue == 0:
-        S.pending[q] = 1
+        S.pending[queue_index] = 1
     deadline_s = INFINITY
     for other in range(len(S.bin_count)):
         if S.bin_count[other] > 0:
@@ -230,7 +235,6 @@ def _complete_bin(S, b, now_s, rank):
 
 @jit_cold
 def _complete_expired_bins(S, now_s, rank):
-    """Make batches of the bins whose first request has waited ``bin_wait_s``."""
     for b in range(len(S.bin_count)):
         if S.bin_count[b] > 0 and S.slots[S.bin_slot[b, 0]].arrival_s + S.params[0].bin_wait_s <= now_s:
             _complete_bin(S, b, now_s, rank)
@@ -238,7 +242,6 @@ def _complete_expired_bins(S, now_s, rank):
 
 @jit_cold
 def _complete_oldest_bin(S, now_s, rank):
-    """Complete the bin of the earliest request when there are no further events; return False if all bins are empty."""
     oldest, first = -1, 0
     for b in range(len(S.bin_count)):
         if S.bin_count[b] > 0 and (oldest < 0 or S.slots[S.bin_slot[b, 0]].index < first):
@@ -249,12 +252,8 @@ def _complete_oldest_bin(S, now_s, rank):
 
 
 @jit
-def _order(S, decoding):
-    """Store the replicas to schedule in ``tmp_order``; return how many there are.
-
-    They are the pending ones of a side by number, or with requests in a central queue all of them, the least loaded
-    first.
-    """
+def _order_replicas(S, decoding):
+    """Store the replicas to schedule in ``tmp_order``, in the order that the module describes. Return how many."""
     if S.params[0].central_queue == 1 and S.queues[0].length > 0:
         _order_by_load(S)
         S.pending[:] = 0
@@ -279,26 +278,27 @@ def _order_by_load(S):
 
 
 @jit_cold
-def _first_blocked(S):
-    """Return ``BLOCKED`` and note the first request if any is left in the system, else ``OK``."""
+def _final_status(S):
+    """Return ``STUCK`` if requests are left, and note their lowest number. Otherwise return ``OK``."""
     first = len(S.results)
-    for q in range(len(S.queues)):
-        for i in range(S.queues[q].length):
-            first = min(first, S.pool_index[S.queues[q].offset + i])
+    for queue_index in range(len(S.queues)):
+        for i in range(S.queues[queue_index].length):
+            first = min(first, S.pool_index[S.queues[queue_index].offset + i])
     for r in range(len(S.replicas)):
         for i in range(S.replicas[r].partials):
             first = min(first, S.slots[S.partials[r, i]].index)
-        for i in range(S.groups[S.replicas[r].idle].members):
-            first = min(first, S.slots[member(S, S.replicas[r].idle, i)].index)
+        for i in range(S.groups[S.replicas[r].idle_group].members):
+            first = min(first, S.slots[member(S, S.replicas[r].idle_group, i)].index)
     S.counters[0].problem_value = first
-    return OK if first == len(S.results) else BLOCKED
+    return OK if first == len(S.results) else STUCK
 
 
 @jit
 def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption):
-    """Fill a replica's pipeline with steps; decode-only steps repeat in place.
+    """Fill a replica's pipeline with steps.
 
-    ``left``: replicas still to be scheduled in this pass. ``preemptions``: the run's count when the pass began.
+    A step of decodes only is repeated without an event while nothing else can happen. ``left`` replicas are still to be
+    scheduled in this pass; ``preemptions`` is the run's count when the pass began.
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
@@ -307,7 +307,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
-            if w.short_of_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
+            if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 return
             retried = True
             swap_s = w.swap_s
@@ -328,9 +328,9 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
 def _independent_until_s(S, left, preemptions):
     """Return the time before which no other replica and no arrival can change the decisions of this replica.
 
-    Replicas interact where requests arrive; in a closed loop and with dependents also where any request ends; with a
-    central queue also where any replica preempts; under disaggregation also where a prompt or a transfer ends. The
-    replicas still to be scheduled now are not among the events yet.
+    Any arrival can change them. In a closed loop or with dependents, the end of any request can, too; with a central
+    queue, any preemption; under disaggregation, the end of any prompt or transfer. The replicas that are still to be
+    scheduled at this instant have no events yet.
     """
     counters, params = S.counters[0], S.params[0]
     until_s = min(counters.entry_s, counters.bin_deadline_s)
@@ -344,7 +344,6 @@ def _independent_until_s(S, left, preemptions):
 
 @jit_cold
 def _prefill_pending(S):
-    """Return whether prefill replicas are still to be scheduled at this instant."""
     pending = 0
     for r in range(S.params[0].replicas):
         pending += S.pending[r]

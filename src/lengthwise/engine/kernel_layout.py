@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, BLOCKED, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
+OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
 """Status codes of a run of the kernel."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
@@ -22,7 +22,6 @@ GAP_BINS = GAP_SUBBINS * GAP_OCTAVES + 1
 
 
 def _record(ints: str, floats: str = "") -> np.dtype[Any]:
-    """Return an aligned record type of int64 and float64 fields."""
     fields = [(name, "i8") for name in ints.split()] + [(name, "f8") for name in floats.split()]
     return np.dtype(fields, align=True)
 
@@ -30,44 +29,70 @@ def _record(ints: str, floats: str = "") -> np.dtype[Any]:
 slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
-    join_step finish_step next_block_step counts_block decoding swapped waiting batch generated_at_admission
-    cached_blocks freed_before_cached cached_replica prefill_replica decode_replica transfer_blocks
+    join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
+    cached prefill_replica decode_replica transfer_blocks
     """,
-    "arrival_s last_token_s queued_s queued_for_s charged_tokens",
+    "arrival_s last_token_s queued_at_s queued_for_s charged_tokens",
 )
-"""A request. ``context`` are the tokens that must be in the cache before the next one: prompt and output so far.
-``transfer_blocks`` of ``prefill_replica`` wait there to be fetched by a replica that decodes; ``cached_blocks`` of a
-preempted request may still be in the cache of replica ``cached_replica``. ``admission``, ``last_preemption`` and
-``return_number`` number all admissions, preemptions and returns from steps of a run; they break ties of victims."""
+"""A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
+grow with decodes. ``transfer_blocks`` stay at ``prefill_replica`` until a decode replica has fetched them. Of its
+blocks (or ``transfer_blocks``), the first ``cached`` have contents that others find. ``admission``,
+``last_preemption`` and ``return_number`` are sequence numbers within the run: of the request's last admission, last
+preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
+``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
+began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
+bin became."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
 replica_t = _record(
     """
-    free_blocks freed_blocks in_flight first_flight idle partials queue check_preemption steps_since_check
-    steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side incoming gaps steps tokens
+    free_blocks in_flight first_flight idle_group partials queue
+    check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
+    incoming gaps steps tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s
     """,
 )
-"""A replica. Its residents hold KV blocks; ``idle`` is the number of the group of those not in flight. ``partials``
-counts half-computed prompts, at a decode replica ``incoming`` transfers; ``side`` is 1 for a decode replica;
-``deadline_s`` is the first timeout of a resident; ``first_s`` are seconds of embedding."""
+"""A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
+(``transfer_blocks``) have no resident. ``idle_group`` is the number of the group of decoding residents that are not
+in flight. ``partials`` counts half-computed prompts; ``incoming``, at a decode replica, counts transfers, which use its
+row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first timeout of a resident.
+``layer_s`` are seconds of the layers without attention and collectives, ``first_s`` seconds of the token embedding."""
+
+cached_t = np.dtype(
+    [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
+)
+"""A block with a content. ``next`` and ``previous`` link the blocks without ``holders``, the least recently used first;
+``next_copy`` links the blocks with the same content, the oldest first."""
+
+pool_t = _record("evictable oldest newest records free_record")
+"""A row of ``State.cached``. ``evictable`` blocks have no holder: ``oldest`` and ``newest`` are the ends of their list,
+-1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again."""
 
 flight_t = _record("group rests prompts", "end_s")
-"""A step in flight; ``rests`` is 1 where the group accompanies prompts and is not computed."""
+"""A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
-"""A queue in the pool; ``overdue_at_s`` is when the next request will have waited ``max_wait_s``."""
+"""A queue. Its ``room`` places in the pool begin at ``offset``; ``length`` of them are in use. ``deadline_s`` is the
+first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has waited
+``max_wait_s``). Both may be of a request that has left."""
 
 step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks waiting", "start_s end_s")
 gap_t = _record("count", "gap_s")
 
 result_t = np.dtype(
     [(name, "f8") for name in ("scheduled_s", "first_token_s", "finished_s", "queued_for_s")]
-    + [("output_tokens", "i8"), ("replica", "i4"), ("preemptions", "i4"), ("status", "i8"), ("rejection", "i8")],
+    + [
+        ("output_tokens", "i8"),
+        ("cached_tokens", "i8"),
+        ("replica", "i4"),
+        ("preemptions", "i4"),
+        ("status", "i8"),
+        ("rejection", "i8"),
+    ],
     align=True,
 )
 
@@ -78,25 +103,26 @@ counter_t = _record(
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
 )
-"""Global counters. ``next``: the next request without parents; ``sent_children``: size of the heap of those whose last
-parent has finished. The front end is free at ``front_free_s``; ``entry_s`` is when the next request has passed it,
-infinity while none is on its way."""
+"""Global counters. ``next`` is the next request without parents. ``sent_children`` is the size of the heap of requests
+whose last parent has finished. The front end is free at ``front_free_s``; at ``entry_s`` the next request leaves the
+front end (infinity: no request is on its way)."""
 
 param_t = _record(
     """
     replicas decode_replicas pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching
-    rank_every_step needs_peak bins series_bins preempts preemption_interval_steps predicted_window tracks_service
-    counts_steps parameter_0 parameter_1 parameter_2 parameter_3 parameter_4 parameter_5 has_other_degree idle_tokens
-    idle_flags serial_transfers
+    router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
+    preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
+    parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s
     """,
 )
-"""Parameters, one row per side: ``replicas`` that prefill, and decode unless there are ``decode_replicas``.
-``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides."""
+"""Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``
+is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the
+batching policy's plan for one request on an empty replica."""
 
-work_t = _record("flight seqs decodes prompts prompt_tokens longest short_of_blocks plan_flags", "swap_s")
-"""The step being formed."""
+work_t = _record("flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags", "swap_s")
+"""The step that is being formed."""

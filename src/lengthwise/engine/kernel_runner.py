@@ -12,7 +12,7 @@ from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
 from lengthwise.engine.outcome import EngineOutput, run_end_s
-from lengthwise.engine.setup import Setup, error_of, policy_raised
+from lengthwise.engine.setup import Setup, error_of, policy_error
 from lengthwise.policy.compile import signatures
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.records import Status
@@ -22,10 +22,14 @@ Kind = tuple[Any, ...]
 
 
 class State(NamedTuple):
-    """State of a run. Shapes: n requests, R replicas (prefill and decode), P stages, G = R (params.stride + 1) groups.
+    """The state of a run. ``new_state`` gives the shapes.
 
-    Records are those of ``kernel_layout``; ``other`` holds the costs of stages whose ``stage_other`` [P] is 1; the
-    bins of all queues are the rows of ``bin_slot``; ``tmp_*`` are work arrays.
+    Records are those of ``kernel_layout``. ``other`` holds the costs of the stages whose ``stage_other`` is 1. The bins
+    of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
+    replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
+    node. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
+    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
+    are work arrays.
     """
 
     params: Array
@@ -56,22 +60,36 @@ class State(NamedTuple):
     pending: Array
     waiting: Array
     running: Array
-    tokens: Array
+    outstanding_tokens: Array
     arrival_s: Array
     child_start: Array
     child: Array
     parents_left: Array
+    delay_s: Array
     sent_children: Array
     prompt: Array
     output: Array
     predicted: Array
     predicted_start: Array
     predicted_total: Array
-    predicted_rank: Array
+    gittins_rank: Array
     priority: Array
     tenant: Array
     service: Array
     backlog: Array
+    pools: Array
+    cached: Array
+    cache_table: Array
+    request_blocks_start: Array
+    request_blocks: Array
+    node_start: Array
+    node_first: Array
+    node_length: Array
+    previous_turn: Array
+    router_free_blocks: Array
+    prefix_tokens: Array
+    index_tokens: Array
+    no_tokens: Array
     bin_slot: Array
     bin_count: Array
     draws: Array
@@ -89,9 +107,9 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side: its costs and draws, the slots of requests in transfer, and what routers see.
+    """State of the decode side: its costs and draws, and ``slot_of``, the slot of each request in transfer.
 
-    ``prefill_*`` and ``decode_*`` are views of the counts of all replicas.
+    ``prefill_*`` and ``decode_*`` are views of one side's part of the counts that routers see.
     """
 
     cost: PackedCost
@@ -101,30 +119,28 @@ class DecodeState(NamedTuple):
     slot_of: Array
     prefill_waiting: Array
     prefill_running: Array
-    prefill_tokens: Array
+    prefill_outstanding: Array
     decode_waiting: Array
     decode_running: Array
-    decode_tokens: Array
+    decode_outstanding: Array
+    decode_free_blocks: Array
 
 
 def new_state(setup: Setup, log_rows: int) -> State:
-    """Return the state before the first event; ``log_rows``: capacity of the step log, half that of the gap log."""
-    columns, params, remote = setup.columns, setup.params, setup.remote
+    """Return the state before the first event. The step log has ``log_rows`` rows, the gap log twice as many."""
+    columns, params, decode_side = setup.columns, setup.params, setup.decode_side
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
     groups, tmp = replicas * (stride + 1), max(seqs, replicas)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.
-    pool = n if queues == 1 else 4 * n * (1 + (remote.params.replicas if remote else 0)) + 128 * replicas
+    pool = n if queues == 1 else 4 * n * (1 + (decode_side.params.replicas if decode_side else 0)) + 128 * replicas
     bins = queues * params.bins
-    events = replicas + (remote.params.replicas * remote.params.max_num_seqs if remote else 0)
+    events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
     counters = _rows(kernel_layout.counter_t, 1)
-    counters["released"], counters["pool_top"], counters["bin_deadline_s"] = (
-        setup.released,
-        pool * (queues == 1),
-        np.inf,
-    )
+    counters["released"], counters["pool_top"] = setup.released, pool * (queues == 1)
+    counters["bin_deadline_s"] = np.inf
     counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.serial_s + cost.front.request_s
     flights = _rows(kernel_layout.flight_t, replicas * stride)
     flights["group"] = (np.arange(replicas)[:, None] * (stride + 1) + 1 + np.arange(stride)).ravel()
@@ -132,7 +148,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     queue_rows["deadline_s"] = queue_rows["overdue_at_s"] = np.inf
     queue_rows["room"] = n if queues == 1 else 0
     none, dependents = np.zeros(1, np.int64), setup.dependents
-    other, stage_other = _other(cost)
+    other, stage_other = _other_degree(cost)
     return State(
         params=_param_rows(setup),
         counters=counters,
@@ -162,22 +178,24 @@ def new_state(setup: Setup, log_rows: int) -> State:
         pending=np.zeros(replicas, np.int64),
         waiting=np.zeros(replicas, np.int64),
         running=np.zeros(replicas, np.int64),
-        tokens=np.zeros(replicas, np.int64),
+        outstanding_tokens=np.zeros(replicas, np.int64),
         arrival_s=columns.arrival_s.copy(),
         child_start=dependents.start if dependents else none,
         child=dependents.child if dependents else none,
         parents_left=dependents.num_parents.copy() if dependents else none,
+        delay_s=dependents.delay_s if dependents else np.zeros(1),
         sent_children=np.empty(len(dependents.num_parents), np.int64) if dependents else none,
         prompt=columns.prompt,
         output=columns.output,
         predicted=columns.predicted,
         predicted_start=columns.prediction_rows.start,
         predicted_total=columns.prediction_rows.total_tokens,
-        predicted_rank=columns.prediction_rows.gittins_rank,
+        gittins_rank=columns.prediction_rows.gittins_rank,
         priority=columns.priority,
         tenant=columns.tenant,
         service=np.zeros(setup.tenants),
         backlog=np.zeros(setup.tenants, np.int64),
+        **_prefix_cache(setup),
         bin_slot=np.empty((max(bins, 1), seqs if bins else 1), np.int64),
         bin_count=np.zeros(max(bins, 1), np.int64),
         draws=columns.draws,
@@ -195,16 +213,43 @@ def new_state(setup: Setup, log_rows: int) -> State:
     )
 
 
+def _prefix_cache(setup: Setup) -> dict[str, Array]:
+    nodes, params = setup.nodes, setup.params
+    blocks = params.total_blocks if params.prefix_caching else 1
+    rows = params.replicas
+    if params.router_prefix == 2:  # The router's indexes. One may grow by a prompt before it is cut to its size.
+        blocks, rows = max(blocks, params.index_blocks + params.max_model_len // params.block_size), 2 * rows
+    places = 1 << (2 * blocks - 1).bit_length()
+    pools = np.full(rows, -1, kernel_layout.pool_t)
+    pools["evictable"] = pools["records"] = 0
+    return {
+        "pools": _view(pools),
+        "cached": _view(np.empty((rows, blocks), kernel_layout.cached_t)),
+        "cache_table": np.full((rows, places), -1, np.int32),
+        "request_blocks_start": np.cumsum(nodes.blocks) - nodes.blocks,
+        "request_blocks": np.empty(int(nodes.blocks.sum()), np.int32),
+        "node_start": nodes.start,
+        "node_first": nodes.first,
+        "node_length": nodes.length,
+        "previous_turn": setup.columns.previous_turn,
+        **{
+            name: np.zeros(params.replicas, np.int64)
+            for name in ("router_free_blocks", "prefix_tokens", "index_tokens")
+        },
+        "no_tokens": np.zeros(setup.all_replicas, np.int64),
+    }
+
+
 def new_decode_state(setup: Setup, state: State) -> DecodeState:
-    """Return the state of the decode side; a placeholder if the deployment is not disaggregated."""
-    remote, first = setup.remote, setup.params.replicas
-    counts = (state.waiting, state.running, state.tokens)
-    views = (*(one[:first] for one in counts), *(one[first:] for one in counts))
-    if remote is None:
+    """Return the state of the decode side, or a placeholder of the same type if there is no decode side."""
+    decode_side, first = setup.decode_side, setup.params.replicas
+    counts = (state.waiting, state.running, state.outstanding_tokens)
+    views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
+    if decode_side is None:
         return DecodeState(state.cost, state.other, state.stage_other, state.draws, np.zeros(1, np.int64), *views)
-    cost = remote.deployment.cost
+    cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
-    return DecodeState(pack(cost), *_other(cost), remote.columns.draws, slot_of, *views)
+    return DecodeState(pack(cost), *_other_degree(cost), decode_side.columns.draws, slot_of, *views)
 
 
 def _param_rows(setup: Setup) -> Array:
@@ -213,12 +258,12 @@ def _param_rows(setup: Setup) -> Array:
     for row, side in zip(rows, setup.sides, strict=True):
         parameters = {f"parameter_{i}": value for i, value in enumerate(side.policies.batching.all_parameters)}
         values = vars(side.params) | parameters | {
-            "decode_replicas": setup.remote.params.replicas if setup.remote else 0,
+            "decode_replicas": setup.decode_side.params.replicas if setup.decode_side else 0,
             "stride": _stride(setup),
             "predicted_window": setup.columns.prediction_rows.window,
             "has_other_degree": side.deployment.cost.other is not None,
-            "idle_tokens": side.idle_plan[1],
-            "idle_flags": side.idle_plan[2],
+            "empty_replica_tokens": side.empty_replica_plan[1],
+            "empty_replica_flags": side.empty_replica_plan[2],
             "front_serial_s": front.serial_s,
             "front_request_s": front.request_s,
             "transfer_fixed_s": side.kv_transfer.fixed_s,
@@ -237,19 +282,19 @@ def _replica_rows(setup: Setup) -> Array:
         [side.params.total_blocks for side in setup.sides], [side.params.replicas for side in setup.sides]
     )
     rows["side"] = number >= setup.params.replicas
-    rows["idle"] = number * (_stride(setup) + 1)
+    rows["idle_group"] = number * (_stride(setup) + 1)
     rows["queue"] = 0 if setup.params.central_queue else number
     rows["deadline_s"] = np.inf
     return _view(rows)
 
 
 def _stride(setup: Setup) -> int:
-    """Return the places for steps in flight, and for stages, of every replica."""
+    """Return how many places each replica has in the arrays of steps in flight and of stages."""
     return max(max(side.params.max_in_flight, side.params.pp) for side in setup.sides)
 
 
-def _other(cost: CostTables) -> tuple[PackedCost, Array]:
-    """Return the costs of the stages of another degree, and 1 for each of those stages."""
+def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
+    """Return the costs of the other tensor-parallel degree, and for each stage ([stages]) 1 if it has that degree."""
     if cost.other is None:
         return pack(cost), np.zeros(len(cost.stage_layers), np.int64)
     return pack(cost.other.tables), np.array(cost.other.stages, np.int64)
@@ -260,12 +305,12 @@ def _rows(dtype: np.dtype[Any], count: int) -> Array:
 
 
 def _view(rows: Array) -> Array:
-    """Return records with attribute access, which without the compiler needs a type of its own."""
+    """Return records with attribute access. If the compiler is disabled, only ``np.recarray`` has such access."""
     return rows.view(np.recarray) if _jit.DISABLED else rows
 
 
 def ready() -> bool:
-    """Return whether the kernel is compiled, in this process or in the disk cache."""
+    """Return whether a compiled kernel exists, in this process or in the disk cache."""
     return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("run")
 
 
@@ -277,21 +322,21 @@ def _compiled(state_type: Any, decode_type: Any) -> Any:
     return _jit.compile_now(kernel.run, signature, cached=True)
 
 
-# By the structure of a state: deriving its compiled type each time takes longer than a short run.
+# Kernels by the structure of their state: to derive its compiled type each time takes longer than a short run.
 _KERNELS: dict[Kind, Any] = {}
 
 
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
-    """Return the arguments of the kernel; the state is the first."""
+    """Return the arguments of the kernel, the ``State`` first."""
     state = new_state(setup, log_rows)
-    decode = (setup.remote or setup).functions
+    decode = (setup.decode_side or setup).functions
     return (
         state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router
     )  # fmt: skip
 
 
 def kernel_of(arguments: tuple[Any, ...]) -> Any:
-    """Return the kernel, compiled unless the compiler is disabled."""
+    """Return the kernel for arguments of these types, compiled unless the compiler is disabled."""
     if _jit.DISABLED:
         return kernel.run
     kind = _kind(arguments[:2])
@@ -309,21 +354,17 @@ def _kind(value: Any) -> Kind:
 
 
 def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:
-    """Return the outcome of a run of the kernel.
-
-    Raises:
-        PolicyError: A policy raised or returned an invalid value, or requests wait forever.
-    """
+    """Run the kernel and return its output. Raises PolicyError if a policy fails or requests wait forever."""
     arguments = arguments_of(setup, log_rows)
     state: State = arguments[0]
     try:
         code = kernel_of(arguments)(*arguments)
     except Exception as error:  # The kernel itself raises nothing.
-        raise policy_raised(setup, error) from error
+        raise policy_error(setup, error) from error
     counters = state.counters[0]
     if code != kernel_layout.OK:
         raise error_of(code, setup, int(counters["problem_value"]))
-    _count_unfinished(state)
+    _record_unfinished(state)
     if state.params[0]["has_dependents"]:
         never_sent = (state.parents_left > 0) & (state.results["status"] == Status.UNFINISHED)
         state.arrival_s[never_sent] = np.nan
@@ -341,8 +382,7 @@ def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:
     )
 
 
-def _count_unfinished(state: State) -> None:
-    """Count the tokens of requests that the time limit interrupted."""
+def _record_unfinished(state: State) -> None:
     slots = state.slots[: int(state.counters[0]["slots"])]
     index = slots["index"]
     tokens = slots["generated"] + slots["prompt"] - state.prompt[index]

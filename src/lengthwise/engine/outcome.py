@@ -22,7 +22,11 @@ _TOTALS = (
 
 @dataclass(frozen=True)
 class EngineOutput:
-    """Arrays in the types of ``kernel_layout``: results [n], replicas [R], series [R, bins, 6], logs or None."""
+    """The output of a run of the kernel or of the reference.
+
+    The arrays are ``results`` [requests], ``replicas`` [replicas] and ``series`` [replicas, bins, 6]. The logs
+    ``steps`` and ``gaps`` are None if the run had more rows than they hold.
+    """
 
     arrival_s: Array
     results: Array
@@ -35,19 +39,23 @@ class EngineOutput:
 
 
 def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:
-    """Return the end of a run: its last event, or if interrupted, the limit or the end of the steps in flight."""
+    """Return when a run ended. If every request has ended, this is the time of the last event.
+
+    A run that was interrupted by the time limit ends at the limit, or when the steps in flight end, whichever is later.
+    """
     if not (results["status"] == Status.UNFINISHED).any():
         return last_s
     return float(max(limit_s, replicas["busy_until_s"].max()))
 
 
 def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) -> Records:
-    """Return the records of an outcome; both engines' logs get the same order."""
+    """Return the records of a run. Its steps are sorted, so that kernel and reference give the same records."""
     results, replicas, steps = outcome.results, outcome.replicas, outcome.steps
     if steps is not None:
         steps = steps[np.lexsort((np.arange(len(steps)), steps["replica"], steps["start_s"]))]
     columns = (
         "output_tokens", "replica", "scheduled_s", "first_token_s", "finished_s", "preemptions", "queued_for_s",
+        "cached_tokens",
     )  # fmt: skip
     return Records(
         requests=RequestRecords(
@@ -82,7 +90,7 @@ def _gaps(outcome: EngineOutput) -> TokenGaps:
         histogram=outcome.histogram,
         edges_s=gap_edges(),
         total=int(outcome.replicas["gaps"].sum()),
-        sum_s=float(np.cumsum(outcome.replicas["gap_sum_s"])[-1]),  # One by one: neither pairwise nor compensated.
+        sum_s=float(np.cumsum(outcome.replicas["gap_sum_s"])[-1]),  # In order: np.sum adds pairwise, sum() compensates.
         max_s=float(outcome.replicas["gap_max_s"].max()),
         gap_s=gap_s,
         count=count,
@@ -90,21 +98,19 @@ def _gaps(outcome: EngineOutput) -> TokenGaps:
 
 
 def gap_edges() -> Array:
-    """Return [bins + 1] edges of the gap histogram: each octave in equal parts, bin 0 from zero."""
+    """Return the edges of the gap histogram ([bins + 1]). Bin 0 starts at zero, and each octave has equal bins."""
     low = 2.0 ** (GAP_SMALLEST_EXPONENT + np.arange(GAP_OCTAVES))
     inside = low[:, None] * (1 + np.arange(GAP_SUBBINS) / GAP_SUBBINS)
     return np.concatenate([[0.0], inside.ravel(), [2.0 ** (GAP_SMALLEST_EXPONENT + GAP_OCTAVES)]])
 
 
 def _series(outcome: EngineOutput) -> TimeSeries:
-    """Return the sum over replicas, in the widest of their bins."""
     width = float(outcome.replicas["series_bin_s"].max())
     bins = outcome.series.shape[1]
     total = np.zeros((bins, len(SERIES_COLUMNS)))
     for replica, rows in zip(outcome.replicas, outcome.series, strict=True):
-        factor = min(
-            int(width / float(replica["series_bin_s"])), bins
-        )  # Bins of a replica that ended early are narrow.
+        # A replica that ended early has narrower bins.
+        factor = min(int(width / float(replica["series_bin_s"])), bins)
         total[: bins // factor] += rows.reshape(bins // factor, factor, -1).sum(axis=1)
     used = min(bins, int(outcome.end_s / width) + 1)
     return TimeSeries(bin_s=width, **{c: total[:used, i].copy() for i, c in enumerate(SERIES_COLUMNS)})

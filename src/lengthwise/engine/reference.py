@@ -1,8 +1,7 @@
 """The specification of the engine in plain Python: one object per request, one obvious step after another.
 
-The compiled kernel must agree with this file to the last bit (tests/laws). At one instant: requests that enter,
-steps that end (by replica), transfers that end (by request), then the schedulers of the pending replicas by number,
-decode replicas first. If requests wait in a central queue, all replicas are scheduled, the least loaded first.
+The compiled kernel must agree with this file to the last bit (tests/laws). ``kernel.py`` states the order of
+events at one instant.
 """
 
 from __future__ import annotations
@@ -14,33 +13,45 @@ from collections import Counter
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import Admission, LastPreemption, Queue, Replica, Request, Step, Transfer, Wait
+from lengthwise.engine._reference_state import (
+    Admission,
+    CachedBlock,
+    PrefixIndex,
+    Queue,
+    Replica,
+    Request,
+    Step,
+    Transfer,
+    Wait,
+)
 from lengthwise.engine.outcome import EngineOutput, run_end_s
-from lengthwise.engine.setup import Function, Setup, error_of
+from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
 
 class Reference:
-    """One run over a setup."""
+    """One simulation run of the reference engine."""
 
     def __init__(self, setup: Setup) -> None:
         self.s = setup
-        n, columns, params, remote = len(setup.columns.prompt), setup.columns, setup.params, setup.remote
+        n, columns, params, decode_side = len(setup.columns.prompt), setup.columns, setup.params, setup.decode_side
         self.results = setup.blank_results()
         self.arrival_s = columns.arrival_s.copy()
         self.histogram = np.zeros(kernel_layout.GAP_BINS, np.int64)
         self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(params.replicas)]
         if params.central_queue:
             self.queues = self.queues[:1] * params.replicas
-        self.local = [Replica(setup, r, queue, self.histogram) for r, queue in enumerate(self.queues)]
-        self.remote: list[Replica] = []
-        if remote:
-            numbers = range(remote.first_replica, remote.first_replica + remote.params.replicas)
-            self.remote = [Replica(remote, number, Queue([], []), self.histogram) for number in numbers]
-        self.replicas = [*self.local, *self.remote]
+        # Without a decode side, the prefill replicas decode, too.
+        self.prefill_replicas = [Replica(setup, r, queue, self.histogram) for r, queue in enumerate(self.queues)]
+        self.decode_replicas: list[Replica] = []
+        if decode_side:
+            numbers = range(decode_side.first_replica, decode_side.first_replica + decode_side.params.replicas)
+            self.decode_replicas = [Replica(decode_side, number, Queue([], []), self.histogram) for number in numbers]
+        self.replicas = [*self.prefill_replicas, *self.decode_replicas]
         if params.central_queue:
             self.queues = self.queues[:1]
+        self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
@@ -56,11 +67,7 @@ class Reference:
         self._update_entry_time()
 
     def run(self) -> EngineOutput:
-        """Handle all events in order.
-
-        Raises:
-            PolicyError: A policy returned an invalid value, or requests wait forever.
-        """
+        """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
         while True:
             now = self._next_event()
             if now == math.inf:
@@ -68,7 +75,7 @@ class Reference:
                     self._schedule_all(self.now_s)
                     continue
                 if left := [q.index for rep in self.replicas for q in (*rep.queue.waiting, *rep.running)]:
-                    raise error_of(kernel_layout.BLOCKED, self.s, min(left))
+                    raise error_of(kernel_layout.STUCK, self.s, min(left))
                 break
             if now > self.s.params.limit_s:
                 break
@@ -77,8 +84,8 @@ class Reference:
             self._complete_expired_bins(now)
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
-            ends = [(q.index, q, rep) for rep in self.remote for q, end_s in rep.incoming.items() if end_s == now]
-            for _, q, rep in sorted(ends, key=lambda end: end[0]):
+            ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
+            for q, rep in sorted(ends, key=lambda end: end[0].index):
                 self._receive(rep, q)
                 rep.pending = True
             self._schedule_all(now)
@@ -105,19 +112,16 @@ class Reference:
         )
 
     def _output_tokens(self, q: Request) -> int:
-        """Return the output tokens, without prompt tokens that a restart counts as output (RESTART_AS_DECODE)."""
+        """Return the produced tokens, without the prompt tokens that a restart counts as output (RESTART_AS_DECODE)."""
         return max(0, q.generated + q.prompt - int(self.s.columns.prompt[q.index]))
-
-    # -- arrivals -------------------------------------------------------------------------
 
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
-        transfers = [end_s for rep in self.remote for end_s in rep.incoming.values()]
+        transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
         return float(min([self.entry_s, *ends, *bins, *transfers]))
 
-    def _next_sent(self) -> int | None:
-        """Return the request that the front end serves next: the earliest sent, at equal times the lowest number."""
+    def _next_request(self) -> int | None:
         roots = [
             (float(self.arrival_s[i]), i) for i in self.roots[self.next_root : self.next_root + 1] if i < self.released
         ]
@@ -125,19 +129,17 @@ class Reference:
         return min(sent)[1] if sent else None
 
     def _front_free_s(self, i: int) -> float:
-        """Return when the front end is free again after a request."""
         return max(float(self.arrival_s[i]), self.front_free_s) + self.s.deployment.cost.front.serial_s
 
     def _update_entry_time(self) -> None:
-        """Set ``entry_s`` to the time at which the next sent request leaves the front end."""
-        i = self._next_sent()
+        i = self._next_request()
         front = self.s.deployment.cost.front
         self.entry_s = math.inf if i is None else self._front_free_s(i) + front.request_s
 
     def _handle_entries(self, now: float) -> None:
         columns, params = self.s.columns, self.s.params
         while self.entry_s == now:
-            i = self._next_sent()
+            i = self._next_request()
             assert i is not None
             if self.sent_children and self.sent_children[0][1] == i:
                 heapq.heappop(self.sent_children)
@@ -153,45 +155,65 @@ class Reference:
                 self.results[i]["rejection"] = rejection
                 self._send_next(i, Status.REJECTED, now)
                 continue
-            rep = self.local[0]
+            rep = self.prefill_replicas[0]
             if not params.central_queue:
-                rep = self._route(self.s, self.local, q)
+                rep = self._route(self.s, self.prefill_replicas, q)
                 self._move_load(rep, q)
             if params.tracks_service:
                 self._join_backlog(self.s.tenant(i))
             self._add_to_bin_or_queue(rep.queue, q, now)
 
     def _rejection(self, q: Request) -> Rejection:
-        """Return why not even an idle replica could serve the request."""
+        """Return why even an empty replica could not serve the request, or ``NONE`` if it could."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
-        chunk = self._chunk(Step(0.0), q, self.s.idle_plan[1], self.s.idle_plan[2])
+        chunk = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
         if chunk <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-        blocks = self._blocks_when_idle(self.s, q, q.prompt, chunk, 0)
-        if blocks >= 0 and self.s.remote:
-            blocks = self._blocks_when_idle(self.s.remote, q, q.prompt + 1, q.prompt + 1, 1)
-        return Rejection.PROMPT_ABOVE_KV_MEMORY if blocks < 0 else Rejection.NONE
+        blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk, 0)
+        if blocks >= 0 and self.s.decode_side:
+            blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
+        return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
 
-    def _blocks_when_idle(self, side: Setup, q: Request, context: int, chunk: int, generated: int) -> int:
-        """Return the blocks that an idle replica of a side gives a request after some tokens; -1: none."""
+    def _blocks_when_empty(self, side: Setup, q: Request, context: int, chunk: int, generated: int) -> int:
         peak = context + side.remaining_integer(q, generated) if side.params.needs_peak else 0
         predicted, _ = side.predicted_at(q.index, generated)
         return side.memory_blocks(context, chunk, predicted, side.params.total_blocks, 0, peak)
 
     def _route(self, side: Setup, replicas: list[Replica], q: Request) -> Replica:
-        """Return the replica of one side that its router chooses."""
-        waiting = np.array([rep.queue.length for rep in replicas])
-        running = np.array([len(rep.running) for rep in replicas])
-        tokens = np.array([rep.outstanding_tokens for rep in replicas])
         a, b = side.columns.draws[q.index]
-        choice = side.functions.router(q.index, float(a), float(b), waiting, running, tokens)
+        prefix, block_size = side.params.router_prefix, side.params.block_size
+        nodes = self._nodes(q)[: q.prompt // block_size] if prefix else []
+        found, indexed = [0] * len(replicas), [0] * len(replicas)
+        if prefix == 1:
+            found = [len(rep.pool.find(nodes)) for rep in replicas]
+        elif prefix == 2:
+            found = [index.find(nodes) for index in self.indexes]
+            indexed = [len(index.nodes) for index in self.indexes]
+        per_replica = (
+            [rep.queue.length for rep in replicas],
+            [len(rep.running) for rep in replicas],
+            [rep.outstanding_tokens for rep in replicas],
+            [rep.pool.free for rep in replicas],
+            [blocks * block_size for blocks in found],
+            [blocks * block_size for blocks in indexed],
+        )
+        choice = side.functions.router(
+            q.index, float(a), float(b), int(side.columns.prompt[q.index]), self._previous_replica(side, q),
+            side.params.total_blocks, *map(np.array, per_replica),
+        )  # fmt: skip
         if not 0 <= choice < len(replicas):
             raise error_of(kernel_layout.BAD_ROUTE, side, choice)
+        if prefix == 2:
+            self.indexes[choice].add(nodes)
         return replicas[choice]
 
+    def _previous_replica(self, side: Setup, q: Request) -> int:
+        before = int(side.columns.previous_turn[q.index])
+        number = int(self.results[before]["replica"]) - side.first_replica if before >= 0 else -1
+        return number if number < side.params.replicas else -1
+
     def _move_load(self, rep: Replica, q: Request) -> None:
-        """Count the request as load of a replica, which has to be scheduled."""
         tokens = self.s.outstanding(q.index)
         if q.index in self.load_replica:
             self.load_replica[q.index].outstanding_tokens -= tokens
@@ -199,10 +221,7 @@ class Reference:
         self.load_replica[q.index] = rep
         rep.pending = True
 
-    # -- bins -----------------------------------------------------------------------------
-
     def _add_to_bin_or_queue(self, queue: Queue, q: Request, now: float) -> None:
-        """Add the request to the queue, or to a bin that becomes a batch when it is full."""
         if self.s.params.bins == 0:
             self._enqueue(queue, q, now)
             return
@@ -215,11 +234,10 @@ class Reference:
             self._complete_bin(queue, number, now)
 
     def _complete_bin(self, queue: Queue, number: int, now: float) -> None:
-        """Make a batch of a bin and add it to the queue."""
         self.batches += 1
         batch, queue.bins[number] = queue.bins[number], []
         for q in batch:
-            q.wait.batch = self.batches
+            q.wait.bin_batch = self.batches
             self._enqueue(queue, q, now)
         for rep in self.replicas:
             rep.pending = rep.pending or (rep.queue is queue and not self.s.params.central_queue)
@@ -234,7 +252,6 @@ class Reference:
                     self._complete_bin(queue, number, now)
 
     def _complete_oldest_bin(self) -> bool:
-        """Complete the bin of the earliest request when there are no further events; False: all bins are empty."""
         bins = [(b[0].index, number, queue) for queue in self.queues for number, b in enumerate(queue.bins) if b]
         if not bins:
             return False
@@ -242,10 +259,8 @@ class Reference:
         self._complete_bin(queue, number, self.now_s)
         return True
 
-    # -- ends of steps and requests ---------------------------------------------------------
-
     def _end_step(self, rep: Replica, now: float) -> bool:
-        """End the replica's oldest step if it ends now."""
+        """If the replica's oldest step ends now, process its end and return True. Otherwise return False."""
         if not rep.flights or rep.flights[0].end_s != now:
             return False
         step = rep.flights.pop(0)
@@ -269,7 +284,6 @@ class Reference:
         return True
 
     def _emit(self, rep: Replica, q: Request, now: float) -> None:
-        """Give a request its next token."""
         if q.last_token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
@@ -278,23 +292,22 @@ class Reference:
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
-        elif self.s.remote and rep in self.local:  # Its cache remains here until it has been fetched.
-            q.transfer, q.blocks = Transfer(rep, q.blocks), 0
-            to = self._route(self.s.remote, self.remote, q)
+        elif self.s.decode_side and rep in self.prefill_replicas:  # The blocks remain here until they are fetched.
+            q.transfer = Transfer(rep, q.blocks, q.cached)
+            q.blocks, q.cached = 0, []
+            to = self._route(self.s.decode_side, self.decode_replicas, q)
             self._move_load(to, q)
             self._enqueue(to.queue, q, now)
         else:
             self._to_idle(rep, q)
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
-        """Put a request back among those between steps, as the last one."""
         self.returns += 1
         q.return_number = self.returns
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
-        rep.free += q.blocks
-        rep.freed_blocks += q.blocks
+        self._free_blocks(rep, q)
         if q.transfer:
             q.transfer.release()
         self.results[q.index]["status"] = status
@@ -312,6 +325,21 @@ class Reference:
                 self._leave_backlog(tenant)
         self._send_next(q.index, status, now)
 
+    def _cache_blocks(self, rep: Replica, q: Request, tokens: int) -> None:
+        """Let other requests find the full blocks of the request's first ``tokens`` tokens."""
+        if rep.s.params.prefix_caching:
+            full = tokens // rep.s.params.block_size
+            q.cached += [rep.pool.cache(node) for node in self._nodes(q)[len(q.cached) : full]]
+
+    def _nodes(self, q: Request) -> list[int]:
+        return [int(node) for node in self.s.nodes.of(q.index)]
+
+    def _free_blocks(self, rep: Replica, q: Request) -> None:
+        if q.blocks:
+            self._cache_blocks(rep, q, q.computed)
+        rep.pool.release(q.cached, q.blocks - len(q.cached))
+        q.blocks, q.cached = 0, []
+
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
             others = [v for v, count in zip(self.service, self.backlog, strict=True) if count > 0]
@@ -324,7 +352,6 @@ class Reference:
             self.last_service = self.service[tenant]
 
     def _send_next(self, i: int, status: Status, now: float) -> None:
-        """Act on the end of request ``i``: send the next of a closed loop, and send or reject its dependents."""
         if self.s.params.closed_loop and self.released < len(self.arrival_s):
             self.arrival_s[self.released] = now
             self.released += 1
@@ -333,7 +360,7 @@ class Reference:
             for child in self._children(i):
                 self.parents_left[child] -= 1
                 if self.parents_left[child] == 0:
-                    self.arrival_s[child] = max(float(self.arrival_s[child]), now)
+                    self.arrival_s[child] = max(float(self.arrival_s[child]), now + self._delay_s(child))
                     heapq.heappush(self.sent_children, (float(self.arrival_s[child]), child))
                     self._update_entry_time()
             return
@@ -346,6 +373,9 @@ class Reference:
                     self.arrival_s[child] = now
                     unfinished.append(child)
 
+    def _delay_s(self, child: int) -> float:
+        return float(self.s.dependents.delay_s[child]) if self.s.dependents else 0.0
+
     def _children(self, i: int) -> list[int]:
         found = self.s.dependents
         return found.child[found.start[i] : found.start[i + 1]].tolist() if found else []
@@ -356,16 +386,14 @@ class Reference:
                 requests.remove(q)
                 self._end_request(rep, q, Status.TIMED_OUT, now)
 
-    # -- forming steps ----------------------------------------------------------------------
-
     def _schedule_all(self, now: float) -> None:
-        """Schedule the pending replicas by number; with requests in a central queue all, the least loaded first.
+        """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.
 
         Requests that were preempted into a central queue are offered to all replicas once more. Decode replicas are
-        scheduled first: prefill replicas then see the blocks that these fetched and freed.
+        scheduled before prefill replicas, which then see the blocks that their transfers have freed.
         """
-        if self.remote:
-            for rep in [*self.remote, *self.local]:
+        if self.decode_replicas:
+            for rep in [*self.decode_replicas, *self.prefill_replicas]:
                 if rep.pending:
                     rep.pending = False
                     self._schedule(rep, now)
@@ -382,11 +410,11 @@ class Reference:
                 return
 
     def _schedule(self, rep: Replica, now: float) -> None:
-        if rep in self.remote:
+        if rep in self.decode_replicas:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
             step = self._form(rep, now)
-            if not step.seqs and step.short_of_blocks and not step.flags & contracts.FORM_ONCE:
+            if not step.seqs and step.preempted_for_blocks and not step.flags & contracts.FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -404,13 +432,13 @@ class Reference:
         if flags & contracts.NEW_PHASE:
             rep.phase_steps = rep.phase_rounds = 0
         if admit > 0:
-            rep.steps_since_admit = rep.ended_since_admit = 0
+            rep.steps_since_admit = rep.ended_since_admit = 0  # Even if no request is admitted.
             self._preempt_for_waiting(rep, step)
         if not flags & contracts.DECODES_WAIT:
             self._take_decodes(rep, step, flags)
         prompt_budget = max(0, tokens - len(step.decodes))
         self._continue_prompts(rep, step, prompt_budget)
-        if not step.short_of_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
+        if not step.preempted_for_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
             self._admit(rep, step, admit, prompt_budget, flags)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
@@ -420,7 +448,6 @@ class Reference:
         return step
 
     def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
-        """Return (admissions, tokens, flags) of the batching policy."""
         decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
         admit, tokens, flags = rep.s.functions.batching(
             decodes, len(rep.idle) - decodes, len(rep.queue.waiting), len(rep.running) + step.seqs, len(rep.flights),
@@ -431,45 +458,41 @@ class Reference:
         return int(admit), int(tokens), int(flags)
 
     def _preempt_for_waiting(self, rep: Replica, step: Step) -> None:
-        """Preempt running requests for waiting ones that lack a slot or memory, where the preemption policy permits it.
-
-        Residents without a token since their admission are exempt: every admission yields at least one token, or two
-        requests could preempt each other forever.
-        """
+        """Preempt residents that have produced a token since admission, for waiting requests of a better rank."""
         params = rep.s.params
-        may_free_seqs = params.preempts or step.flags & contracts.ADMIT_AFTER_PREEMPTION
-        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no slot becomes free.
+        may_free_seqs = params.preempts_by_policy or step.flags & contracts.ADMIT_AFTER_PREEMPTION
+        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no place becomes free.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
-        if not (params.preempts and check and rep.queue.waiting):
+        if not (params.preempts_by_policy and check and rep.queue.waiting):
             return
-        candidates = [q for q in rep.idle if q.generated > q.admission.generated]
-        running = sorted((self._rank_key(q), q.return_number, q) for q in candidates)
-        free_seqs, free, left = params.max_num_seqs - len(rep.running), rep.free, len(running)
+        may_leave = [q for q in rep.idle if q.generated > q.admission.generated]
+        candidates = sorted((self._rank_key(q), q.return_number, q) for q in may_leave)
+        free_blocks, free_seqs, left = rep.pool.free, params.max_num_seqs - len(rep.running), len(candidates)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
-            k, room, slots = left, free, free_seqs
-            while not (slots > 0 and (blocks := self._blocks_if_free(w, room, slots)) >= 0):
-                if k == 0 or not self._may_preempt(rep, w, running[k - 1][0], running[k - 1][2]):
+            k, trial_blocks, trial_seqs = left, free_blocks, free_seqs
+            while not (trial_seqs > 0 and (blocks := self._blocks_if_free(w, trial_blocks, trial_seqs)) >= 0):
+                if k == 0 or not self._may_preempt(rep, w, candidates[k - 1][0], candidates[k - 1][2]):
                     break
                 k -= 1
-                room += running[k][2].blocks
-                slots += 1
+                q = candidates[k][2]
+                trial_blocks += q.blocks - sum(block.holders > 1 for block in q.cached)
+                trial_seqs += 1
             else:
-                left, free, free_seqs = k, room - blocks, slots - 1
+                left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
                 continue
             break
-        for _, _, q in reversed(running[left:]):
+        for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
-        step.short_of_blocks = rep.check_preemption = False
+        step.preempted_for_blocks = rep.check_preemption = False  # These preemptions had another reason.
         rep.steps_since_check = 0
 
-    def _blocks_if_free(self, q: Request, free: int, free_seqs: int) -> int:
+    def _blocks_if_free(self, q: Request, free_blocks: int, free_seqs: int) -> int:
         predicted, _ = self.s.predicted_at(q.index, q.generated)
         num_running = self.s.params.max_num_seqs - free_seqs
-        return self.s.memory_blocks(q.context, q.context, predicted, free, num_running, 0)
+        return self.s.memory_blocks(q.context, q.context, predicted, free_blocks, num_running, 0)
 
     def _may_preempt(self, rep: Replica, w: Request, key: float, q: Request) -> bool:
-        """Return whether waiting ``w`` may preempt running ``q``, whose key is given."""
         if not w.wait.key < key:
             return False
         decodes = [d for d in rep.idle if d.decoding]
@@ -487,7 +510,6 @@ class Reference:
         return gain > 0
 
     def _rank_key(self, q: Request) -> float:
-        """Return the key in the queue: requests that have waited ``max_wait_s`` precede all others."""
         late = q.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s
         return -math.inf if late else self._key(self.s.functions.rank, q)
 
@@ -495,32 +517,30 @@ class Reference:
         return self.s.key(function, self.now_s, q, self.service[self.s.tenant(q.index)])
 
     def _update_ranks(self, queue: Queue) -> None:
-        """Rank the requests of a queue again where time has changed their keys."""
         late = queue.overdue_at_s <= self.now_s
         if queue.waiting and (self.s.params.rank_every_step or late):
             queue.overdue_at_s = math.inf
             for q in queue.waiting:
                 self._set_key(queue, q)
             if late:
-                self._request_preemption_check(queue)
+                self._flag_preemption_check(queue)
 
     def _set_key(self, queue: Queue, q: Request) -> None:
         q.wait.key = self._rank_key(q)
         if (overdue_at_s := q.wait.overdue_at_s(self.s.params.max_wait_s)) > self.now_s:
             queue.overdue_at_s = min(queue.overdue_at_s, overdue_at_s)
 
-    def _request_preemption_check(self, queue: Queue) -> None:
+    def _flag_preemption_check(self, queue: Queue) -> None:
         for rep in self.replicas:
             rep.check_preemption = rep.check_preemption or rep.queue is queue
 
     def _enqueue(self, queue: Queue, q: Request, now: float) -> None:
-        """Add a request by its rank; a new one has waited since it was sent, one from a replica waits from now on."""
         if q.wait.since_s is None:
             q.wait.since_s = now
         self._set_key(queue, q)
         queue.waiting.append(q)
         if q is queue.first:
-            self._request_preemption_check(queue)
+            self._flag_preemption_check(queue)
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
         reserve = 1 if flags & contracts.RESERVE_BLOCK else 0
@@ -546,21 +566,23 @@ class Reference:
                 need = max(0, rep.s.blocks_for(q.prefilled + chunk) - q.blocks)
                 if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
+                    self._cache_blocks(rep, q, q.prefilled + chunk)
                     step.prompts.append((q, chunk))
 
     def _claim_blocks(
         self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, reserve_when_alone: bool = False
     ) -> bool:
-        """Give the request its blocks, and preempt idle residents for them; return False if it was preempted itself.
+        """Give a request ``need`` blocks, preempting idle residents for them. Return False if it was preempted itself.
 
-        The only request of a replica needs no reserve, or it could never run; under FORM_ONCE it needs it, too.
+        A replica's only request needs no reserve, as it could never run otherwise, except by Vidur's rule (FORM_ONCE).
         """
-        while rep.free < need or (rep.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
+        pool = rep.pool
+        while pool.free < need or (pool.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
             victim = max(rep.idle, key=self._victim_order)
             self._preempt(rep, step, victim)
             if victim is q:
                 return False
-        rep.free -= need
+        pool.take(need)
         q.blocks += need
         return True
 
@@ -571,25 +593,19 @@ class Reference:
         params = rep.s.params
         rep.idle.remove(q)
         self.preemptions += 1
-        q.last_preemption = LastPreemption(self.preemptions)
-        if params.prefix_caching:
-            cached = (q.context - 1 if q.decoding else q.prefilled) // params.block_size
-            q.last_preemption = LastPreemption(
-                self.preemptions, cached, rep.freed_blocks + q.blocks - cached, rep.number
-            )
-        rep.free += q.blocks
-        rep.freed_blocks += q.blocks
-        step.short_of_blocks = True
+        q.wait.last_preemption = self.preemptions
+        blocks = q.blocks
+        self._free_blocks(rep, q)
+        step.preempted_for_blocks = True
         if params.swap and q.decoding:
             q.swapped = True
-            step.swap_s += q.blocks * params.swap_s_per_block
+            step.swap_s += blocks * params.swap_s_per_block
         else:
             if not q.decoding and step.flags & contracts.RESTART_AS_DECODE:
                 total = q.prompt + q.output
                 q.prompt = q.prefilled - q.generated
                 q.output = total - q.prompt
             q.decoding, q.prefilled = False, 0
-        q.blocks = 0
         self.results[q.index]["preemptions"] += 1
         to = rep
         if q.transfer and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
@@ -608,43 +624,46 @@ class Reference:
             q = rep.queue.first
             # A request whose blocks wait on another replica enters by a transfer, not with a step.
             if (q.transfer and q.transfer.blocks) or (
-                admitted > 0 and q.wait.batch != batch and flags & contracts.ONE_BATCH
+                admitted > 0 and q.wait.bin_batch != batch and flags & contracts.ONE_BATCH
             ):
                 return
-            cached = self._cached_tokens(rep, q, flags)
+            found = self._find_cached(rep, q, flags)
+            cached = len(found) * params.block_size
             chunk = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if chunk <= 0:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
                 return
-            blocks = self._blocks_to_admit(rep, step, q, cached + chunk)
+            blocks = self._blocks_to_admit(rep, step, q, cached + chunk, found)
             if blocks < 0:
                 return
             is_first = q.admission.number < 0
-            self._leave_queue(rep, q, blocks)
-            rep.freed_blocks -= cached // params.block_size
-            q.prefilled = cached or q.prefilled
+            self._leave_queue(rep, q, blocks, found)
+            if cached:
+                q.prefilled = cached
+            if is_first:
+                self.results[q.index]["cached_tokens"] = cached
+            if not q.swapped:
+                self._cache_blocks(rep, q, cached + chunk)
             if is_first and params.tracks_service:
                 tenant = self.s.tenant(q.index)
-                self.service[tenant] += q.prompt + contracts.SERVICE_OUTPUT_WEIGHT * float(
-                    self.s.columns.predicted[q.index]
-                )
+                predicted = float(self.s.columns.predicted[q.index])
+                self.service[tenant] += q.prompt + contracts.SERVICE_OUTPUT_WEIGHT * predicted
                 self._leave_backlog(tenant)
                 self._update_ranks(rep.queue)
-            admitted, batch = admitted + 1, q.wait.batch
+            admitted, batch = admitted + 1, q.wait.bin_batch
             self._place(rep, step, q, chunk)
 
-    def _leave_queue(self, rep: Replica, q: Request, blocks: int) -> None:
-        """Let a waiting request enter a replica, which gives it blocks."""
+    def _leave_queue(self, rep: Replica, q: Request, blocks: int, found: list[CachedBlock]) -> None:
         rep.queue.waiting.remove(q)
-        rep.free -= blocks
-        q.blocks = blocks
+        rep.pool.hold(found)
+        rep.pool.take(blocks - len(found))
+        q.blocks, q.cached = blocks, found
         self.admissions += 1
         q.admission = Admission(self.admissions, q.generated)
         q.wait.end(self.now_s)
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
-        """Add an admitted request to the step, or to the idle residents if it is swapped in."""
         row = self.results[q.index]
         if math.isnan(row["scheduled_s"]):
             row["scheduled_s"] = self.now_s
@@ -656,42 +675,44 @@ class Reference:
         else:
             step.prompts.append((q, chunk))
 
-    def _cached_tokens(self, rep: Replica, q: Request, flags: int) -> int:
-        """Return the tokens of a preempted request whose blocks are still in the prefix cache.
-
-        Blocks are reused in the order in which they were freed, those of a request's end before those of its start.
-        """
-        left = q.last_preemption
-        if left.replica != rep.number or not left.cached_blocks or q.swapped or not flags & contracts.CHUNKED:
-            return 0
-        reused = max(0, rep.freed_blocks - rep.free - left.freed_before_cached)
-        return max(0, left.cached_blocks - reused) * rep.s.params.block_size
+    def _find_cached(self, rep: Replica, q: Request, flags: int) -> list[CachedBlock]:
+        """Return the cached blocks with which a waiting request begins. At least its last token is computed."""
+        if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
+            return []
+        return rep.pool.find(self._nodes(q)[: (q.context - 1) // rep.s.params.block_size])
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
-        """Return the tokens of the prompt, beyond the cached ones, that fit in the step; 0: it must wait."""
+        """Return how many prompt tokens after the cached ones fit in the step, or 0 if the prompt must wait."""
         left = prompt_budget - step.prompt_tokens
         if flags & contracts.CHUNKED:
             return min(q.context - cached, left)
-        if not step.prompts and q.last_preemption.number > 0:
+        if not step.prompts and q.wait.last_preemption > 0:
             return q.context
         if flags & contracts.PADDED:
             longest = max([q.context, *(chunk for _, chunk in step.prompts)])
             return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0
 
-    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int) -> int:
+    def _blocks_to_admit(
+        self, rep: Replica, step: Step, q: Request, chunk: int, found: list[CachedBlock] | None = None
+    ) -> int:
+        """Return the blocks that a request gets, ``found`` included, or -1 if it must wait.
+
+        To the memory policy, found blocks that other requests hold are free, since the request takes none for them.
+        """
+        free = rep.pool.free + sum(block.holders > 0 for block in found or ())
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
         peak = self._peak_tokens([*residents, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        blocks = rep.s.memory_blocks(q.context, chunk, predicted, rep.free, len(residents), peak)
+        blocks = rep.s.memory_blocks(q.context, chunk, predicted, free, len(residents), peak)
         if blocks >= 0:
             blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk))
-            if blocks > rep.free:
+            if blocks > free:
                 raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks
 
     def _peak_tokens(self, requests: list[Request]) -> int:
-        """Return the maximum of KV tokens in use if all predicted lengths are exact (Past-Future, ASPLOS '25)."""
+        """Return the peak of KV tokens in use if all predicted lengths are exact (Past-Future, ASPLOS '25)."""
         in_use, peak = 0, 0
         remaining = {q.index: self.s.remaining_integer(q) for q in requests}
         for position, q in enumerate(sorted(requests, key=lambda q: -remaining[q.index]), start=1):
@@ -703,8 +724,8 @@ class Reference:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
-        # Count rounds: ``round_steps[0]`` is the marked step, at first the one that prefilled. Once it has left the
-        # pipeline, a round ends and the step launched now is marked.
+        # Count rounds: ``round_steps[0]`` is the marked step, which at first is the step that prefilled. When it has
+        # left the pipeline, a round ends and the step launched now is marked.
         rep.phase_steps += 1
         rep.round_steps.append(step)
         if rep.phase_steps == 1 or step.prompts:
@@ -712,7 +733,7 @@ class Reference:
         else:
             marked, after = rep.round_steps[:2]
             if marked not in rep.flights and after is not step and after not in rep.flights:
-                # The marked micro-batch has no requests left: mark that of the previous step instead.
+                # The micro-batch of the marked step has no requests left: mark the previous step instead.
                 rep.phase_rounds += 1
                 rep.round_steps = rep.round_steps[-2:]
             if rep.round_steps[0] not in rep.flights:
@@ -720,10 +741,7 @@ class Reference:
                 rep.round_steps = [step]
         rep.flights.append(step)
 
-    # -- transfers from prefill to decode replicas ------------------------------------------------
-
     def _start_transfers(self, rep: Replica, now: float) -> None:
-        """Start transfers in the order of the queue while there are slots and memory for complete requests."""
         self._expire(rep, now)
         max_num_seqs = rep.s.params.max_num_seqs
         if len(rep.running) < max_num_seqs:
@@ -735,7 +753,7 @@ class Reference:
             blocks = self._blocks_to_admit(rep, Step(now), q, q.context)
             if blocks < 0:
                 return
-            self._leave_queue(rep, q, blocks)
+            self._leave_queue(rep, q, blocks, [])
             self.results[q.index]["replica"] = rep.number
             link, source = rep.s.kv_transfer, q.transfer.source
             duration_s = link.fixed_s + (q.context - 1) * link.token_s

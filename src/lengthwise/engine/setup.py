@@ -1,4 +1,4 @@
-"""Inputs of a run for kernel and reference, resolved and checked once: parameters, request columns, policies."""
+"""The inputs of a run, resolved and checked: parameters, request columns and policies, for kernel and reference."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
+from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
+from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.deployment import Deployment, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
@@ -23,6 +25,8 @@ Function = Callable[..., Any]
 
 _SERIES_BINS = 2048
 _FIRST_SERIES_BIN_S = 2.0**-6
+INDEX_TOKENS = 2_000_000
+"""Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
 
 
 class Policies(NamedTuple):
@@ -38,7 +42,7 @@ class Policies(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """Functions of the policies, each with its axis' full argument list."""
+    """The functions of the policies. Each takes all arguments that its kind of policy may use."""
 
     rank: Function
     victim: Function
@@ -50,7 +54,11 @@ class Functions(NamedTuple):
 
 
 class PredictionRows(NamedTuple):
-    """Row ``start[i] + w`` predicts request i after ``w * window`` tokens (``Predictions``); ``window`` 0: one each."""
+    """Predictions that are renewed while a request runs. The rows of all requests follow one another.
+
+    Row ``start[i] + w`` is the prediction for request i after ``w * window`` tokens (``schema.workload.Predictions``).
+    With ``window`` 0 there are no rows, and ``Columns.predicted`` has one prediction for each request.
+    """
 
     window: int
     start: Array
@@ -59,16 +67,23 @@ class PredictionRows(NamedTuple):
 
 
 class Dependents(NamedTuple):
-    """Children of each request, ``child[start[i] : start[i + 1]]``, and its number of parents [n]."""
+    """The children of request i are ``child[start[i] : start[i + 1]]``.
+
+    Request i has ``num_parents[i]`` parents and is sent ``delay_s[i]`` seconds after the last of them has finished.
+    """
 
     start: Array
     child: Array
     num_parents: Array
+    delay_s: Array
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns [n] of the requests; ``draws`` [n, 2] are uniform numbers for routers."""
+    """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
+
+    ``previous_turn`` is the request whose session the request continues, or -1.
+    """
 
     arrival_s: Array
     prompt: Array
@@ -78,18 +93,22 @@ class Columns:
     priority: Array
     tenant: Array
     draws: Array
+    previous_turn: Array
 
 
 class Params:
-    """Parameters of one side (prefill or decode if disaggregated, else all), named as in ``kernel_layout.param_t``.
+    """Parameters of one side (prefill or decode) or of all replicas, named as in ``kernel_layout.param_t``.
 
     Attributes:
-        max_in_flight: Steps of a replica that may be in its pipeline at a time.
-        bins: Bins per queue; 0: arrivals join the queue at once.
+        max_in_flight: Maximum number of steps in the pipeline of a replica.
+        bins: Bins of each queue, or 0 if arrivals join the queue at once.
+        preempts_by_policy: Whether a preemption policy may preempt. A lack of blocks preempts in any case.
         bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
-        preemption_interval_steps: Steps after which a replica considers preemptions again.
+        index_blocks: Size of a router's index of the prompts sent to a replica.
+        router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
+        preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
-        tracks_service: Whether the service of tenants is counted.
+        tracks_service: Whether the service that each tenant has received is counted.
     """
 
     def __init__(
@@ -112,9 +131,12 @@ class Params:
         self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
         self.prefix_caching = limits.enable_prefix_caching
+        self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
+        self.index_blocks = INDEX_TOKENS // kv.block_size
+        self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
         self.rank_every_step = policies.rank.every_step
         self.needs_peak = policies.memory.uses("peak_tokens")
-        self.preempts = policies.preemption != known("preemption")["never"]
+        self.preempts_by_policy = policies.preemption != known("preemption")["never"]
         self.preemption_interval_steps = scheduler.preemption_interval_steps
         self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
         self.counts_steps = policies.batching.uses(
@@ -130,19 +152,20 @@ class Params:
 
 @dataclass(frozen=True)
 class Setup:
-    """One run before it starts.
+    """All inputs of a run.
+
+    Only the reference calls the methods from ``tenant`` to ``outstanding``. Their ``q`` is a
+    ``_reference_state.Request``.
 
     Attributes:
-        deployment: The deployment; for the decode side, that side as a deployment of its own.
-        policies: Policies of the run.
-        functions: Their functions, compiled or interpreted.
-        params: Parameters of the side.
-        columns: Columns of the requests.
-        idle_plan: (admissions, tokens, flags) of the batching policy for one request on an idle replica.
-        concurrency: Requests in the system in a closed loop; 0: arrivals are given.
-        dependents: Requests that are sent when others have finished.
+        deployment: The deployment. For the decode side, this is that side as a deployment of its own.
+        functions: The functions of ``policies``, compiled or interpreted.
+        empty_replica_plan: (admissions, tokens, flags) of the batching policy for one request on an empty replica.
+        concurrency: Requests in the system in a closed loop, or 0 if the workload gives the arrival times.
+        dependents: Requests that are sent when other requests have finished.
+        nodes: Nodes of the requests' blocks. Without prefix caching it has no blocks.
         first_replica: Number of the side's first replica.
-        remote: Decode side under disaggregation: a setup of the same requests.
+        decode_side: Setup of the decode side for the same requests, or None without disaggregation.
         kv_transfer: Transfer of requests to this side.
     """
 
@@ -151,17 +174,18 @@ class Setup:
     functions: Functions
     params: Params
     columns: Columns
-    idle_plan: tuple[int, int, int]
+    empty_replica_plan: tuple[int, int, int]
     concurrency: int
     dependents: Dependents | None
+    nodes: PrefixNodes
     first_replica: int = 0
-    remote: Setup | None = None
+    decode_side: Setup | None = None
     kv_transfer: KVTransfer = KVTransfer()
 
     @property
     def sides(self) -> list[Setup]:
         """Return this side, and the decode side if there is one."""
-        return [self, self.remote] if self.remote else [self]
+        return [self, self.decode_side] if self.decode_side else [self]
 
     @property
     def all_replicas(self) -> int:
@@ -170,25 +194,25 @@ class Setup:
 
     @property
     def tenants(self) -> int:
-        """Return the number of tenants whose service is counted."""
+        """Return the number of tenants whose service is counted, or 1 if no policy uses the service."""
         return int(self.columns.tenant.max()) + 1 if self.params.tracks_service else 1
 
     @property
     def released(self) -> int:
-        """Return the number of requests that may be sent at the start."""
+        """Return how many requests may be sent at the start: ``concurrency`` in a closed loop, otherwise all."""
         n = len(self.columns.prompt)
         return min(self.concurrency, n) if self.params.closed_loop else n
 
     def tenant(self, i: int) -> int:
-        """Return the tenant whose service request ``i`` adds to; 0 where none is counted."""
+        """Return the tenant whose service includes request ``i``, or 0 if no policy uses the service."""
         return int(self.columns.tenant[i]) if self.params.tracks_service else 0
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that ``tokens`` need."""
+        """Return the number of KV blocks for ``tokens`` tokens."""
         return -(-tokens // self.params.block_size)
 
     def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
-        """Return the predicted total tokens and the Gittins rank of request ``i`` when it had ``generated`` tokens."""
+        """Return the predicted total tokens and the Gittins rank of request ``i`` after ``generated`` tokens."""
         rows = self.columns.prediction_rows
         if rows.window == 0:
             predicted = float(self.columns.predicted[i])
@@ -201,28 +225,24 @@ class Setup:
         return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
 
     def remaining_integer(self, q: Any, more: int = 0) -> int:
-        """Return the predicted remaining tokens, rounded up, once ``more`` tokens have been produced; at least 1."""
+        """Return the predicted remaining tokens after ``more`` further tokens, rounded up and at least 1."""
         generated = int(q.generated) + more
         return max(1, math.ceil(self.predicted_at(q.index, generated)[0]) - generated)
 
     def key(self, function: Function, now_s: float, q: Any, service: float) -> float:
-        """Return a rank or victim key.
-
-        Raises:
-            PolicyError: It is NaN.
-        """
+        """Return the key that a rank or victim policy gives a request. Raises PolicyError if the key is NaN."""
         predicted, gittins_rank = self.predicted_at(q.index, q.generated)
         key: float = function(
             now_s, q.arrival_s, q.prompt, q.generated, predicted, max(1.0, predicted - q.generated), gittins_rank,
-            q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.last_preemption.number,
-            service, q.wait.batch,
+            q.wait.total_s(now_s), int(self.columns.priority[q.index]), q.admission.number, q.wait.last_preemption,
+            service, q.wait.bin_batch,
         )  # fmt: skip
         if math.isnan(key):
             raise error_of(kernel_layout.BAD_RANK, self, q.index)
         return key
 
     def memory_blocks(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
-        """Return the blocks that the memory policy gives a request; -1: it must wait."""
+        """Return the blocks that the memory policy gives a request, or -1 if the request must wait."""
         p = self.params
         blocks: int = self.functions.memory(
             context, chunk, predicted, p.max_model_len, p.block_size, free, p.total_blocks, p.watermark_blocks,
@@ -231,11 +251,11 @@ class Setup:
         return blocks
 
     def outstanding(self, i: int) -> int:
-        """Return the tokens that a router counts for request ``i``: its prompt and its predicted output."""
+        """Return the load of request ``i`` for routers: prompt tokens plus predicted output tokens, rounded up."""
         return int(self.columns.prompt[i]) + math.ceil(float(self.columns.predicted[i]))
 
     def blank_results(self) -> Array:
-        """Return [n] results of requests that have not run."""
+        """Return the results of all requests ([n]) before the run."""
         results = np.zeros(len(self.columns.prompt), dtype=kernel_layout.result_t)
         for field in ("scheduled_s", "first_token_s", "finished_s"):
             results[field] = np.nan
@@ -244,29 +264,24 @@ class Setup:
         return results
 
     def blank_replicas(self) -> Array:
-        """Return [replicas of both sides] totals of replicas that have not run."""
+        """Return the totals of the replicas of both sides before the run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
         rows["series_bin_s"] = _FIRST_SERIES_BIN_S
         return rows
 
 
 def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool) -> Setup:
-    """Return a checked setup.
-
-    Raises:
-        InputError: The workload and the deployment do not fit together.
-        PolicyError: A policy lacks predictions or admits nothing.
-    """
+    """Return the checked setup of a run. Raises InputError or PolicyError if its parts do not fit together."""
     decode = deployment.decode
     if decode is None:
         return _side(workload, deployment, seed, limit_s, deployment.parallel.replicas, compiled=compiled)
     all_replicas = deployment.parallel.replicas + decode.parallel.replicas
     _check_sides(deployment)
-    remote = _side(
+    decode_side = _side(
         workload, deployment.decoding(), (seed, 1), limit_s, all_replicas, compiled=compiled,
         first_replica=deployment.parallel.replicas, kv_transfer=decode.kv_transfer,
     )  # fmt: skip
-    return _side(workload, deployment, seed, limit_s, all_replicas, compiled=compiled, remote=remote)
+    return _side(workload, deployment, seed, limit_s, all_replicas, compiled=compiled, decode_side=decode_side)
 
 
 def _side(
@@ -299,16 +314,21 @@ def _side(
         priority=_column(workload.priority, np.zeros(n, np.int64)),
         tenant=_column(workload.tenant, np.zeros(n, np.int64)),
         draws=np.random.default_rng(seed).random((n, 2)) if draws else np.zeros((n, 2)),
+        previous_turn=np.full(n, -1) if workload.prefixes is None else _column(workload.prefixes.turns),
     )
+    nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
+    if deployment.limits.enable_prefix_caching:
+        nodes = prefix_nodes(columns.prompt, columns.output, workload.prefixes, deployment.kv.block_size)
     return Setup(
         deployment,
         policies,
         Functions(*map(compile_policy if compiled else interpreted, policies)),
         Params(deployment, policies, workload, limit_s, all_replicas),
         columns,
-        idle_plan=_idle_plan(policies.batching, deployment),
+        empty_replica_plan=_empty_replica_plan(policies.batching, deployment),
         concurrency=workload.concurrency or 0,
         dependents=_dependents(workload.after),
+        nodes=nodes,
         **side_fields,
     )
 
@@ -324,14 +344,13 @@ def _policies(deployment: Deployment) -> Policies:
 
 
 def _dependents(after: After | None) -> Dependents | None:
-    """Return the children of each request, by number."""
     if after is None or len(after.parent) == 0:
         return None
     left = np.diff(after.start)
     child = np.repeat(np.arange(len(after)), left)
     order = np.argsort(after.parent, kind="stable")
     start = np.searchsorted(after.parent[order], np.arange(len(after) + 1))
-    return Dependents(start.astype(np.int64), child[order], left)
+    return Dependents(start.astype(np.int64), child[order], left, _column(after.delay_s))
 
 
 def _column(values: Array | None, default: Array | None = None) -> Array:
@@ -339,6 +358,17 @@ def _column(values: Array | None, default: Array | None = None) -> Array:
 
 
 def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
+    router = policies.router
+    if router.uses(*OF_PREFIXES) and not workload.prefixes:
+        raise PolicyError(
+            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
+            "them; take a trace with hash_ids, or sessions"
+        )
+    if router.prefix and not deployment.limits.enable_prefix_caching:
+        raise PolicyError(
+            f"router {router.name!r} chooses by the prefixes that replicas have cached; set "
+            "engine.enable_prefix_caching = true"
+        )
     for policy in policies:
         if policy.uses(*PREDICTED) and workload.predicted_tokens is None:
             raise PolicyError(
@@ -368,23 +398,22 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
 
 
 def _check_sides(deployment: Deployment) -> None:
-    remote = deployment.decode
-    assert remote is not None
-    for section, router in (("scheduler", deployment.scheduler.router), ("decode", remote.router)):
+    decode_side = deployment.decode
+    assert decode_side is not None
+    for section, router in (("scheduler", deployment.scheduler.router), ("decode", decode_side.router)):
         if resolve("router", router) == resolve("router", "central"):
             raise InputError(
                 f'{section}.router must choose a replica under disaggregation; "central" is one queue for all. '
                 'Use "round_robin" or "least_outstanding"'
             )
-    if deployment.kv.block_size != remote.kv.block_size:
+    if deployment.kv.block_size != decode_side.kv.block_size:
         raise InputError(
             f"block_size must be the same on the prefill and the decode side; it is {deployment.kv.block_size} and "
-            f"{remote.kv.block_size}"
+            f"{decode_side.kv.block_size}"
         )
 
 
-def _idle_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
-    """Return the plan of the batching policy for one request on an idle replica, which it must admit."""
+def _empty_replica_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]:
     limits, own = deployment.limits, (len(deployment.cost.stage_layers), *batching.all_parameters)
     budget, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     try:
@@ -404,7 +433,7 @@ def _idle_plan(batching: Policy, deployment: Deployment) -> tuple[int, int, int]
 
 
 def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
-    """Return the error of a status code; ``number`` is the request, replica, bin or number of blocks at fault."""
+    """Return the error for a status code. ``number`` is the request, replica, bin or count of blocks at fault."""
     policies, params = setup.policies, setup.params
     match code:
         case kernel_layout.BAD_RANK:
@@ -426,24 +455,24 @@ def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
                 f"preemption policy {policies.preemption.name!r} returned NaN for waiting request {number}; "
                 "it must return a number"
             )
-        case kernel_layout.BLOCKED:
+        case kernel_layout.STUCK:
             message = (
                 f"request {number} waits forever: nothing runs, nothing will arrive, and batching policy "
                 f"{policies.batching.name!r} with memory policy {policies.memory.name!r} does not let it continue "
                 f"({int(setup.columns.prompt[number])} prompt tokens, {params.total_blocks} blocks of "
                 f"{params.block_size})"
             )
-        case kernel_layout.BAD_DECODE_MEMORY if setup.remote:
-            return error_of(kernel_layout.BAD_MEMORY, setup.remote, number)
-        case kernel_layout.BAD_DECODE_ROUTE if setup.remote:
-            return error_of(kernel_layout.BAD_ROUTE, setup.remote, number)
+        case kernel_layout.BAD_DECODE_MEMORY if setup.decode_side:
+            return error_of(kernel_layout.BAD_MEMORY, setup.decode_side, number)
+        case kernel_layout.BAD_DECODE_ROUTE if setup.decode_side:
+            return error_of(kernel_layout.BAD_ROUTE, setup.decode_side, number)
         case _:
             return InternalError(f"the kernel returned the unknown status code {code}")
     return PolicyError(message)
 
 
-def policy_raised(setup: Setup, error: Exception) -> PolicyError:
-    """Return the error of a run in which a policy raised; it names the user's own policies if there are any."""
+def policy_error(setup: Setup, error: Exception) -> PolicyError:
+    """Return the error of a run in which a policy raised. The message names the user's own policies, if any."""
     policies = [policy for side in setup.sides for policy in side.policies]
     own = [policy for policy in policies if not policy.builtin] or policies
     names = ", ".join(f"{policy.axis} policy {policy.name!r}" for policy in own)

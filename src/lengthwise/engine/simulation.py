@@ -27,17 +27,18 @@ def simulate(
     max_log_steps: int = LOG_ROWS,
     engine: str = "kernel",
 ) -> Records:
-    """Return the records of a workload on a deployment.
+    """Simulate a workload on a deployment and return its records.
 
     Args:
-        workload: Requests; only the engine sees their true output lengths, policies do not.
+        workload: Requests. Only the engine sees their true output lengths. Policies do not.
         deployment: Replicas that serve them.
-        seed: Seed of the routers that draw random numbers; equal inputs give equal bytes.
-        time_limit_s: Simulated seconds after which the run stops; requests that are not finished by then are
+        seed: Seed of the random numbers of routers. Equal inputs give bit-identical records.
+        time_limit_s: Simulated seconds after which the run stops. Requests that are not finished by then are
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
-            its end, but no request gets its tokens.
-        strict: Raise after the run if a request could never fit.
-        max_log_steps: The kernel returns logs only of runs of at most this many steps (and twice as many gaps).
+            the step ends, but no request gets a token from it.
+        strict: Raise InputError after the run if a request could never fit.
+        max_log_steps: The kernel returns the logs only if the run has at most this many steps, and at most twice as
+            many rows of gaps (one row for each step and cohort of equal gaps).
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
@@ -45,7 +46,7 @@ def simulate(
         PolicyError: A policy raised or returned an invalid value.
     """
     from lengthwise.engine.outcome import to_records
-    from lengthwise.engine.setup import policy_raised, prepare
+    from lengthwise.engine.setup import policy_error, prepare
 
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
@@ -66,7 +67,7 @@ def simulate(
         except LengthwiseError:
             raise
         except Exception as error:
-            raise policy_raised(setup, error) from error
+            raise policy_error(setup, error) from error
     records = to_records(workload, outcome, seed, deployment.name)
     r = records.requests
     rejected = np.flatnonzero((r.status == Status.REJECTED) & (r.rejection != Rejection.PARENT_NOT_FINISHED))
@@ -74,14 +75,14 @@ def simulate(
         first = int(rejected[0])
         raise InputError(
             f"{len(rejected)} of {len(workload)} requests can never fit, the first is request {first} with "
-            f"{records.requests.prompt_tokens[first]} prompt tokens; raise max_model_len or the KV memory, or allow "
-            "rejects"
+            f"{r.prompt_tokens[first]} prompt tokens; raise max_model_len, max_num_batched_tokens or the KV memory, or "
+            "allow rejects"
         )
     return records
 
 
 def ready() -> bool:
-    """Return whether a run starts at once; otherwise the first one compiles the kernel and caches it."""
+    """Return whether a run starts at once. Otherwise the first run compiles the kernel and caches it."""
     from lengthwise.engine.kernel_runner import ready as compiled_ready
 
     return compiled_ready()
@@ -92,7 +93,10 @@ _listeners: list[Callable[[], None]] = []
 
 @contextmanager
 def on_compile(listener: Callable[[], None]) -> Iterator[None]:
-    """Call ``listener`` within this context before ``warm_up`` compiles the kernel, which takes about a minute."""
+    """Call ``listener`` before ``warm_up`` compiles the kernel, while this context is open.
+
+    The compilation takes about a minute, which a listener can announce.
+    """
     _listeners.append(listener)
     try:
         yield
@@ -101,7 +105,7 @@ def on_compile(listener: Callable[[], None]) -> Iterator[None]:
 
 
 def warm_up() -> None:
-    """Compile the kernel unless it is ready; call it before several threads or processes simulate."""
+    """Compile the kernel unless it is ready. Call this before several threads or processes simulate."""
     if ready():
         return
     from lengthwise.engine.deployment_builder import deploy

@@ -1,4 +1,4 @@
-"""Seconds of one step of a deployment, read from its cost tables in plain Python."""
+"""Seconds of one step of a deployment, computed from its cost tables in plain Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ StepTime = Callable[[int, int, Sequence[tuple[int, int]]], float]
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step: sums over the layers by part, costs per step, and the seconds of each pipeline stage."""
+    """Seconds of a step by part, summed over all layers and stages, and ``stages_s`` of each pipeline stage."""
 
     layer_s: float
     comm_s: float
@@ -22,14 +22,14 @@ class StepCost:
     decode_attention_s: float
     host_s: float
     head_s: float
-    first_s: float
+    first_s: float  # token embedding
     send_s: float
     stages_s: list[float]
 
 
 @dataclass(frozen=True)
 class _LayerCost:
-    """Seconds of one layer by part, and costs per step, by one set of tables."""
+    """Seconds of the parts of a step: ``layer`` to ``decode`` of one layer, ``host`` to ``send`` of the step."""
 
     layer: float
     comm: float
@@ -37,14 +37,14 @@ class _LayerCost:
     decode: float
     host: float
     head: float
-    first: float
+    first: float  # token embedding
     send: float
 
 
 class CostReader:
-    """Reads cost tables one step at a time.
+    """Reads the cost of one step at a time from cost tables.
 
-    ``by_stage`` sums stage by stage even where all stages are alike, as the kernel does for the decode side.
+    With ``by_stage`` it adds stage by stage even if all stages are alike, as the kernel does for the decode side.
     """
 
     def __init__(self, cost: CostTables, *, by_stage: bool = False) -> None:
@@ -54,15 +54,15 @@ class CostReader:
         self._other = None if cost.other is None else CostReader(cost.other.tables)
 
     def step(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0) -> StepCost:
-        """Return the cost of ``decodes`` decodes over ``kv_tokens`` and of ``prompts`` (chunk, context before it)."""
+        """Return a step's cost. Decodes read ``kv_tokens`` in total. Prompts are (chunk, context before the chunk)."""
         one = other = self._layer_cost(decodes, kv_tokens, prompts)
         if self._other is not None:
             other = self._other._layer_cost(decodes, kv_tokens, prompts)  # noqa: SLF001
         cost, layers = self._cost, [float(n) for n in self._cost.stage_layers]
-        last, marks = len(layers) - 1, [0] * len(layers)
+        last, stage_other = len(layers) - 1, [0] * len(layers)
         if cost.other is not None:
-            marks = cost.other.stages.tolist()
-        by_stage = [other if mark else one for mark in marks]
+            stage_other = cost.other.stages.tolist()
+        by_stage = [other if is_other else one for is_other in stage_other]
         stages = []
         for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
             stage_s = n * (read.layer + read.comm + read.prefill + read.decode)
@@ -84,14 +84,18 @@ class CostReader:
         host, head, first = by_stage[0].host, by_stage[-1].head, by_stage[0].first
         return StepCost(layer, comm, prefill, decode, host, head, first, send, stages)
 
-    def recompute_steps(self, tokens: int, swapped_s: float | None, decodes: int, kv_tokens: int) -> float:
-        """Return the cost of resuming a request (recompute ``tokens``, or swap) in decode steps of this batch."""
+    def recompute_steps(self, tokens: int, swap_s: float | None, decodes: int, kv_tokens: int) -> float:
+        """Return what a preemption costs, in decode steps of the replica's batch.
+
+        The seconds to recompute ``tokens`` tokens in one layer are divided by a decode step's seconds in one layer. If
+        ``swap_s`` is given, the cache is swapped instead, and ``swap_s`` is divided by a decode step in all layers.
+        """
         cost = self._cost
         seqs = max(1, decodes)
         step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs)
-        step += self._decode(decodes, kv_tokens, 0) + self._masked(decodes, kv_tokens, kv_tokens)
-        if swapped_s is not None:
-            return swapped_s / (float(sum(cost.stage_layers)) * step)
+        step += self._decode(decodes, kv_tokens, 0) + self._masked_s(decodes, kv_tokens, kv_tokens)
+        if swap_s is not None:
+            return swap_s / (float(sum(cost.stage_layers)) * step)
         prompts = [(tokens, 0)] if tokens > 0 else []
         return (_row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)) / step
 
@@ -104,16 +108,15 @@ class CostReader:
         return _LayerCost(
             layer=_row(cost.layer_s, tokens),
             comm=_row(cost.comm_s, tokens),
-            prefill=self._prefill(prompts) + self._masked(tokens - decodes, keys, own),
-            decode=self._decode(decodes, kv_tokens, len(prompts)) + self._masked(decodes, keys, kv_tokens),
+            prefill=self._prefill(prompts) + self._masked_s(tokens - decodes, keys, own),
+            decode=self._decode(decodes, kv_tokens, len(prompts)) + self._masked_s(decodes, keys, kv_tokens),
             host=_row(cost.host_s, seqs),
             head=_row(cost.head_s, seqs),
             first=_row(cost.first_s, tokens),
             send=_row(cost.send_s, tokens),
         )
 
-    def _masked(self, queries: int, keys: int, own: int) -> float:
-        """Return the seconds of the pairs of queries and keys that are not ``own`` pairs of one sequence."""
+    def _masked_s(self, queries: int, keys: int, own: int) -> float:
         return self._cost.masked_s * (queries * keys - own) if queries else 0.0
 
     def _prefill(self, prompts: list[tuple[int, int]]) -> float:
@@ -167,7 +170,7 @@ def _step_lookup(table: Floats, i: int, j: int) -> float:
 
 
 def step_time(cost: CostTables) -> StepTime:
-    """Return a function of the seconds that a step takes through all pipeline stages."""
+    """Return a function that gives the seconds of a step through all pipeline stages of a replica."""
     reader = CostReader(cost)
 
     def seconds(decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:

@@ -1,1 +1,1 @@
-"""Live requests now: length-aware scheduling in front of unmodified engines."""
+"""The gateway: length-aware scheduling of live requests in front of unmodified engines."""

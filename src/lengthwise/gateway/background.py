@@ -15,7 +15,7 @@ _STOP_S = 60.0
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-    """Run a coroutine as a task within the block; cancel it at the end, and ignore what it raises."""
+    """Run a coroutine as a task during the block. At the block's end, cancel the task and ignore its exceptions."""
     task = asyncio.ensure_future(work)
     try:
         yield
@@ -26,7 +26,7 @@ async def background(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 
 @contextmanager
 def on_thread(context: AbstractAsyncContextManager[T], name: str) -> Iterator[T]:
-    """Enter an async context manager on the event loop of a new thread, and leave it at the end of the block."""
+    """Yield the value of an async context manager that runs on the event loop of a new thread during the block."""
     ready: Future[tuple[T, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Python child processes of the gateway, driven over their pipes."""
+"""Python child processes of the gateway, which exchange frames with it over pipes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ _LENGTH = struct.Struct("<I")
 
 
 class FrameTooLongError(Exception):
-    """A frame is longer than allowed."""
+    """A frame is longer than its receiver allows."""
 
 
 def frame(payload: bytes) -> bytes:
-    """Return a payload with its length before it."""
+    """Return a frame: four bytes with the length of the payload, then the payload."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 async def read_frame(process: asyncio.subprocess.Process, max_bytes: int | None = None) -> bytes:
-    """Return the next payload from a child's stdout; raise FrameTooLongError, or IncompleteReadError at its end."""
+    """Return the payload of a child's next frame.
+
+    Raises:
+        FrameTooLongError: The payload is longer than ``max_bytes``.
+        asyncio.IncompleteReadError: The child has ended or closed its pipe.
+    """
     assert process.stdout is not None
     length = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))[0]
     if max_bytes is not None and length > max_bytes:
@@ -31,7 +36,7 @@ async def read_frame(process: asyncio.subprocess.Process, max_bytes: int | None 
 
 
 class ParentPipe:
-    """Frames between a child process and its parent; what the child prints goes to stderr from now on."""
+    """The child's side of the pipes to its parent. Once the object exists, what the child prints goes to stderr."""
 
     def __init__(self) -> None:
         self._output = os.fdopen(os.dup(1), "wb")
@@ -39,18 +44,18 @@ class ParentPipe:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def receive(self) -> bytes | None:
-        """Return the next payload; None at the end."""
+        """Return the payload of the parent's next frame, or None if the parent has closed its pipe."""
         head = sys.stdin.buffer.read(_LENGTH.size)
         return sys.stdin.buffer.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
 
     def send(self, payload: bytes) -> None:
-        """Write a payload."""
+        """Send a payload to the parent as one frame."""
         self._output.write(frame(payload))
         self._output.flush()
 
 
 async def spawn_module(module: str) -> asyncio.subprocess.Process:
-    """Start a child process that runs ``main`` of a module; a cancelled start kills it."""
+    """Start a child process that runs the function ``main`` of a module. Kill the process if the start is cancelled."""
     command = ("-c", f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import main; main()")
     pipe = asyncio.subprocess.PIPE
     process = asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
@@ -73,7 +78,7 @@ def close(process: asyncio.subprocess.Process) -> None:
 
 
 async def wait_terminated(process: asyncio.subprocess.Process, timeout_s: float) -> None:
-    """Wait until a closed process is gone, or the timeout."""
+    """Wait at most ``timeout_s`` seconds until a process that ``close`` has killed has ended."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await process.wait()

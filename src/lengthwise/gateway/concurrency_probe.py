@@ -1,4 +1,4 @@
-"""Measure how many requests an engine runs at once, where it does not report it, by tiny concurrent requests."""
+"""Measure by tiny concurrent requests how many requests an engine runs at once, if it does not report it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROMPT = "1 2 3 4"
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request was sent, and when its first and last tokens came."""
+    """When a request was sent, and when its first and its last token arrived."""
 
     sent_s: float
     first_s: float
@@ -23,9 +23,9 @@ class RequestTimes:
 
 
 def probe_max_num_seqs(server: Server, desired: int) -> int:
-    """Return how many of ``desired`` requests the engine runs at once; ``desired`` where it may run more.
+    """Return how many of ``desired`` concurrent requests the engine runs at once.
 
-    Raises InputError where the server does not answer.
+    The result ``desired`` means that the engine may run even more. Raises InputError if the server does not answer.
     """
 
     async def probe() -> list[RequestTimes]:
@@ -39,14 +39,13 @@ def probe_max_num_seqs(server: Server, desired: int) -> int:
 
 
 def max_concurrent(times: Sequence[RequestTimes]) -> int:
-    """Return the peak concurrency if a request waited for the end of another; else the number of requests."""
+    """Return how many requests ran at once at most: all of them if no request waited for the end of another."""
     if not any(late.sent_s < early.first_s and early.last_s < late.first_s for late in times for early in times):
         return len(times)
     return max(sum(one.first_s <= other.first_s <= one.last_s for one in times) for other in times)
 
 
 async def _request_times(client: Client, body: bytes) -> RequestTimes | None:
-    """Return None for a request that was refused or failed."""
     sent: list[float] = []
     try:
         chunks = [chunk async for chunk in client.stream(body, sent=sent.append)]

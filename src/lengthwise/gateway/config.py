@@ -1,4 +1,4 @@
-"""Configuration of a gateway: frozen dataclasses with defaults that work."""
+"""Configuration of a gateway as frozen dataclasses; the defaults work."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 
 def require_known(kind: str, name: str, names: tuple[str, ...]) -> None:
-    """Raise UnknownNameError unless the name is one of the names."""
+    """Raise UnknownNameError unless ``name`` is one of ``names``. The message calls it a ``kind``, such as "mode"."""
     if name not in names:
         raise UnknownNameError(kind, name, names)
 
 
 def _require_integers(config: object, minimum: int, *names: str) -> None:
-    """Raise InputError unless the values of these names are integers of at least the minimum, or None by default."""
+    """Raise InputError unless these attributes are integers from ``minimum`` on, or None if that is their default."""
     for name in names:
         value = getattr(config, name)
         if value is None and getattr(type(config), name, 0) is None:
@@ -40,7 +40,7 @@ GENERATION_DEFAULTS = ("unknown", "none")
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificate and key of a server, or of a client to it, and the trusted authority (``ca``)."""
+    """PEM files for TLS: the own certificate and its key, and the authority (``ca``) that must sign the peer's."""
 
     cert: str | None = None
     key: str | None = None
@@ -49,14 +49,14 @@ class Tls:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine behind the gateway."""
+    """An engine to which the gateway sends requests, and how the gateway treats it."""
 
     url: str  # its address, with or without ``/v1``
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
-    api_key: str | None = field(default=None, repr=False)  # sent by the gateway (never a client's own key)
-    concurrency: int | None = None  # fixed limit of requests; None adapts it (no limit where the engine orders)
-    tls: Tls | None = None  # for https with an own authority or a client certificate
+    api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
+    concurrency: int | None = None  # fixed limit of requests; None: adaptive, or none if engines order
+    tls: Tls | None = None  # for https with a private authority or a client certificate
     probe: bool = True  # whether one tiny prompt shows if the engine returns token ids (resuming needs them)
     # "none": the engine fills in no penalties and no maximum length that a request leaves out (vLLM with
     # ``--generation-config vllm``); "unknown": only requests that state them are preempted
@@ -76,12 +76,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Discovery:
-    """Where engines are found besides the listed ones."""
+    """Where the gateway looks for further engines: the addresses of a DNS name or of a Kubernetes Service."""
 
     dns: str | None = None  # ``host:port``: every address of the name (a headless Service) is an engine
     endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service's EndpointSlices
     every_s: float = 5.0  # interval of DNS lookups
-    api_url: str | None = None  # address of the Kubernetes API; None: as a pod finds it
+    api_url: str | None = None  # address of the Kubernetes API; None: that of the own pod
     engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
 
 
@@ -90,7 +90,7 @@ SPLIT = ("waa", "waa-c", "waa-m")  # disaggregated: some engines only prefill, t
 
 @dataclass(frozen=True)
 class Phases:
-    """A schedule of phases (ExeGPT's RRA), as ``lengthwise schedule`` chooses it; every engine follows its own."""
+    """The schedule of mode rra (ExeGPT): each engine alternates between a prefill and ``decode_steps`` decode steps."""
 
     prefill_batch: int  # new requests of one prefill, B_E
     decode_steps: int  # decode iterations from one prefill to the next, N_D
@@ -120,14 +120,14 @@ class Phases:
 
     @property
     def request_limit(self) -> int | None:
-        """Return the most requests at an engine by the schedule; None: no bound."""
+        """Return how many requests an engine may have at once under this schedule, or None if it sets no limit."""
         if self.max_requests is not None or self.threshold is None or self.decode_batch is None:
             return self.max_requests
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.prefill_batch
 
 
 def refuse_split(mode: str) -> None:
-    """Raise InputError for a disaggregated mode; the message names what runs it."""
+    """Raise InputError if ``mode`` needs disaggregated prefill and decode. The message states what can run it."""
     if mode.lower() in SPLIT:
         raise InputError(
             f"mode {mode!r} needs engines with separate prefill and decode, which a gateway in front of them cannot "
@@ -137,7 +137,7 @@ def refuse_split(mode: str) -> None:
 
 
 MODES = ("observe", "fcfs", "srtf", "isrtf", "windowed", "bins", "rra", "engine-priority", "engine-plugin")
-"""How requests are ordered; ``observe`` orders nothing and estimates the gain of ordering."""
+"""How requests are ordered; ``observe`` orders nothing, and estimates the gain of ordering."""
 FAIRNESS = ("none", "vtc")
 PREFIXES = ("tenant", "shared", "none")
 STATISTICS = ("mean", "median", "p80", "p90")
@@ -145,18 +145,19 @@ STATISTICS = ("mean", "median", "p80", "p90")
 
 @dataclass(frozen=True)
 class Order:
-    """The order of requests, and preemption."""
+    """How waiting requests are ordered, and when they preempt running requests."""
 
     mode: str = "isrtf"
-    rank: str | None = None  # a rank policy; None: the mode's (srtf, isrtf, windowed: "srtf"; others "fcfs")
-    preemption: str = "worth(factor=100)"  # preemption policy: when a waiting request preempts a running one
-    window_tokens: int = 50  # generated tokens between two predictions and comparisons (ELIS: 50)
+    # a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; bins: "completed_batches"; others: "fcfs")
+    rank: str | None = None
+    preemption: str = "worth(factor=100)"  # policy by which a waiting request preempts a running one (mode isrtf)
+    window_tokens: int = 50  # generated tokens from one prediction of a request to the next (ELIS: 50)
     max_wait_s: float = 60.0  # a request that waited so long precedes all others (with fairness, of its tenant)
-    max_preemptions: int = 3  # most preemptions of a request
-    preemptions_per_s: float = 10.0  # most preemptions of all requests a second
+    max_preemptions: int = 3  # most preemptions of a request (mode isrtf)
+    preemptions_per_s: float = 10.0  # most preemptions of all requests a second (mode isrtf)
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
     bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
-    batch_wait_s: float = 2.0  # longest wait of the first request of a bin for the bin to fill
+    batch_wait_s: float = 2.0  # longest time that the first request of a bin waits for the bin to fill
 
     def __post_init__(self) -> None:
         refuse_split(self.mode)
@@ -169,14 +170,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Admission:
-    """Bounds of the queue."""
+    """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
     max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter of all
-    # of queued bodies; a value above a third of ``Limits.body_budget_bytes`` has no effect
-    max_queued_bytes: int = 128 << 20
-    max_predicted_wait_s: float = math.inf  # a request with a longer one gets 429 and Retry-After; inf admits all
-    no_engine_s: float = 30.0  # how long requests wait without an engine for their model before 503
+    max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above a third of ``Limits.body_budget_bytes``
+    max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
+    no_engine_s: float = 30.0  # how long requests wait while no engine serves their model; then they get 503
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "max_queued", "max_queued_per_tenant", "max_queued_bytes")
@@ -185,15 +185,15 @@ class Admission:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How many requests an engine is given, and which engine gets a request."""
+    """How many requests an engine gets at once, and which engine gets a request."""
 
     start: int = 8  # initial limit of requests at an engine
     min_concurrency: int = 1
     max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
-    affinity: float = 0.5  # assumed cached share of a session's prompts and of known prefixes at their engine; 0: none
-    prefixes: str = "tenant"  # whose prompts share prefixes: those of one "tenant", of all ("shared"), "none"
+    affinity: float = 0.5  # share of a session's prompts, and of known prefixes, assumed to be cached at their engine
+    prefixes: str = "tenant"  # prompts that may share a prefix: those of one "tenant", all ("shared"), or "none"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
@@ -208,13 +208,12 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class PredictionConfig:
-    """Length prediction and its safeguards."""
+    """The predictor of output lengths, its time limit, and whether finished requests correct its predictions."""
 
-    predictor: str = "default"  # "default" (the shipped one), a file, or "none": all lengths alike
-    statistic: str = "mean"  # one of STATISTICS of the predicted distribution, which orders
-    deadline_s: float = 0.010  # after this time a request goes on with the prior
-    # a predictor faster than this per prompt runs in the event loop, others in a process
-    inline_below_s: float = 0.0002
+    predictor: str = "default"  # "default" (the shipped one), a file, or "none" (equal lengths)
+    statistic: str = "mean"  # statistic of the predicted distribution by which requests are ordered
+    deadline_s: float = 0.010  # after this time a request continues with the prior
+    inline_below_s: float = 0.0002  # a predictor that is faster per prompt runs on the event loop, others in a process
     learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
     learn_every: int = 64  # finished requests between two corrections
 
@@ -225,18 +224,18 @@ class PredictionConfig:
 
 @dataclass(frozen=True)
 class Key:
-    """A client's key, stored as its hash."""
+    """A client's API key, of which only the hash is stored, and the client's rights, priority and quotas."""
 
     tenant: str  # name for metrics and fairness
     sha256: str  # hex digest of the key
     models: tuple[str, ...] = ()  # models that it may use; () all
     priority: int = 0  # class; smaller is earlier
-    rate_rps: float = math.inf  # requests a second in the long run; inf no limit
+    rate_rps: float = math.inf  # requests per second in the long run; inf: no limit
     burst: int = 100  # requests at once
-    concurrency: int | None = None  # most requests at the same time, waiting and running; None no limit
-    tokens_per_minute: int | None = None  # prompt and output tokens, predicted, then as generated; None no limit
-    tokens_per_day: int | None = None  # the same a day
-    cost_per_day: float | None = None  # the same in the currency of the prices
+    concurrency: int | None = None  # most requests at once, waiting or running; None: no limit
+    tokens_per_minute: int | None = None  # prompt and output tokens, first as predicted, then as generated
+    tokens_per_day: int | None = None  # likewise per day
+    cost_per_day: float | None = None  # likewise, in the currency of the prices
     input_cost_per_token: float = 0.0  # price of a prompt token
     output_cost_per_token: float = 0.0  # price of an output token
 
@@ -244,13 +243,15 @@ class Key:
         _require_integers(self, 1, "concurrency", "tokens_per_minute", "tokens_per_day")
         _require_at_least(self, 0, "input_cost_per_token", "output_cost_per_token")
         prices = self.input_cost_per_token + self.output_cost_per_token
+        if not math.isfinite(prices):
+            raise InputError(f"input_cost_per_token and output_cost_per_token must be finite; their sum is {prices!r}")
         if self.cost_per_day is not None and not (self.cost_per_day > 0 and prices > 0):
             raise InputError("cost_per_day must be above 0, with input_cost_per_token or output_cost_per_token above 0")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of client requests."""
+    """Limits on what clients may send: sizes, numbers and times."""
 
     body_bytes: int = 8 << 20
     depth: int = 32
@@ -259,11 +260,11 @@ class Limits:
     header_bytes: int = 32 << 10
     headers: int = 100
     connections: int = 10_000
-    body_s: float = 30.0  # for a head, for a body, and for a client that takes no data
+    body_s: float = 30.0  # time for a request to arrive, and for a client that takes no data
     messages: int = 4096
     idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
-    # memory of all bodies being read, and of all requests until their response ends (a streamed one: begins):
-    # 2 to 10 times the size of the body. One key, or address without keys, gets a quarter
+    # memory of all bodies that arrive, and of all requests until their response ends (a stream: begins); a request
+    # takes 2 to 10 times the size of its body. A key, or an address without keys, gets a quarter of it
     body_budget_bytes: int = 512 << 20
     values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
 
@@ -284,7 +285,7 @@ class ResilienceConfig:
     first_byte_s: float = 600.0  # timeout of the first byte of a response
     stall_s: float = 60.0  # longest silence within a response
     failures: int = 5  # failures in a row that open an engine's circuit
-    open_s: float = 2.0  # time until an open circuit is tried again, doubled each time up to 16 times this
+    open_s: float = 2.0  # time until an open circuit is tried again, doubled each time, up to 16 times this
     # most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
     # requests in flight at an engine that died is free
     retry_share: float = 0.2
@@ -295,21 +296,21 @@ class ResilienceConfig:
 
 @dataclass(frozen=True)
 class Listen:
-    """Where the gateway listens, and what it writes."""
+    """Addresses at which the gateway listens, and files that it writes."""
 
     host: str = "127.0.0.1"  # address of the clients' port
     port: int = 8000  # for clients: /v1/*, /health, /ready
     admin_host: str = "127.0.0.1"  # address of the admin port; local by default
     admin_port: int | None = 8001
     tls: Tls | None = None  # with ``ca`` clients must present a certificate
-    proxies: str | None = None
-    journal: str | None = None
-    trace: str | None = None
+    proxies: str | None = None  # addresses whose X-Forwarded-For is trusted
+    journal: str | None = None  # file of the journal
+    trace: str | None = None  # address of an OpenTelemetry collector
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The complete configuration. Without keys every client may send requests, as the tenant "anonymous"."""
+    """The complete configuration. Without keys, every client may send requests, as the tenant "anonymous"."""
 
     engines: tuple[Engine, ...] = ()
     discovery: Discovery = field(default_factory=Discovery)
@@ -337,7 +338,7 @@ _ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 - likewise
 
 
 def check_ports(config: GatewayConfig) -> None:
-    """Raise InputError where the gateway would listen at an engine's address."""
+    """Raise InputError if the gateway would listen at the address of an engine."""
     listen = config.listen
     engines = [urlsplit(engine.url) for engine in config.engines]
     ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
@@ -355,7 +356,7 @@ def check_ports(config: GatewayConfig) -> None:
 
 
 def bind_socket(host: str, port: int, name: str) -> socket.socket:
-    """Return a listening socket; raise InputError where the port is taken."""
+    """Return a listening socket. Raises InputError, which calls the port ``name``, if the port is taken."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

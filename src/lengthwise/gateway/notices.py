@@ -24,7 +24,7 @@ _DEV_ROUTE = "/is_sleeping"
 
 
 def notices(config: GatewayConfig) -> list[str]:
-    """Return warnings about the settings alone, one sentence each."""
+    """Return warnings that follow from the settings alone, before any engine is known; one sentence each."""
     listen, order = config.listen, config.order
     found = []
     if not (config.keys or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
@@ -64,7 +64,7 @@ def notices(config: GatewayConfig) -> list[str]:
 
 
 async def engine_notices(workers: Iterable[EngineWorker], mode: str) -> list[str]:
-    """Return warnings about engines, after one GET each, within 2 s."""
+    """Return warnings about engines. At most one GET is sent to each engine, and the wait is at most 2 s."""
     workers = tuple(workers)
     in_dev_mode = compress(workers, await asyncio.gather(*map(_is_in_dev_mode, workers)))
     found = [
@@ -86,11 +86,11 @@ async def engine_notices(workers: Iterable[EngineWorker], mode: str) -> list[str
 
 
 async def probe_notices(config: GatewayConfig) -> list[str]:
-    """Probe the engines of a configuration as at startup, without requests, and return warnings about them."""
+    """Probe the engines of a configuration as at startup, and return warnings about them."""
     from lengthwise.gateway.fleet import Fleet
 
     async with Fleet(config) as fleet:
-        await fleet.stable(_STABLE_S)
+        await fleet.wait_checked(_STABLE_S)
         workers, now_s = fleet.workers(), monotonic()
         silent = [worker for worker in workers if not worker.identified]
         found = await engine_notices(workers, config.order.mode)
@@ -106,7 +106,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _preemption_notice(worker: EngineWorker, mode: str) -> str:
-    """Return why requests at the worker are not preempted; "" they are."""
+    """Return why the gateway does not preempt requests at this worker, or "" if it does."""
     capabilities = worker.capabilities
     if capabilities.ids_each and capabilities.token_ids:
         if capabilities.own_defaults is not None:
@@ -126,7 +126,6 @@ def _preemption_notice(worker: EngineWorker, mode: str) -> str:
 
 
 async def _is_in_dev_mode(worker: EngineWorker) -> bool:
-    """Return whether the engine answers a route that only development mode has."""
     import aiohttp
 
     if not worker.identified or worker.kind != "vllm":

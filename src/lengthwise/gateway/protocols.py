@@ -1,4 +1,4 @@
-"""Interfaces between the parts of the gateway: listeners of requests, clock, connection of a client."""
+"""Interfaces between the parts of the gateway: listeners to requests, the clock, and a client's connection."""
 # ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from lengthwise.gateway.scheduling import Phase
 
 
 class Listener:
-    """Receives the events of every request; methods run on the event loop, must be quick, and never raise."""
+    """Receives the events of all requests. Its methods run on the event loop, must be quick, and must not raise."""
 
-    def on_arrival(self, request: Request) -> None:
-        """A request with its first prediction is admitted to the queue."""
+    def on_admission(self, request: Request) -> None:
+        """A request is admitted to the queue, with its first prediction."""
 
     def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
-        """A request is not admitted."""
+        """A request is refused, and not admitted. ``tenant`` is UNAUTHENTICATED if no key was accepted."""
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:
-        """A request is dispatched to a worker (each time)."""
+        """A request is dispatched to a worker, for the first time or again."""
 
     def first_token(self, request: Request, now_s: float) -> None:
-        """The first token's bytes arrive from the worker; not called for a response in a single chunk."""
+        """The first token arrives from the worker. Not called for a response in a single chunk."""
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
-        """More tokens arrive; ``request.generated_tokens`` counts them already."""
+        """More tokens arrive, which ``request.generated_tokens`` already counts."""
 
     def requeued(self, request: Request, cause: str, now_s: float) -> None:
-        """A request is queued again with its tokens: cause "preemption", "window", "failed_over" or "retried"."""
+        """A request returns to the queue with its tokens. Causes: "preemption", "window", "failed_over", "retried"."""
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """A request ends: exactly once for each that arrived."""
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+        """An admitted request ends, exactly once, with any outcome."""
 
     def phase(self, phase: Phase) -> None:
-        """A phase of a worker is finished (mode rra)."""
+        """A phase of a worker has ended (mode rra)."""
 
 
 def _to_all(name: str) -> Any:
-    """Return a method of ``Listeners`` that calls all listeners' methods of this name, in order."""
+    """Return a method of ``Listeners`` that calls the method ``name`` of every listener, in order."""
 
     def call(self: Listeners, *arguments: Any) -> None:
         for one in self._all:
@@ -64,8 +64,8 @@ class Listeners(Listener):
         if type(listener).tokens is not Listener.tokens:  # the hot path calls only listeners that override it
             self._of_tokens.append(listener)
 
-    on_arrival, refused, dispatched = _to_all("on_arrival"), _to_all("refused"), _to_all("dispatched")
-    first_token, requeued, finished = _to_all("first_token"), _to_all("requeued"), _to_all("finished")
+    on_admission, refused, dispatched = _to_all("on_admission"), _to_all("refused"), _to_all("dispatched")
+    first_token, requeued, on_end = _to_all("first_token"), _to_all("requeued"), _to_all("on_end")
     phase = _to_all("phase")
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
@@ -79,7 +79,7 @@ monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do 
 
 
 class ChunkWriter(Protocol):
-    """A client's connection, which takes chunks of a response directly; ``write_chunk`` only while ``can_write``."""
+    """A client's connection that takes chunks of a response directly. Call ``write_chunk`` only while ``can_write``."""
 
     def can_write(self) -> bool: ...
     def write_chunk(self, chunk: bytes) -> None: ...

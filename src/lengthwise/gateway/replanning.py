@@ -1,4 +1,4 @@
-"""Replan the schedule when the lengths of the traffic change, in a process of its own beside the event loop."""
+"""Replan the schedule when the lengths of requests change, in a separate process beside the event loop."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ Lengths = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class ReplanEvent:
-    """The result of a change of lengths."""
+    """What a replanner returns when lengths have changed."""
 
-    message: tuple[str, ...]  # sentences for people
+    message: tuple[str, ...]  # what has changed, in sentences
     phases: Phases | None = None  # the new schedule; None: it stays
-    schedule: str = ""  # the new schedule in words; "" as before
+    schedule: str = ""  # the new schedule in words; "" unchanged
     failed: bool = False
     more: Any = None  # details of the replanner's own; picklable
 
 
 class Replanner(Protocol):
-    """Watches lengths and replans when they change; it runs in a process of its own, where it may take its time."""
+    """Watches the lengths of requests and replans when they change. It runs in a separate process, so it may block."""
 
     @property
     def evidence(self) -> float:
-        """Evidence for a change; an event is due at ``1 / false_positive_rate``."""
+        """Evidence that lengths have changed. An event is due when it reaches ``1 / false_positive_rate``."""
 
     @property
     def false_positive_rate(self) -> float:
-        """Probability of any alarm while lengths do not change."""
+        """Probability that there is any event while lengths do not change."""
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
-        """Take the lengths of one more request, in the order of arrival; return an event if one is due."""
+        """Add the lengths of a request, in order of arrival. Return an event if one is due."""
 
 
 Apply = Callable[[Phases], Awaitable[None]]  # applies a schedule from each engine's next phase on
@@ -54,9 +54,9 @@ ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 
 @dataclass
 class ReplanningState:
-    """Current state of replanning."""
+    """The current state of replanning, for metrics and the admin page."""
 
-    up: bool = True  # whether lengths are watched; also before the start. ``error`` is the reason otherwise.
+    up: bool = True  # whether lengths are watched, or will be after the start; ``error`` is the reason if not
     error: str = ""
     observed: int = 0
     evidence: float = 1.0
@@ -70,7 +70,10 @@ class ReplanningState:
 
 
 class ArrivalOrder:
-    """Puts lengths into the order of arrival, in which they are an unbiased sample: short requests finish first."""
+    """Returns the lengths of requests in the order in which the requests arrived, not in which they ended.
+
+    Short requests end before long ones that arrived with them, so the first lengths to be known are biased.
+    """
 
     def __init__(self) -> None:
         self._arrivals: deque[int] = deque()
@@ -82,8 +85,11 @@ class ArrivalOrder:
         self._arrivals.append(request_id)
         self._active.add(request_id)
 
-    def finished(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
-        """Add a finished request's lengths (None: unknown); return the lengths that are now in order."""
+    def on_end(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
+        """Record that a request has ended. Return the lengths that can be passed on now, in order of arrival.
+
+        Lengths can be passed on once all earlier requests have ended, too. Unknown ``lengths`` (None) are left out.
+        """
         if request_id not in self._active:
             return []
         self._active.remove(request_id)
@@ -95,7 +101,7 @@ class ArrivalOrder:
 
 
 def main() -> None:
-    """Run a replanner as a child process until stdin ends."""
+    """Run a replanner in a child process until stdin ends."""
     pipe = ParentPipe()
     factory = pipe.receive()
     if factory is None:
@@ -125,7 +131,7 @@ _START_S, _EXIT_S = 120.0, 5.0
 
 @contextlib.asynccontextmanager
 async def _start_replanner(factory: bytes) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
-    """Run a replanner's process; yield it and its properties, or raise LengthwiseError where none can be made."""
+    """Yield a new process and its first message. Raises LengthwiseError if ``factory`` makes no replanner there."""
     process = await spawn_module(__name__)
     try:
         hello = await _exchange(process, factory, _START_S)
@@ -138,7 +144,6 @@ async def _start_replanner(factory: bytes) -> AsyncIterator[tuple[asyncio.subpro
 
 
 async def _exchange(process: asyncio.subprocess.Process, message: bytes, timeout_s: float) -> dict[str, Any]:
-    """Return the process's answer to a frame; raise LengthwiseError if it fails."""
     assert process.stdin is not None
     try:
         async with asyncio.timeout(timeout_s):
@@ -160,9 +165,10 @@ _MAX_LENGTHS = 512  # lengths in one message to the process
 
 
 class PlanTracker(Listener):
-    """An async context manager: while it is entered, the schedule follows the lengths of requests, in order of arrival.
+    """Adapts the schedule of mode rra to the lengths of requests while its ``async with`` block runs.
 
-    Whatever happens to the replanner, requests are served by the last schedule. ``paused`` leaves out later arrivals.
+    A replanner, made by ``factory`` in a separate process, watches the lengths, and ``apply`` applies its schedules. If
+    the replanner fails, the last schedule stays in use. Requests that arrive while ``paused`` is True are left out.
     """
 
     def __init__(
@@ -179,32 +185,30 @@ class PlanTracker(Listener):
         self.events: list[tuple[float, ReplanEvent]] = []  # (time, event), oldest first
 
     async def __aenter__(self) -> Self:
-        """Start; requests that end until the process is up are observed then."""
         self._task = asyncio.ensure_future(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, a plan in progress included."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def stable(self) -> None:
-        """Return when all lengths so far are observed, or the process has failed."""
+        """Wait until all lengths so far are observed, or the process has failed."""
         await self._idle.wait()
 
-    def on_arrival(self, request: Request) -> None:
+    def on_admission(self, request: Request) -> None:
         """Add a request, unless paused."""
         if self.state.up and not self.paused:
             self._order.on_arrival(request.id)
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: ARG002
-        """Pass on the lengths that are now in order."""
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: ARG002
+        """Pass the lengths that are in order now to the replanner."""
         if not self.state.up:
             return
         counts = outcome is Outcome.FINISHED and request.choices == 1 and request.generated_tokens > 0
         lengths = (max(1, request.prompt_tokens), request.generated_tokens) if counts else None
-        self._waiting += self._order.finished(request.id, lengths, max(0.0, now_s - self._started_s))
+        self._waiting += self._order.on_end(request.id, lengths, max(0.0, now_s - self._started_s))
         if self._waiting:
             self._idle.clear()
             self._has_waiting.set()

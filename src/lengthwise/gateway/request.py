@@ -1,4 +1,4 @@
-"""A live request as the scheduler knows it, its predicted length, and its outcomes."""
+"""A live request as the scheduler knows it, its predicted length, and how it ends."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 MAX_TOKENS = float(1 << 20)
 
-BLOCK_LETTERS, BLOCK_IDS = 256, 64  # size of a block of text, and of token ids
+BLOCK_CHARS, BLOCK_IDS = 256, 64  # length of a block of text, in characters, and of token ids
 
 PREFIX_BLOCKS = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
-"""Lengths of the prompt prefixes that are hashed, in blocks: 1 to 8, then each 25 % longer; up to 60,000 letters."""
+"""Lengths of hashed prefixes in blocks: 1 to 8, then each 25 % longer; up to 60,000 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of a prompt's leading blocks, one for each of PREFIX_BLOCKS: equal as long as two prompts agree."""
+    """Hashes of the beginning of a prompt, by which prompts with a common beginning are recognised.
+
+    There is one hash for each length in PREFIX_BLOCKS that the prompt reaches. A block has ``block_tokens`` tokens.
+    """
 
     keys: tuple[int, ...] = ()
     block_tokens: float = 0.0
@@ -36,29 +39,29 @@ EMPTY = PromptPrefix()
 
 
 class PrefixHasher:
-    """Hashes prompt prefixes to 64 bits by keyed BLAKE2b; a key covers everything up to the end of its block.
+    """Hashes beginnings of prompts to 64 bits by keyed BLAKE2b.
 
-    Without the secret (at most 64 bytes; None draws one) no client can construct two prompts that share a key.
+    ``secret`` is the key, up to 64 bytes (None: random). Without it, clients cannot make prompts with equal hashes.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._keyed = blake2b(digest_size=8, key=os.urandom(32) if secret is None else secret)
 
     def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> PromptPrefix:
-        """Return the prefix of a text of so many tokens; other models and tenants get other keys."""
-        if len(text) < BLOCK_LETTERS:
+        """Return the hashes of a text that has ``tokens`` tokens. They differ between models and between tenants."""
+        if len(text) < BLOCK_CHARS:
             return EMPTY
-        keys = self._chain(("text", model, tenant), text, BLOCK_LETTERS)
-        return PromptPrefix(keys, tokens * BLOCK_LETTERS / len(text))
+        keys = self._chain(("text", model, tenant), text, BLOCK_CHARS)
+        return PromptPrefix(keys, tokens * BLOCK_CHARS / len(text))
 
     def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> PromptPrefix:
-        """Return the prefix of token ids; other models and tenants get other keys."""
+        """Return the hashes of a prompt given as token ids. They differ between models and between tenants."""
         if len(ids) < BLOCK_IDS:
             return EMPTY
         ids = ids[: PREFIX_BLOCKS[-1] * BLOCK_IDS]
         try:
             kind, packed = "ids", array("I", ids)
-        except OverflowError:  # beyond 32 bits, which no engine has: 64 bits of each id, and a kind of their own
+        except OverflowError:  # ids beyond 32 bits, which no engine has, are hashed as another kind
             kind, packed = "wide ids", array("Q", [one & (1 << 64) - 1 for one in ids])
         return PromptPrefix(self._chain((kind, model, tenant), packed, BLOCK_IDS), float(BLOCK_IDS))
 
@@ -77,16 +80,17 @@ class PrefixHasher:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request: what its place in the queue, its worker and its retries depend on."""
+    """The sender of a request. The request's place in the queue, its worker and its retries depend on the sender."""
 
     tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
     priority: int = 0  # class of the key; smaller is earlier
-    session: str = ""  # name that ties requests together, which prefer one worker; "" none
+    session: str = ""  # name of the session, whose requests prefer one worker; "" none
     address: str = ""  # network address (of IPv6 the /64); "" unknown
-    deadline_s: float = float("inf")  # when it gives up unless the answer has begun, on the gateway's clock
+    deadline_s: float = float("inf")  # when the client gives up unless the answer has begun, on the gateway's clock
 
 
 ANONYMOUS = Client()
+UNAUTHENTICATED = -1  # the tenant of a request that is refused before a key is accepted
 
 
 class InvalidBodyError(ValueError):
@@ -95,18 +99,18 @@ class InvalidBodyError(ValueError):
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """A request for a completion as the edge passes it to the relay: the body as received, and checked values."""
+    """A completion request as the edge passes it to the relay: the body as received, and checked values."""
 
     api: str  # "chat" or "completions"
-    body: bytes  # a JSON object in UTF-8, without duplicates of the fields that the gateway reads
+    body: bytes  # JSON object in UTF-8, without duplicates of fields that the gateway reads
     model: str
     stream: bool
-    text: str  # of the prompt, as length predictors are trained on; "" for token ids
+    text: str  # text of the prompt, for length predictors; "" for token ids
     prompt_tokens: int
     prefix: PromptPrefix = EMPTY
     max_tokens: int | None  # longest output; None if the client sets none
-    n: int  # choices of all prompts, ``n`` or ``best_of`` each
-    arrival_s: float  # end of the body, on the gateway's clock
+    choices: int  # outputs of all prompts: ``n`` or ``best_of`` for each
+    arrival_s: float  # when the body was complete, on the gateway's clock
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
     memory_bytes: int = 0  # estimated memory of body, text and fields
@@ -114,7 +118,7 @@ class ClientRequest:
     _fields: dict[str, Any] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the complete body as a dict, parsed on the first call; raise InvalidBodyError if it cannot be."""
+        """Return the body as a dict, parsed on the first call. Raises InvalidBodyError if it is no valid JSON."""
         if self._fields is None:
             import msgspec
 
@@ -126,7 +130,7 @@ class ClientRequest:
         return self._fields
 
     def release(self, *, text: bool, retained_bytes: int) -> None:
-        """Free body, fields and (``text``) the text: only a restart needs them; ``retained_bytes`` stay in use."""
+        """Free what only a restart needs: body, fields and, if ``text``, the text. ``retained_bytes`` remain in use."""
         self.body, self._fields = b"", None
         if text:
             self.text = ""
@@ -134,28 +138,28 @@ class ClientRequest:
 
 
 class Outcome(StrEnum):
-    """How a request ends; every request has exactly one outcome, and they add up to the arrivals."""
+    """How a request ends. An admitted request has exactly one outcome, which is never REFUSED."""
 
     FINISHED = "finished"
-    REFUSED = "refused"  # not admitted: limits, rate, queue full, predicted wait (429, 503)
-    REJECTED = "rejected"  # the engine rejected it (4xx): the client's own fault, passed on
-    FAILED = "failed"  # no engine could finish it
+    REFUSED = "refused"  # the gateway did not admit it, and sent an error status of its own
+    REJECTED = "rejected"  # an engine answered with 4xx, which was passed on
+    FAILED = "failed"  # no engine could finish it, or the gateway stopped
     CLIENT_GONE = "client_gone"
-    EXPIRED = "expired"  # it waited too long without an engine, or beyond its own deadline
+    EXPIRED = "expired"  # it waited too long while no engine served its model, or beyond its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:
-    """Prediction of an output's total length; never the true length."""
+    """Prediction of the total output length. ``source`` states where it comes from."""
 
-    total_tokens: float  # the statistic that orders, tokens so far included
-    # "predictor", "prior" (late, failed or none), "requested" (the client fixed the length), "oracle" (tests).
+    total_tokens: float  # statistic of the predicted total length, by which requests are ordered
+    # "predictor", "prior" (no predictor, or it was late or failed), "requested" (the client fixed the length), "oracle"
     source: str = "prior"
-    quantiles: Floats | None = None  # [25] float64 at ``predict.LEVELS``; None where only the statistic is known
-    at_tokens: int = 0  # generated tokens at its time
+    quantiles: Floats | None = None  # [25] float64 at ``predict.LEVELS``; None if only the statistic is known
+    at_tokens: int = 0  # generated tokens when it was made
 
     def remaining_tokens(self, generated_tokens: int) -> float:
-        """Return the predicted tokens still to come, at least 1."""
+        """Return the predicted remaining tokens, at least 1."""
         return max(1.0, self.total_tokens - generated_tokens)
 
 
@@ -164,46 +168,52 @@ DEFAULT_PREDICTION = LengthPrediction(256.0)
 
 @dataclass(slots=True, eq=False)
 class DispatchState:
-    """Where a request waits or runs, and what its dispatches have led to."""
+    """Where a request waits or runs, and the history of its waits, dispatches and preemptions."""
 
     worker: str = ""  # current worker; "" while it waits
     queued_for_s: float = 0.0  # total time in the queue until the last dispatch
-    queued_s: float = float("nan")  # when it joined the queue last
-    dispatched_s: float = float("nan")  # last dispatch
-    preemptions: int = 0
-    cached_tokens: int = 0  # prompt tokens probably in the prefix cache of its last worker
-    avoid: frozenset[str] = frozenset()  # workers that failed it
-    single_chunk: bool = False  # whether the engine sends the response in one chunk, so that there is no first token
+    queued_s: float = float("nan")  # when it last joined the queue
+    dispatched_s: float = float("nan")  # when it was last dispatched
+    dispatch_number: int = -1  # number of its last dispatch, counted over all requests; -1 never dispatched
+    last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
+    preemptions: int = 0  # how often it was preempted
+    cached_tokens: int = 0  # prompt tokens that were probably cached at its last dispatch
+    avoid: frozenset[str] = frozenset()  # workers that have failed the request
+    single_chunk: bool = False  # whether the engine sends the response in one chunk, without a first token
+    refused_s: float = float("inf")  # when an engine last reported a full queue to it; inf: not since its last token
+    refusals: int = 0  # how often engines have since then
+    refusals_alone: int = 0  # how often an engine did that accepted others
+    unseen_tokens: float = 0.0  # estimated output if its client left before any of its tokens were counted
 
     def waited_s(self, now_s: float) -> float:
-        """Return the total time in the queue of a request that waits."""
+        """Return the total queueing time of a request that waits."""
         return self.queued_for_s + (now_s - self.queued_s)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A live request. The relay creates it; only the scheduler counts its tokens and dispatches it."""
+    """A live request, created by the relay. Only the scheduler dispatches it and counts its tokens."""
 
     id: int  # unique in this process, in order of arrival
-    arrival_s: float  # end of its body, on the gateway's clock
+    arrival_s: float  # when its body was complete, on the gateway's clock
     model: str
     prompt_tokens: int
-    max_tokens: int  # requested maximum (the gateway's limit where there is none)
+    max_tokens: int  # requested maximum; the gateway's limit if the client sets none
     client: Client = ANONYMOUS
     body_bytes: int = 0
     prefix: PromptPrefix = EMPTY  # requests with a common prefix prefer one worker
-    preemptible: bool = False  # whether a preemption cannot change its answer
+    preemptible: bool = False  # whether preemptions leave its answer unchanged
     length_prediction: LengthPrediction = DEFAULT_PREDICTION
-    requested_tokens: int = 0  # length that the client fixed; 0 none
+    fixed_tokens: int = 0  # output length that the client fixed; 0 if it fixed none
     choices: int = 1
-    buffered: bool = False  # whether the client gets the response at its end (no stream)
+    streamed: bool = True  # whether the client gets the response as a stream, not at its end
     generated_tokens: int = 0
     dispatch: DispatchState = field(default_factory=DispatchState)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the gateway does not serve a request: HTTP status, reason for metrics, message, when to retry."""
+    """Why the gateway does not serve a request: HTTP status, reason for metrics, message, and when to retry."""
 
     status: int
     reason: str

@@ -1,4 +1,4 @@
-"""Runs the scheduler on the event loop: requests await their workers here."""
+"""Run the scheduler on the event loop, where requests wait for their workers."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ from lengthwise.gateway.scheduling import Decisions, Statistics, WorkerState
 if TYPE_CHECKING:
     from lengthwise.gateway.core import Scheduler
 
-PREEMPTED, WORKER_GONE = "preemption", "worker gone"  # causes of interruptions: a preemption, and a lost worker
+PREEMPTED, WORKER_GONE, STOPPED = "preemption", "worker gone", "stopped"  # causes of interruptions
 _MIN_TIMER_S = 0.001
 """Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
 
 
 class NotServedError(Exception):
-    """A request cannot be served, before or after its admission, for the reason in ``refusal``."""
+    """A request is refused or cannot be served any more, for the reason in ``refusal``."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
 
-class RequestFinishedError(Exception):
-    """A request finished while its task waited for a worker."""
+class RequestEndedError(Exception):
+    """The request has ended, so its task must stop."""
 
 
 class Ticket:
-    """An admitted request: it waits, or is at a worker (``worker``, its name at assignment), or is finished.
+    """Handle of an admitted request, by which its task waits for a worker and reports progress and end.
 
-    ``interrupted`` is set when the scheduler preempts the request or its worker is lost: abort there, then ``requeue``.
-    ``on_interrupt`` gets PREEMPTED or WORKER_GONE, and may abort the attempt at once.
+    ``worker`` is the name that the worker had when it was assigned, "" while the request waits. ``is_interrupted`` is
+    set when the scheduler preempts the request or its worker is lost. The task must then abort the attempt and call
+    ``requeue``; ``on_interrupt``, called with the cause at that moment, may abort it already. STOPPED must abort it.
     """
 
-    __slots__ = ("_driver", "_future", "finished", "interrupted", "nonpreemptible", "on_interrupt", "request", "worker")
+    __slots__ = (
+        "_driver", "_future", "has_ended", "is_interrupted", "nonpreemptible", "on_interrupt", "request", "worker",
+    )  # fmt: skip
 
     def __init__(self, driver: SchedulerDriver, request: Request) -> None:
         self._driver, self.request, self.worker = driver, request, ""
-        self.interrupted = asyncio.Event()
         self.on_interrupt: Callable[[str], None] | None = None
         self._future: asyncio.Future[str] | None = None
-        self.finished = self.nonpreemptible = False
+        self.has_ended = self.is_interrupted = self.nonpreemptible = False
 
     async def wait(self) -> Ticket:
-        """Return the ticket once a worker is assigned; raise NotServedError or RequestFinishedError."""
+        """Return the ticket once a worker is assigned. Raises NotServedError or RequestEndedError."""
         self.worker = ""
-        self.interrupted.clear()
-        self.nonpreemptible = False
+        self.is_interrupted = self.nonpreemptible = False
         self._future = asyncio.get_running_loop().create_future()
         self._driver.wake()
         try:
@@ -68,13 +69,16 @@ class Ticket:
         return self
 
     def on_first_token(self) -> None:
-        """Report the first bytes of the first token; not called for a response in a single chunk."""
+        """Report that the first token arrives. Not called for a response in a single chunk."""
         self._driver.listeners.first_token(self.request, self._driver.clock())
 
     def on_progress(self, total_generated: int) -> None:
-        """Report the total of generated tokens; fewer than before are ignored (a run that started again)."""
-        before, driver = self.request.generated_tokens, self._driver
-        if not self.finished and total_generated > before:
+        """Report the number of tokens generated so far. After a restart, smaller numbers than before are ignored."""
+        request, driver = self.request, self._driver
+        before = request.generated_tokens
+        # An engine's count beyond what the request allows is an error, for which no tenant pays.
+        total_generated = min(total_generated, request.choices * request.max_tokens)
+        if not self.has_ended and total_generated > before:
             now_s = driver.clock()
             driver.scheduler.on_progress(now_s, self.request.id, total_generated)
             driver.listeners.tokens(self.request, total_generated - before, now_s)
@@ -82,63 +86,71 @@ class Ticket:
 
     def mark_nonpreemptible(self) -> None:
         """Report that the request cannot be resumed elsewhere from its current worker."""
-        if not (self.nonpreemptible or self.finished):
+        if not (self.nonpreemptible or self.has_ended):
             self.nonpreemptible, now_s = True, self._driver.clock()
             if self.request.preemptible:
-                self.interrupted.clear()
+                self.is_interrupted = False
                 self._driver.scheduler.mark_nonpreemptible(now_s, self.request.id)
                 self._driver.wake_when_due(now_s)
 
     async def requeue(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
-        """Wait again with ``generated`` tokens (None: all), if possible for another worker than ``avoid``."""
+        """Return the request to the queue, and wait for a worker, if possible for another one than ``avoid``.
+
+        ``generated`` is how many of its tokens the request retains. None means all.
+        """
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
         self._driver.scheduler.requeue(now_s, self.request.id, retained, avoid=avoid)
         self._driver.listeners.requeued(self.request, cause, now_s)
         return await self.wait()
 
-    async def on_queue_full(self, retry_after_s: float = 0.0) -> Ticket:
-        """Wait for a worker again after the engine reported a full queue: no failure, and nothing was lost."""
+    async def on_queue_full(self, refusal: Refusal, retry_after_s: float = 0.0) -> Ticket:
+        """Queue the request again and wait, because the engine reported a full queue. This is no failure.
+
+        Raises NotServedError with ``refusal`` if engines that accept other requests refuse this one again and again.
+        """
         now_s = self._now_s()
-        self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s)
+        if not self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s):
+            raise NotServedError(refusal)
         self._driver.listeners.requeued(self.request, "retried", now_s)
         return await self.wait()
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """End the request in any state; only the first call counts."""
-        if not self.finished:
-            self.finished = True
+        """End the request in any state. Later calls have no effect."""
+        if not self.has_ended:
+            self.has_ended = True
             self._driver.remove(self.request, outcome, detail)
-            self._fail_waiting(RequestFinishedError())
+            self._fail_waiting(RequestEndedError())
 
     @property
     def current_worker(self) -> str:
-        """Current name of the assigned worker, which may have been renamed; "" while the request waits."""
+        """The current name of the assigned worker, which may have been renamed, or "" while the request waits."""
         return self.worker and (self.request.dispatch.worker or self.worker)
 
     # Called by the driver:
 
     def assign(self, worker: str) -> None:
-        """Resume the waiting task with its worker."""
+        """Resume the waiting task, with this worker."""
         if self._future is not None and not self._future.done():
             self.worker = worker
             self._future.set_result(worker)
 
-    def refuse(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
-        """Refuse the waiting task and end the request."""
+    def end_with_error(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
+        """End the request. Raise NotServedError in its task if that waits, otherwise interrupt its attempt."""
         self._fail_waiting(NotServedError(refusal))
         self.end(outcome, detail)
+        self.interrupt(STOPPED)
 
     def interrupt(self, cause: str) -> None:
-        """Request the slot back, or report the loss of the worker."""
+        """Notify the owner that the request is preempted, or that its worker is lost."""
         if self.worker:
-            self.interrupted.set()
+            self.is_interrupted = True
             if self.on_interrupt is not None:
                 self.on_interrupt(cause)
 
     def _now_s(self) -> float:
-        if self.finished:
-            raise RequestFinishedError
+        if self.has_ended:
+            raise RequestEndedError
         return self._driver.clock()
 
     def _fail_waiting(self, error: Exception) -> None:
@@ -147,7 +159,7 @@ class Ticket:
 
 
 class SchedulerDriver:
-    """Owns the scheduler: passes events to it and carries out its decisions, once per iteration of the event loop."""
+    """Owns the scheduler, passes events to it, and carries out its decisions once per iteration of the event loop."""
 
     def __init__(self, scheduler: Scheduler, clock: Clock = monotonic, listeners: Sequence[Listener] = ()) -> None:
         self.scheduler, self.clock, self.listeners = scheduler, clock, Listeners(listeners)
@@ -158,31 +170,31 @@ class SchedulerDriver:
 
     @property
     def num_requests(self) -> int:
-        """Admitted requests, waiting or at a worker."""
+        """Number of admitted requests, waiting or at a worker."""
         return len(self._tickets)
 
     async def enter(self, request: Request) -> Ticket:
-        """Return the request's ticket once a worker is assigned; raise NotServedError if refused or expired."""
+        """Return a ticket once a worker is assigned. Raises NotServedError if the request is refused or expires."""
         refusal = DRAINING if self._closed else self.scheduler.offer(self.clock(), request)
         if refusal is not None:
             self.listeners.refused(refusal.reason, refusal, request.client.tenant, request.model)
             raise NotServedError(refusal)
-        self.listeners.on_arrival(request)
+        self.listeners.on_admission(request)
         ticket = self._tickets[request.id] = Ticket(self, request)
         return await ticket.wait()
 
     def configure(self, config: GatewayConfig) -> None:
-        """Apply order, admission and dispatch; raise InputError, with nothing changed, where they cannot change."""
+        """Apply order, admission and dispatch. Raises InputError, and changes none of them, if one cannot change."""
         self.scheduler.configure(self.clock(), config.order, config.admission, config.dispatch)
         self.wake()
 
     def fleet_changed(self, states: Sequence[WorkerState]) -> None:
-        """Replace the set of workers; requests at lost ones are interrupted."""
+        """Replace the set of workers. Requests whose worker is lost are interrupted."""
         self._interrupt(self.scheduler.update_workers(self.clock(), states), WORKER_GONE)
         self.wake()
 
     def repredict(self, request_id: int, length_prediction: LengthPrediction) -> None:
-        """Apply a new prediction of an admitted request; ignore one for a finished request."""
+        """Apply a new prediction of an admitted request, unless it has ended."""
         if request_id in self._tickets:
             now_s = self.clock()
             self.scheduler.repredict(now_s, request_id, length_prediction)
@@ -193,30 +205,30 @@ class SchedulerDriver:
         return self.scheduler.statistics(self.clock())
 
     def position(self, request_id: int) -> int | None:
-        """Return how many requests precede a request; None where it does not wait."""
+        """Return how many requests precede a request, or None if it does not wait."""
         return self.scheduler.position(request_id)
 
     async def emptied(self) -> None:
-        """Return when there is no admitted request."""
+        """Wait until there is no admitted request."""
         while self._tickets:
             self._empty.clear()
             await self._empty.wait()
 
     def close(self) -> None:
-        """Stop deciding; waiting and later requests are refused with 503."""
+        """Stop deciding, end all admitted requests as failed (waiting ones get 503), and refuse later ones."""
         self._closed = True
         for ticket in list(self._tickets.values()):
-            ticket.refuse(DRAINING, Outcome.FAILED, "the gateway stopped")
+            ticket.end_with_error(DRAINING, Outcome.FAILED, "the gateway stopped")
         self._stop_timer()
 
     def wake(self) -> None:
-        """Decide in the next iteration of the loop."""
+        """Let the scheduler decide in the next iteration of the event loop."""
         if not self._is_woken:
             self._is_woken = True
             asyncio.get_running_loop().call_soon(self.schedule)
 
     def schedule(self) -> None:
-        """Carry out the scheduler's decisions now, and set the timer for the next."""
+        """Carry out the scheduler's decisions, and set the timer for the next ones."""
         self._is_woken = False
         now_s = self.clock()
         if decisions := self.scheduler.schedule(now_s):
@@ -228,7 +240,7 @@ class SchedulerDriver:
             self.listeners.phase(phase)
         for one, refusal in decisions.expire:
             if (ticket := self._tickets.get(one)) is not None:
-                ticket.refuse(refusal, Outcome.EXPIRED, refusal.reason)
+                ticket.end_with_error(refusal, Outcome.EXPIRED, refusal.reason)
         self._interrupt(decisions.preempt, PREEMPTED)
         for one, worker in decisions.assign:
             if (ticket := self._tickets.get(one)) is None:
@@ -243,7 +255,7 @@ class SchedulerDriver:
                 ticket.interrupt(cause)
 
     def wake_when_due(self, now_s: float) -> None:
-        """Decide in the next iteration of the loop, or at the time that the scheduler names."""
+        """Call the scheduler when its next decision is due: set the timer, or ``wake`` if that is now."""
         if self._is_woken:
             return
         if (when_s := self.scheduler.next_s(now_s)) <= now_s:
@@ -271,11 +283,11 @@ class SchedulerDriver:
         self.schedule()
 
     def remove(self, request: Request, outcome: Outcome, detail: str) -> None:
-        """Remove a finished request."""
+        """Remove a request that has ended."""
         if self._tickets.pop(request.id, None) is not None:
             now_s = self.clock()
-            self.scheduler.remove(now_s, request.id)
-            self.listeners.finished(request, outcome, now_s, detail)
+            self.scheduler.remove(now_s, request.id, client_gone=outcome is Outcome.CLIENT_GONE)
+            self.listeners.on_end(request, outcome, now_s, detail)
             if not self._tickets:
                 self._empty.set()
             self.wake()

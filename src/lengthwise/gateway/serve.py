@@ -1,4 +1,4 @@
-"""Runs a gateway until a signal, reloads its configuration, or runs it on a thread."""
+"""Run a gateway until a signal, or on a thread, and reload its configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STOP_S = 60.0
 
 
 def require_extra() -> None:
-    """Raise MissingExtraError where the extra ``gateway`` is not installed."""
+    """Raise MissingExtraError if the extra ``gateway`` is not installed."""
     try:
         for name in ("aiohttp", "httptools", "msgspec", "prometheus_client", "uvicorn"):
             importlib.import_module(name)
@@ -44,11 +44,11 @@ def require_extra() -> None:
 
 
 class Gateway:
-    """A complete gateway as an async context manager that serves while it is entered; InputError where it cannot.
+    """A complete gateway: an async context manager that serves requests within its block.
 
-    ``listeners`` receive the events of every request, besides its own. ``make_predictor`` makes another
-    LengthPredictor (for a benchmark, one that knows the lengths). ``follow`` makes a replanner, so that the schedule
-    of mode rra follows the lengths of the traffic.
+    ``listeners`` receive the events of every request, besides the gateway's own. ``make_predictor`` makes another
+    LengthPredictor, for example one that knows the lengths. ``make_replanner`` makes a replanner, which adapts the
+    schedule of mode rra to the lengths of requests. Raises InputError if the gateway cannot serve.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Gateway:
         listeners: tuple[Listener, ...] = (),
         make_predictor: Callable[..., Any] | None = None,
         make_fleet: Callable[..., Any] | None = None,
-        follow: ReplannerFactory | None = None,
+        make_replanner: ReplannerFactory | None = None,
     ) -> None:
         require_extra()
-        if follow is not None and config.order.mode != "rra":
+        if make_replanner is not None and config.order.mode != "rra":
             raise InputError(f"a schedule follows lengths in mode rra alone; the mode is {config.order.mode}")
         self.config, self._clock, self._listeners = config, clock, listeners
-        self._make_predictor, self._make_fleet, self._follow = make_predictor, make_fleet, follow
+        self._make_predictor, self._make_fleet, self._make_replanner = make_predictor, make_fleet, make_replanner
         self.port, self._stopped = 0, False
         self.admin_port: int | None = None
         self.tracker: PlanTracker | None = None
@@ -74,7 +74,6 @@ class Gateway:
         self._edge: uvicorn.Server | None = None
 
     async def __aenter__(self) -> Self:
-        """Start; raise InputError where a port is taken."""
         try:
             await self._start()
         except BaseException:
@@ -83,11 +82,11 @@ class Gateway:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; clients of unfinished requests get an error. ``drain`` first lets them finish."""
+        """Stop. Clients of unfinished requests get an error. Call ``drain`` before, so that requests can finish."""
         await self.stop()
 
     async def drain(self) -> bool:
-        """Admit no further request; return whether all admitted ones finished within ``drain_s``."""
+        """Admit no further request. Return whether all admitted requests finished within ``drain_s``."""
         self.app.draining = True
         drain_s = self.config.resilience.drain_s
         try:
@@ -101,7 +100,7 @@ class Gateway:
         return True
 
     async def stop(self) -> None:
-        """Stop at once."""
+        """Stop at once. Unfinished requests fail."""
         if not self._stopped:
             self._stopped = True
             self.app.draining = True
@@ -109,16 +108,16 @@ class Gateway:
             await self._stack.aclose()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration: for queued requests where it concerns the queue, else for later requests.
+        """Apply another configuration: settings of the queue also to queued requests, all others to later requests.
 
         Concurrent calls are applied one after the other. The gateway's certificate is read again. Raises InputError,
-        with nothing changed, where a setting cannot change while the gateway runs, or cannot be used.
+        and changes nothing, if a setting cannot change while the gateway runs, or cannot be used.
         """
         async with self._configuring:
             await self._configure(config)
 
     async def apply_phases(self, phases: Phases) -> None:
-        """Apply another schedule from each engine's next phase on; raise InputError as ``configure`` does."""
+        """Apply another schedule from each engine's next phase on. Raises InputError as ``configure`` does."""
         async with self._configuring:  # read the configuration inside, or a concurrent change would be undone
             config = self.config
             await self._configure(replace(config, dispatch=replace(config.dispatch, phases=phases)))
@@ -165,22 +164,21 @@ class Gateway:
         driver = self.driver = SchedulerDriver(self.scheduler, clock, self._listeners)
         tenants = Tenants()
         self.telemetry = Telemetry(config, clock, statistics=driver.statistics, tenants=tenants)
-        self.length_predictor: Any = (self._make_predictor or LengthPredictor)(
-            config.prediction, clock, driver.repredict
-        )
+        make_predictor = self._make_predictor or LengthPredictor
+        self.length_predictor: Any = make_predictor(config.prediction, clock, driver.repredict)
         for part in (self.telemetry, self.length_predictor):
             driver.listeners.add(await stack.enter_async_context(part))
         fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
         self.fleet: Any = await stack.enter_async_context(fleet)
         driver.listeners.add(self.fleet.listener)
-        if self._follow is not None:
+        if self._make_replanner is not None:
             phases = config.dispatch.phases
             assert phases is not None, "mode rra has a schedule"
-            tracker = self.tracker = PlanTracker(self._follow, phases, self.apply_phases, clock)
+            tracker = self.tracker = PlanTracker(self._make_replanner, phases, self.apply_phases, clock)
             await stack.enter_async_context(tracker)
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
-        await self.fleet.stable(_STABLE_S)
+        await self.fleet.wait_checked(_STABLE_S)
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}
@@ -198,7 +196,6 @@ class Gateway:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
 
     async def _serve(self, app: Any, listener: socket.socket, **options: Any) -> tuple[uvicorn.Server, int]:
-        """Run a server until the gateway stops; return the server and its port."""
         from lengthwise.gateway.edge import server as make_server
 
         host, port = listener.getsockname()[:2]
@@ -224,12 +221,12 @@ def serve(
 ) -> None:
     """Run a gateway until a signal.
 
-    SIGTERM or SIGINT: /ready fails, new requests get 503, admitted ones may finish within ``resilience.drain_s``; a
-    second signal, or one while the gateway starts, stops it at once. SIGHUP: ``reload`` reads the configuration again,
-    once the gateway has started; an error is logged, and nothing changes. ``ready`` is called with both ports once the
-    gateway listens, then ``started`` is awaited with it.
+    At SIGTERM or SIGINT, /ready fails, new requests get 503, and admitted ones may finish within
+    ``resilience.drain_s``. A second signal, or one during the start, stops the gateway at once. At SIGHUP, ``reload``
+    reads the configuration again; if that fails, the error is logged and nothing changes. Once the gateway listens,
+    ``ready`` is called with both ports, and ``started`` is awaited with the gateway.
 
-    Raises InputError where a port is taken or the configuration is inconsistent, and MissingExtraError.
+    Raises InputError if a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
     require_extra()
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -266,6 +263,8 @@ async def _reload(gateway: Gateway, reload: Callable[[], GatewayConfig] | None) 
         await gateway.configure(reload())
     except LengthwiseError as error:
         _log.error("the configuration stays as it was: %s", error)
+    except Exception:  # noqa: BLE001 - logged; the gateway serves on
+        _log.exception("the configuration stays as it was, as reading it failed unexpectedly")
     else:
         _log.info("the configuration was reloaded")
 
@@ -288,10 +287,10 @@ async def _serve_until_signal(
         await _reload(gateway, reload)
 
     handlers = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop}
-    if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(on_reload()))
+    handlers[signal.SIGHUP] = lambda: reloads.add(asyncio.ensure_future(on_reload()))
     for number, handler in handlers.items():  # before the start, as a signal without a handler kills the process
         loop.add_signal_handler(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)  # the command blocks them during its imports
     try:
         async with gateway:
             up.set()
@@ -310,7 +309,7 @@ async def _serve_until_signal(
 
 
 class BackgroundGateway:
-    """A gateway on another thread; ``rows`` are finished requests, in the order of their ends."""
+    """A gateway on another thread. ``rows`` are the requests that have ended, in the order of their ends."""
 
     def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
         self.gateway, self._loop = gateway, loop
@@ -318,11 +317,11 @@ class BackgroundGateway:
 
     @property
     def url(self) -> str:
-        """Return the clients' URL."""
+        """Return the URL for clients."""
         return f"http://127.0.0.1:{self.gateway.port}"
 
     def call(self, coroutine: Coroutine[Any, Any, Any], timeout_s: float = _STOP_S) -> Any:
-        """Run a coroutine on the gateway's event loop; return its result."""
+        """Return the result of a coroutine on the gateway's event loop. Raises TimeoutError after ``timeout_s``."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 
 
@@ -331,26 +330,26 @@ def background_gateway(
     config: GatewayConfig,
     listeners: tuple[Listener, ...] = (),
     *,
-    engines_s: float = 30.0,
-    follow: ReplannerFactory | None = None,
+    start_timeout_s: float = 30.0,
+    make_replanner: ReplannerFactory | None = None,
 ) -> Iterator[BackgroundGateway]:
-    """Run a gateway on a thread until the end of the block, with all of its engines up within ``engines_s``.
+    """Run a gateway on a thread until the end of the block. Its engines must be up within ``start_timeout_s``.
 
-    ``listeners`` receive the events of every request, on its thread; ``follow`` makes a replanner for mode rra. Raises
-    InputError where the gateway cannot start, and EngineError where an engine is down or cannot be used.
+    ``listeners`` receive the events of every request, on the gateway's thread. ``make_replanner`` makes a replanner for
+    mode rra. Raises InputError if the gateway cannot start, EngineError if an engine is down or cannot be used.
     """
 
     @contextlib.asynccontextmanager
     async def serving() -> AsyncIterator[BackgroundGateway]:
         loop = asyncio.get_running_loop()
-        async with Gateway(config, listeners=listeners, follow=follow) as gateway:
-            await gateway.fleet.stable(engines_s)
+        async with Gateway(config, listeners=listeners, make_replanner=make_replanner) as gateway:
+            await gateway.fleet.wait_checked(start_timeout_s)
             for worker in gateway.fleet.workers():
                 if error := worker.unavailable_reason(loop.time()):
                     url = worker.engine.display_url
                     raise EngineError(f"the engine {url} must be up and serve a model; it is {error}")
             served = BackgroundGateway(gateway, loop)
-            gateway.telemetry.traces.subscribe(served.rows.append)
+            gateway.telemetry.timelines.subscribe(served.rows.append)
             yield served
 
     with on_thread(serving(), "gateway") as served:

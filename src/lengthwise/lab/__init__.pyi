@@ -3,8 +3,8 @@ from .experiment import Contestant as Contestant
 from .experiment import Each as Each
 from .experiment import Question as Question
 from .experiment import answer as answer
+from .experiment import baselines as baselines
 from .experiment import decision as decision
-from .experiment import ends as ends
 from .experiment import gap_closed as gap_closed
 from .experiment import lab as lab
 from .experiment import one_by_one as one_by_one

@@ -1,4 +1,4 @@
-"""The laboratory: simulates policies with predictors on the same requests, and decides whether they are worth it."""
+"""The laboratory: simulates policies with predictors on the same requests, and decides whether any is worth it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lengthwise.metrics import request_column
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.lab import FCFS, NOT_COMPARED, ONE_SEED, ORACLE, Cell, LabTable, LoadUnit, Verdict
+from lengthwise.schema.lab import FCFS, NOT_COMPARED, ONE_SEED, ORACLE, UNDECIDED, Cell, LabTable, LoadUnit, Verdict
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import Floats, joint_widening, mean_estimate, t_half_width
@@ -26,12 +26,13 @@ RATIOS = ("jct.mean", "jct.p50", "jct.p99")
 MIN_FULL_SHARE = 0.01  # if fewer requests find all slots in use, requests do not queue for slots
 MIN_WAITING_SHARE = 0.05  # if requests wait for less of their JCT, they do not queue for memory either
 MIN_GAIN = 0.01  # a smaller gain in mean JCT is not worth the effort, even if significant
+OPEN_GAIN = 0.1  # an interval that allows none as well as this gain decides nothing
 MAX_SERVED_DIFFERENCE = 0.01  # if served shares differ by more, the means are of different requests
 IMPROVEMENT, IDLE, MATCHING, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
 
 
 def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], level: float) -> dict[str, Estimate]:
-    """Return a cell's values from one run for each seed; all three have the same order of seeds."""
+    """Return the values of a cell (a policy at a load) from the runs of the policy, FCFS and the oracle by seed."""
 
     def column(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64]:
         return np.array([run[name] for run in runs])
@@ -46,7 +47,7 @@ def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], le
 
 
 def gap_closed(own: npt.ArrayLike, fcfs: npt.ArrayLike, oracle: npt.ArrayLike, level: float) -> Estimate:
-    """Return (FCFS - own) / (FCFS - oracle), a ratio of means over seeds; unknown without a gap."""
+    """Return (FCFS - own) / (FCFS - oracle) of means over seeds, unknown if FCFS - oracle is not significant."""
     f, x, o = (np.asarray(v, float) for v in (fcfs, own, oracle))
     gap = mean_estimate(f - o, level)
     # A gap is significant, and at least a millionth of FCFS' mean.
@@ -56,7 +57,7 @@ def gap_closed(own: npt.ArrayLike, fcfs: npt.ArrayLike, oracle: npt.ArrayLike, l
 
 
 def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike, level: float) -> Estimate:
-    """Return mean(numerator) / mean(denominator) over paired seeds, with its linearised t interval."""
+    """Return mean(numerator) / mean(denominator) over pairs of the same seed, with a linearised t interval."""
     a, b = np.asarray(numerator, float), np.asarray(denominator, float)
     mean = float(b.mean())
     if mean == 0:
@@ -67,11 +68,11 @@ def ratio(numerator: npt.ArrayLike, denominator: npt.ArrayLike, level: float) ->
 
 
 def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdict:
-    """Return the verdict on the cells of one load and batch size; FCFS and the oracle are the first two.
+    """Return the verdict on the cells of one load and batch size. The first two cells are FCFS and the oracle.
 
     Length-aware scheduling is worth it if some policy, with a predictor that exists, is significantly faster than FCFS
-    in the mean, by at least 1 %, and raises the 99th percentile by no more than it reduces the mean. Significance is
-    that of all candidates together (Bonferroni), as the best of them is chosen; a single seed gives none.
+    in the mean, by at least 1 %, and raises the 99th percentile by no more than it reduces the mean. The significance
+    level applies to all candidates together (Bonferroni), because the best is chosen. One seed shows no significance.
     """
     fcfs, oracle = cells[0], cells[1]
     tried = [cell for cell in cells[2:] if cell.policy != FCFS]
@@ -103,7 +104,7 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
 
 
 def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str, str]:
-    """Return the reason, the name of the best cell, and a sentence, where all cells serve the same share."""
+    """Return the verdict's reason, the best cell's name, and a sentence. All cells serve the same share of requests."""
     full, waiting = fcfs["found_full"].value, fcfs["waiting_share"].value
     if full < MIN_FULL_SHARE and waiting < MIN_WAITING_SHARE and _gain(oracle) < MIN_GAIN:
         found_full = f"{_percent(full)} of the requests find it full"
@@ -144,16 +145,20 @@ def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str
     description = (
         f"The best candidate, {best.name}, changes mean JCT by {change}; known lengths would cut it by {possible}."
     )
-    return NONE, best.name, description
+    mean = best["jct.mean/fcfs"]
+    is_open = mean.has_interval and 1 - mean.low >= OPEN_GAIN
+    if is_open:
+        description += f" The interval allows a gain of {_percent(1 - mean.low)}: run more seeds or requests."
+    return UNDECIDED if is_open else NONE, best.name, description
 
 
 def answer(decisions: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
-    """Return a sentence for each reason of the verdicts, with one of these verdicts in full."""
+    """Return a text for each reason of a verdict, with the loads to which it applies and one verdict in full."""
     lines = []
-    for reason in (IMPROVEMENT, ONE_SEED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
+    for reason in (IMPROVEMENT, ONE_SEED, UNDECIDED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
         if matching := [v for v in decisions if v.reason == reason]:
             is_all = len(matching) == len(decisions)
-            where = "at every load and batch size" if is_all else _places(matching, unit)
+            where = "at every load and batch size" if is_all else _loads_text(matching, unit)
             shown = matching[-1] if reason == IMPROVEMENT else matching[0]
             example = f" For instance at {unit.text(shown.load)}, batch {shown.batch}:" if len(matching) > 1 else ""
             lines.append(f"{shown.head} {where}.{example} {shown.description}")
@@ -185,8 +190,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if abs(share) >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
-def _places(verdicts: Sequence[Verdict], unit: LoadUnit) -> str:
-    """Return the loads by batch size, batch sizes with the same loads together."""
+def _loads_text(verdicts: Sequence[Verdict], unit: LoadUnit) -> str:
     loads: dict[int, list[float]] = {}
     for v in verdicts:
         loads.setdefault(v.batch, []).append(v.load)
@@ -207,7 +211,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A named policy."""
+    """A policy to compare, with its name in the table."""
 
     name: str
     scheduler: Scheduler
@@ -217,7 +221,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Question:
-    """A grid of policies, predictors, loads and batch sizes."""
+    """The grid of policies, predictors, loads and batch sizes to compare."""
 
     policies: tuple[Contestant, ...]  # candidates; FCFS and the oracle always run
     predictors: tuple[str, ...]  # names that the bench knows; "oracle" knows the lengths
@@ -252,28 +256,28 @@ class Question:
             raise InputError(f"{bad.pop()!r} names an end of the gap; give the policy another name")
 
 
-def ends(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
-    """Return FCFS and the oracle with their predictors: nonpreemptive shortest job first with known lengths (ELIS)."""
+def baselines(question: Question) -> tuple[tuple[Contestant, str], tuple[Contestant, str]]:
+    """Return FCFS and the oracle (shortest job first, nonpreemptive, known lengths), each with its predictor."""
     fcfs = question.base
     oracle = replace(fcfs, rank="sjf", preemption="never")
     return (Contestant(FCFS, fcfs, predicts=False), ""), (Contestant(ORACLE, oracle), ORACLE)
 
 
 class Bench(Protocol):
-    """Interface of the source of requests and deployments."""
+    """Interface of the object that provides a lab's requests and deployments."""
 
     def requests(self, seed: int, predictor: str) -> Workload:
-        """Return the requests of a seed, the same for every predictor, with its predictions ("": none)."""
+        """Return a seed's requests, equal for all predictors, with predictions unless ``predictor`` is ""."""
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
         """Return the deployment that runs at most ``batch`` requests at a time on a replica."""
 
 
 class Each(Protocol):
-    """Interface of executors of tasks, possibly in parallel."""
+    """Interface of functions that run tasks, possibly in parallel."""
 
     def __call__(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        """Yield (index, result) of each task as it completes; raise the first error."""
+        """Yield the index and the result of each task as it completes. Raises the first error of a task."""
 
 
 def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
@@ -286,7 +290,7 @@ WARMUP_SHARE = 0.2  # of the requests from a full queue, left out of its rate: t
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
-    """Return the same requests with their times scaled to a mean rate; raise InputError if they have no times."""
+    """Return the requests with arrivals scaled to a mean rate. Raises InputError if they have no arrivals."""
     workload.require_independent("a lab")
     since_s = workload.arrival_s - workload.arrival_s[0]
     if workload.concurrency is not None or len(workload) < 2 or not since_s[-1] > 0:
@@ -297,18 +301,21 @@ def at_rate(workload: Workload, rate_rps: float) -> Workload:
     return replace(workload, arrival_s=since_s * ((len(workload) - 1) / (since_s[-1] * rate_rps)))
 
 
-def isolated_s(workload: Workload, deployment: Deployment, how: str) -> Floats:
-    """Return [n] seconds that each request takes alone; NaN for rejected requests."""
+def isolated_s(workload: Workload, deployment: Deployment, engine_name: str) -> Floats:
+    """Return the seconds that each request takes on an idle deployment ([n]). Rejected requests have NaN."""
     one = replace(deployment, parallel=replace(deployment.parallel, replicas=1))
     single = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=1)
-    r = engine.simulate(single, one, max_log_steps=0, engine=how).requests
+    r = engine.simulate(single, one, max_log_steps=0, engine=engine_name).requests
     return np.asarray(r.finished_s - r.scheduled_s)
 
 
-def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float:
-    """Return requests a second while no replica's queue is empty: all requests arrive at once."""
+def saturated_rps(workload: Workload, deployment: Deployment, engine_name: str) -> float:
+    """Return the capacity in requests per second: the rate of ends while requests wait, if all arrive at once.
+
+    ``engine_name`` is "kernel" or "reference".
+    """
     burst = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
-    r = engine.simulate(burst, deployment, max_log_steps=0, engine=how).requests
+    r = engine.simulate(burst, deployment, max_log_steps=0, engine=engine_name).requests
     finished_s = np.sort(r.finished_s[np.isfinite(r.finished_s)])
     if not len(finished_s):
         raise InputError("no request of the lab's workload can ever be served; look at lengthwise explain")
@@ -319,15 +326,14 @@ def saturated_rps(workload: Workload, deployment: Deployment, how: str) -> float
     return (len(queued_s) - 1 - first) / float(queued_s[-1] - queued_s[first])
 
 
-def measured(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
-    """Return the unpaired values of a run by the names of ``schema.lab.Cell``; ``isolated`` [n] are seconds alone."""
+def run_values(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
+    """Return one run's values, named as in ``schema.lab.Cell``. ``isolated`` has the requests' times alone ([n])."""
     r = records.requests
     done = r.status == Status.FINISHED
     if not done.any():
         raise InputError("no request of the lab's workload was served; raise timeout_s or look at lengthwise explain")
     jct_s, wait_s = (request_column(r, name)[done] for name in ("jct_s", "queued_for_s"))
     slowdown = jct_s / isolated[done]
-    # Requests in the system when each request arrives.
     left_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
     in_system = np.arange(len(left_s)) - np.searchsorted(left_s, r.arrival_s, side="right")
     # Tokens that are computed once each: all but the last output token.
@@ -362,16 +368,16 @@ def lab(
     *,
     each: Each = one_by_one,
     progress: Progress = lambda *_: None,
-    how: str = "kernel",
+    engine_name: str = "kernel",
 ) -> LabTable:
-    """Return the table with a cell for each policy, predictor, load and batch size, and the verdicts; raise InputError.
+    """Simulate each policy, predictor, load and batch size. Return a table of the values, with verdicts.
 
-    In every cell of a seed the same requests arrive in the same order with the same predictions; the load only scales
-    their times (common random numbers), so that differences come from the policies alone. A run lasts until its last
-    request finishes, also at loads above capacity. ``progress`` takes completed and total runs; ``how`` names the
-    engine.
+    For each seed, all cells have the same requests in the same order with the same predictions; a load only scales
+    arrival times (common random numbers), so that only policies cause differences. A run ends when its last request
+    finishes, also at loads above capacity. ``progress`` receives the numbers of completed and of all runs. Raises
+    InputError if requests have no arrivals to scale, or if none can be served.
     """
-    runner = _Runner(question, bench, each, progress, how)
+    runner = _Runner(question, bench, each, progress, engine_name)
     runner.prepare()
     cells = tuple(runner.cells())
     by_point = ([cell for cell in cells if (cell.batch, cell.load) == point] for point in runner.rates)
@@ -388,13 +394,13 @@ def lab(
 
 @dataclass
 class _Runner:
-    """Runs of one table, in three waves: requests; isolated and saturated runs; cells."""
+    """Runs all simulations of a table: creates requests, measures times alone and capacities, then fills the cells."""
 
     question: Question
     bench: Bench
     each: Each
     progress: Progress
-    how: str
+    engine_name: str
     workloads: dict[tuple[int, str], Workload] = field(default_factory=dict)
     isolated: dict[int, Floats] = field(default_factory=dict)
     rates: dict[Point, float] = field(default_factory=dict)
@@ -403,7 +409,7 @@ class _Runner:
     total: int = 0
 
     def prepare(self) -> None:
-        """Create the requests with predictions, their isolated times, and the rate of every load."""
+        """Create the requests with predictions, and find their times alone and the request rate of each load."""
         q = self.question
         seeds, batches = range(q.seeds), list(dict.fromkeys(q.batch_sizes))
         sources = [(seed, name) for seed in seeds for name in dict.fromkeys(("", ORACLE, *q.predictors))]
@@ -417,9 +423,11 @@ class _Runner:
                 raise InputError(f"predictor {name!r} changed the requests of seed {seed}; it may only predict")
         deployments = {batch: self.bench.deployment(q.base, batch) for batch in batches}
         largest = deployments[max(batches)]
-        self.isolated = self._run_all(seeds, lambda seed: isolated_s(self.workloads[seed, ""], largest, self.how))
+        self.isolated = self._run_all(
+            seeds, lambda seed: isolated_s(self.workloads[seed, ""], largest, self.engine_name)
+        )
         capacity = self._run_all(
-            saturated, lambda run: saturated_rps(self.workloads[run[0], ""], deployments[run[1]], self.how)
+            saturated, lambda run: saturated_rps(self.workloads[run[0], ""], deployments[run[1]], self.engine_name)
         )
         for batch in batches:
             unit_rps = 1.0
@@ -430,7 +438,7 @@ class _Runner:
             self.rates |= {(batch, load): load * unit_rps for load in q.loads}
 
     def cells(self) -> Iterator[Cell]:
-        """Yield every cell; FCFS and the oracle come first at each load and batch size."""
+        """Yield all cells. For each load and batch size, the cells of FCFS and the oracle come first."""
         sides = self._sides()
         fcfs = self._run_sides(sides[:1])
         for point in self.rates:
@@ -442,7 +450,7 @@ class _Runner:
                 yield Cell(policy.name, predictor, *point, rate_rps, values)
 
     def _run_sides(self, sides: list[Side], first: int = 0) -> dict[tuple[Point, int], list[Run]]:
-        """Return the runs of the sides from index ``first`` on at every point, one for each seed."""
+        """Run the sides (pairs of a policy and a predictor) from index ``first`` on. Return a run for each seed."""
         keys = [(point, i) for point in self.rates for i in range(first, len(sides))]
         seeds = range(self.question.seeds)
         tasks = [(point, i, seed) for point, i in keys for seed in seeds]
@@ -450,10 +458,9 @@ class _Runner:
         return {key: [runs[*key, seed] for seed in seeds] for key in keys}
 
     def _sides(self) -> list[Side]:
-        """Return FCFS and the oracle, then every policy with every predictor that it reads."""
         policies = [policy for policy in self.question.policies if policy.name != FCFS]
         names = ((policy, self.question.predictors if policy.predicts else ("",)) for policy in policies)
-        return [*ends(self.question), *((policy, name) for policy, own in names for name in own)]
+        return [*baselines(self.question), *((policy, name) for policy, own in names for name in own)]
 
     def _run(self, batch: int, load: float, side: Side, seed: int) -> Run:
         (policy, predictor), scheduler = side, side[0].scheduler
@@ -462,14 +469,13 @@ class _Runner:
             scheduler = replace(scheduler, max_wait_s=policy.max_wait_factor * self.fcfs_p99_s[batch, load])
         deployment = self.bench.deployment(scheduler, batch)
         try:
-            records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0, engine=self.how)
+            records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0, engine=self.engine_name)
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise
-        return measured(records, batch * deployment.parallel.replicas, self.isolated[seed])
+        return run_values(records, batch * deployment.parallel.replicas, self.isolated[seed])
 
     def _run_all(self, tasks: Sequence[K], work: Callable[[K], R]) -> dict[K, R]:
-        """Return the results by task, and report progress."""
         results: dict[int, R] = {}
         for i, result in self.each(tasks, work):
             results[i] = result

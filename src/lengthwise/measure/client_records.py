@@ -30,9 +30,17 @@ def records_of(
     seed: int = 0,
     name: str = "",
 ) -> Records:
-    """Return records of a run whose steps are unknown (sums over steps are 0) and whose last event is at ``end_s``."""
-    # Columns [n] are in order of arrival (NaN: never due); unknown times are NaN. Gaps between tokens and the series of
-    # outputs come from ``tokens``, the arrival times of chunks; without these, gaps come from ``gap_s``.
+    """Return the records of a run that a client observed. The engine's steps are unknown, so sums over steps are 0.
+
+    Columns have one entry per request [n], in order of arrival. Unknown times are NaN.
+
+    Args:
+        arrival_s: NaN for a request that a closed loop never sent.
+        status: ``Status`` values.
+        end_s: End of the run.
+        tokens: Arrival times of chunks, from which gaps between tokens and the series of outputs are computed.
+        gap_s: Gaps between tokens, of all requests together, if ``tokens`` is None.
+    """
     n, statuses = len(arrival_s), np.asarray(status, np.int8)
     started = np.isfinite(first_token_s) | (statuses == Status.FINISHED)
     scheduled_s = np.full(n, np.nan) if scheduled_s is None else scheduled_s

@@ -1,4 +1,4 @@
-"""Results of other load generators as records of a run: vllm bench serve, GuideLLM, AIPerf, and an engine's log."""
+"""Reads results of other load generators as measured runs: vllm bench serve, GuideLLM, AIPerf, and an engine's log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENT_ARRIVALS = "requests arrive when they were sent: how late the client was is
 
 @dataclass(slots=True)
 class Request:
-    """One request, in seconds on one clock for all; NaN for unknown times."""
+    """One request of another load generator. Times are in seconds on one clock, and NaN if unknown."""
 
     arrival_s: float  # when it was due, or sent where only that is known
     prompt_tokens: int
@@ -41,7 +41,7 @@ class Request:
 
     @property
     def status(self) -> Status:
-        """Status for the records."""
+        """Status of the request in records."""
         if self.cut_off or self.failure:
             return Status.REJECTED if self.failure.startswith("http ") else Status.UNFINISHED
         return Status.FINISHED
@@ -49,7 +49,7 @@ class Request:
 
 @dataclass
 class Results:
-    """Content of a file of results."""
+    """The requests and metadata of a results file."""
 
     source: str
     rows: list[Request]
@@ -58,8 +58,8 @@ class Results:
     concurrency: int | None = None
 
 
-def measured_of(results: Results, name: str) -> RunResult:
-    """Return the results in order of arrival, with the first request at 0; raises InputError."""
+def run_result(results: Results, name: str) -> RunResult:
+    """Convert results to a run of requests in order of arrival, from time 0. Raises InputError without requests."""
     if not results.rows:
         raise InputError("results must hold at least one request; these hold none")
     rows = sorted(results.rows, key=lambda row: row.arrival_s)
@@ -109,7 +109,6 @@ def measured_of(results: Results, name: str) -> RunResult:
 
 
 def _token_times(rows: Sequence[Request], zero_s: float) -> TokenTimes | None:
-    """Return times of chunks, where gaps are known; a chunk is one token where there are as many."""
     if not any(len(row.gap_s) for row in rows):
         return None
     at_s: list[Any] = [
@@ -124,7 +123,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 
 
 def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read the profiled requests; they are due when the rate limiter released them, where that is recorded."""
+    """Read AIPerf's profiled requests. They are due when the rate limiter releases them or, if unknown, when sent."""
     profiled = [line for line in lines if line["metadata"].get("benchmark_phase", "profiling") == "profiling"]
     released = all(line["metadata"].get("credit_issued_ns") for line in profiled)
     due = "credit_issued_ns" if released else "request_start_ns"
@@ -167,7 +166,7 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read requests on the engine's clock, to which arrivals are moved from the wall clock; raise InputError."""
+    """Read an engine's log of requests, on the engine's clock. Raises InputError if a request lacks a value."""
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
         if missing:
@@ -194,20 +193,23 @@ _OLD_TIMINGS = {"request_start": "start_time", "request_end": "end_time"}
 _OLD_TIMINGS |= {"first_token_iteration": "first_token_time", "last_token_iteration": "last_token_time"}
 
 
-def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
-    """Read the requests of a report's benchmark ``which`` (None: the only one); raises InputError."""
+def read_guidellm(body: Mapping[str, Any], index: int | None) -> Results:
+    """Read one benchmark of a GuideLLM report.
+
+    The ``index`` may be None if the report has only one benchmark. Raises InputError if there is no such benchmark.
+    """
     benchmarks = body["benchmarks"]
     if not benchmarks:
         raise InputError(
             "a GuideLLM report must hold a benchmark; this one holds none. Take the report of a run that finished"
         )
-    if which is None and len(benchmarks) != 1:
+    if index is None and len(benchmarks) != 1:
         entries = ", ".join(f"{i}: {_strategy(one).get('type_', '?')}" for i, one in enumerate(benchmarks))
         raise InputError(f"a GuideLLM report holds {len(benchmarks)} benchmarks; name one ({entries})")
     try:
-        benchmark = benchmarks[which or 0]
+        benchmark = benchmarks[index or 0]
     except IndexError:
-        raise InputError(f"there is no benchmark {which}; the report holds {len(benchmarks)}") from None
+        raise InputError(f"there is no benchmark {index}; the report holds {len(benchmarks)}") from None
     requests = benchmark.get("requests") or {}
     rows = []
     for outcome in ("successful", "incomplete", "errored"):
@@ -234,7 +236,6 @@ def read_guidellm(body: Mapping[str, Any], which: int | None) -> Results:
 
 
 def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how requests were timed; its place depends on GuideLLM's version."""
     places = [place for name in ("config", "args", "scheduler") if isinstance(place := benchmark.get(name), dict)]
     return next((place["strategy"] for place in places if isinstance(place.get("strategy"), dict)), {})
 
@@ -258,7 +259,7 @@ _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
 def read_vllm(body: Mapping[str, Any]) -> Results:
-    """Read the requests of a detailed result; arrivals are when they were sent; raises InputError."""
+    """Read a result of ``vllm bench serve``. Requests arrive when sent. Raises InputError if they are missing."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
         problem = f"{', '.join(missing)} are missing: run it with --save-result --save-detailed"
@@ -274,7 +275,6 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     each = zip(starts_s or [0.0] * n, *(body[name] for name in _LISTS), errors, strict=True)
     for start_s, prompt, output, ttft_s, gaps, error in each:
         if error or int(output) == 0:
-            # The last line of a traceback, without its details.
             last = error.strip().splitlines()[-1] if error.strip() else "empty answer"
             reason = last.partition(":")[0][:60].rpartition(".")[2] or "failed"
             rows.append(Request(start_s, int(prompt), int(output), failure=reason))
@@ -297,7 +297,10 @@ FORMATS = {  # formats that ``read_foreign`` reads
 
 
 def read_foreign(path: Path | str, *, benchmark: int | None = None) -> RunResult:
-    """Read another program's results, of GuideLLM the indexed ``benchmark``, as records of a run; raise InputError."""
+    """Read a file with another load generator's results, in one of the FORMATS.
+
+    ``benchmark`` is an index in a GuideLLM report. Raises InputError if the file cannot be read or used.
+    """
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -307,7 +310,7 @@ def read_foreign(path: Path | str, *, benchmark: int | None = None) -> RunResult
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path} must be a complete text file, packed with gzip or not; {error}") from error
     try:
-        return measured_of(_results(text, benchmark), path.name.removesuffix(".gz").rpartition(".")[0] or path.name)
+        return run_result(_results(text, benchmark), path.name.removesuffix(".gz").rpartition(".")[0] or path.name)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

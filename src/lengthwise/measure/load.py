@@ -24,7 +24,7 @@ from lengthwise.backend.openai import Client
 from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
 from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
-from lengthwise.measure.prefix_cache import cache_warning, prefix_facts
+from lengthwise.measure.prefix_cache import cache_counts, cache_warning
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import BENCH, RunResult, Status, TokenTimes, shape_facts
 from lengthwise.schema.workload import Workload
@@ -35,7 +35,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return reason, message and count of failures, most frequent first; messages equal but for numbers are one."""
+    """Count failures by reason and message, most frequent first. Differences in numbers are ignored."""
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
     kinds: Counter[str] = Counter()
@@ -55,14 +55,14 @@ def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 _EXACT_SHARE = 0.01
 
 
-def measured_of(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> RunResult:
-    """Return the records of a run with its metadata and warnings; ``end_s`` is a time of ``time.perf_counter``."""
+def run_result(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, Any], seed: int) -> RunResult:
+    """Return the records, metadata and warnings of a run. ``end_s`` is a time of ``time.perf_counter``."""
     rows, workload = run.rows, run.workload
     sent = [row for row in rows if row is not None]
     start = np.concatenate([[0], np.cumsum([0 if row is None else len(row.at_s) for row in rows])]).astype(np.int64)
     at_s = np.array([at for row in sent for at in row.at_s], np.float64) - run.start_s
     tokens = TokenTimes(start, at_s, np.array([count for row in sent for count in row.counts], np.int64))
-    arrival_s = workload.arrival_s.copy()  # also of requests that were not due before the run stopped
+    arrival_s = workload.arrival_s.copy()  # includes requests that were not due before the run stopped
     if workload.concurrency is not None:
         arrival_s = np.array([row.deadline_s - run.start_s if row else np.nan for row in rows])
     counted = [row.usage.prompt_tokens if row and row.usage and not row.invalid_prompt_usage else 0 for row in rows]
@@ -124,17 +124,17 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
             "the server does not ignore the end of text; compare only with a simulation of the measured lengths"
         )
     if finished and not any(row.usage is not None or any(row.tokens) for row in finished):
-        found.append("the server does not report how many tokens it made: each chunk was taken for one")
+        found.append("the server does not report how many tokens it generated: each chunk was counted as one")
         return found
     unknown = sum(not any(row.counts) for row in finished)
     if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.ids_each):
-        detail = "their number unknown: times between tokens (TBT) are times between chunks there"
+        detail = "whose number is unknown: times between tokens (TBT) are times between chunks there"
         found.append(f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, {detail}")
     return found
 
 
-def deployment_facts(measured: RunResult, deployment: Mapping[str, Any]) -> RunResult:
-    """Return the run with the deployment behind the server; warn where the server reports otherwise."""
+def with_deployment(measured: RunResult, deployment: Mapping[str, Any]) -> RunResult:
+    """Return the run with the deployment in its metadata, and warnings if the server reports something else."""
     metadata, found = measured.metadata, []
     served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
@@ -164,18 +164,17 @@ async def _page(client: Client) -> str | None:
 
 
 async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) -> None:
-    """Append ``samples`` every second until cancelled; a second without a response is left out."""
     while True:
         started_s = time.perf_counter()
         text = await _page(client)
         if text is not None:
             times = {"at_s": started_s - start_s, "took_s": time.perf_counter() - started_s}
-            rows.append(times | samples(text))
+            rows.append(times | parse_metrics(text))
         await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
 
 
-def samples(text: str) -> dict[str, float]:
-    """Parse Prometheus' text: values by name, summed over labels; tokens of steps by bucket: ``NAME{le="8"}``."""
+def parse_metrics(text: str) -> dict[str, float]:
+    """Return Prometheus values by name, summed over labels. Buckets are left out, except for tokens per step."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -199,7 +198,7 @@ _METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and a
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """How a workload is sent to a server; raises InputError for values that exclude each other or are out of range."""
+    """Settings of a load test. Raises InputError if a value is invalid, or if both rate and concurrency are given."""
 
     rate_rps: float | None = None  # Poisson arrivals of this rate instead of the workload's own
     concurrency: int | None = None  # a closed loop of so many requests instead
@@ -225,8 +224,10 @@ class LoadSettings:
             raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
 
     def applied_to(self, workload: Workload) -> Workload:
-        """Return the workload with the arrivals of these settings, where they give any."""
+        """Return the workload with Poisson arrivals or as a closed loop, if a rate or a concurrency is set."""
         workload.require_independent("a load on a real server")
+        if "prompt" not in workload.extra:
+            workload = replace(workload, prefixes=None)  # the prompts made for the server share nothing
         if self.concurrency is not None:
             return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=self.concurrency)
         if self.rate_rps is not None:
@@ -244,21 +245,21 @@ def bench(
     deployment: Mapping[str, Any] | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> RunResult:
-    """Measure a workload on a server; the result has the form of a simulation's records.
+    """Send a workload to a server and measure it. The result has the form of a simulation's records.
 
-    Open loop: each request is sent when it is due, whatever happened to earlier ones, and latencies count from then.
-    Closed loop: the next request is due when one finishes. Ctrl-C, the time limit and a lost server stop the run and
-    keep its results so far. Raises InputError if no server answers.
+    In an open loop, each request is sent when it is due, regardless of earlier ones. Latencies count from that time. In
+    a closed loop, the next request is due when one finishes. Ctrl-C, the time limit or a lost server stop the run,
+    which returns its results so far. Raises InputError if no server answers.
 
     Args:
-        workload: Arrivals or a concurrency, and lengths; texts where ``extra`` has "prompt".
-        deployment: Deployment behind the address, for ``metadata["deployment"]`` (see ``Measured``).
+        workload: Lengths, with arrivals or a concurrency; the prompts come from ``extra["prompt"]`` if that is given.
+        deployment: The deployment behind the server, which ``metadata["deployment"]`` records.
     """
     loaded = settings.applied_to(workload)
     salt = secrets.randbits(32) if settings.salt is None else settings.salt
     server = server if isinstance(server, Server) else Server(server)
     measured = asyncio.run(_bench(server, loaded, replace(settings, salt=salt), capabilities, report))
-    return measured if deployment is None else deployment_facts(measured, deployment)
+    return measured if deployment is None else with_deployment(measured, deployment)
 
 
 async def _bench(
@@ -278,7 +279,7 @@ async def _bench(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_METRICS_TIMEOUT_S):
                     text = await _page(client)
-                    return None if text is None else samples(text)
+                    return None if text is None else parse_metrics(text)
             return None
 
         if capabilities is None:
@@ -303,7 +304,7 @@ async def _bench(
             background = [asyncio.ensure_future(monitor.run())]
             background += [asyncio.ensure_future(_scrape(client, monitor.start_s, scraped))] if settings.scrape else []
             try:
-                await run.go(arguments["time_limit_s"])
+                await run.send_all(arguments["time_limit_s"])
             finally:
                 for task in background:
                     task.cancel()
@@ -324,17 +325,17 @@ async def _bench(
                 "cpus": os.cpu_count(),
                 "processor": platform.processor() or platform.machine(),
             },
-            **prefix_facts(before, after),
+            **cache_counts(before, after),
         }
         if settings.scrape:
             names = dict.fromkeys(["at_s", "took_s", *sorted({name for row in scraped for name in row})])
             metadata["metrics"] = {name: [row.get(name) for row in scraped] for name in names}
-        return measured_of(run, monitor, end_s, metadata, seed)
+        return run_result(run, monitor, end_s, metadata, seed)
 
 
 @contextlib.contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """Let Ctrl-C stop the run, where this thread may handle signals; a second one ends the program."""
+    """Within the block, the first Ctrl-C stops the run and a second one ends the program, if signals can be handled."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:

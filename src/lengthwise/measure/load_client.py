@@ -1,4 +1,4 @@
-"""Client of the load generator: makes prompts, sends requests when due, and monitors its own timing."""
+"""Client of the load generator: makes prompts, sends requests when they are due, and monitors its own delays."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _MIN_WORDS = 16
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes the prompt of each request so that no two share a prefix that a server may have cached."""
+    """Makes the prompt of each request. Prompts have only a prefix in common, or nothing if ``shared`` is 0."""
 
     how: str  # "token ids", "words" or "texts"
     lengths: Ints  # [n] requested tokens
     seed: int = 0
     salt: int = 0  # prompts of different salts share nothing, whatever the seed
-    ids: Ints | None = None  # to draw from, if the server accepts them
-    words: tuple[str, ...] = ()  # to draw from otherwise, of one token each as far as known
+    ids: Ints | None = None  # token ids to draw from, if the server accepts them
+    words: tuple[str, ...] = ()  # words to draw from otherwise; one token each if known
     overhead: int = 0  # tokens that the server adds: a first token, a chat's template
     texts: Sequence[str] = ()  # the workload's own
     shared: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
     warnings: tuple[str, ...] = ()
 
     def __call__(self, row: int, round_: int = 0) -> Prompt:
-        """Return the prompt of a request; another ``round_`` gives another one of the same length."""
+        """Return the prompt of a request. Another ``round_`` gives a different prompt of the same length."""
         if self.how == "texts":
             return self.texts[row]
         length = int(self.lengths[row]) - self.overhead
@@ -63,7 +63,7 @@ class Prompts:
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
-    """Return the workload's texts, else token ids if the probed server accepts them, else words of one token."""
+    """Return the workload's texts. Without texts, make token ids if the server accepts them, or one-token words."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
     lengths = workload.prompt_tokens
@@ -83,7 +83,6 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
 
 
 async def _single_token_words(client: Client, words: Sequence[str], overhead: int) -> list[str]:
-    """Return the words that add one token each, found by bisection."""
     added = await _count_tokens(client, words) - overhead
     if added == len(words):
         return list(words)
@@ -110,14 +109,14 @@ LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_O
 
 @dataclass(slots=True)
 class Row:
-    """One request; times are on the clock of ``time.perf_counter``."""
+    """State and outcome of one request. Times are on the clock of ``time.perf_counter``."""
 
     deadline_s: float  # when it was due
     requested_tokens: int
     ids: int = 0  # number of token ids sent; 0 for a prompt of text
     sent_s: float | None = None  # when its headers were sent; None before
     at_s: list[float] = field(default_factory=list)  # arrivals of chunks with output
-    tokens: list[int] = field(default_factory=list)  # of these chunks; 0: unknown
+    tokens: list[int] = field(default_factory=list)  # tokens of these chunks; 0: unknown
     texts: int = 0  # number of these chunks with text
     usage: Usage | None = None
     finish_reason: str | None = None
@@ -125,10 +124,10 @@ class Row:
     failure: RequestError | None = None
 
     def sent(self, at_s: float) -> None:
-        """Record when the headers were sent."""
+        """Record when the request's headers were sent."""
         self.sent_s = at_s
 
-    def take(self, chunk: Piece) -> None:
+    def add(self, chunk: Piece) -> None:
         """Add a chunk of the response."""
         if chunk.is_output:
             self.at_s.append(chunk.at_s)
@@ -139,7 +138,7 @@ class Row:
 
     @property
     def status(self) -> Status:
-        """Status for the records: an HTTP error is a rejection, a stall a timeout."""
+        """Status in records: an HTTP error counts as a rejection, a stall as a timeout."""
         if self.failure is None:
             return Status.FINISHED if self.finished and self.at_s else Status.UNFINISHED
         if self.failure.reason.startswith("http "):
@@ -148,14 +147,14 @@ class Row:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens by usage, else by the chunks' counts, else the number of chunks (a lower bound)."""
+        """Output tokens by usage or, if it is missing, by the chunks' token counts or the number of chunks."""
         if self._final_usage is not None and not self.invalid_output_usage:
             return self._final_usage.output_tokens
         return sum(self.counts) or len(self.at_s)
 
     @property
     def counts(self) -> list[int]:
-        """Tokens of each chunk, 0 where unknown; one each where only their sum is known and equals the chunks."""
+        """Tokens of each chunk. Unknown counts are 0, or 1 if only the sum is known and equals the number of chunks."""
         if self.invalid_output_usage:
             return [0] * len(self.tokens)
         even = self.usage is not None and self.usage.output_tokens == len(self.at_s) and not any(self.tokens)
@@ -163,7 +162,7 @@ class Row:
 
     @property
     def invalid_output_usage(self) -> bool:
-        """Whether usage reports an impossible number of output tokens: above the request, or other than received."""
+        """Whether usage reports more output tokens than requested, or another number than was received."""
         if self._final_usage is None:
             return False
         counted, reported = sum(self.tokens), self._final_usage.output_tokens
@@ -172,7 +171,7 @@ class Row:
 
     @property
     def invalid_prompt_usage(self) -> bool:
-        """Whether usage reports another number of prompt tokens than the token ids sent."""
+        """Whether usage reports a number of prompt tokens that differs from the token ids sent."""
         return self.usage is not None and self.ids > 0 and self.usage.prompt_tokens not in {self.ids, 0}
 
     @property
@@ -181,7 +180,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason of the failure; empty if there was none."""
+        """Reason of the failure, or an empty string if there was none."""
         if self.failure is not None:
             return self.failure.reason
         if self.finished and not self.at_s:
@@ -217,12 +216,12 @@ class Run:
         self.rows = [None] * len(self.workload)
 
     def stop(self, reason: str) -> None:
-        """Stop the run now; the first reason stays."""
+        """Stop the run now. If the run is stopped again, the first reason remains."""
         self.stop_reason = self.stop_reason or reason
         self._stop.set()
 
     async def warm_up(self, requests: int) -> None:
-        """Send uncounted requests like the first ones, with prompts of their own."""
+        """Send requests that do not count, with the lengths of the first requests but different prompts."""
         gate = asyncio.Semaphore(_WARMUP_CONCURRENCY)
 
         async def one(at: int) -> None:
@@ -235,7 +234,7 @@ class Run:
         await self._until_stopped(asyncio.gather(*(one(i) for i in range(requests))), None)
 
     def prepare(self) -> None:
-        """Make the bodies of the first requests in advance, so that making them delays none."""
+        """Create the bodies of the first requests in advance, so that creating them delays no request."""
         size = 0
         for row in range(len(self.workload)):
             self._bodies[row] = self._body(row)
@@ -243,8 +242,8 @@ class Run:
             if size > _PREPARED_BYTES:
                 return
 
-    async def go(self, time_limit_s: float | None) -> None:
-        """Run all requests, or as many as fit before the limit or a stop."""
+    async def send_all(self, time_limit_s: float | None) -> None:
+        """Send all requests, unless the time limit or a stop ends the run earlier."""
         self.start_s = time.perf_counter()
         concurrency = self.workload.concurrency
         main = self._open_loop() if concurrency is None else self._closed_loop(concurrency)
@@ -252,7 +251,7 @@ class Run:
             self.stop(f"the time limit of {time_limit_s:g} s" if time_limit_s is not None else "")
 
     async def _until_stopped(self, main: asyncio.Future[Any], limit_s: float | None) -> bool:
-        """Return whether ``main`` finished or the run was stopped before the limit."""
+        """Wait until ``main`` ends, the run is stopped or the limit passes. Return False only if the limit passes."""
         stopper = asyncio.ensure_future(self._stop.wait())
         done, left = await asyncio.wait({main, stopper}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in left:
@@ -295,7 +294,7 @@ class Run:
         try:
             async with contextlib.aclosing(self.client.stream(body, sent=row.sent)) as chunks:
                 async for chunk in chunks:
-                    row.take(chunk)
+                    row.add(chunk)
         except RequestError as error:
             row.failure = error
         row.finished = True
@@ -322,7 +321,7 @@ MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however un
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
-    """Return how many values exceed a limit, and whether significantly ("surely_often") more than 1 % do."""
+    """Count the values above a limit. "surely_often" states whether significantly more than 1 % are above the limit."""
     count, of = int((np.asarray(values, np.float64) > limit).sum()), len(values)
     return {
         "limit_s": limit if math.isfinite(limit) else None,
@@ -333,11 +332,11 @@ def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]
     }
 
 
-def binomial_tail(count: int, of: int, share: float) -> float:
-    """Return the probability of ``count`` or more successes in ``of`` trials of probability ``share``."""
+def binomial_tail(count: int, trials: int, probability: float) -> float:
+    """Return the probability of ``count`` or more successes in a number of independent trials."""
     from scipy.special import bdtrc
 
-    return float(bdtrc(count - 1, of, share))
+    return float(bdtrc(count - 1, trials, probability))
 
 
 _TICK_S = 0.02
@@ -351,7 +350,7 @@ _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
 
 
 class Monitor:
-    """Monitors the client while it sends requests; ``close`` fills ``metadata``, which ``warnings`` reads."""
+    """Monitors the client itself during a run. ``close`` fills ``metadata``, from which ``warnings`` are made."""
 
     def __init__(self) -> None:
         self.start = datetime.now(UTC)
@@ -360,14 +359,14 @@ class Monitor:
         self.metadata: dict[str, Any] = {}
 
     async def run(self) -> None:
-        """Measure until cancelled how late the event loop wakes."""
+        """Record how late the event loop wakes up, until cancelled."""
         while True:
             deadline_s = time.perf_counter() + _TICK_S
             await asyncio.sleep(_TICK_S)
             self.lags.append(max(0.0, time.perf_counter() - deadline_s))
 
     def close(self, late_s: Sequence[float] | Floats, median_ttft_s: float = math.inf) -> None:
-        """Finish; ``late_s`` is how late each request was sent after it was due."""
+        """Fill ``metadata``. ``late_s`` has the seconds from when each request was due until it was sent."""
         span_s = max(time.perf_counter() - self.start_s, 1e-9)
         self.metadata = {
             "late_s": _quantiles(late_s),
@@ -398,14 +397,14 @@ class Monitor:
         return "" if ttft_s is None else f"; median TTFT {1e3 * ttft_s:.1f} ms"
 
     def warnings(self) -> list[str]:
-        """Return what limits the trust in latencies: lateness, a slow or busy client, clocks that drift apart."""
+        """Return warnings about latencies: late requests, a slow or busy client, clocks that drift apart."""
         found, lag = [], self.metadata["loop_lag"]
         if self.metadata["late_doubt"] is not None:
             found.append(self.metadata["late_doubt"])
         if lag["surely_often"]:
             found.append(
                 f"the client woke more than {1e3 * lag['limit_s']:.0f} ms late in {lag['count']:,} of {lag['of']:,} "
-                f"looks (the worst {1e3 * self.metadata['loop_lag_s']['max']:.0f} ms{self._ttft()}): tokens may have "
+                f"checks (the worst {1e3 * self.metadata['loop_lag_s']['max']:.0f} ms{self._ttft()}): tokens may have "
                 "waited to be read, so that TTFT is too long and the times between tokens are too short"
             )
         if (share := self.metadata["cpu_share"]) > _BUSY:
@@ -419,7 +418,6 @@ class Monitor:
 
 
 def _clock_offset_s() -> float:
-    """Return the wall clock less the monotonic one, of the reading that was interrupted least."""
     readings = []
     for _ in range(_READINGS):
         before_s, wall_s, after_s = time.perf_counter(), time.time(), time.perf_counter()
@@ -428,7 +426,6 @@ def _clock_offset_s() -> float:
 
 
 def _quantiles(values: Sequence[float] | Floats) -> dict[str, float | None]:
-    """Return median, 99th percentile (None of too few values) and maximum."""
     if not len(values):
         return {"p50": 0.0, "p99": None, "max": 0.0}
     p50, p99, top = np.quantile(np.asarray(values), [0.5, 0.99, 1.0])

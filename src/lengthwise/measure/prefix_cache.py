@@ -1,4 +1,4 @@
-"""Prompt tokens that a server found in its prefix cache instead of computing them, by its counters."""
+"""Prompt tokens that a server found in its prefix cache instead of computing them, by its own counters."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FOUND = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"
 SGLang's documentation, which labels the last one by source and omits it while it is 0."""
 
 
-def prefix_facts(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
-    """Return a run's metadata on the prefix cache from two scrapes of ``/metrics``; empty where unknown."""
+def cache_counts(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
+    """Return a run's metadata on the server's prefix cache, by scrapes before and after. Unknown counts give {}."""
     counted = None if before is None or after is None else cached_between(before, after)
     return {} if counted is None else {KEY: counted}
 
 
 def cached_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float] | None:
-    """Return prompt tokens looked up in the prefix cache between two scrapes, and found; None if not counted."""
+    """Return how many prompt tokens the server looked up and found between two scrapes, or None if not counted."""
     if not any(name in after for name in LOOKED_UP):
         return None
     looked_up, found = (
@@ -31,8 +31,8 @@ def cached_between(before: Mapping[str, float], after: Mapping[str, float]) -> d
     return None if looked_up < 0 or found < 0 else {"looked_up_tokens": looked_up, "found_tokens": found}
 
 
-def cached_of(metadata: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """Return a run's cached tokens from its metadata: counted over the run, else from scraped counters."""
+def cached_tokens(metadata: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return how many prompt tokens the server looked up and found during a run, or None without counts."""
     counted, metrics = metadata.get(KEY), metadata.get("metrics")
     if isinstance(counted, Mapping):
         return counted
@@ -47,8 +47,8 @@ def cached_of(metadata: Mapping[str, Any]) -> Mapping[str, float] | None:
 
 
 def cache_warning(metadata: Mapping[str, Any]) -> str | None:
-    """Return a warning if the server found tokens that no shared prefix explains, and so measured shorter prompts."""
-    cached = cached_of(metadata)
+    """Return a warning if the server found cached prompt tokens although no shared prefix was requested."""
+    cached = cached_tokens(metadata)
     if cached is None or _shared_prefix(metadata) > 0 or _found_share(cached) <= MAX_CACHED_SHARE:
         return None
     hint = "" if metadata.get("prompts") == "texts" else "send prompts that are new to it (another salt), or "
@@ -57,9 +57,9 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
 
 
 def prefix_warnings(measured: RunResult) -> list[str]:
-    """Return why a simulation, which computes every prompt in full, does not match the run; not its own warnings."""
+    """Return warnings that cached prefixes make the run unlike a simulation, unless the run already has them."""
     metadata = measured.metadata
-    shared, cached, warning = _shared_prefix(metadata), cached_of(metadata), cache_warning(metadata)
+    shared, cached, warning = _shared_prefix(metadata), cached_tokens(metadata), cache_warning(metadata)
     if shared > 0:
         found = "" if cached is None else f" (the server had {_words(cached)} in its prefix cache)"
         own = f"its prompts have {100 * shared:.0f} % of their tokens in common (shared prefix){found}"

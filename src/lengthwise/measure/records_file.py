@@ -51,7 +51,7 @@ _MAX_BYTES = 1 << 32
 
 
 def packed(value: Any) -> Any:
-    """Return a record of columns as plain JSON: arrays become {"dtype", "length", "zlib"}, None stays."""
+    """Return a dataclass of arrays as JSON. An array becomes {"dtype", "length", "zlib"}, and None stays None."""
 
     def item(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
@@ -63,8 +63,8 @@ def packed(value: Any) -> Any:
     return None if value is None else {f.name: item(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
-def unpacked(kind: type[T], text: Mapping[str, Any] | None) -> T:
-    """Return the record that was packed; raises KeyError, ValueError or TypeError for anything else."""
+def unpacked(kind: type[T], encoded: Mapping[str, Any] | None) -> T:
+    """Return the ``kind`` that ``packed`` encoded. Raises KeyError, ValueError or TypeError for anything else."""
 
     def value(item: Any) -> Any:
         if not isinstance(item, dict):
@@ -80,9 +80,9 @@ def unpacked(kind: type[T], text: Mapping[str, Any] | None) -> T:
             raise ValueError(f"an array of {length} numbers holds {len(array)}")
         return array.astype(dtype.newbyteorder("="))
 
-    if text is None:
+    if encoded is None:
         raise ValueError(f"{kind.__name__} is missing")
-    return kind(**{f.name: value(text[f.name]) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
+    return kind(**{f.name: value(encoded[f.name]) for f in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
 PREFIX = "workload."
@@ -91,8 +91,7 @@ _ROWS = PREFIX + "predictions."
 
 
 def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return columns by name, a row per request, and everything else as plain values; raises OutputError."""
-    workload.require_independent("a file of records")
+    """Split a workload into columns of requests and plain values. Raises OutputError for data that cannot be stored."""
     columns = {PREFIX + n: v for n in (*MAIN_COLUMNS, *OPTIONAL_COLUMNS) if (v := getattr(workload, n)) is not None}
     extra = {name: np.asarray(values) for name, values in workload.extra.items()}
     columns |= {_EXTRA + name: writers.extra_series(name, values) for name, values in extra.items()}
@@ -102,31 +101,31 @@ def columns_of(workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:
         predictions = workload.predictions
         columns |= {_ROWS + n: writers.lists_of(predictions.start, getattr(predictions, n)) for n in PREDICTION_COLUMNS}
         rest["window_tokens"] = int(predictions.window_tokens)
+    columns |= {PREFIX + name: column for name, column in writers.relation_columns(workload).items()}
+    if workload.prefixes is not None:
+        rest["block_tokens"] = workload.prefixes.block_tokens
     return columns, rest
 
 
 def workload_of(frame: Any, rest: dict[str, Any]) -> Workload:
-    """Return the workload of ``columns_of``; raises whatever polars, numpy or the workload raise for anything else."""
+    """Return the workload that ``columns_of`` split. Invalid data raises errors of polars, numpy or Workload."""
     given = {n: frame[PREFIX + n].to_numpy() for n in MAIN_COLUMNS}
     given |= {n: frame[PREFIX + n].to_numpy() for n in OPTIONAL_COLUMNS if PREFIX + n in frame.columns}
     predictions = None
     if "window_tokens" in rest:
-        (start, total), (_, index) = (flat(frame[_ROWS + name]) for name in PREDICTION_COLUMNS)
+        (start, total), (_, index) = (writers.flat(frame[_ROWS + name]) for name in PREDICTION_COLUMNS)
         predictions = Predictions(rest["window_tokens"], start, total, index)
+    own = frame.select(pl.col(f"^{PREFIX}.*$").name.map(lambda name: name.removeprefix(PREFIX)))
+    after, prefixes = writers.relations_of(own, rest.get("block_tokens", 0))
     return Workload(
         **given,
+        after=after,
+        prefixes=prefixes,
         extra={name: _extra_values(frame[_EXTRA + name], dtype) for name, dtype in rest["extra"].items()},
         predictions=predictions,
         concurrency=rest["concurrency"],
         name=rest["name"],
     )
-
-
-def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Return starts and values of a column of ``lists_of``."""
-    lengths = series.list.len().to_numpy().astype(np.int64)
-    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return start, series.filter(series.list.len() > 0).explode().to_numpy()
 
 
 def _extra_values(series: Any, dtype: str) -> npt.NDArray[Any]:
@@ -143,11 +142,12 @@ _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series":
 
 
 def write_records(measured: RunResult, path: Path | str) -> None:
-    """Write a file from which ``read_records`` restores the same to the bit; atomically; raise OutputError."""
+    """Write a run to a file, atomically and without any loss. Raises OutputError if that fails."""
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)
     columns = {name: getattr(records.requests, name) for name in names} | requested
+    columns = {name: column for name, column in columns.items() if column is not None}
     if tokens is not None:
         columns[_AT] = writers.lists_of(tokens.start, tokens.at_s)
         columns[_TOKENS] = writers.lists_of(tokens.start, tokens.tokens)
@@ -180,7 +180,7 @@ def write_records(measured: RunResult, path: Path | str) -> None:
 
 
 def read_records(path: Path | str) -> RunResult:
-    """Read what ``write_records`` wrote; raise InputError for a missing, damaged or other file or version."""
+    """Read a run that ``write_records`` wrote. Raises InputError for a missing, damaged or unknown file."""
     path = Path(path)
     damages = (
         KeyError, ValueError, TypeError, AttributeError, OSError, InputError, zlib.error, pl.exceptions.PolarsError,
@@ -219,7 +219,7 @@ def read_records(path: Path | str) -> RunResult:
 def _measured(frame: Any, meta: dict[str, Any]) -> RunResult:
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     records = Records(
-        requests=RequestRecords(**{name: frame[name].to_numpy() for name in names}),
+        requests=RequestRecords(**{name: frame[name].to_numpy() for name in names if name in frame.columns}),
         steps=None if meta["steps"] is None else unpacked(StepRecords, meta["steps"]),
         **{name: unpacked(kind, meta[name]) for name, kind in _PARTS.items()},
         end_s=float(meta["end_s"]),
@@ -233,6 +233,6 @@ def _measured(frame: Any, meta: dict[str, Any]) -> RunResult:
         meta["metadata"],
         tuple(meta["warnings"]),
         meta["errors"],
-        TokenTimes(*flat(frame[_AT]), flat(frame[_TOKENS])[1]) if _AT in frame.columns else None,
+        TokenTimes(*writers.flat(frame[_AT]), writers.flat(frame[_TOKENS])[1]) if _AT in frame.columns else None,
         frame[_CLIENT].to_numpy() if _CLIENT in frame.columns else None,
     )

@@ -1,4 +1,4 @@
-"""From records to numbers: latencies, goodput, utilisation, cost, each with its interval."""
+"""Metrics computed from records: latencies, goodput, utilization, cost, each with its interval."""
 
 import lazy_loader
 

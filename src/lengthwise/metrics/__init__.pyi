@@ -16,7 +16,10 @@ from .extrapolation import merge_extrapolations as merge_extrapolations
 from .pooling import combine as combine
 from .pooling import difference as difference
 from .pooling import with_model_error as with_model_error
-from .summary import SHARES as SHARES
+from .prefix_cache import PrefixCacheStatistics as PrefixCacheStatistics
+from .prefix_cache import TurnStatistics as TurnStatistics
+from .prefix_cache import hit_rate_over_time as hit_rate_over_time
+from .summary import TIME_USES as TIME_USES
 from .summary import Cost as Cost
 from .summary import Counts as Counts
 from .summary import Goodput as Goodput

@@ -1,4 +1,4 @@
-"""Block bootstrap of relative errors between two runs (Künsch, 1989): blocks of consecutive requests are drawn."""
+"""Bootstrap of the relative errors between two runs, by drawing blocks of consecutive requests (Künsch, 1989)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of one metric: ``values[i]`` is of request number ``row[i]``; the run has ``rows`` requests."""
+    """Values of one metric in a run of ``rows`` requests. ``values[i]`` belongs to request number ``row[i]``."""
 
     values: Floats
     row: Ints
     rows: int
 
     def block(self, blocks: int) -> Ints:
-        """Return [m] the block of each value's request."""
+        """Return [values] the block to which each value's request belongs."""
         return self.row * blocks // self.rows
 
     def influence(self, blocks: int, q: Floats) -> Floats:
-        """Return [blocks, 1 + quantiles] each block's relative shift of the mean, and of the shares above quantiles."""
+        """Return [blocks, 1 + quantiles] by how much each block shifts the statistics.
+
+        The statistics are the relative mean, and for each quantile the share of values above it.
+        """
         block, mean = self.block(blocks), self.values.mean()
         shifts = [(self.values - mean) / (mean or 1.0)]
         shifts += [(self.values > end) - np.mean(self.values > end) for end in np.quantile(self.values, q)]
@@ -40,21 +43,21 @@ class Sample:
 
 
 def sample_of(values: Floats) -> Sample:
-    """Return the finite values of consecutive requests."""
+    """Return a sample of the finite ``values``, which have one entry per request in order."""
     known = np.flatnonzero(np.isfinite(values))
     return Sample(values[known], known, len(values))
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Number of blocks, and the factors [1 + quantiles] that widen intervals; NaN where there is no interval."""
+    """A number of blocks, and factors [1 + quantiles] that widen the intervals. NaN means that there is no interval."""
 
     count: int
     widening: Floats
 
 
 def blocks_of(a: Sample, b: Sample, q: Floats, level: float, *, paired: bool) -> tuple[Blocks, Blocks]:
-    """Return the blocks of each side; paired runs share theirs, chosen by the difference of influences."""
+    """Return the blocks of each run. Paired runs share blocks, chosen by the difference of the runs' influences."""
     if paired:
         shared = _choose_blocks(a.rows, lambda count: a.influence(count, q) - b.influence(count, q), level)
         return shared, shared
@@ -76,14 +79,14 @@ def _choose_blocks(rows: int, influence: Callable[[int], Floats], level: float) 
 
 
 def lag_correlation(rows: Floats) -> Floats:
-    """Return [k] lag-one correlations of the rows of [n, k], at least 0, corrected for few rows (Kendall, 1954)."""
+    """Return [k] lag-one correlations of columns [n, k], at least 0 and corrected for small n (Kendall, 1954)."""
     r = lag_one_correlation(rows)
     return np.asarray(np.clip(r + (1 + 4 * r) / len(rows), 0.0, 1.0))
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Settings of the draws; paired runs share the drawn blocks."""
+    """Settings of a bootstrap. Paired runs share the drawn blocks."""
 
     paired: bool
     draws: int
@@ -91,13 +94,13 @@ class Bootstrap:
     level: float
 
     def weights(self, blocks_a: int, blocks_b: int) -> tuple[Ints, Ints]:
-        """Return [draws, blocks] of either side: how often each block is in a draw of as many blocks."""
+        """Return how often each draw has each block, by run (``draw_blocks``). Paired runs have the same draws."""
         rng = np.random.default_rng(self.seed)
         a = draw_blocks(rng, blocks_a, self.draws)
         return a, a if self.paired else draw_blocks(rng, blocks_b, self.draws)
 
     def error_interval(self, a: Sample, b: Sample, q: Floats) -> tuple[Floats, Floats]:
-        """Return the ends [1 + quantiles] of the intervals of (a - b) / b; NaN where unknown."""
+        """Return the low and high ends [1 + quantiles] of the intervals of (a - b) / b. Unknown ends are NaN."""
         blocks_a, blocks_b = blocks_of(a, b, q, self.level, paired=self.paired)
         weights_a, weights_b = self.weights(blocks_a.count, blocks_b.count)
         draws_a, draws_b = resample(a, weights_a, q), resample(b, weights_b, q)
@@ -108,19 +111,19 @@ class Bootstrap:
         return ratio_interval(wide_a, _widen(draws_b, point_b, blocks_b.widening), self.level)
 
     def rate_interval(self, a: Floats, b: Floats) -> tuple[float, float]:
-        """Return the ends of the interval of (a - b) / b for mean rates over SPANS spans, which paired runs share."""
+        """Return the ends of the interval of (a - b) / b for two rates, each given in SPANS spans of time."""
         means = [(w @ s / SPANS)[:, None] for w, s in zip(self.weights(SPANS, SPANS), (a, b), strict=True)]
         low, high = ratio_interval(means[0], means[1], self.level)
         return float(low[0]), float(high[0])
 
 
 def draw_blocks(rng: np.random.Generator, blocks: int, draws: int) -> Ints:
-    """Return [draws, blocks] how often each block is in a draw of as many blocks."""
+    """Return [draws, blocks] how often each block occurs if ``blocks`` of them are drawn with replacement."""
     return rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws)
 
 
 def resample(sample: Sample, weights: Ints, q: Floats) -> Floats:
-    """Return [draws, 1 + quantiles] the mean and quantiles (as np.quantile) of a sample in each draw of its blocks."""
+    """Return [draws, 1 + quantiles] the mean and np.quantile of a sample whose blocks occur ``weights`` times."""
     values, blocks = sample.values, weights.shape[1]
     order = np.argsort(values, kind="stable")
     ascending, block = values[order], sample.block(blocks)[order]
@@ -144,7 +147,7 @@ def resample(sample: Sample, weights: Ints, q: Floats) -> Floats:
 
 
 def _at_rank(ascending: Floats, cumulative: Ints, rank: Ints) -> Floats:
-    """Return [draws, ranks] the values at ranks (from 0), all draws searched as one ascending array."""
+    """Return [draws, ranks] the values at ranks (from 0). All draws are searched at once, as one ascending array."""
     step = int(cumulative.max(initial=0)) + 1
     row = np.arange(len(cumulative))[:, None]
     found = np.searchsorted((cumulative + row * step).ravel(), rank + row * step, side="right")
@@ -152,7 +155,7 @@ def _at_rank(ascending: Floats, cumulative: Ints, rank: Ints) -> Floats:
 
 
 def _widen(draws: Floats, point: Floats, widening: Floats) -> Floats:
-    """Return draws [draws, k] scaled away from the point estimate, in logarithms where both are positive."""
+    """Return draws [draws, k] scaled away from the point estimate, on a logarithmic scale if both are positive."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         scaled = point * (draws / point) ** widening
     return np.where((point > 0) & (draws > 0), scaled, point + widening * (draws - point))
@@ -161,10 +164,10 @@ def _widen(draws: Floats, point: Floats, widening: Floats) -> Floats:
 def ratio_interval(
     a: Floats, b: Floats, level: float, points: Sequence[Floats] = (), widening: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return the ends [k] of the intervals of (a - b) / b over draws [draws, k].
+    """Return the low and high ends [k] of the intervals of (a - b) / b over draws [draws, k].
 
-    They are NaN where the ratio is undefined in over a tenth of the draws. ``widening`` [k] scales the interval about
-    the ratio of ``points``.
+    They are NaN if the ratio is undefined in over a tenth of the draws. ``widening`` [k] scales the interval about the
+    ratio of ``points``.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.where(b > 0, a / b, np.nan)

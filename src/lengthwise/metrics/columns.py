@@ -1,4 +1,4 @@
-"""Latencies of requests as columns, and columns as data frames."""
+"""Latencies of requests as columns, and data frames of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Table = Literal["requests", "steps"]
 
 
 def _divide(seconds: Floats, tokens: Array) -> Floats:
-    """Return seconds a token; NaN where there are no tokens."""
     return np.asarray(np.divide(seconds, tokens, out=np.full(len(tokens), np.nan), where=tokens > 0))
 
 
@@ -37,7 +36,7 @@ _COLUMNS = (
 
 
 def request_column(requests: RequestRecords, name: str) -> Array:
-    """Return one column [n] of :func:`request_columns`; raise UnknownNameError."""
+    """Return the column ``name`` [n] of :func:`request_columns`. Raises UnknownNameError if there is no such column."""
     if name in _DERIVED:
         return _DERIVED[name](requests)
     if name not in _COLUMNS:
@@ -46,14 +45,14 @@ def request_column(requests: RequestRecords, name: str) -> Array:
 
 
 def request_columns(records: Records) -> dict[str, Array]:
-    """Return the times of every request as [n] columns in the order of the workload.
+    """Return the times of every request as columns [n], in the order of the workload.
 
-    Recorded columns are the arrays of the records; derived ones are new. NaN marks events that never happened.
+    Recorded columns are the arrays of the records, derived ones are new arrays. NaN marks events that never happened.
 
-    * ``queueing_delay_s``: arrival until first put into a step.
-    * ``ttft_s``: arrival until the first token.
+    * ``queueing_delay_s``: from the arrival to the first step of the request.
+    * ``ttft_s``: from the arrival to the first token.
     * ``tpot_s``: (finished - first token) / (output tokens - 1); NaN for one token.
-    * ``jct_s``: arrival until the last token (end-to-end latency).
+    * ``jct_s``: from the arrival to the last token (end-to-end latency).
     * ``normalized_latency_s``: ``jct_s`` per output token, as in Orca and vLLM.
     """
     return {name: request_column(records.requests, name) for name in _COLUMNS}
@@ -62,9 +61,13 @@ def request_columns(records: Records) -> dict[str, Array]:
 def frame(records: Records, kind: Kind = "polars", table: Table = "requests") -> Any:
     """Return a data frame of the requests (:func:`request_columns`) or of the steps (StepRecords).
 
-    The frame shares the memory of the records: do not write into it. Its ``kind`` is "polars" (DataFrame), "pandas"
-    (DataFrame) or "arrow" (pyarrow.Table). Raises InputError where the run did not record the requested steps, and
-    MissingExtraError or UnknownNameError.
+    The frame shares the records' memory: do not write to it. ``kind`` is "polars" (DataFrame), "pandas" (DataFrame) or
+    "arrow" (pyarrow.Table).
+
+    Raises:
+        InputError: A frame of steps is requested, but the run recorded none.
+        MissingExtraError: The library of ``kind`` is not installed.
+        UnknownNameError: There is no such ``kind`` or ``table``.
     """
     if kind not in _FRAMES:
         raise UnknownNameError("kind of frame", kind, _FRAMES)
@@ -95,7 +98,7 @@ END_SLACK_S = 1.0
 
 
 def clock_warning(r: RequestRecords, end_s: float) -> str:
-    """Return a warning about impossible times (a clock was set, or two clocks disagree); "" without any."""
+    """Return a warning if times are impossible (a clock was set, or two clocks disagree), or an empty string."""
     with np.errstate(invalid="ignore"):
         wrong = (
             (r.first_token_s < r.arrival_s) | (r.finished_s < r.first_token_s) | (r.finished_s > end_s + END_SLACK_S)

@@ -1,4 +1,4 @@
-"""Compares two runs, simulated or measured: relative errors with intervals, and distances of distributions."""
+"""Comparison of two runs, simulated or measured: relative errors with intervals, and distances of distributions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise import catalog
 from lengthwise.metrics.bootstrap import MIN_REQUESTS, SPANS, Bootstrap, Sample, sample_of
 from lengthwise.metrics.columns import clock_warning, request_column
 from lengthwise.metrics.distribution import absolute_errors, distances, gap_counts, weighted_quantiles
-from lengthwise.metrics.summary import Counts, Slo, Window, bucket_counts, window_intersection, window_of, window_rows
+from lengthwise.metrics.summary import CountedRows, Counts, Slo, bucket_counts, common_rows, counted_rows, select_rows
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.metric_names import LATENCIES, QUANTILES
 from lengthwise.schema.records import Records, RequestRecords, RunResult, Status, TokenTimes, shape_facts
@@ -37,7 +37,7 @@ _DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tok
 
 @dataclass(frozen=True)
 class ClientSeconds:
-    """The client's own delay within each TTFT and JCT: from when a request was due until it was sent."""
+    """The client's own delay, from when a request was due until it was sent. TTFT and JCT include this delay."""
 
     mean_s: float
     p50_s: float
@@ -46,18 +46,18 @@ class ClientSeconds:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs."""
+    """One of the two compared runs."""
 
     name: str  # name of its records, or its source
     source: str  # as in RunResult
-    counts: Counts  # requests by bucket, warm-up left out
-    span_s: float  # seconds from the end of the warm-up to the last event
+    counts: Counts  # requests by outcome, warm-up left out
+    span_s: float  # seconds from the first counted arrival to the last event
     client: ClientSeconds | None = None  # None where the client's delays are unknown
 
 
 @dataclass(frozen=True)
 class MetricError:
-    """Error of the prediction ``a`` against the reference ``b`` in one number."""
+    """Error of ``a`` (the prediction) against ``b`` (the reference) in one statistic of one metric."""
 
     # "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds), "requests_per_s",
     # "output_tokens_per_s", "goodput" (good requests a second) or "within_slo"
@@ -70,12 +70,12 @@ class MetricError:
 
     @property
     def key(self) -> str:
-        """Return metric and statistic as one name: ttft.p95, or requests_per_s."""
+        """Return metric and statistic as one name, such as "ttft.p95", or only the metric: "requests_per_s"."""
         return f"{self.metric}.{self.stat}" if self.stat else self.metric
 
     @property
     def error(self) -> float:
-        """Return (a - b) / b; NaN where b is 0."""
+        """Return (a - b) / b, or NaN where b is 0."""
         return (self.a - self.b) / self.b if self.b else math.nan
 
     @property
@@ -85,13 +85,13 @@ class MetricError:
 
     @property
     def least(self) -> float:
-        """Return the smallest absolute error inside the interval; without an interval the absolute error."""
+        """Return the smallest absolute error in the interval or, without an interval, the absolute error."""
         return max(0.0, self.low, -self.high) if self.has_interval else abs(self.error)
 
 
 @dataclass(frozen=True)
 class MetricDistance:
-    """Distances between the distributions of a metric in both runs."""
+    """Distances between a metric's distributions in the two runs."""
 
     metric: str  # as in MetricError
     count_a: int  # number of values of a
@@ -110,7 +110,7 @@ class Comparison:
     b: Side  # the reference
     paired: bool  # whether both are of the same requests, compared one by one
     errors: tuple[MetricError, ...]  # by metric and statistic
-    distances: tuple[MetricDistance, ...]  # by metric, for those with a value for each request (or token)
+    distances: tuple[MetricDistance, ...]  # by metric, for metrics with a value for each request (or token)
     warnings: tuple[str, ...]  # limits of the comparison, one sentence each
     level: float  # confidence level of the intervals
     draws: int  # number of bootstrap draws
@@ -118,7 +118,7 @@ class Comparison:
     slo: Slo | None = None  # limits for goodput, or None
 
     def __getitem__(self, key: str) -> MetricError:
-        """Return the error of "ttft.p95" or "requests_per_s"; raise UnknownNameError where there is none."""
+        """Return the error of a key such as "ttft.p95" or "requests_per_s". Raises UnknownNameError for other keys."""
         by_key = {error.key: error for error in self.errors}
         if key not in by_key:
             raise UnknownNameError("number in this comparison", key, by_key)
@@ -127,10 +127,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Run:
-    """A measured or simulated run and the requests that count (``rows``)."""
+    """A measured or simulated run, and which of its requests count."""
 
     measured: RunResult
-    rows: Window
+    rows: CountedRows
 
     @property
     def records(self) -> Records:
@@ -140,19 +140,19 @@ class Run:
     @cached_property
     def requests(self) -> RequestRecords:
         """Return the requests that count."""
-        return window_rows(self.records.requests, self.rows)
+        return select_rows(self.records.requests, self.rows)
 
     @property
     def start_s(self) -> float:
-        """Return the first arrival."""
+        """Return when the first of the requests that count arrived, in seconds."""
         return float(self.requests.arrival_s.min())
 
     def column(self, metric: str) -> Floats:
-        """Return [rows] seconds of a metric; NaN where the event never happened."""
+        """Return [rows] a metric of the requests that count, in seconds. NaN stands for events that never happened."""
         return np.asarray(request_column(self.requests, f"{metric}_s"))
 
     def side(self, fallback: str) -> Side:
-        """Return the description of the run; ``fallback`` names records without a name."""
+        """Return the run's description. The name is ``fallback`` if the records have none."""
         client_s = self.measured.client_s
         known = np.zeros(0) if client_s is None else client_s[self.rows][np.isfinite(client_s[self.rows])]
         client = ClientSeconds(float(known.mean()), float(np.median(known)), float(known.max())) if len(known) else None
@@ -171,20 +171,21 @@ def compare(
     draws: int = 1000,
     seed: int = 0,
 ) -> Comparison:
-    """Return the relative errors of ``a`` (the prediction) against ``b`` (the reference) in every metric and quantile.
+    """Return the relative errors of ``a`` (the prediction) against ``b`` (the reference) in all metrics and quantiles.
 
-    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time) and cover the
+    Intervals come from a bootstrap over blocks of consecutive requests (for rates: over spans of time). They cover the
     randomness of the requests, not differences between machines or days. Runs of the same requests at the same times
-    are compared request by request, which narrows the intervals much. There is none below 20 requests, for an error
-    relative to a value near 0, where a run drifts throughout (a warning names it), and for the time between tokens of a
-    run that records neither token times nor steps.
+    are compared request by request, which makes the intervals much narrower. There is no interval below 20 requests,
+    for an error relative to a value near 0, if a run drifts throughout (a warning names it), and for the time between
+    tokens if a run records neither token times nor steps.
 
     Args:
-        paired: Whether both are of the same requests; "auto": where lengths and arrivals are equal.
-        warmup_s: Requests that arrived earlier are left out (except from distances of the time between tokens, and
-            from its errors where no interval is known).
+        paired: Whether both runs have the same requests. "auto" decides by whether lengths and arrivals are equal.
+        warmup_s: Requests that arrived earlier are left out, except for the time between tokens: distances include
+            these requests, and so do errors without an interval.
         slo: Limits for goodput.
-        level: Confidence level of the bootstrap with ``draws`` draws.
+        level: Confidence level of the intervals.
+        draws: Number of bootstrap draws.
 
     Raises:
         InputError: An argument is invalid, such as ``paired`` for runs of different sizes, or no request is left.
@@ -200,15 +201,15 @@ def compare(
         )
     if paired == "auto":
         paired = _same_lengths(a.workload, b.workload) and _same_times(a.workload, b.workload)
-    windows = [window_of(side.records, warmup_s, 0) for side in (a, b)]
+    rows = [counted_rows(side.records, warmup_s, 0) for side in (a, b)]
     if paired:
-        both = window_intersection(*windows)
-        if not len(window_rows(a.records.requests, both).arrival_s):
+        both = common_rows(*rows)
+        if not len(select_rows(a.records.requests, both).arrival_s):
             raise InputError(
                 f"both runs must have requests in common after the warm-up; with warmup_s {warmup_s:g} they have none"
             )
-        windows = [both, both]
-    run_a, run_b = Run(a, windows[0]), Run(b, windows[1])
+        rows = [both, both]
+    run_a, run_b = Run(a, rows[0]), Run(b, rows[1])
     bootstrap = Bootstrap(paired, draws, seed, level)
     estimated = [*_latency_errors(run_a, run_b, bootstrap), *_rate_errors(run_a, run_b, slo, bootstrap)]
     errors, negligible = _without_negligible(estimated)
@@ -242,7 +243,7 @@ def _latency_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricErro
 
 
 def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
-    """Yield errors of pooled gaps, with intervals (and without the warm-up) where both runs know whose the gaps are."""
+    """Yield the errors of the times between tokens. Intervals need to know each gap's request (``request_gaps``)."""
     pooled = [run.records.gaps for run in (a, b)]
     if not all(gaps.total for gaps in pooled):
         return
@@ -264,7 +265,6 @@ def _metric_errors(metric: str, points: list[Floats], low: Floats, high: Floats)
 
 
 def _rate_errors(a: Run, b: Run, slo: Slo | None, bootstrap: Bootstrap) -> Iterator[MetricError]:
-    """Yield errors of finished requests, output tokens and good requests a second, then of the good share."""
     events = min(int(np.isfinite(run.requests.finished_s).sum()) for run in (a, b))
     for metric in ("requests_per_s", "output_tokens_per_s", *(("goodput",) if slo else ())):
         rate_a, rate_b = (_span_rates(run, metric, slo) for run in (a, b))
@@ -280,7 +280,6 @@ def _rate_errors(a: Run, b: Run, slo: Slo | None, bootstrap: Bootstrap) -> Itera
 
 
 def _span_rates(run: Run, metric: str, slo: Slo | None) -> Floats:
-    """Return [spans] events a second in equal spans of the window."""
     r = run.requests
     counted = slo.met(r)["all"] if metric == "goodput" and slo else r.status == Status.FINISHED
     tokens = r.output_tokens[counted] if metric == "output_tokens_per_s" else None
@@ -308,12 +307,12 @@ Gaps = tuple[Floats, Ints]  # [gaps] seconds, and the row of the request that ea
 
 
 def request_gaps(run: Run) -> Gaps | None:
-    """Return the gaps between tokens of the requests that count, with rows from 0; None where unknown.
+    """Return the gaps between tokens of the requests that count, with each gap's row of requests, or None if unknown.
 
-    A measured run records when each token came. In a simulated run tokens are assigned to the ends of the
-    replica's steps between the request's first and last token: one for each step if there are as many, else to evenly
-    spaced steps (stages of a pipeline take turns). The result counts only if all gaps together match those that the run
-    recorded: the same number, and quantiles within 2 %.
+    Rows start from 0. A measured run records when each token came. In a simulated run tokens are assigned to the ends
+    of the replica's steps between the request's first and last token: one to each step if there are as many steps as
+    tokens, and otherwise to evenly spaced steps (stages of a pipeline take turns). The result is None unless all gaps
+    together agree with the recorded gaps in number and, within 2 %, in quantiles.
     """
     records, tokens = run.records, run.measured.tokens
     if not 0 < records.gaps.total <= MAX_GAPS:
@@ -331,7 +330,6 @@ def request_gaps(run: Run) -> Gaps | None:
 
 
 def _chunk_gaps(tokens: TokenTimes) -> Gaps:
-    """Return gaps between chunks; tokens of one chunk have gaps of 0."""
     row = np.repeat(np.arange(len(tokens.start) - 1), np.diff(tokens.start))
     inside = row[1:] == row[:-1]
     same_chunk = np.repeat(row, np.maximum(tokens.tokens - 1, 0))
@@ -358,7 +356,7 @@ def _step_gaps(records: Records) -> Gaps | None:
 
 
 def _gaps_between(ends_s: Floats, first_s: Floats, last_s: Floats, count: Ints) -> Floats | None:
-    """Return the gaps of requests one after another, ``count`` of each; None where there are too few steps."""
+    """Return ``count`` gaps of each request, concatenated, from the ends of steps, or None if steps are too few."""
     start = np.searchsorted(ends_s, first_s, side="right")
     stop = np.searchsorted(ends_s, last_s, side="right")
     # An unfinished request received a token at every step.
@@ -374,7 +372,6 @@ def _gaps_between(ends_s: Floats, first_s: Floats, last_s: Floats, count: Ints) 
 
 
 def _same_lengths(a: Workload, b: Workload) -> bool:
-    """Return whether prompts and outputs are equally long in both, request by request."""
     return (
         len(a) == len(b)
         and a.concurrency == b.concurrency
@@ -383,14 +380,12 @@ def _same_lengths(a: Workload, b: Workload) -> bool:
 
 
 def _same_times(a: Workload, b: Workload) -> bool:
-    """Return whether requests arrive at the same times, counted from the first."""
     at_a, at_b = (w.arrival_s - w.arrival_s[0] for w in (a, b))
     tolerance_s = max(_MAX_RELATIVE_SHIFT * float(max(at_a[-1], at_b[-1])), _MAX_SHIFT_S)
     return bool(np.abs(at_a - at_b).max() <= tolerance_s)
 
 
 def _run_warnings(a: Run, b: Run, *, paired: bool) -> tuple[str, ...]:
-    """Return each warning once, the gravest first: origins that differ, parts that are missing, measurement faults."""
     warnings = [
         *_origin_warnings(a.measured, b.measured),
         *_workload_warnings(a.measured.workload, b.measured.workload),
@@ -438,7 +433,7 @@ def _workload_warnings(a: Workload, b: Workload) -> Iterator[str]:
 
 
 def _origin_warnings(a: RunResult, b: RunResult) -> Iterator[str]:
-    """Yield differences of models (by shape, as names vary), GPUs, engines and deployments, as far as recorded."""
+    """Yield differences of models, GPUs, engines and deployments. Models are compared by shape, because names vary."""
     deployments = [_deployment(run) for run in (a, b)]
     names, shapes = [_model_name(run) for run in (a, b)], [_model_shape(run) for run in (a, b)]
     if shapes[0] is not None and shapes[1] is not None:
@@ -482,7 +477,6 @@ def _model_name(run: RunResult) -> str:
 
 
 def _model_shape(run: RunResult) -> Mapping[str, Any] | None:
-    """Return the recorded shape, or that of the catalog's model with the recorded name."""
     shape = _deployment(run).get("model_shape")
     if isinstance(shape, Mapping):
         return shape
@@ -492,18 +486,14 @@ def _model_shape(run: RunResult) -> Mapping[str, Any] | None:
 
 
 def _without_negligible(errors: Sequence[MetricError]) -> tuple[tuple[MetricError, ...], tuple[str, ...]]:
-    """Remove intervals of errors relative to nearly 0, and return the errors with a warning that names these."""
+    """Return all errors, without intervals where the reference is nearly 0, and a warning that names these errors."""
     means = {error.metric: error.b for error in errors if error.stat == "mean"}
-    negligible = {
-        error.key
-        for error in errors
-        if error.has_interval
-        and (
-            not math.isfinite(error.high)
-            or 1 + error.high > MAX_RATIO * (1 + error.error)
-            or error.b < NEGLIGIBLE_SHARE * means.get(error.metric, 0.0)
-        )
-    }
+
+    def is_negligible(error: MetricError) -> bool:
+        is_wide = not math.isfinite(error.high) or 1 + error.high > MAX_RATIO * (1 + error.error)
+        return error.has_interval and (is_wide or error.b < NEGLIGIBLE_SHARE * means.get(error.metric, 0.0))
+
+    negligible = {error.key for error in errors if is_negligible(error)}
     if not negligible:
         return tuple(errors), ()
     names = ", ".join(f"{error.metric.upper()} {error.stat}".strip() for error in errors if error.key in negligible)
@@ -514,7 +504,6 @@ def _without_negligible(errors: Sequence[MetricError]) -> tuple[tuple[MetricErro
 
 
 def _drift_warnings(errors: Sequence[MetricError], a: Run, b: Run) -> Iterator[str]:
-    """Yield a warning for metrics without an interval in runs that have enough requests for one."""
     without = [error.metric for error in errors if error.stat == "mean" and not error.has_interval]
     drifting = [
         metric.upper()

@@ -1,4 +1,4 @@
-"""Distributions of latencies: their statistics with batch-means intervals, and distances between them."""
+"""Distributions of latencies: statistics with batch-means intervals, and distances between distributions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MIN_ABOVE = 5.0  # values that a batch must expect above a quantile to show how
 class Distribution:
     """Statistics of a quantity over requests (or tokens), in the quantity's unit.
 
-    ``sd`` is that of the values (divisor n); quantiles interpolate linearly between order statistics (Hyndman and
-    Fan's type 7, as NumPy does). ``relative_error`` bounds the error of reading them from a histogram: 0 where every
-    value was recorded.
+    ``sd`` is the standard deviation (divisor n). Quantiles interpolate linearly between order statistics (Hyndman and
+    Fan's type 7, as in NumPy). ``relative_error`` is the largest relative error of quantiles from a histogram, or 0 if
+    they are exact.
     """
 
     count: int
@@ -43,7 +43,7 @@ class Distribution:
 
 
 def column_distribution(values: Floats, level: float) -> Distribution:
-    """Return statistics of the finite values of a column in order of arrival, with batch-means intervals."""
+    """Return statistics of a column's finite values, with batch-means intervals. Rows are in order of arrival."""
     values = values[np.isfinite(values)]
     n = len(values)
     if n == 0:
@@ -53,17 +53,17 @@ def column_distribution(values: Floats, level: float) -> Distribution:
     total = _partitioned_statistics(values)
     half = np.full(len(STATISTICS), np.nan)
     if batches is not None:
-        # Batches give no interval of extremes.
+        # Batches give no interval for the minimum and the maximum.
         has_interval = [True, True, False, *(n / BATCHES * (1 - _Q) >= _MIN_ABOVE), False]
         half = np.where(has_interval, batch_half_width(np.array(batches), total, level), np.nan)
     return _distribution(n, total, half)
 
 
 def gap_distribution(gaps: TokenGaps, mean_half_width: float) -> Distribution:
-    """Return statistics of the times between tokens: exact where every gap was recorded, else from the histogram.
+    """Return statistics of the times between tokens, exact if all were recorded and otherwise from a histogram.
 
-    Gaps of all requests are pooled without an order in time, so that within one run only the mean has an interval,
-    ``mean_half_width``, computed from the requests.
+    The gaps of all requests are pooled without an order in time. Therefore only the mean of one run has an interval,
+    ``mean_half_width``, which is computed from the requests.
     """
     if gaps.total == 0:
         return Distribution(0)
@@ -78,7 +78,7 @@ def gap_distribution(gaps: TokenGaps, mean_half_width: float) -> Distribution:
 
 
 def gap_counts(gaps: TokenGaps) -> tuple[Floats, Ints]:
-    """Return the distinct times between tokens, ascending, and their counts; of a histogram the middles of its bins."""
+    """Return the distinct times between tokens, ascending, and their counts. A histogram gives bin middles."""
     if gaps.gap_s is not None and gaps.count is not None:
         values, count = gaps.gap_s, gaps.count
     else:
@@ -88,13 +88,13 @@ def gap_counts(gaps: TokenGaps) -> tuple[Floats, Ints]:
 
 
 def histogram_error(edges_s: Floats) -> float:
-    """Return the largest relative error of reading a value at the middle of its bin, the first bin left out."""
+    """Return the largest relative error if each value is replaced by its bin's middle, except in the first bin."""
     low, high = edges_s[1:-1], edges_s[2:]
     return float(((high - low) / 2 / low).max())
 
 
 def weighted_quantiles(values: Floats, count: Ints, q: Floats) -> Floats:
-    """Return quantiles of ascending ``values`` repeated ``count`` times, as np.quantile of the repeated array."""
+    """Return the quantiles (as np.quantile) of ascending ``values``, each repeated ``count`` times."""
     cumulative = np.cumsum(count)
     position = q * (cumulative[-1] - 1)
     below = np.floor(position).astype(np.int64)
@@ -104,7 +104,6 @@ def weighted_quantiles(values: Floats, count: Ints, q: Floats) -> Floats:
 
 
 def _partitioned_statistics(values: Floats) -> Floats:
-    """Return the STATISTICS of values, which are partitioned in place."""
     mean, sd = values.mean(), values.std()
     position = _Q * (len(values) - 1)
     below = np.floor(position).astype(np.intp)
@@ -120,7 +119,10 @@ def _distribution(count: int, total: Floats, half: Floats, error: float = 0.0) -
 
 
 def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, float]:
-    """Return Kolmogorov-Smirnov distance, and Wasserstein distance over b's mean, of (ascending values, counts)."""
+    """Return the Kolmogorov-Smirnov distance, and the Wasserstein distance over b's mean.
+
+    Both sides are given as ascending values and their counts.
+    """
     points = np.union1d(a[0], b[0])
     cdfs = [
         np.concatenate([[0], np.cumsum(count)])[np.searchsorted(values, points, side="right")] / count.sum()
@@ -132,7 +134,7 @@ def distances(a: tuple[Floats, Ints], b: tuple[Floats, Ints]) -> tuple[float, fl
 
 
 def absolute_errors(a: Floats, b: Floats) -> tuple[float, float]:
-    """Return mean and median of |a - b| / b over the pairs known on both sides; NaN without any."""
+    """Return the mean and the median of |a - b| / b over pairs of finite values, or NaN if there are none."""
     both = np.isfinite(a) & np.isfinite(b) & (b > 0)
     if not both.any():
         return math.nan, math.nan

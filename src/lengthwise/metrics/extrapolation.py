@@ -1,4 +1,4 @@
-"""Where a run exceeded the range of the measurements behind its cost tables."""
+"""Steps and requests of a run that exceed the range of the measurements behind its cost tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """A bound of the measured range that a run exceeded."""
+    """A bound of the measured range, and by how much a run exceeds it."""
 
     bound: str  # "tokens", "seqs", "chunk", "context", "kv_tokens" or "prefix", as in Reach
     measured: int  # largest measured value
@@ -28,17 +28,17 @@ class Extrapolation:
 
     @property
     def share(self) -> float:
-        """Return the share of the run beyond the bound."""
+        """Return the share of the run that exceeds the bound."""
         return self.out_of_range / self.of
 
     @property
     def words(self) -> str:
-        """Return the bounded quantity in words."""
+        """Return the name of the bounded quantity in reports."""
         return _WORDS[self.bound]
 
     @property
     def description(self) -> str:
-        """Return a sentence for reports."""
+        """Return a sentence about the extrapolation for reports."""
         share = f"{100 * self.share:.{0 if self.share >= 0.1 else 1 if self.share >= 0.001 else 3}f} %"
         unit = "the time in steps" if self.unit == "time" else self.unit
         return (
@@ -58,11 +58,12 @@ _WORDS = {
 
 
 def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolation, ...]:
-    """Return the bounds of the cost tables' measured range that a run exceeded, with how often and by how much.
+    """Return the bounds of the measured range that a run exceeds, with how often and by how much.
 
-    Numbers that records lack are taken at their upper limit: the longest chunk has all prompt tokens of a step but one
-    for each other prompt, KV tokens fill the blocks in use, and the longest prompts are those that are split. Runs
-    without steps use means over bins of time, and for tokens and chunks the engine's limits.
+    The measurements are the ones behind the cost tables. Numbers that the records lack are taken at their upper limit.
+    The longest chunk is assumed to have all prompt tokens of a step, less one for each other prompt. KV tokens fill the
+    blocks in use. The longest prompts are assumed to be the split ones. Without step records, sequences and KV tokens
+    are means over spans of time, and tokens and chunks are the engine's limits.
     """
     reach, r = deployment.cost.evidence.reach, records.requests
     served = np.isfinite(r.scheduled_s)
@@ -96,26 +97,23 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolatio
 
 
 def merge_extrapolations(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Extrapolation, ...]:
-    """Merge the runs of one variant: sums of the counts, and the largest values."""
+    """Merge the extrapolations of several runs of one variant: counts are added, and the largest values remain."""
     by_bound = {name: [one for run in runs for one in run if one.bound == name] for name in _WORDS}
-    return tuple(
-        replace(
-            same[-1],
-            largest=max(one.largest for one in same),
-            out_of_range=sum(one.out_of_range for one in same),
-            of=sum(one.of for one in same),
-        )
-        for same in by_bound.values()
-        if same
-    )
+    merged = []
+    for same in filter(None, by_bound.values()):
+        out_of_range, of = sum(one.out_of_range for one in same), sum(one.of for one in same)
+        largest = max(one.largest for one in same)
+        merged.append(replace(same[-1], largest=largest, out_of_range=out_of_range, of=of))
+    return tuple(merged)
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
-    """Return [served] the largest number of tokens cached before a chunk of a prompt; 0 for unsplit prompts."""
+    """Return [served] how many tokens of each prompt can be cached before its last chunk. Unsplit prompts have 0."""
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
     prompts = -np.sort(-r.prompt_tokens[served])
-    further = np.maximum(-(-prompts // budget) - 1, 1)  # chunks of a split prompt after its first, at least
+    # Least number of chunks that follow the first chunk of a split prompt.
+    further = np.maximum(-(-prompts // budget) - 1, 1)
     if records.steps is None:  # only prompts above the budget are known to be split
         chunks = int(further[prompts > budget].sum())
     else:

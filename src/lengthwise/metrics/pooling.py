@@ -1,4 +1,4 @@
-"""Combines the summaries of several seeds, and differences of two variants."""
+"""Combination of the summaries of several seeds, and differences between two variants."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.metrics.prefix_cache import PrefixCacheStatistics
 from lengthwise.metrics.summary import Slo, Summary
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.statistics import drawn_estimate, mean_estimate
+from lengthwise.statistics import drawn_estimate, mean_estimate, share_half_width
 
 Estimates = Callable[[list[Estimate]], Estimate]
 
-SHARES = frozenset({"share", "met", "busy_share", "mfu", "mbu", "kv_utilization", "time_shares"})
-"""Fields of a summary whose values are at most 1."""
+AT_MOST_ONE = frozenset(
+    {"share", "met", "busy_share", "mfu", "mbu", "kv_utilization", "time_shares", "hit_rate", "saved_share"}
+)
 
 
 def combine(summaries: Sequence[Summary]) -> Summary:
-    """Return means over independent seeds, with Student t intervals over the seeds.
+    """Return the means of several summaries over their seeds, with Student t intervals over the seeds.
 
-    Counts are summed. A value that is NaN for one seed is NaN. Ends of model intervals are means, too, as the cost
-    model has the same error at every seed. A single summary is returned unchanged, with its batch-means intervals.
-    Raise InputError if there is none, a seed occurs twice, or SLOs or levels differ.
+    Counts are summed. A value that is NaN for one seed is NaN. The ends of model intervals are averaged, because the
+    cost model has the same error at every seed. A share within the SLO that is equal at all seeds has the interval of
+    one share of all requests. A single summary is returned unchanged, with its batch-means intervals.
+    All summaries must have the same confidence level, which is not checked. Raises InputError if there is no summary, a
+    seed occurs twice, SLOs differ, or only some have a deployment.
     """
     _check_seeds(summaries)
     if len(summaries) == 1:
@@ -39,17 +43,27 @@ def combine(summaries: Sequence[Summary]) -> Summary:
             return mean
         return dataclasses.replace(mean, model_low=low, model_high=high)
 
+    def sampled(share: Estimate) -> Estimate:
+        equal = share_half_width(share.value, merged.counts.arrivals, level)
+        return share if share.half_width > 1e-12 else dataclasses.replace(share, half_width=equal)
+
     seeds = tuple(s.seeds[0] for s in summaries)
     merged: Summary = _merge(summaries, over_seeds)
-    return dataclasses.replace(merged, seeds=seeds, intervals=dataclasses.replace(merged.intervals, source="seeds"))
+    goodput = merged.goodput
+    if goodput is not None:
+        met = {name: sampled(share) for name, share in goodput.met.items()}
+        goodput = dataclasses.replace(goodput, share=sampled(goodput.share), met=met)
+    intervals = dataclasses.replace(merged.intervals, source="seeds")
+    return dataclasses.replace(merged, seeds=seeds, intervals=intervals, goodput=goodput)
 
 
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:
-    """Return paired t intervals of a - b over common seeds.
+    """Return the differences a - b over common seeds, with paired t intervals.
 
-    The same seeds (the same requests at the same times) share most of the noise, which cancels: differences can be
-    significant even where the variants' own intervals overlap. Counts are differences of sums. ``relative`` returns
-    (a - b) / b, seed by seed. Raise InputError if the seeds of both sides differ (in any order) or repeat.
+    Runs of the same seed have the same requests at the same times, so that most of the noise cancels. Therefore
+    differences can be significant even if the variants' own intervals overlap. Counts are differences of sums.
+    ``relative`` returns (a - b) / b for each seed. Raises InputError if the seeds of both sides differ, or a seed
+    repeats.
     """
     _check_seeds(a)
     _check_seeds(b)
@@ -85,7 +99,6 @@ def _check_seeds(summaries: Sequence[Summary]) -> None:
 
 
 def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  # noqa: C901, PLR0911 - one case for each kind of node
-    """Merge trees of the same shape into one, leaf by leaf."""
     match parts[0]:
         case Estimate():
             return estimates(list(parts))
@@ -104,6 +117,8 @@ def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  #
             return max(parts)
         case str() as first:
             return first
+        case PrefixCacheStatistics() | None if {type(p) for p in parts} == {PrefixCacheStatistics, type(None)}:
+            return None  # one variant's workload shares prefixes, the other's does not
         case first if not isinstance(first, Slo | None) and all(isinstance(p, type(first)) for p in parts):
             names = [f.name for f in dataclasses.fields(first)]
             return type(first)(**{name: _merge([getattr(p, name) for p in parts], estimates, sign) for name in names})
@@ -118,12 +133,12 @@ def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  #
 def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary], level: float = 0.9) -> Summary:
     """Return the summary with a model interval on every number that all runs have.
 
-    The interval spans quantiles of the number over the perturbed runs and includes the number itself. Where ``summary``
-    covers several seeds and ``run`` is one of them, the interval moves in proportion (for a number that is 0 in
-    ``run``: by the difference).
+    The interval spans quantiles of the number over the perturbed runs, and includes the number itself. If ``summary``
+    covers several seeds and ``run`` is one of them, each perturbed number is first multiplied by the ratio of
+    ``summary``'s number to ``run``'s. If ``run``'s number is 0, ``summary``'s number is added instead.
 
-    ``run`` has the cost tables as they are, ``perturbed`` the same requests at the same seed under perturbed ones (one
-    at least, or InputError is raised). ``level`` is the share of these inside the interval, between 0 and 1.
+    ``run`` has the unchanged cost tables. ``perturbed`` has at least one run of the same requests at the same seed with
+    perturbed tables. ``level``, between 0 and 1, is the share of the perturbed runs inside the interval.
     """
     if not perturbed or not 0 < level < 1:
         raise InputError(
@@ -134,13 +149,12 @@ def with_model_error(summary: Summary, run: Summary, perturbed: Sequence[Summary
 
 
 def _with_intervals(parts: Sequence[Any], level: float, name: str) -> Any:
-    """Return the first tree with a model interval on each leaf; what some other tree lacks stays unchanged."""
     node = parts[0]
     if any(type(one) is not type(node) for one in parts):
         return node
     match node:
         case Estimate():
-            return _model_interval(parts, level, 1.0 if name in SHARES else math.inf)
+            return _model_interval(parts, level, 1.0 if name in AT_MOST_ONE else math.inf)
         case dict():
             return {key: _with_intervals([one[key] for one in parts], level, name) for key in node}
         case tuple() if len({len(one) for one in parts}) == 1:
@@ -153,7 +167,6 @@ def _with_intervals(parts: Sequence[Any], level: float, name: str) -> Any:
 
 
 def _model_interval(parts: Sequence[Estimate], level: float, upper_limit: float) -> Estimate:
-    """Return the estimate with both ends; unchanged where some run lacks the number."""
     estimate, (value, base, *values) = parts[0], [part.value for part in parts]
     if not all(map(math.isfinite, (value, base, *values))):
         return estimate

@@ -1,4 +1,4 @@
-"""Summaries of a run: counts, rates, latencies, goodput, hardware."""
+"""Summary of a run: counts, rates, latencies, goodput, hardware."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import numpy.typing as npt
 from lengthwise.catalog import active_parameters, embedding_parameters, kv_bytes_per_token, parameters, weight_bytes
 from lengthwise.metrics.columns import request_column
 from lengthwise.metrics.distribution import BATCHES, MIN_VALUES, Distribution, column_distribution, gap_distribution
+from lengthwise.metrics.prefix_cache import PrefixCacheStatistics, prefix_cache_statistics
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import Records, Rejection, ReplicaTotals, RequestRecords, Status
 from lengthwise.schema.specs import GpuSpec, ModelSpec
+from lengthwise.schema.workload import Workload
 from lengthwise.statistics import Floats, Ints, batch_half_width
 
-SHARES = {
+TIME_USES = {
     "prefill_attention": "prefill_attention_s",
     "decode_attention": "decode_attention_s",
     "linear": "layer_s",
@@ -39,7 +41,7 @@ POWER_SHARE_AT_FULL_BANDWIDTH = 0.4
 
 @dataclass(frozen=True)
 class Cost:
-    """Price of the complete deployment per million delivered tokens: of prompts, of outputs, of both."""
+    """Price of the complete deployment per million delivered tokens: of prompts, of outputs, of both together."""
 
     usd_per_million_prompt_tokens: Estimate
     usd_per_million_output_tokens: Estimate
@@ -48,7 +50,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Use of the deployment's hardware over the complete run, warm-up and idle time included."""
+    """Use of the deployment's hardware over the complete run, including warm-up and idle time."""
 
     busy_share: Estimate  # share of time with a step in flight, mean over replicas
     replica_busy_share: tuple[Estimate, ...]  # the same for each replica
@@ -59,7 +61,7 @@ class Hardware:
     power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
     energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens
     cost: Cost  # price of the GPUs per million tokens
-    time_shares: dict[str, Estimate]  # of the stages, by use (keys of SHARES, and "idle"); sum 1
+    time_shares: dict[str, Estimate]  # of the stages, by use (keys of TIME_USES, and "idle"); sum 1
 
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
@@ -70,7 +72,10 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     unknown = np.full(len(totals.busy_s), math.nan)
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
     mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
-    mbu = _ratio(moved_bytes(totals, deployment), gpus * gpu.bandwidth_bytes_per_s * span_s)
+    started = records.requests.output_tokens > 0
+    decodes = float((records.requests.output_tokens - 1).sum(where=started))
+    moved = moved_bytes(totals, deployment, num_prompts=int(started.sum()), num_decodes=decodes)
+    mbu = _ratio(moved, gpus * gpu.bandwidth_bytes_per_s * span_s)
     power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
@@ -79,7 +84,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     sides = [side for side in (deployment, deployment.decode) if side is not None]
     kv_blocks = sum(side.kv.num_blocks * side.parallel.replicas for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.replicas for side in sides) * span_s
-    used_s = {name: float(getattr(totals, column).sum()) for name, column in SHARES.items()}
+    used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
     # A step that a time limit interrupts counts in full, even beyond the end of the run.
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
     return Hardware(
@@ -97,11 +102,12 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
 
 
 def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:
-    """Return the FLOPs that the computed tokens need: 2 for each weight and token, and those of attention.
+    """Return the FLOPs that the computed tokens need: 2 for each weight and token, and the FLOPs of attention.
 
-    As in PaLM (Chowdhery et al., 2022, appendix B), for a forward pass. Weights are those that multiply a token: of
-    experts the visited ones; an embedding table that is not also the head is only looked up. A (query, key) pair costs
-    2 FLOPs for each dimension of key and value, head and layer; pairs outside a sliding window count too.
+    The count follows PaLM (Chowdhery et al., 2022, appendix B) for a forward pass. Only weights that multiply a token
+    count: of the experts those that the token visits, and the embedding table only if it is also the head. A (query,
+    key) pair costs 2 FLOPs for each dimension of key and value, head and layer; pairs outside a sliding window count
+    too.
     """
     attention = model.attention
     lookup = 0 if model.tied_embeddings else embedding_parameters(model)
@@ -112,11 +118,15 @@ def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:
     return weight_flops * float(totals.tokens.sum()) + pair_flops * float(totals.attention_pairs.sum())
 
 
-def moved_bytes(totals: ReplicaTotals, deployment: Deployment) -> float:
-    """Return the bytes that steps must read: all weights once a step, and the KV cache that decodes read.
+def moved_bytes(
+    totals: ReplicaTotals, deployment: Deployment, *, num_prompts: int = 0, num_decodes: float = math.inf
+) -> float:
+    """Return the bytes that steps must read: all weights once per step, and the KV cache that decodes read.
 
-    Activations and writes to the cache are left out, as in the usual MBU. Of experts, a step of T evenly routed tokens
-    reads a share 1 - (1 - visited / all)^T.
+    Activations and writes to the cache are left out, as is usual for MBU. A step of T evenly routed tokens reads a
+    share 1 - (1 - visited / all)^T of the experts. All steps have ``num_decodes`` tokens of decodes together, evenly.
+    The other tokens are prompts, in at most one step for each of ``num_prompts`` prompts or chunks; a step with a
+    prompt reads many more experts than the others, so that the mean step would count far too many.
     """
     model, limits = deployment.model, deployment.limits
     steps, tokens = float(totals.steps.sum()), float(totals.tokens.sum())
@@ -124,19 +134,24 @@ def moved_bytes(totals: ReplicaTotals, deployment: Deployment) -> float:
     if model.ffn.experts > model.ffn.experts_per_token:
         visited = model.ffn.experts_per_token / model.ffn.experts
         in_experts = (1 - active_parameters(model) / parameters(model)) / (1 - visited)
-        unread = float(in_experts * (1 - visited) ** (tokens / steps if steps else 0.0))
+        decodes, steps_or_one = min(num_decodes, tokens), max(steps, 1.0)
+        with_prompt = min(steps_or_one, max(num_prompts, (tokens - decodes) / limits.max_num_batched_tokens, 1.0))
+        decode_unread = (1 - visited) ** (decodes / steps_or_one)
+        prompt_unread = decode_unread * (1 - visited) ** ((tokens - decodes) / with_prompt)
+        share = with_prompt / steps_or_one
+        unread = float(in_experts * (share * prompt_unread + (1 - share) * decode_unread))
     weights = steps * weight_bytes(model, limits.weight_dtype) * (1 - unread)
     return weights + float(totals.kv_read_tokens.sum()) * kv_bytes_per_token(model, limits.kv_dtype)
 
 
 def gpu_power_w(gpu: GpuSpec, busy_share: float, mfu: float, mbu: float) -> float:
-    """Return the estimated mean draw of one GPU, in watts; expect tens of percent of error.
+    """Return the estimated mean power of one GPU in watts. Errors of tens of percent are to be expected.
 
-    ``busy_share`` is the share of time with a step in flight; ``mfu`` and ``mbu`` include idle time. Without a step in
-    flight the GPU draws idle_w, with one idle_w + (tdp_w - idle_w) * min(1, max((MFU / 0.45)^0.7, 0.4 MBU)). The first
-    term is fitted on A100 (Oezcan et al., "Quantifying the energy consumption and carbon emissions of LLM inference via
-    simulations", 2025). The second: an H100 that decodes one sequence, all bandwidth and no compute, draws about 300 of
-    700 W in the ML.ENERGY benchmark v3.
+    ``busy_share`` is the share of time with a step in flight; ``mfu`` and ``mbu`` include idle time. A GPU without a
+    step in flight draws idle_w. With a step it draws idle_w + (tdp_w - idle_w) * min(1, max((MFU / 0.45)^0.7, 0.4
+    MBU)). The first term was fitted on A100 (Oezcan et al., "Quantifying the energy consumption and carbon emissions of
+    LLM inference via simulations", 2025). The second follows from an H100 that decodes one sequence, with all bandwidth
+    and no compute: it draws about 300 of 700 W in the ML.ENERGY benchmark v3.
     """
     if not busy_share > 0:
         return gpu.idle_w
@@ -156,10 +171,10 @@ _LIMITS = ("ttft_s", "tpot_s", "jct_s")
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits that a request must meet to count as good; None sets no limit.
+    """Limits that a request must meet to count as good. None means no limit.
 
-    A request without a second token has no TPOT and meets that limit. Times between single tokens (TBT) are pooled over
-    requests, so that a limit on them does not apply to one request: compare ``Summary.tbt_s`` with it instead.
+    A request without a second token has no TPOT and meets that limit. Times between tokens (TBT) are pooled over
+    requests, so a limit on them does not apply to single requests: compare ``Summary.tbt_s`` with it instead.
     """
 
     ttft_s: float | None = None
@@ -173,11 +188,11 @@ class Slo:
 
     @property
     def limits(self) -> dict[str, float]:
-        """Return the limits that are set, by name."""
+        """Return the limits that are not None, by name."""
         return {name: getattr(self, name) for name in _LIMITS if getattr(self, name) is not None}
 
     def met(self, requests: RequestRecords) -> dict[str, Bools]:
-        """Return [n] whether requests finished within each limit; under "all", within every limit."""
+        """Return by limit an array [n]: whether each request finished within it. The key "all" covers all limits."""
         finished = requests.status == Status.FINISHED
         good = {"all": finished.copy()}
         for name, limit in self.limits.items():
@@ -193,11 +208,12 @@ class Slo:
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests summed over seeds: finished, rejected, timed out and unfinished ones add up to ``arrivals``.
+    """Numbers of requests, summed over seeds. The finished, rejected, timed out and unfinished add up to ``arrivals``.
 
-    Requests that had not arrived at the end of the run do not count. The last three are reasons of rejection (a child
-    of a parent that did not finish is in ``rejected`` alone): the prompt reaches ``max_model_len``, exceeds the tokens
-    of a step that must not split it, or exceeds the KV memory.
+    Requests that had not arrived at the end of the run do not count. The last three fields are reasons of rejection:
+    the prompt reaches ``max_model_len``, the prompt exceeds the token budget of a step that must not split it, or the
+    memory policy does not admit the request even on an idle replica (watermark). Children of unfinished parents count
+    only in ``rejected``.
     """
 
     arrivals: int
@@ -213,7 +229,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Rates:
-    """Finished requests, their prompt tokens and their output tokens a second."""
+    """Finished requests, their prompt tokens and their output tokens per second."""
 
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
@@ -222,7 +238,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that finished within every limit of ``slo``."""
+    """How many requests finished within every limit of ``slo``: as a share of the arrivals, and per second."""
 
     slo: Slo
     share: Estimate  # of the arrivals
@@ -232,7 +248,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Where the intervals of a summary come from."""
+    """How the intervals of a summary were computed."""
 
     source: str  # "batch means" within one run, "seeds" over several, "difference" of two
     level: float  # confidence level of every interval
@@ -243,56 +259,59 @@ class Intervals:
 class Summary:
     """Statistics of one run, or of several seeds of it.
 
-    Latencies are over requests that have them (JCT, TPOT and normalized latency: finished requests; TTFT: requests with
-    a first token; queueing delay: scheduled requests). Timed-out and rejected requests show in ``counts`` and
+    Latencies are over requests that have them: JCT, TPOT and normalized latency over finished requests, TTFT over
+    requests with a first token, queueing delay over scheduled requests. Other requests appear in ``counts`` and
     ``goodput``.
     """
 
     name: str  # name of the records
     seeds: tuple[int, ...]  # seeds of the runs
     intervals: Intervals
-    window_s: Estimate  # seconds from the end of the warm-up, or the first arrival after it, to the last event
-    counts: Counts  # requests by bucket, warm-up left out
+    window_s: Estimate  # seconds from the first counted arrival to the last event
+    counts: Counts  # requests by outcome, warm-up left out
     rates: Rates  # throughput in the window
     ttft_s: Distribution  # arrival until first token
     tpot_s: Distribution  # mean time between the tokens of one request
-    tbt_s: Distribution  # time between tokens, pooled over all (ITL) of the run, warm-up included
+    tbt_s: Distribution  # time between tokens (ITL), pooled over all tokens of the run, warm-up included
     jct_s: Distribution  # arrival until last token
     queueing_delay_s: Distribution  # arrival until first scheduled
     normalized_latency_s: Distribution  # JCT per output token
     goodput: Goodput | None  # None without an SLO
     hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
+    prefix_cache: PrefixCacheStatistics | None = None  # None where no prompts share a prefix
 
 
-Window = slice | Ints  # requests that count: consecutive rows, or row numbers
+CountedRows = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 
 def summarize(
     records: Records,
     deployment: Deployment | None = None,
     *,
+    workload: Workload | None = None,
     slo: Slo | None = None,
     warmup_s: float = 0.0,
     warmup_requests: int = 0,
     level: float = 0.95,
 ) -> Summary:
-    """Return the statistics of one run, with confidence intervals where one run allows them.
+    """Return the statistics of one run, with confidence intervals if one run allows them.
 
     Intervals come from 10 batches of consecutive requests (in order of arrival; for rates, from equal spans of time).
-    They assume that the run is stationary after the warm-up and that a batch is long against the queue's correlation
-    time; they are widened for correlation left between neighbouring batches. On an M/M/1 queue at load 0.8, 95 %
-    intervals contain the true value in 93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and
+    They assume that the run is stationary after the warm-up, and that a batch is much longer than the queue's
+    correlation time; remaining correlation between neighbouring batches widens them. On an M/M/1 queue at load 0.8, 95
+    % intervals contain the true value in 93 % (mean, p90) and 86 % (p99) of runs of 20,000 requests, in 89 % (mean) and
     82 % (p90) of runs of 2,000; at higher loads in fewer. They are NaN below 400 values, for minima and maxima, for
     quantiles above which a batch expects fewer than 5 values, for quantiles of TBT, and for the hardware. Several seeds
     and :func:`combine` have none of these limits.
 
-    Without a deployment there is no hardware. Requests that arrived before ``warmup_s``, and the first
-    ``warmup_requests``, are left out. Raises InputError where none is left, or the level is not between 0 and 1.
+    Without a deployment there is no hardware. The records' ``workload`` is needed for the statistics of the prefix
+    cache, which only a workload with shared prefixes has. Requests that arrived before ``warmup_s``, and the first
+    ``warmup_requests``, are left out. Raises InputError if no request is left, or the level is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
-    window = window_of(records, warmup_s, warmup_requests)
-    r = window_rows(records.requests, window)
+    rows = counted_rows(records, warmup_s, warmup_requests)
+    r = select_rows(records.requests, rows)
     latencies: dict[str, Any] = {name: column_distribution(request_column(r, name), level) for name in _LATENCIES}
     start_s = max(warmup_s, float(r.arrival_s[0]))
     span_s = float(records.end_s) - start_s
@@ -307,18 +326,29 @@ def summarize(
         **latencies,
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
+        prefix_cache=None if workload is None else _prefix_cache(r, rows, workload, deployment, level),
     )
+
+
+def _prefix_cache(
+    r: RequestRecords, rows: CountedRows, workload: Workload, deployment: Deployment | None, level: float
+) -> PrefixCacheStatistics | None:
+    if workload.prefixes is None or r.cached_tokens is None:
+        return None
+    turn = workload.extra.get("turn")
+    has_sessions = workload.after is not None and turn is not None
+    return prefix_cache_statistics(r, deployment, np.asarray(turn)[rows] if has_sessions else None, level)
 
 
 _LATENCIES = ("ttft_s", "tpot_s", "jct_s", "queueing_delay_s", "normalized_latency_s")
 
 
-def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window:
-    """Return the requests that count, by arrival: a slice where rows are in order (no copies), else row numbers."""
+def counted_rows(records: Records, warmup_s: float, warmup_requests: int) -> CountedRows:
+    """Return the rows of the requests that count, in order of arrival. Rows in order are a slice (no copies)."""
     arrival_s = records.requests.arrival_s
     arrived = ~np.isnan(arrival_s)
     first = arrival_s[: int(arrived.sum())]
-    # Rows are out of order where requests start after others finish.
+    # Rows are out of order where children are sent when their parents finish.
     in_order = arrived[: len(first)].all() and not (first[1:] < first[:-1]).any()
     order = None if in_order else np.argsort(arrival_s, kind="stable")
     sorted_s = arrival_s if order is None else arrival_s[order]
@@ -332,21 +362,25 @@ def window_of(records: Records, warmup_s: float, warmup_requests: int) -> Window
     return slice(start, stop) if order is None else order[start:stop]
 
 
-def window_intersection(a: Window, b: Window) -> Window:
-    """Return the requests that count in both windows."""
+def common_rows(a: CountedRows, b: CountedRows) -> CountedRows:
+    """Return the rows of requests that count in both runs."""
     if isinstance(a, slice) and isinstance(b, slice):
         return slice(max(a.start, b.start), max(a.start, b.start, min(a.stop, b.stop)))
     rows_a, rows_b = (np.arange(w.start, w.stop) if isinstance(w, slice) else w for w in (a, b))
     return np.intersect1d(rows_a, rows_b)
 
 
-def window_rows(r: RequestRecords, rows: Window) -> RequestRecords:
-    """Return the rows of a window, as views of a slice."""
-    return RequestRecords(**{f.name: getattr(r, f.name)[rows] for f in dataclasses.fields(r)})
+def select_rows(r: RequestRecords, rows: CountedRows) -> RequestRecords:
+    """Return the given rows of the records. A slice gives views."""
+
+    def selected(column: Any) -> Any:
+        return None if column is None else column[rows]
+
+    return RequestRecords(**{f.name: selected(getattr(r, f.name)) for f in dataclasses.fields(r)})
 
 
 def bucket_counts(r: RequestRecords) -> Counts:
-    """Return the number of requests in each bucket."""
+    """Return the number of requests by status and by reason of rejection."""
     by_status = np.bincount(r.status, minlength=len(Status))
     by_reason = np.bincount(r.rejection, minlength=len(Rejection))
     counts = Counts(
@@ -358,7 +392,7 @@ def bucket_counts(r: RequestRecords) -> Counts:
         preemptions=int(r.preemptions.sum(dtype=np.int64)),
         rejected_too_long=int(by_reason[Rejection.PROMPT_REACHES_MAX_MODEL_LEN]),
         rejected_over_token_budget=int(by_reason[Rejection.PROMPT_ABOVE_TOKEN_BUDGET]),
-        rejected_over_kv_memory=int(by_reason[Rejection.PROMPT_ABOVE_KV_MEMORY]),
+        rejected_over_kv_memory=int(by_reason[Rejection.REFUSED_BY_MEMORY_POLICY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
     assert buckets == counts.arrivals, f"the buckets hold {buckets} requests, {counts.arrivals} arrived"
@@ -366,7 +400,6 @@ def bucket_counts(r: RequestRecords) -> Counts:
 
 
 def _rates(records: Records, start_s: float, level: float) -> Rates:
-    """Return completions a second in the window, including requests that arrived earlier."""
     r, window = records.requests, (start_s, records.end_s)
     inside = r.finished_s >= start_s
     finished_s = r.finished_s[inside]
@@ -378,7 +411,6 @@ def _rates(records: Records, start_s: float, level: float) -> Rates:
 
 
 def _rate(at_s: Floats, weights: npt.NDArray[Any] | None, window: tuple[float, float], level: float) -> Estimate:
-    """Return events (or their weights) a second, with an interval from equal spans of the window."""
     span_s = window[1] - window[0]
     if span_s <= 0:
         return Estimate(math.nan)
@@ -397,7 +429,6 @@ def _goodput(r: RequestRecords, slo: Slo, window: tuple[float, float], level: fl
 
 
 def _share(good: Bools, level: float) -> Estimate:
-    """Return a share of requests; shares of 0 and 1 have no interval."""
     value = float(good.mean())
     if len(good) < MIN_VALUES or value in {0.0, 1.0}:
         return Estimate(value)
@@ -406,7 +437,6 @@ def _share(good: Bools, level: float) -> Estimate:
 
 
 def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
-    """Return the half-width of the mean time between tokens: a ratio of sums over requests, by batches."""
     has_gaps = (r.status == Status.FINISHED) & (r.output_tokens > 1)
     if int(has_gaps.sum()) < MIN_VALUES:
         return math.nan

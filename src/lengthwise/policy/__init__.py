@@ -1,4 +1,4 @@
-"""Scheduling policies: order of requests, victims, forming of steps, choice of a replica; small compiled functions."""
+"""Scheduling policies as small compiled functions: order of requests, victims, forming of steps, choice of replica."""
 
 import lazy_loader
 

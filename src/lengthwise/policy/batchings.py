@@ -1,4 +1,4 @@
-"""How a step is formed: how many requests to admit, how many tokens, under which flags."""
+"""Batching policies: how many requests a step may admit, how many tokens it may have, and its flags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def static(decodes, prefills, max_num_seqs):
 
 @batching
 def static_bins(decodes, prefills, max_num_seqs):
-    """As static, and only requests of one completed bin run together (Multi-Bin Batching)."""
+    """As static, but only requests of one completed bin run together (Multi-Bin Batching)."""
     admit = max_num_seqs if decodes + prefills == 0 else 0
     return admit, _UNBOUNDED, DECODES_WAIT + ONE_BATCH
 
@@ -43,7 +43,7 @@ def windowed(num_running, steps_since_admit, ended_since_admit, max_num_seqs):
 
 @batching
 def prefill_first(token_budget, max_num_seqs):
-    """Complete prompts alone as soon as any can be admitted, else all decodes (vLLM v0)."""
+    """A step has complete prompts alone if any can be admitted, otherwise all decodes (vLLM v0)."""
     return max_num_seqs, token_budget, DECODES_WAIT + RESERVE_BLOCK
 
 
@@ -55,7 +55,7 @@ def mixed(max_num_seqs):
 
 @batching
 def chunked(token_budget, max_num_seqs):
-    """All decodes, then chunks of prompts in the rest of the budget (Sarathi-Serve)."""
+    """All decodes, then chunks of prompts in the rest of the token budget (Sarathi-Serve)."""
     return max_num_seqs, token_budget, CHUNKED
 
 
@@ -67,17 +67,17 @@ def unified(token_budget, max_num_seqs):
 
 @batching
 def even(token_budget, max_num_seqs):
-    """As unified, with decodes in equal micro-batches, as many as may be in flight (decode side of ExeGPT's WAA)."""
+    """As ``unified``, but decodes are divided into equal micro-batches, one for each step in flight (WAA)."""
     return max_num_seqs, token_budget, CHUNKED + UNIFORM_SHARES
 
 
 @batching
 def vidur_vllm(token_budget, max_num_seqs):
-    """Vidur's vLLM: as prefill_first, with a budget that counts a padded batch."""
+    """As prefill_first, with a token budget that counts a padded batch (Vidur's vLLM)."""
     return max_num_seqs, token_budget, PADDED + DECODES_WAIT + _VIDUR
 
 
 @batching
 def vidur_sarathi(token_budget, max_num_seqs):
-    """Vidur's Sarathi: as chunked, with a reserve block per decode, its restarts and no second attempt."""
+    """As chunked, with a reserve block per decode, Vidur's restarts and no second attempt (Vidur's Sarathi)."""
     return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_PREEMPTION + RESTART_AS_DECODE

@@ -1,4 +1,4 @@
-"""Bin of an arriving request."""
+"""Binning policies: the bin of an arriving request."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from lengthwise.policy.contracts import binning
 
 @binning(bins=1)
 def one():
-    """One bin for all requests: full batches in the order of arrival."""
+    """One bin for all requests: full batches in order of arrival."""
     return 0

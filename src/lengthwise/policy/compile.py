@@ -1,4 +1,4 @@
-"""Compiled and interpreted functions of policies, with the full argument list of their axis; keys of many requests."""
+"""Policies as compiled or interpreted functions of all arguments of their axis, and rank keys of many requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.policy.contracts import ARGUMENTS, RANK_ARGUMENTS, Policy
+from lengthwise.policy.contracts import ARGUMENTS, RANK_ARGUMENTS, ROUTER_ARRAYS, Policy
 from lengthwise.schema.errors import PolicyError
 
 Function = Callable[..., Any]
 Floats = npt.NDArray[np.float64]
 
 INTEGER_COLUMNS = ("prompt_tokens", "generated_tokens", "priority", "admission", "last_preemption", "batch")
-"""Columns of type int64; the others are float64."""
 COLUMNS = RANK_ARGUMENTS[1:]
 """Columns of ``keys``: all arguments of a rank except the time."""
 
@@ -26,7 +25,7 @@ _CONVERSIONS = {"rank": "float", "batching": "integers", "memory": "integer", "r
 
 
 def _integer(value: Any) -> int:
-    """Return an integer; NaN is an error, as its conversion depends on the processor."""
+    """Return a number as an integer. NaN raises an error, because its conversion depends on the processor."""
     if value != value:  # noqa: PLR0124
         raise ValueError("it returned NaN where a whole number must stand")
     return int(value)
@@ -41,7 +40,6 @@ def _three_integers(integer: Function) -> Function:
 
 
 def _adapter(policy: Policy, function: Function, integer: Function, integers: Function) -> Function:
-    """Return a function of all arguments of the axis that calls the policy with its own."""
     call = f"{_CONVERSIONS[policy.axis]}(function({', '.join(policy.arguments)}))"
     source = f"lambda {', '.join(ARGUMENTS[policy.axis])}: {call}"
     names = {"function": function, "integer": integer, "integers": integers}
@@ -52,29 +50,33 @@ def _adapter(policy: Policy, function: Function, integer: Function, integers: Fu
 
 
 def signatures() -> dict[str, Any]:
-    """Return the compiled signature of each axis' full argument list."""
+    """Return for each axis (rank, router, ...) numba's signature of a policy that takes all arguments of the axis."""
     from lengthwise import _jit as j
 
     return {
         "rank": j.f8(j.f8, j.f8, j.i8, j.i8, j.f8, j.f8, j.f8, j.f8, j.i8, j.i8, j.i8, j.f8, j.i8),
         "batching": j.triple_of_ints(*[j.i8] * len(ARGUMENTS["batching"])),
         "memory": j.i8(j.i8, j.i8, j.f8, *[j.i8] * 7),
-        "router": j.i8(j.i8, j.f8, j.f8, j.i8_1d, j.i8_1d, j.i8_1d),
+        "router": j.i8(j.i8, j.f8, j.f8, j.i8, j.i8, j.i8, *[j.i8_1d] * len(ROUTER_ARRAYS)),
         "preemption": j.f8(j.f8, j.f8, j.f8, j.f8, j.i8, j.f8, j.i8, j.i8, j.f8, j.i8),
         "binning": j.i8(j.f8, j.i8),
     }
 
 
 def interpreted(policy: Policy) -> Function:
-    """Return the policy as plain Python, with the full argument list of its axis."""
+    """Return the policy as a plain Python function that takes all arguments of its axis, and not only its own.
+
+    An axis is a kind of decision: rank, batching, memory, router, preemption or binning. The result is converted as
+    in the compiled policy, so that both engines decide alike.
+    """
     return _adapter(policy, policy.function, _integer, _three_integers(_integer))
 
 
 def compiled(policy: Policy) -> Any:
-    """Return the policy compiled for the kernel; built-in ones come from the disk cache.
+    """Return the policy compiled for the kernel. Built-in policies come from the disk cache.
 
     Raises:
-        PolicyError: It cannot be compiled; the message says where.
+        PolicyError: The policy cannot be compiled. The message says why.
     """
     if policy.parameters:  # The code does not depend on their values: compile it once.
         policy = replace(policy, name=policy.function.__name__, parameters=(1,) * len(policy.parameters))
@@ -100,13 +102,12 @@ def _compiled(policy: Policy) -> Any:
 
 
 def _require_number(policy: Policy) -> None:
-    """Raise PolicyError if the plain function fails or returns no number for sample arguments."""
     none = np.zeros(2, np.int64)
     samples: dict[str, tuple[Any, ...]] = {
         "rank": (0.0, 0.0, 1, 0, 1.0, 1.0, 1.0, 0.0, 0, 0, 0, 0.0, 0),
         "batching": (0, 0, 1, 0, 0, 64, 8, 0, 0, 0, 0, 0, 0, 0, 1, *policy.all_parameters),
         "memory": (1, 1, 1.0, 64, 16, 8, 8, 0, 0, 2),
-        "router": (0, 0.5, 0.5, none, none, none),
+        "router": (0, 0.5, 0.5, 1, -1, 8, *[none] * len(ROUTER_ARRAYS)),
         "preemption": (0.0, 1.0, 1.0, 2.0, 1, 1.0, 1, 1, 0.0, 0),
         "binning": (1.0, 1),
     }
@@ -123,14 +124,13 @@ def _require_number(policy: Policy) -> None:
 
 
 def keys(policy: Policy, columns: Mapping[str, npt.ArrayLike], now_s: float) -> Floats:
-    """Return [n] keys of a rank for every row, with one compiled loop.
+    """Return [n] the key of each row by a rank, with one compiled loop.
 
-    The rank is passed as a value of a function type, as to the simulator's kernel, so that the loop is compiled once
-    for all ranks.
+    The rank is passed to the loop as a function, as in the simulator's kernel, so that one loop serves all ranks.
 
     Args:
         policy: Rank.
-        columns: [n] arrays by the names in COLUMNS; those that the rank does not take may be absent.
+        columns: Arrays [n] with the names in COLUMNS; columns that the rank does not take may be absent.
         now_s: Current time.
 
     Raises:
@@ -158,7 +158,7 @@ def keys(policy: Policy, columns: Mapping[str, npt.ArrayLike], now_s: float) -> 
 
 
 def key_of(policy: Policy) -> Callable[..., float]:
-    """Return the rank of a single request: a plain function of all RANK_ARGUMENTS, in their order."""
+    """Return the rank as a plain function of all RANK_ARGUMENTS, in their order, for single requests."""
     return interpreted(policy)
 
 

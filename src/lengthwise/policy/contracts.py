@@ -1,8 +1,7 @@
 """The contract of a policy: one small pure function on one axis.
 
 A policy function takes any of its axis' arguments *by name* and returns a number (for batching, three). The same
-function runs compiled in the engine's kernel and interpreted in the reference; no argument reveals the true output
-length.
+function runs compiled in the engine's kernel and interpreted in the reference. No argument has the true output length.
 """
 
 from __future__ import annotations
@@ -27,12 +26,18 @@ BATCHING_ARGUMENTS = (
     "parameter_0", "parameter_1", "parameter_2", "parameter_3", "parameter_4", "parameter_5",
 )  # fmt: skip
 PARAMETERS = sum(name.startswith("parameter_") for name in BATCHING_ARGUMENTS)
-"""Maximum number of parameters of a batching policy."""
 MEMORY_ARGUMENTS = (
     "context_tokens", "chunk_tokens", "predicted_tokens", "max_model_len", "block_size", "free_blocks", "total_blocks",
     "watermark_blocks", "num_running", "peak_tokens",
 )  # fmt: skip
-ROUTER_ARGUMENTS = ("request_number", "draw_a", "draw_b", "waiting", "running", "tokens")
+ROUTER_ARGUMENTS = (
+    "request_number", "draw_a", "draw_b", "prompt_tokens", "previous_replica", "total_blocks", "waiting", "running",
+    "tokens", "free_blocks", "prefix_tokens", "index_tokens",
+)  # fmt: skip
+ROUTER_ARRAYS = ROUTER_ARGUMENTS[6:]
+"""The arguments of routers that have one entry per replica."""
+OF_PREFIXES = ("prefix_tokens", "previous_replica")
+"""The arguments of routers that only workloads with prefixes have."""
 PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
     "recompute_steps", "num_running", "waiting", "queued_for_s", "preemptions",
@@ -51,7 +56,6 @@ PREDICTED = (
     "predicted_tokens", "remaining_tokens", "gittins_rank", "peak_tokens", "waiting_remaining_tokens",
     "running_remaining_tokens",
 )  # fmt: skip
-"""Arguments that depend on a predicted length."""
 
 CHUNKED = 1
 """A prompt may be cut to the rest of the step's prompt tokens."""
@@ -64,19 +68,19 @@ RESERVE_BLOCK = 8
 ADMIT_AFTER_PREEMPTION = 16
 """A step that preempted may still admit (Vidur's Sarathi)."""
 FORM_ONCE = 32
-"""A step that preempted all candidates waits for the next event, and a lone request needs the reserve, too (Vidur)."""
+"""A step that preempted all candidates waits for the next event; even a single request needs the reserve (Vidur)."""
 RESTART_AS_DECODE = 64
-"""The computed part of a preempted half-computed prompt becomes its prompt; its rest is decoded (Vidur)."""
+"""If a prompt is preempted half computed, the computed part becomes the prompt and the rest is decoded (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
 DECODES_REST = 256
-"""Idle decodes accompany a step's prompts without being computed: a micro-batch stays together (ExeGPT)."""
+"""Idle decodes join a step with prompts but are not computed, so that a micro-batch stays together (ExeGPT)."""
 NEW_PHASE = 512
 """``phase_steps`` and ``phase_rounds`` count from this step on."""
 ONE_BY_ONE = 1024
 """The policy is called again before each admission, with the current prompts of the step."""
 UNIFORM_SHARES = 2048
-"""A step takes at most a share of 1 / (steps that may be in flight) of the residents: equal micro-batches (ExeGPT)."""
+"""A step takes at most 1 / (steps that may be in flight) of the residents: equal micro-batches (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
 """Weight of an output token in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
@@ -90,14 +94,15 @@ class Policy:
         axis: "rank" (also for victims), "batching", "memory", "router", "preemption" or "binning".
         name: Name in tables and scenario files.
         function: The plain Python function.
-        arguments: Names of its arguments, a subset of its axis'.
+        arguments: Names of the arguments that it takes, a subset of those of its axis.
         every_step: For ranks: keys change with time, so the queue is ranked again at every step.
-        builtin: Whether it belongs to the package (its machine code is then cached on disk).
+        builtin: Whether it belongs to the package; its machine code is then cached on disk.
         bins: For binnings: number of bins.
         parameters: For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in
             these (and their names) are compiled once.
+        prefix: For routers: where ``prefix_tokens`` come from, "cache" or "index"; empty if it does not take them.
         starvation: Which requests may precede another one under this policy alone, whatever is predicted
-            (tests/laws/test_starvation.py); "" if only ``Scheduler.max_wait_s`` limits a wait.
+            (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
     """
 
     axis: str
@@ -108,11 +113,12 @@ class Policy:
     builtin: bool = False
     bins: int = 0
     parameters: tuple[int, ...] = ()
+    prefix: str = ""
     starvation: str = ""
 
     @property
     def all_parameters(self) -> tuple[int, ...]:
-        """Return the parameters, filled up with zeros to ``PARAMETERS``."""
+        """Return the parameters, extended with zeros to the length ``PARAMETERS``."""
         return self.parameters + (0,) * (PARAMETERS - len(self.parameters))
 
     @property
@@ -126,10 +132,10 @@ class Policy:
 
 
 def make(axis: str, function: Function, **metadata: Any) -> Policy:
-    """Return a policy of a plain function.
+    """Return the policy of a plain function.
 
     Raises:
-        PolicyError: It is no Python function, or takes arguments that its axis does not have.
+        PolicyError: ``function`` is no Python function, or takes arguments that its axis does not have.
     """
     known = ARGUMENTS[axis]
     name = getattr(function, "__name__", type(function).__name__)
@@ -152,16 +158,17 @@ def rank(function: Function) -> Policy: ...
 @overload
 def rank(*, every_step: bool = ..., starvation: str = ...) -> Decorator: ...
 def rank(function: Function | None = None, *, every_step: bool = False, starvation: str = "") -> Any:
-    """Decorate a function of RANK_ARGUMENTS that returns a key; the smallest key runs first.
+    """Decorate a function of RANK_ARGUMENTS that returns a key. The request with the smallest key runs first.
 
-    Keys are computed when a request joins the queue, or at every step with ``every_step=True``; equal keys are in the
-    order of arrival. ``generated_tokens`` counts output tokens so far (a preempted request retains them).
-    ``predicted_tokens`` is the output length as last predicted (after each window), ``remaining_tokens`` its part still
-    to come (at least 1), ``gittins_rank`` the Gittins rank of the predicted distribution. ``queued_for_s`` is the
-    total time in queues, ``service_tokens`` the service of the request's tenant (prompt tokens + 2 x output tokens),
-    ``batch`` the number of its completed bin (0: none). ``admission`` is the sequence number of the last admission
-    (-1: never), ``last_preemption`` that of the last preemption (0: never). As ``victim`` the same function chooses
-    victims: the largest key is preempted first, and among equals the request that returned from a step last.
+    Keys are computed when a request joins the queue or, with ``every_step=True``, at every step. Requests with equal
+    keys run in order of arrival. ``generated_tokens`` counts the output tokens so far, which a preempted request
+    retains. ``predicted_tokens`` is the latest predicted output length (renewed after each window), and
+    ``remaining_tokens`` the part of it still to come (at least 1). ``gittins_rank`` is the Gittins rank of the
+    predicted distribution. ``queued_for_s`` is the total time in queues, ``service_tokens`` the service of the
+    request's tenant (prompt tokens + 2 x output tokens). ``batch`` is the number of the request's completed bin (0:
+    none). ``admission`` is the sequence number of the request's last admission (-1: never), ``last_preemption`` the
+    sequence number of its last preemption (0: never). As ``victim`` the function chooses victims: the largest key is
+    preempted first, and among equal keys the request that returned from a step last.
     """
     if function is None:
         return lambda f: make("rank", f, every_step=every_step, starvation=starvation)
@@ -169,13 +176,13 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 
 
 def preemption(function: Function) -> Policy:
-    """Decorate a function of PREEMPTION_ARGUMENTS; above 0: a waiting request preempts a running one.
+    """Decorate a function of PREEMPTION_ARGUMENTS that returns the gain if a waiting request preempts a running one.
 
-    It is called at the first step after an arrival that is first in the queue, and then at the interval of
-    ``Scheduler``, for each waiting request in turn that lacks a slot or memory and the last running one, both by
-    ``rank``, until one is refused. ``recompute_steps`` is the cost of resuming the running one, in decode steps of the
-    current batch; these delay all ``num_running`` and ``waiting`` requests. ``preemptions`` counts those
-    of the running one.
+    If the gain is above 0, the engine preempts. It calls the function at the first step after a new arrival is first in
+    the queue, and then at the interval of ``Scheduler``. Each call pairs the next waiting request that lacks a slot or
+    memory with the last running one, both by ``rank``. The calls end when one returns at most 0. ``recompute_steps`` is
+    the cost of resuming the running request, in decode steps of the current batch. These steps delay all
+    ``num_running`` and ``waiting`` requests. ``preemptions`` is how often the running request has been preempted.
     """
     return make("preemption", function)
 
@@ -183,7 +190,7 @@ def preemption(function: Function) -> Policy:
 def binning(*, bins: int) -> Decorator:
     """Decorate a function of BINNING_ARGUMENTS that returns a bin from 0 to ``bins - 1``.
 
-    Arrivals collect in bins; one that has ``max_num_seqs`` requests joins the queue as a batch.
+    Arrivals collect in bins. A bin with ``max_num_seqs`` requests joins the queue as a batch.
     """
     return lambda function: make("binning", function, bins=bins)
 
@@ -191,15 +198,15 @@ def binning(*, bins: int) -> Decorator:
 def batching(function: Function) -> Policy:
     """Decorate a function of BATCHING_ARGUMENTS that forms a step.
 
-    It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have (its
-    decodes count first, prompts share the rest), and the sum of flags: CHUNKED, PADDED, DECODES_WAIT, RESERVE_BLOCK,
-    for Vidur's rules ADMIT_AFTER_PREEMPTION, FORM_ONCE and RESTART_AS_DECODE, for Multi-Bin ONE_BATCH, for phases
-    DECODES_REST, NEW_PHASE and ONE_BY_ONE, for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
-    idle residents; ``in_flight`` the steps in the pipeline, which has ``stages``; ``steps_since_admit`` and
-    ``ended_since_admit`` the steps and requests that ended since admissions were last allowed; ``phase_steps`` the
-    steps that started since the last NEW_PHASE, and ``phase_rounds`` how often all micro-batches have had their turn
+    It returns three whole numbers: how many waiting requests may be admitted, how many tokens the step may have
+    (decodes count first, prompts share the rest), and the sum of flags. Flags are CHUNKED, PADDED, DECODES_WAIT,
+    RESERVE_BLOCK; for Vidur's rules ADMIT_AFTER_PREEMPTION, FORM_ONCE, RESTART_AS_DECODE; for Multi-Bin ONE_BATCH; for
+    phases DECODES_REST, NEW_PHASE, ONE_BY_ONE; for micro-batches UNIFORM_SHARES. ``decodes`` and ``prefills`` count the
+    idle residents, ``in_flight`` the steps in the pipeline of ``stages`` stages. ``steps_since_admit`` and
+    ``ended_since_admit`` count the steps and the requests that ended since admissions were last allowed.
+    ``phase_steps`` counts the steps since the last NEW_PHASE, and ``phase_rounds`` how often all micro-batches have run
     since the last step with prompts. With ONE_BY_ONE, ``step_prompts`` and ``step_tokens`` count the prompts in the
-    step and their tokens, and ``next_tokens`` is what the next request would add; else they are 0. ``parameter_0`` to
+    step and their tokens, and ``next_tokens`` are those of the next request; otherwise they are 0. ``parameter_0`` to
     ``parameter_5`` are the policy's own integers (``Policy.parameters``).
     """
     return make("batching", function)
@@ -208,7 +215,7 @@ def batching(function: Function) -> Policy:
 def memory(function: Function) -> Policy:
     """Decorate a function of MEMORY_ARGUMENTS that returns the blocks to take at admission, or -1 to wait.
 
-    ``context_tokens`` are to be computed, ``chunk_tokens`` of them in this step; ``peak_tokens`` is the maximum of KV
+    ``context_tokens`` must be computed, ``chunk_tokens`` of them in this step. ``peak_tokens`` is the maximum of KV
     tokens that the replica would ever use with this request if all predictions were exact (Past-Future). A running
     sequence that outgrows its blocks takes one more at a time.
     """
@@ -218,13 +225,17 @@ def memory(function: Function) -> Policy:
 @overload
 def router(function: Function) -> Policy: ...
 @overload
-def router(*, name: str) -> Decorator: ...
-def router(function: Function | None = None, *, name: str = "") -> Any:
+def router(*, name: str = ..., prefix: str = ...) -> Decorator: ...
+def router(function: Function | None = None, *, name: str = "", prefix: str = "") -> Any:
     """Decorate a function of ROUTER_ARGUMENTS that returns the replica of an arriving request.
 
-    ``waiting``, ``running`` (requests) and ``tokens`` (prompt and predicted tokens outstanding) have one entry per
-    replica; ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    ``waiting`` and ``running`` (requests), ``tokens`` (outstanding prompt and predicted tokens) and ``free_blocks``
+    (of ``total_blocks``; those that can be evicted are free) have one entry per replica. ``prefix_tokens`` says how
+    many of the ``prompt_tokens`` each replica has: those in its prefix cache (``prefix="cache"``), or those in the
+    router's own index of the prompts that it sent there (``prefix="index"``), which holds ``index_tokens`` tokens.
+    ``previous_replica`` served the session's turn before; it is -1 if there was none. ``draw_a`` and ``draw_b`` are
+    uniform on [0, 1).
     """
     if function is None:
-        return lambda f: make("router", f, name=name)
+        return lambda f: make("router", f, name=name or f.__name__, prefix=prefix)
     return make("router", function)

@@ -23,9 +23,9 @@ _PARAMETER_LIMIT = 1 << 24
 
 @lru_cache(maxsize=256)
 def aged(weight: float = 10.0) -> Policy:
-    """Shortest remaining predicted output first; a second of age makes a request ``weight`` tokens shorter.
+    """Shortest remaining predicted output first. Each second of age counts as ``weight`` tokens less.
 
-    All requests age alike, so the order needs no clock: remaining + weight x arrival.
+    All requests age at the same rate, so the order needs no clock: remaining + weight x arrival.
     """
     _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
@@ -41,7 +41,7 @@ def aged(weight: float = 10.0) -> Policy:
 
 @lru_cache(maxsize=256)
 def aged_gittins(weight: float = 10.0) -> Policy:
-    """As aged, by the Gittins rank of the predicted distribution."""
+    """As aged, with the Gittins rank of the predicted distribution instead of the remaining output."""
     _require(0 < _number(weight) < math.inf, "weight must be above 0 and finite (tokens a second)", weight)
 
     def key(gittins_rank, arrival_s):
@@ -56,10 +56,10 @@ def aged_gittins(weight: float = 10.0) -> Policy:
 
 @lru_cache(maxsize=256)
 def mlfq(quantum: int = 64, levels: int = 6, prompt_weight: float = 0.05) -> Policy:
-    """Multi-level feedback queue, skip-join (FastServe): first the levels with the least service.
+    """Multi-level feedback queue, skip-join (FastServe): the levels with the least service run first.
 
-    Level l ends after ``quantum`` x (2^(l+1) - 1) tokens; a request joins at the level whose quantum covers
-    ``prompt_weight`` x its prompt. It needs no prediction. Within a level: first come, first served.
+    Level l ends after ``quantum`` x (2^(l+1) - 1) tokens. A request joins at the level whose quantum covers
+    ``prompt_weight`` x its prompt. It needs no prediction. Within a level requests run first come, first served.
     """
     _require(1 <= _integer(quantum) < 1 << 24, "quantum must be a whole number of tokens, at least 1", quantum)
     _require(1 <= _integer(levels) <= 32, "levels must be a whole number from 1 to 32", levels)
@@ -109,14 +109,14 @@ def rra(
     prompt_tokens: int = 0,
     decode_batch: int = 0,
 ) -> Policy:
-    """ExeGPT's RRA: prefill of ``prefill_batch`` new requests, ``decode_steps`` iterations of decoding, and again.
+    """ExeGPT's RRA: prefill of ``prefill_batch`` new requests, ``decode_steps`` decode iterations, and again.
 
-    The requests circulate in a pipeline as ``micro_batches`` (0: as many as it has stages, which is also the maximum),
-    each joined by its part of the new ones. Finished requests leave at once; waiting ones join in the next phase.
+    The requests circulate in a pipeline as ``micro_batches`` (0: as many as it has stages, which is also the maximum).
+    Each micro-batch gets its part of the new requests. Finished requests leave at once; others join in the next phase.
 
-    With a ``threshold`` the number of new requests is adjusted (section 5.2), micro-batch by micro-batch: the prompts
-    of a phase stay within that share of ``prompt_tokens``, their mean; as far as that allows, the decode batch stays
-    within it of ``decode_batch``, its mean.
+    With a ``threshold``, a share, each micro-batch gets as many new requests as make the work uniform (section 5.2).
+    The prompts of a phase deviate from their mean, ``prompt_tokens``, by at most that share. As far as that allows, so
+    does the decode batch from its mean, ``decode_batch``.
     """
     sizes = {"prefill_batch": prefill_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
     if threshold is None:
@@ -128,8 +128,8 @@ def rra(
 def prefill(prefill_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
     """The prefill side of ExeGPT's WAA: batches of at most ``prefill_batch`` complete prompts.
 
-    With a ``threshold`` batches are adjusted (section 5.2) so that their prompts stay within that share of
-    ``prompt_tokens``, the mean of a batch.
+    With a ``threshold``, a share, the batches are adjusted (section 5.2): their prompt tokens deviate from their mean,
+    ``prompt_tokens``, by at most that share.
     """
     if threshold is None:
         return _phases("prefill", phases.prefill, {"prefill_batch": prefill_batch})
@@ -144,7 +144,6 @@ def _phases(
     threshold: float | None = None,
     means: dict[str, int] | None = None,
 ) -> Policy:
-    """Return a batching policy whose parameters are sizes, and with a threshold also the threshold and means."""
     if threshold is not None:
         _require(0 <= _number(threshold) < 1, "threshold must be from 0 to below 1", threshold)
     for key, value in (sizes | (means or {})).items():
@@ -162,7 +161,7 @@ def _phases(
 
 
 def bins(boundaries: Sequence[float]) -> Policy:
-    """Multi-Bin: bin i has the predicted lengths from boundary i-1 to below boundary i; k - 1 boundaries."""
+    """Multi-Bin: k - 1 boundaries make k bins. Bin i has predicted lengths from boundary i - 1 to below boundary i."""
     return _bins(tuple(map(_number, boundaries)))
 
 
@@ -193,11 +192,11 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
 
 
 def from_text(axis: str, text: str) -> Policy | None:
-    """Return the policy of ``name(key=value, ...)`` or of a family's bare name; None for any other name.
+    """Return the policy that a text names: ``name(key=value, ...)`` or a family's bare name. None for other names.
 
     Raises:
         UnknownNameError: The axis has no family of this name.
-        PolicyError: It is not written like a call, or its parameters are wrong.
+        PolicyError: The text is not written like a call, or its parameters are wrong.
     """
     families = FAMILIES.get(axis, {})
     if "(" not in text and text not in families:
@@ -214,16 +213,16 @@ def from_text(axis: str, text: str) -> Policy | None:
 
 
 def parameters_of(make: Callable[..., Policy]) -> str:
-    """Return a family's parameters with their defaults: "quantum=64, levels=6"."""
+    """Return a family's parameters with their defaults, such as "quantum=64, levels=6"."""
     parameters = inspect.signature(make).parameters.values()
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters)
 
 
 def call_of(axis: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Return (name, parameters) of ``name(key=value, ...)``; the values are plain literals.
+    """Return name and parameters of a text such as ``name(key=value, ...)``. The values must be plain literals.
 
     Raises:
-        PolicyError: It is not written so.
+        PolicyError: The text is not such a call.
     """
     wrong = PolicyError(f"a {axis} policy with parameters is written like name(key=1, other=2); got {text!r}")
     try:

@@ -62,17 +62,17 @@ _SCHEDULERS = {name: Scheduler(**axes) for name, axes in _AXES.items()}
 
 
 def known(axis: str) -> dict[str, Policy]:
-    """Return the built-in policies of an axis by name ("victim" is the axis "rank")."""
+    """Return the built-in policies of an axis by name. The axis "victim" has the policies of "rank"."""
     module = _MODULES["rank" if axis == "victim" else axis]
     return {value.name: value for value in vars(module).values() if isinstance(value, Policy)}
 
 
 def resolve(axis: str, policy: Any) -> Policy:
-    """Return a policy from its name or from itself.
+    """Return the policy of an axis that has this name. A policy object is returned unchanged.
 
     Raises:
         UnknownNameError: No built-in policy has this name.
-        PolicyError: The object is no policy, or one of another axis.
+        PolicyError: The object is no policy, or a policy of another axis.
     """
     policy_axis = "rank" if axis == "victim" else axis
     if isinstance(policy, str):
@@ -91,16 +91,12 @@ def resolve(axis: str, policy: Any) -> Policy:
 
 
 def named() -> dict[str, Scheduler]:
-    """Return the named schedulers: points on the axes under the names of the systems that use them."""
+    """Return the named schedulers, most of them under the names of the systems that schedule in this way."""
     return dict(_SCHEDULERS)
 
 
 def scheduler(name: str) -> Scheduler:
-    """Return a named scheduler.
-
-    Raises:
-        UnknownNameError: No scheduler has this name.
-    """
+    """Return a named scheduler. Raises UnknownNameError if no scheduler has this name."""
     if name not in _SCHEDULERS:
         raise UnknownNameError("scheduler", name, _SCHEDULERS)
     return _SCHEDULERS[name]

@@ -8,12 +8,11 @@ _UNBOUNDED = 1 << 60
 
 
 def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
-    """Phases: B_E new requests are prefilled, then follow N_D iterations of decoding (ExeGPT's RRA).
+    """Phases: B_E new requests are prefilled, then N_D decode iterations follow (ExeGPT's RRA).
 
-    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with prefills of B_E / M new
-    requests in each micro-batch, whose running decodes pause; N_D rounds of the micro-batches follow. The
-    phase ends when every remaining micro-batch has had its N_D iterations, or no request is left; the next one starts
-    when a request waits.
+    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with prefills of B_E / M new requests
+    in each micro-batch, whose running decodes pause. N_D rounds of the micro-batches follow. The phase ends when every
+    remaining micro-batch has had its N_D iterations, or no request is left. The next phase starts when a request waits.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     parts = min(most, parameter_0)
@@ -33,8 +32,8 @@ def rra_steady(
     """As ``rra``, with prefill batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. A
-    micro-batch gets its part of the B_E new requests, or the number that brings it within the threshold of its mean;
-    but their prompt tokens stay within the threshold of their own mean, or as close as possible with at least one.
+    micro-batch gets its part of the B_E new requests, or as many as bring it within the threshold of its mean. Their
+    prompt tokens must stay within the threshold of their own mean, or as close to it as one request or more can be.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     parts = min(most, parameter_0)
@@ -58,15 +57,15 @@ def rra_steady(
 
 
 def prefill(parameter_0):
-    """Batches of at most B_E complete prompts, parameter 0; decodes, if there are any, wait (prefill GPUs of WAA)."""
+    """Batches of at most B_E (parameter 0) complete prompts. Any decodes wait (prefill GPUs of WAA)."""
     return parameter_0, _UNBOUNDED, DECODES_WAIT
 
 
 def prefill_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
     """As ``prefill``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
-    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or the
-    number that brings their tokens within the threshold of the mean, or as close as possible with at least one.
+    Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or as
+    many as bring their tokens within the threshold of the mean, or as close to it as one prompt or more can be.
     """
     low, high = 1000 - parameter_1, 1000 + parameter_1
     after = step_tokens + next_tokens

@@ -1,4 +1,4 @@
-"""Whether a waiting request preempts a running one."""
+"""Preemption policies: whether a waiting request preempts a running one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from lengthwise.policy.contracts import preemption
 
 @preemption
 def never():
-    """Running requests stay until memory is short."""
+    """No request is preempted unless memory is short."""
     return 0.0
 
 
 @preemption
 def by_rank(waiting_key, running_key):
-    """The better rank wins the slot (SRTF, MLFQ)."""
+    """The request with the better rank gets the slot (SRTF, MLFQ)."""
     return running_key - waiting_key
 
 
@@ -21,6 +21,6 @@ def by_rank(waiting_key, running_key):
 def is_improvement(
     waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running, waiting
 ):
-    """Only if it gains more than it costs: predicted steps saved against those by which it delays all requests."""
+    """A preemption must save more predicted steps than the steps by which it delays all requests."""
     saved = running_remaining_tokens - waiting_remaining_tokens
     return saved - recompute_steps * (num_running + waiting) if waiting_key < running_key else 0.0

@@ -1,4 +1,4 @@
-"""Orders of requests: the smallest key runs first; as ``victim``, the largest key is preempted first."""
+"""Ranks, which order requests: the smallest key runs first; as ``victim``, the largest key is preempted first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def fcfs(arrival_s):
 
 @rank(starvation="no later request precedes it, unless that was preempted")
 def fcfs_preempted_first(arrival_s, last_preemption):
-    """First come, first served; a preempted request returns to the front of the queue (vLLM, Vidur)."""
+    """First come, first served. A preempted request returns to the front of the queue (vLLM, Vidur)."""
     return -float(last_preemption) if last_preemption > 0 else arrival_s
 
 
@@ -47,7 +47,7 @@ def gittins(gittins_rank):
     "so by no later request that is predicted at least as long",
 )
 def hrrn(queued_for_s, remaining_tokens):
-    """Highest response ratio next: wait over predicted remaining output, so that waiting always counts."""
+    """Highest response ratio next: time waited over predicted remaining output."""
     return -queued_for_s / remaining_tokens
 
 
@@ -57,13 +57,13 @@ def hrrn(queued_for_s, remaining_tokens):
     "predicted output) ahead of another, plus 4 x the largest error of prediction for each of their running requests",
 )
 def vtc(service_tokens):
-    """The tenant with the least service first (VTC; charged by prediction at admission, corrected at the end)."""
+    """The tenant with the least service first (VTC). Predictions are charged at admission and corrected at the end."""
     return service_tokens
 
 
 @rank(starvation="batches run in the order in which their bins filled; no bin holds a request beyond batch_wait_s")
 def completed_batches(batch):
-    """Multi-Bin: batches in the order in which their bins filled; first come, first served without bins."""
+    """Multi-Bin: batches in the order in which their bins filled. Without bins, first come, first served."""
     return float(batch)
 
 
@@ -75,7 +75,7 @@ def ljf(predicted_tokens):
 
 @rank
 def priority(priority, arrival_s):
-    """Priority classes (smaller first), first come, first served within one."""
+    """Priority classes, the smallest first. Within a class first come, first served."""
     return priority * 1e12 + arrival_s
 
 
@@ -99,5 +99,5 @@ def longest_remaining(predicted_tokens, generated_tokens):
 
 @rank
 def lowest_priority(priority, admission):
-    """As ``victim``: the lowest priority class is preempted, the latest admitted request of it first."""
+    """As ``victim``: the lowest priority class is preempted first, and in it the latest admitted request."""
     return priority * 1e12 + admission

@@ -1,4 +1,4 @@
-"""Choice of the replica of an arriving request."""
+"""Routers: the replica of an arriving request."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from lengthwise.policy.contracts import router
 
 @router
 def round_robin(request_number, waiting):
-    """Replicas in turn."""
+    """All replicas in turn."""
     return request_number % len(waiting)
 
 
 @router
 def random(draw_a, waiting):
-    """A replica at random."""
+    """A random replica."""
     return int(draw_a * len(waiting))
 
 
 @router(name="least_outstanding")
 def fewest_requests(waiting, running):
-    """The fewest requests waiting or running; the lowest number among equals."""
+    """The replica with the fewest waiting and running requests. Among equals the lowest number."""
     best = 0
     for replica in range(1, len(waiting)):
         if waiting[replica] + running[replica] < waiting[best] + running[best]:
@@ -29,7 +29,7 @@ def fewest_requests(waiting, running):
 
 @router(name="least_waiting")
 def fewest_waiting(waiting):
-    """Vidur's "lor": the fewest requests waiting; running ones do not count."""
+    """The replica with the fewest waiting requests, not counting running ones (Vidur's "lor")."""
     best = 0
     for replica in range(1, len(waiting)):
         if waiting[replica] < waiting[best]:
@@ -39,7 +39,7 @@ def fewest_waiting(waiting):
 
 @router(name="least_tokens")
 def fewest_tokens(tokens):
-    """The fewest prompt and predicted output tokens outstanding."""
+    """The replica with the fewest outstanding prompt and predicted output tokens."""
     best = 0
     for replica in range(1, len(tokens)):
         if tokens[replica] < tokens[best]:
@@ -57,5 +57,83 @@ def power_of_two(draw_a, draw_b, waiting, running):
 
 @router
 def central():
-    """No replica: one queue for all, from which a replica takes requests when it forms a step."""
+    """No replica: one queue for all replicas, from which each takes requests when it forms a step."""
     return -1
+
+
+@router
+def session_affinity(previous_replica, waiting, running):
+    """The replica of the session's turn before. A first turn goes to the replica with the fewest requests."""
+    if previous_replica >= 0:
+        return previous_replica
+    best = 0
+    for replica in range(1, len(waiting)):
+        if waiting[replica] + running[replica] < waiting[best] + running[best]:
+            best = replica
+    return best
+
+
+@router(prefix="index")
+def cache_aware(prompt_tokens, waiting, running, prefix_tokens, index_tokens):
+    """The longest prefix in the router's index, or the smallest index, or the least load (SGLang's and vLLM's router).
+
+    With the defaults of both: the load decides while the most loaded replica has over 64 requests more than the least
+    loaded and over 1.5 times as many. Otherwise the longest prefix decides if it is over 0.3 of the prompt.
+    """
+    low, high, longest, smallest = 0, 0, 0, 0
+    for replica in range(1, len(waiting)):
+        load = waiting[replica] + running[replica]
+        low = replica if load < waiting[low] + running[low] else low
+        high = replica if load > waiting[high] + running[high] else high
+        longest = replica if prefix_tokens[replica] > prefix_tokens[longest] else longest
+        smallest = replica if index_tokens[replica] < index_tokens[smallest] else smallest
+    least, most = waiting[low] + running[low], waiting[high] + running[high]
+    if most - least > 64 and most > 1.5 * least:
+        return low
+    return longest if prefix_tokens[longest] > 0.3 * prompt_tokens else smallest
+
+
+def _llm_d(draw_a, prompt_tokens, total_blocks, waiting, free_blocks, prefix_tokens):
+    """The highest score of prefix (weight 3), queue (2) and free memory (2), the default of llm-d."""
+    fewest, most = waiting[0], waiting[0]
+    for replica in range(1, len(waiting)):
+        fewest, most = min(fewest, waiting[replica]), max(most, waiting[replica])
+    best, highest, equals = 0, -1.0, 0
+    for _ in range(2):  # the second pass takes one of the equals that the first has counted
+        chosen, equals = int(draw_a * equals), 0
+        for replica in range(len(waiting)):
+            queue = (most - waiting[replica]) / (most - fewest) if most > fewest else 1.0
+            score = 3 * prefix_tokens[replica] / prompt_tokens + 2 * queue + 2 * free_blocks[replica] / total_blocks
+            if score > highest:
+                highest, equals, best = score, 0, replica
+            if score == highest:
+                best = replica if equals == chosen else best
+                equals += 1
+    return best
+
+
+prefix_precise = router(name="prefix_precise", prefix="cache")(_llm_d)
+prefix_approximate = router(name="prefix_approximate", prefix="index")(_llm_d)
+
+
+@router(prefix="cache")
+def uncached_work(prompt_tokens, waiting, running, prefix_tokens):
+    """The least product of uncached prompt tokens and requests on the replica (lmetric, proposed for SGLang)."""
+    best, least = 0, 0
+    for replica in range(len(waiting)):
+        work = (prompt_tokens - prefix_tokens[replica]) * (waiting[replica] + running[replica] + 1)
+        if replica == 0 or work < least:
+            best, least = replica, work
+    return best
+
+
+@router(prefix="cache")
+def uncached_load(prompt_tokens, waiting, running, tokens, prefix_tokens):
+    """The least uncached prompt tokens, weighed by requests and by outstanding tokens (the geometric mean of both)."""
+    best, least = 0, 0.0
+    for replica in range(len(waiting)):
+        uncached = 1.0 * (prompt_tokens - prefix_tokens[replica])
+        load = (waiting[replica] + running[replica] + 1.0) * (tokens[replica] + prompt_tokens)
+        if replica == 0 or uncached * uncached * load < least:
+            best, least = replica, uncached * uncached * load
+    return best

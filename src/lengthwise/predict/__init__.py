@@ -1,4 +1,4 @@
-"""From a prompt, and the tokens so far, to a distribution of the output length."""
+"""Predictors of output lengths: from a prompt and the tokens so far to a distribution of the output length."""
 
 import lazy_loader
 

@@ -13,6 +13,8 @@ from .evaluation import Evaluation as Evaluation
 from .evaluation import ExplainableVariance as ExplainableVariance
 from .evaluation import evaluate as evaluate
 from .evaluation import explainable_variance as explainable_variance
+from .in_session import InSession as InSession
+from .in_session import samples_of as samples_of
 from .lexical import Lexical as Lexical
 from .oracle import BinNeighbour as BinNeighbour
 from .oracle import Confusion as Confusion

@@ -1,4 +1,4 @@
-"""Predictions for a complete workload, in the form that the engine reads."""
+"""Predicted lengths for a complete workload, in the form that the engine reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.predict.contract import Ints, Predictor, Prompts, partial
+from lengthwise.predict.contract import Ints, Predictor, Prompts, with_output
 from lengthwise.predict.distribution import Floats, LengthDistribution
+from lengthwise.predict.in_session import earlier_tokens
 from lengthwise.predict.oracle import Truthful, luck_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Predictions, Workload
@@ -34,20 +35,24 @@ def attach(
     seed: int = 0,
     model: str | None = None,
 ) -> Workload:
-    """Return the workload with the predictor's lengths of each request, updated after every window of tokens.
+    """Return the workload with predicted output lengths for each request.
 
-    A predictor that is not truthful sees prompt tokens and, if the workload's ``extra`` has these columns, the texts
-    "prompt" and the names "model" (else ``model`` for all). After w windows it sees the part of the text "output" that
-    corresponds to w * window_tokens of its tokens (ELIS: 50). Requests that still run are predicted window by window,
-    one row per request: the true length decides only which requests still run, which a scheduler observes as well. A
-    predictor whose class has ``predicts_once = True`` (later predictions condition the first one on the tokens so far)
-    predicts once per request. Without ``update_predictions`` there is only the prediction before the first token.
+    Each request gets one prediction per window: before its first token, and again after every ``window_tokens``
+    generated tokens (ELIS: 50). Without ``update_predictions``, it has only the one before its first token.
 
-    The statistic of the distribution, given the tokens so far, is "mean"; "median"; a quantile such as "q0.9"; or
-    "tail_inflated", the average of the mean and of the mean of the longest tenth (an expectation inflated by its tail,
-    as TIE proposes against long requests that look short). ``seed`` is that of an oracle's errors: one draw per
-    request, the same at all its windows. It raises InputError if the statistic is unknown, the window is not positive,
-    or the predictor returns no distribution per request.
+    A predictor sees the prompt tokens and, if the workload's ``extra`` has these columns, the texts "prompt", the names
+    "model" (otherwise ``model`` names the model of all requests), and with "session" and "turn" the lengths of earlier
+    outputs of the session, which the prompt of a later turn contains. In later windows, it also sees the
+    text "output" up to the tokens generated so far. Each call predicts the requests that still run, one row per
+    request. The true length decides only which requests still run, and a scheduler observes that as well. A
+    ``Truthful`` predictor sees the true lengths instead. A predictor whose class has ``predicts_once = True`` predicts
+    once per request; its later predictions condition the first one on the tokens so far.
+
+    ``statistic`` names the statistic of the conditioned distribution that becomes the predicted length: "mean",
+    "median", a quantile such as "q0.9", or "tail_inflated", the average of the mean and of the mean of the longest
+    tenth (TIE proposes such a statistic for long requests that look short). ``seed`` is the seed of a truthful
+    predictor's errors: one draw per request, the same in all windows. Raises InputError if the statistic is unknown,
+    the window is not positive, or the predictor does not return one distribution per request.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
@@ -63,7 +68,7 @@ def attach(
 
 
 def statistic_of(name: str) -> Statistic:
-    """Return the function of a statistic, or raise InputError if there is no such statistic."""
+    """Return the function that computes a statistic of ``attach``. Raises InputError if the name is unknown."""
     if name == "mean":
         return lambda predicted, so_far: so_far + predicted.remaining(so_far)
     if name == "tail_inflated":
@@ -86,8 +91,9 @@ def _tail_inflated(predicted: LengthDistribution, so_far: Floats) -> Floats:
 def _predictions(
     workload: Workload, predictor: Predictor | Truthful, start: Ints, window_tokens: int, seed: int, model: str | None
 ) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
-    """Yield rows, their tokens so far, and their distributions, which may include lengths that have passed."""
+    """Yield chunks of predictions: their rows, tokens so far, and distributions, not yet conditioned on these."""
     n = len(workload)
+    earlier = None if isinstance(predictor, Truthful) else earlier_tokens(workload)
     if isinstance(predictor, Truthful):
         luck = luck_of(seed, n)
         for requests, at in _spans(start, 0, n):
@@ -95,17 +101,21 @@ def _predictions(
             yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
     elif getattr(predictor, "predicts_once", False):
         for part in _chunks(np.arange(n)):
-            predicted = _checked_prediction(predictor, _prompts(workload, part, model), np.zeros(len(part), np.int64))
+            predicted = _checked_prediction(
+                predictor, _prompts(workload, part, model, earlier), np.zeros(len(part), np.int64)
+            )
             for requests, at in _spans(start, int(part[0]), int(part[-1]) + 1):
                 yield at, (at - start[requests]) * window_tokens, predicted.take(requests - part[0])
     else:
-        # Window by window, so that each call has a request once: a predictor must not count repeated prompts.
+        # Window by window, so that a call has each request once: a predictor must not see repeated prompts.
         running, window = np.arange(n), 0
         while len(running):
             for part in _chunks(running):
                 so_far = np.full(len(part), window * window_tokens, np.int64)
                 output = _column(workload, "output", part)
-                known = partial(_prompts(workload, part, model), output, workload.output_tokens[part], so_far)
+                known = with_output(
+                    _prompts(workload, part, model, earlier), output, workload.output_tokens[part], so_far
+                )
                 yield start[part] + window, so_far, _checked_prediction(predictor, known, so_far)
             window += 1
             running = running[start[running] + window < start[running + 1]]
@@ -117,8 +127,8 @@ def _checked_prediction(predictor: Predictor, prompts: Prompts, so_far: Ints) ->
     if not isinstance(predicted, LengthDistribution) or len(predicted) != len(prompts):
         size = f" of {len(predicted)}" if hasattr(predicted, "__len__") else ""
         raise InputError(
-            f"predict of {name} must return a LengthDistribution with a row a request ({len(prompts)}); it returned "
-            f"{type(predicted).__name__}{size}; wrap it in lengthwise.predict.Guarded to use plain lengths"
+            f"predict of {name} must return a LengthDistribution of one row per request ({len(prompts)}); it "
+            f"returned {type(predicted).__name__}{size}; wrap it in lengthwise.predict.Guarded to use plain lengths"
         )
     largest = float(predicted.tokens[:, -1].max(initial=0))
     if largest > _MAX_TOKENS:
@@ -129,13 +139,14 @@ def _checked_prediction(predictor: Predictor, prompts: Prompts, so_far: Ints) ->
     return predicted
 
 
-def _prompts(workload: Workload, rows: Ints, model: str | None) -> Prompts:
+def _prompts(workload: Workload, rows: Ints, model: str | None, earlier: Floats | None) -> Prompts:
     models = _column(workload, "model", rows)
     return Prompts(
         len(rows),
         text=_column(workload, "prompt", rows),
         prompt_tokens=workload.prompt_tokens[rows],
         model=[model] * len(rows) if models is None and model is not None else models,
+        earlier_tokens=None if earlier is None else earlier[rows],
     )
 
 
@@ -149,7 +160,7 @@ def _chunks(requests: Ints) -> Iterator[Ints]:
 
 
 def _spans(start: Ints, first: int, end: int) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the request of each row, and the rows, of consecutive requests with about _CHUNK_ROWS rows."""
+    """Yield about _CHUNK_ROWS rows of predictions at a time: (the request of each row, the rows)."""
     while first < end:
         last = int(np.searchsorted(start, start[first] + _CHUNK_ROWS, side="right")) - 1
         last = min(max(first + 1, last), end)

@@ -1,4 +1,4 @@
-"""Interface of predictors: prompts, finished requests to learn from, and the protocol."""
+"""The interface of predictors: the prompts that they see, the samples that they learn from, and the protocol."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from lengthwise.schema.errors import InputError
 
 Ints = npt.NDArray[np.int64]
 
-_COLUMNS = ("text", "prompt_tokens", "model", "output_so_far")
+_COLUMNS = ("text", "prompt_tokens", "model", "output_so_far", "earlier_tokens")
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests as a predictor sees them, in columns of n; unknown columns are None.
+    """n requests as a predictor sees them, in columns of n values; unknown columns are None.
 
-    ``prompt_tokens`` are lengths in tokens, ``model`` names of the serving models (None becomes "unknown"),
-    ``output_so_far`` texts of the generated tokens, for predictors that read them.
+    ``prompt_tokens`` are the prompts' lengths in tokens. ``model`` are the names of the models that serve the requests;
+    a None in it becomes "unknown". ``output_so_far`` are the texts generated so far, for predictors that read them.
+    ``earlier_tokens`` [n, turns] are the output lengths of the session's earlier requests, the last one at the end, and
+    NaN where there is none.
     """
 
     size: int
@@ -31,6 +33,7 @@ class Prompts:
     prompt_tokens: Ints | None = None
     model: Sequence[str] | None = None
     output_so_far: Sequence[str] | None = None
+    earlier_tokens: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return self.size
@@ -39,14 +42,14 @@ class Prompts:
         for column in _COLUMNS:
             value = getattr(self, column)
             if value is not None and len(value) != self.size:
-                raise InputError(f"{column} must have one value a request ({self.size}); it has {len(value)}")
+                raise InputError(f"{column} must have one value per request ({self.size}); it has {len(value)}")
         if self.model is not None and any(name is None for name in self.model):
             object.__setattr__(self, "model", ["unknown" if name is None else name for name in self.model])
         if self.prompt_tokens is not None:
             object.__setattr__(self, "prompt_tokens", whole_numbers("prompt_tokens", self.prompt_tokens))
 
     def take(self, rows: Ints) -> Prompts:
-        """Return some requests, in the order of ``rows``."""
+        """Return the prompts of the requests with the indices ``rows``, in this order."""
         return replace(self, size=len(rows), **{name: _taken(getattr(self, name), rows) for name in _COLUMNS})
 
 
@@ -54,10 +57,12 @@ class Prompts:
 class Samples:
     """n finished requests to learn from.
 
-    ``prompts`` are the requests before generation, ``output_tokens`` [n] the generated tokens, at least 1, ``output``
-    [n] their text, for predictors that read partial output. ``censored`` is [n] whether the output was cut off
-    (``finish_reason = "length"``), so that the true length is at least ``output_tokens``. ``metadata`` is the origin,
-    for the card of predictors trained on them.
+    ``prompts`` are the requests before generation. ``output_tokens`` [n] are the numbers of generated tokens, at least
+    1. ``output`` [n] are the generated texts, for predictors that read partial output. ``censored`` [n] is whether the
+    output was cut off (``finish_reason = "length"``), so that the true length is at least ``output_tokens``.
+    ``group`` [n] are the numbers of groups of requests that are alike, such as sessions: a split and a bootstrap take
+    complete groups. Without it, these are the requests with the same prompt. ``metadata`` describes where the samples
+    come from, for the card of a predictor trained on them.
     """
 
     prompts: Prompts
@@ -65,16 +70,17 @@ class Samples:
     censored: npt.NDArray[np.bool_]
     output: Sequence[str] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    group: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.output_tokens)
 
     def __post_init__(self) -> None:
         n = len(self.prompts)
-        for column in ("output_tokens", "censored", "output"):
+        for column in ("output_tokens", "censored", "output", "group"):
             value = getattr(self, column)
             if value is not None and len(value) != n:
-                raise InputError(f"{column} must have one value a request ({n}); it has {len(value)}")
+                raise InputError(f"{column} must have one value per request ({n}); it has {len(value)}")
         if n == 0:
             raise InputError("there must be at least one sample to learn from; there is none")
         object.__setattr__(self, "output_tokens", whole_numbers("output_tokens", self.output_tokens))
@@ -84,8 +90,8 @@ class Samples:
             raise InputError(f"output_tokens must be at least 1; sample {row} has {self.output_tokens[row]}")
 
     def take(self, rows: Ints) -> Samples:
-        """Return some samples, in the order of ``rows``."""
-        columns = {name: _taken(getattr(self, name), rows) for name in ("output_tokens", "censored", "output")}
+        """Return the samples with the indices ``rows``, in this order."""
+        columns = {name: _taken(getattr(self, name), rows) for name in ("output_tokens", "censored", "output", "group")}
         return replace(self, prompts=self.prompts.take(rows), **columns)
 
 
@@ -97,26 +103,26 @@ def _taken(values: Any, rows: Ints) -> Any:
 
 @runtime_checkable
 class Predictor(Protocol):
-    """Maps prompts, and the tokens so far, to distributions of the output length.
+    """A predictor maps prompts and the tokens so far to distributions of the output length.
 
-    As in scikit-learn, ``__init__`` stores parameters unchanged, ``fit`` learns and returns the predictor, and learned
-    attributes end with an underscore.
+    As in scikit-learn, ``__init__`` stores the parameters unchanged, ``fit`` learns and returns the predictor itself,
+    and learned attributes end with an underscore.
     """
 
     def fit(self, samples: Samples) -> Self:
         """Learn from finished requests."""
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the distribution of each request's total output length, given that it exceeds ``tokens_so_far``.
+        """Return the distribution of each request's total output length, given that this exceeds ``tokens_so_far``.
 
-        Without ``prompts.output_so_far``, it is ``predict(prompts).given(tokens_so_far)``: survival alone is known. The
-        text changes it only within ``reads_output``, an attribute with the first and last tokens so far at which the
-        predictor reads it; None, or absent: never.
+        Without ``prompts.output_so_far``, the result is ``predict(prompts).given(tokens_so_far)``. The text changes it
+        only if the predictor's attribute ``reads_output`` is a pair (first, last) and the tokens so far are within this
+        range. A predictor never reads the output if the attribute is None or absent.
         """
 
 
-def read_rows(predictor: object, prompts: Prompts, tokens_so_far: Ints) -> Ints:
-    """Return the rows whose text of the output so far the predictor reads, after tokens so far [n]."""
+def rows_reading_output(predictor: object, prompts: Prompts, tokens_so_far: Ints) -> Ints:
+    """Return the indices of the requests for which the predictor reads the output so far."""
     span, texts = getattr(predictor, "reads_output", None), prompts.output_so_far
     if span is None or texts is None:
         return np.empty(0, np.int64)
@@ -124,8 +130,8 @@ def read_rows(predictor: object, prompts: Prompts, tokens_so_far: Ints) -> Ints:
     return np.flatnonzero(inside & np.array([bool(text) for text in texts], bool))
 
 
-def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
-    """Return the requests as known after some tokens: with that share of the output's text."""
+def with_output(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints, tokens_so_far: Ints) -> Prompts:
+    """Return the prompts, with the text of each output's first ``tokens_so_far`` tokens as ``output_so_far``."""
     if output is None:
         return prompts
     so_far = np.broadcast_to(np.asarray(tokens_so_far), (len(output_tokens),))
@@ -134,7 +140,7 @@ def partial(prompts: Prompts, output: Sequence[str] | None, output_tokens: Ints,
 
 
 def whole_numbers(column: str, values: Any) -> Ints:
-    """Return the values as int64, or raise InputError if one is no integer."""
+    """Return the values as int64. Raises InputError, which names the ``column``, if one is not an integer."""
     numbers = np.asarray(values)
     if numbers.dtype.kind not in "iu":
         try:
@@ -158,19 +164,27 @@ def _is_number(value: Any) -> bool:
 
 
 def by_prompt(texts: Sequence[str]) -> tuple[list[str], Ints]:
-    """Return the distinct prompts, and [n] the index of each text's; case and surrounding blanks do not matter."""
+    """Return the distinct prompts, and each text's index among them, [n]. Case and outer spaces are ignored."""
     folded = np.array([text.strip().casefold() for text in texts], object)
     distinct, at = np.unique(folded, return_inverse=True)
     return [str(text) for text in distinct], at.reshape(-1)
 
 
-def split(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Return training rows and about ``share`` of held-out rows; equal prompts are on the same side.
-
-    It raises InputError if there are too few samples or prompts for two parts.
-    """
+def groups_of(samples: Samples) -> Ints:
+    """Return [n] the number of each sample's group, from 0: ``Samples.group``, or else one for each distinct prompt."""
+    if samples.group is not None:
+        return np.unique(samples.group, return_inverse=True)[1].reshape(-1)
     text = samples.prompts.text
-    groups = np.arange(len(samples)) if text is None else by_prompt(text)[1]
+    return np.arange(len(samples)) if text is None else by_prompt(text)[1]
+
+
+def split_rows(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Return the indices of training samples and of held-out samples.
+
+    About ``share`` of the groups (of the prompts, without ``Samples.group``), drawn with ``seed``, are held out.
+    Raises InputError if there are fewer than two.
+    """
+    groups = groups_of(samples)
     count = int(groups.max()) + 1
     if count < 2:
         raise InputError(f"samples of at least two prompts are needed to hold some out; there is {count}")

@@ -1,4 +1,4 @@
-"""Distributions of output lengths: quantiles, and statistics that follow from them."""
+"""Distributions of output lengths as quantiles, and the statistics that follow from them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LEVELS: Floats = np.array(
      0.85, 0.9, 0.95, 0.975, 0.99, 1.0]
 )  # fmt: skip
 TAIL_SHAPE = 3.0
-"""Shape of the Pareto tail of lengths beyond a known distribution: the mean is half as much again."""
+"""Shape of the Pareto tail beyond a known distribution: the expected length is 1.5 times the tokens so far."""
 MAX_TAIL_LEVEL = 0.99
 _CHUNK_ROWS = 1 << 13  # temporaries of a chunk stay in the cache
 
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """Output lengths of n requests as quantiles, linear in between.
+    """Output lengths of n requests as quantiles; between two levels they are interpolated linearly.
 
-    ``tokens`` are [n, q] the quantiles, at least 1 and nondecreasing along a row; ``levels`` [q] increase from 0 (the
-    smallest length) to 1 (the largest).
+    ``tokens`` [n, q] are the quantiles, at least 1 and nondecreasing along each row. ``levels`` [q] are their levels,
+    which increase from 0 (the smallest length) to 1 (the largest).
     """
 
     tokens: Floats
@@ -45,7 +45,7 @@ class LengthDistribution:
             raise InputError(f"levels must increase from 0 to 1; they are {levels}")
         if tokens.ndim != 2 or tokens.shape[1] != len(levels):
             raise InputError(
-                f"tokens must have a row a request and a column a level ({len(levels)}); shape {tokens.shape}"
+                f"tokens must have one row per request and one column per level ({len(levels)}); shape {tokens.shape}"
             )
         good = (tokens[:, 0] >= 1) & np.isfinite(tokens[:, -1]) & (tokens[:, 1:] >= tokens[:, :-1]).all(axis=1)
         if not good.all():
@@ -58,7 +58,7 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, tokens: npt.ArrayLike, levels: npt.ArrayLike = LEVELS) -> LengthDistribution:
-        """Return the distribution of raw quantiles, sorted and raised to at least 1; NaN is an error."""
+        """Return the distributions with these quantiles, sorted and raised to at least 1; NaN raises InputError."""
         rows = np.maximum(np.sort(np.atleast_2d(np.asarray(tokens, float)), axis=1), 1.0)
         if levels is LEVELS and rows.shape[1] == len(LEVELS) and np.isfinite(rows[:, -1]).all():
             return cls._unchecked(rows, LEVELS)  # sorting moves NaN to the end
@@ -73,28 +73,28 @@ class LengthDistribution:
 
     @classmethod
     def point(cls, tokens: npt.ArrayLike) -> LengthDistribution:
-        """Return distributions with all mass at these lengths, [n]."""
+        """Return n distributions, each with all its mass at one of the lengths ``tokens`` [n]."""
         values = np.maximum(np.asarray(tokens, float), 1.0)
         return cls(np.repeat(values[:, None], 2, axis=1), np.array([0.0, 1.0]))
 
     @property
     def mean(self) -> Floats:
-        """Return [n] the expected total length in tokens, those so far included; ``remaining`` leaves them out."""
+        """Return the expected total lengths [n] in tokens; unlike ``remaining``, they include the tokens so far."""
         weights = _MEAN_WEIGHTS if self.levels is LEVELS else _mean_weights(self.levels)
         return np.asarray((self.tokens * weights).sum(axis=1))  # a matrix product would round by batch size
 
     @property
     def median(self) -> Floats:
-        """Return [n] the median total length in tokens."""
+        """Return the median total lengths [n] in tokens."""
         return self.quantile(0.5)
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
-        """Return [n] the quantile at ``level``, a scalar or [n]."""
+        """Return the quantiles [n] at ``level``, a scalar or [n]."""
         p = np.clip(np.broadcast_to(np.asarray(level, float), (len(self),)), 0.0, 1.0)
-        return self._at(p[:, None])[:, 0]
+        return self._quantiles(p[:, None])[:, 0]
 
     def cdf(self, tokens: npt.ArrayLike) -> Floats:
-        """Return [n] the probability of a length of at most ``tokens``, a scalar or [n]."""
+        """Return the probabilities [n] that the length is at most ``tokens``, a scalar or [n]."""
         x = np.broadcast_to(np.asarray(tokens, float), (len(self),))
         right = (self.tokens <= x[:, None]).sum(axis=1)
         inner = np.clip(right, 1, len(self.levels) - 1)
@@ -105,19 +105,18 @@ class LengthDistribution:
         return np.where(right == 0, 0.0, np.where(right == len(self.levels), 1.0, inside))
 
     def at(self, levels: npt.ArrayLike = LEVELS) -> LengthDistribution:
-        """Return the same distributions by their quantiles at other levels, from 0 to 1."""
+        """Return the same distributions with their quantiles at other levels, which increase from 0 to 1."""
         requested = np.asarray(levels, float)
         if requested.shape == self.levels.shape and (requested == self.levels).all():
             return self
-        return LengthDistribution(self._at(np.broadcast_to(requested, (len(self), len(requested)))), requested)
+        return LengthDistribution(self._quantiles(np.broadcast_to(requested, (len(self), len(requested)))), requested)
 
     def given(self, tokens_so_far: npt.ArrayLike) -> LengthDistribution:
-        """Return the distributions of the total lengths, given that they exceed ``tokens_so_far`` (survival).
+        """Return the distributions of the total lengths, given that they exceed ``tokens_so_far``.
 
-        Where every length is above ``tokens_so_far``, nothing changes; ``mean`` is that of the total length.
-
-        The levels are the union of its own and LEVELS. A request beyond its complete distribution gets a Pareto tail of
-        shape 3: half as many tokens again are expected, however wrong the distribution was. Rows are independent.
+        A distribution whose smallest length exceeds ``tokens_so_far`` does not change. The levels of the result are the
+        union of the present ones and LEVELS. A request with more tokens so far than its largest predicted length gets a
+        Pareto tail of shape 3: its expected length is 1.5 times the tokens so far. Rows do not affect each other.
         """
         a = self._so_far(tokens_so_far)
         if not (a > 0).any():
@@ -128,14 +127,14 @@ class LengthDistribution:
         tokens = np.empty((len(self), len(levels)))
         for rows in self._chunks():
             share = passed[rows, None]
-            tokens[rows] = self.take(rows)._at(share + (1 - share) * levels)  # noqa: SLF001 - of this class
+            tokens[rows] = self.take(rows)._quantiles(share + (1 - share) * levels)  # noqa: SLF001 - of this class
         np.maximum(tokens, (a + (a > 0))[:, None], out=tokens)
         if is_beyond.any():
             tokens[is_beyond] = np.maximum(pareto_tail(a[is_beyond], levels), a[is_beyond, None] + 1)
         return LengthDistribution(np.maximum.accumulate(tokens, axis=1), levels)
 
     def quantile_given(self, level: float, tokens_so_far: npt.ArrayLike) -> Floats:
-        """Return [n] one quantile of the lengths above ``tokens_so_far``, cheaper than ``given``."""
+        """Return one quantile [n] of the lengths above ``tokens_so_far``; this is cheaper than ``given``."""
         a = self._so_far(tokens_so_far)
         is_beyond = self._is_beyond(a)
         passed = np.where((a > 0) & ~is_beyond, self.cdf(a), 0.0)
@@ -143,39 +142,38 @@ class LengthDistribution:
         return np.maximum(tokens, a + (a > 0))
 
     def remaining(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """Return [n] the expected remaining tokens after ``tokens_so_far``, at least 1: E[X - a | X > a]."""
+        """Return the expected remaining tokens [n] after ``tokens_so_far``, at least 1: E[X - a | X > a]."""
         return self._by_chunks(tokens_so_far, _remaining, 1 / (TAIL_SHAPE - 1))
 
     def gittins(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """Return [n] the Gittins rank in tokens: the smallest expected work per probability of completion.
+        """Return the Gittins ranks [n] in tokens: the smallest expected work per probability of completion.
 
-        The index at age a is min over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) (Gittins 1979). Serving the
-        smallest index first minimizes the mean sojourn time of M/G/1 (Aalto, Ayesta and Righter 2009). The hazard grows
-        between two quantiles, so that the minimum is at a quantile. Beyond its distribution, a request has the inverse
-        hazard of the Pareto tail, a / 3.
+        The rank at age a is the minimum over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) (Gittins 1979).
+        Serving the smallest rank first minimizes the mean sojourn time in an M/G/1 queue (Aalto, Ayesta and Righter
+        2009). The hazard rate grows between two quantiles, so that the minimum is at a quantile. A request with more
+        tokens than its largest predicted length has the inverse hazard rate of the Pareto tail, a / 3.
         """
         return self._by_chunks(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
 
     def sample(self, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Return [n] int64 one random length per request."""
+        """Return one random length for each request, [n] int64."""
         return np.maximum(np.rint(self.quantile(rng.random(len(self)))), 1).astype(np.int64)
 
     def take(self, rows: Any) -> LengthDistribution:
-        """Return the distributions of some requests."""
+        """Return the distributions of the requests with the indices ``rows``."""
         return self._unchecked(self.tokens[rows], self.levels)
 
     def _so_far(self, tokens_so_far: npt.ArrayLike) -> Floats:
         return np.broadcast_to(np.asarray(tokens_so_far, float), (len(self),))
 
     def _is_beyond(self, a: Floats) -> npt.NDArray[np.bool_]:
-        """Return [n] whether a request exceeds its complete distribution."""
         return np.asarray((a > 0) & (a >= self.tokens[:, -1]))
 
     def _chunks(self) -> Iterator[slice]:
         return (slice(start, start + _CHUNK_ROWS) for start in range(0, len(self), _CHUNK_ROWS))
 
-    def _at(self, p: Floats) -> Floats:
-        """Return [n, m] the quantiles at levels [n, m]."""
+    def _quantiles(self, p: Floats) -> Floats:
+        """Return the quantiles [n, m] at the levels ``p`` [n, m]."""
         right = np.clip(np.searchsorted(self.levels, p, side="left"), 1, len(self.levels) - 1)
         low = self.levels[right - 1]
         share = (p - low) / (self.levels[right] - low)
@@ -186,7 +184,7 @@ class LengthDistribution:
         return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))
 
     def _by_chunks(self, tokens_so_far: npt.ArrayLike, statistic: Callable[..., Floats], tail: float) -> Floats:
-        """Return [n] a statistic of quantiles and the probabilities between them; a * tail beyond the distribution."""
+        """Return a statistic of each row, [n]; beyond its largest length, ``tail`` times the tokens so far."""
         a = self._so_far(tokens_so_far)
         steps, out = np.diff(self.levels), np.empty(len(self))
         for rows in self._chunks():
@@ -222,16 +220,17 @@ def _gittins(clipped: Floats, a: Floats, mass: Floats) -> Floats:
 
 
 def pareto_tail(tokens: npt.ArrayLike, levels: npt.ArrayLike) -> Floats:
-    """Return [n, q] quantiles of lengths known only to be above ``tokens`` [n], capped at level 0.99."""
+    """Return quantiles [n, q] of Pareto tails of shape 3 that start at ``tokens``; levels are capped at 0.99."""
     capped = np.minimum(np.asarray(levels, float), MAX_TAIL_LEVEL)
     return np.asarray(np.asarray(tokens, float)[:, None] * (1 - capped) ** (-1 / TAIL_SHAPE))
 
 
 def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Floats) -> Floats:
-    """Return [q] quantiles of partly censored lengths.
+    """Return the quantiles [q] of the distribution of observed lengths.
 
-    If lengths beyond the largest uncensored one were censored, their mass gets a Pareto tail of shape 3 that starts at
-    the largest length.
+    A length with ``censored`` is a lower bound of the true one. If the largest lower bound exceeds every uncensored
+    length, the distribution above it is unknown: its mass becomes a Pareto tail of shape 3, which starts at the largest
+    length.
     """
     seen, cdf = kaplan_meier(lengths, censored)
     known_share = float(cdf[-1]) if len(cdf) else 0.0
@@ -248,7 +247,7 @@ def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Fl
 
 
 def mean_length(lengths: npt.ArrayLike, censored: npt.ArrayLike) -> float:
-    """Return the mean of partly censored lengths, with the tail of ``length_quantiles``."""
+    """Return the mean of observed lengths; ``censored`` ones are lower bounds, as for ``length_quantiles``."""
     seen, cdf = kaplan_meier(lengths, censored)
     beyond = 1 - (float(cdf[-1]) if len(cdf) else 0.0)
     largest = float(np.max(np.asarray(lengths, float)))

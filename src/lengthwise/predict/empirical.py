@@ -1,4 +1,4 @@
-"""Baselines: one length, or an empirical distribution, for all requests of a group."""
+"""Baselines: one length for all requests, or an empirical distribution for each group of requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 
 class Constant:
-    """Predicts the same length for every request; None: the mean training length, by Kaplan and Meier."""
+    """Predicts the same length for every request; None means the mean of the training lengths (Kaplan-Meier)."""
 
     kind: ClassVar[str] = "constant"
     predicts_once: ClassVar[bool] = True
@@ -27,39 +27,39 @@ class Constant:
         self.tokens_ = tokens
 
     def fit(self, samples: Samples) -> Self:
-        """Learn the mean, unless a length was given."""
+        """Learn the mean length, unless a length was given."""
         if self.tokens is None:
             self.tokens_ = mean_length(samples.output_tokens, samples.censored)
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the length as certain, and a tail for longer requests."""
+        """Return the length with probability 1; requests that exceed it get a Pareto tail."""
         tokens = fitted(self, "tokens_")
         return LengthDistribution.point(np.full(len(prompts), tokens)).given(tokens_so_far)
 
     def state(self) -> State:
-        """Return the state to save."""
+        """Return the JSON values and the arrays from which ``from_state`` restores the predictor."""
         return {"tokens": self.tokens, "tokens_": fitted(self, "tokens_")}, {}
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], _arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         loaded = cls(meta["tokens"])
         loaded.tokens_ = cls(meta["tokens_"]).tokens
         return loaded
 
 
 class Ecdf:
-    """Predicts the empirical distribution of the model's output lengths (SamuLLM).
+    """Predicts the empirical distribution of the output lengths of the request's model (SamuLLM).
 
-    Unknown and missing models have the distribution of all samples. Censored lengths count as by Kaplan and Meier.
+    Requests without a known model get the distribution of all samples. Censored lengths count as by Kaplan and Meier.
     """
 
     kind: ClassVar[str] = "ecdf"
     predicts_once: ClassVar[bool] = True
 
     def fit(self, samples: Samples) -> Self:
-        """Learn a distribution per model, and that of all samples."""
+        """Learn the distribution of each model, and the distribution of all samples."""
         models = np.asarray(samples.prompts.model if samples.prompts.model is not None else [], dtype=object)
         self.models_ = sorted({str(model) for model in models})
         rows = [np.ones(len(samples), bool), *(models == name for name in self.models_)]
@@ -74,18 +74,18 @@ class Ecdf:
         return LengthDistribution(table, LEVELS).take(np.array(rows, int)).given(tokens_so_far)
 
     def state(self) -> State:
-        """Return the state to save."""
+        """Return the JSON values and the arrays from which ``from_state`` restores the predictor."""
         table = fitted(self, "table_")
         return {"models": self.models_}, {"table": table}
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         loaded = cls()
         loaded.models_ = [str(name) for name in meta["models"]]
         loaded.table_ = quantile_table(arrays, "table", len(LEVELS))
         if len(loaded.table_) != len(loaded.models_) + 1:
-            raise InputError(f"table must have a row a model and one of all; it has {len(loaded.table_)}")
+            raise InputError(f"table must have one row per model and one for all; it has {len(loaded.table_)}")
         return loaded
 
 
@@ -94,12 +94,12 @@ Key = tuple[int, ...]
 
 
 class BucketEcdf:
-    """Predicts the empirical distribution of requests in the same bucket of features.
+    """Predicts the empirical distribution of the training requests in the same bucket of features.
 
-    The features ``by`` are the most informative first: "model", "prompt_tokens", "prompt_chars" (of the text). A
-    numeric one has ``buckets`` intervals of equal mass. A bucket of n samples is shrunk towards its parent (the bucket
-    without the last feature), finally towards all samples: its own weight is n / (n + ``shrink``). An unknown bucket
-    has the distribution of its parent.
+    ``by`` names the features, the most informative one first: "model", "prompt_tokens", "prompt_chars" (characters of
+    the text). A numeric feature is divided into ``buckets`` intervals with equal numbers of samples. The parent of a
+    bucket is the bucket without the last feature; the last parent has all samples. A bucket with n samples is shrunk
+    towards its parent: its own weight is n / (n + ``shrink``). An unknown bucket has the distribution of its parent.
     """
 
     kind: ClassVar[str] = "bucket_ecdf"
@@ -114,7 +114,7 @@ class BucketEcdf:
         self.by, self.buckets, self.shrink = tuple(by), buckets, float(shrink)
 
     def fit(self, samples: Samples) -> Self:
-        """Learn the boundaries of the buckets, and a distribution per bucket."""
+        """Learn the boundaries of the buckets, and the distribution of each bucket."""
         prompts = samples.prompts
         self.models_ = sorted({str(model) for model in prompts.model or ()})
         inner = np.linspace(0, 1, self.buckets + 1)[1:-1]
@@ -147,7 +147,7 @@ class BucketEcdf:
         return LengthDistribution(table, LEVELS).take(np.array(cells, int)[member.reshape(-1)]).given(tokens_so_far)
 
     def _codes(self, prompts: Prompts) -> Ints:
-        """Return [n, features] the bucket of each feature; -1 where it is unknown."""
+        """Return the bucket [n, features] of each request by each feature; -1 if the feature is unknown."""
         codes = np.full((len(prompts), len(self.by)), -1)
         for column, name in enumerate(self.by):
             if name == "model":
@@ -158,7 +158,7 @@ class BucketEcdf:
         return codes
 
     def state(self) -> State:
-        """Return the state to save."""
+        """Return the JSON values and the arrays from which ``from_state`` restores the predictor."""
         table = fitted(self, "table_")
         meta = {"by": self.by, "buckets": self.buckets, "shrink": self.shrink, "models": self.models_}
         cells = [list(key) for key, _ in sorted(self.cells_.items(), key=lambda cell: cell[1])]
@@ -167,14 +167,14 @@ class BucketEcdf:
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         loaded = cls(meta["by"], meta["buckets"], meta["shrink"])
         loaded.models_ = [str(name) for name in meta["models"]]
         loaded.cells_ = {tuple(map(int, key)): row for row, key in enumerate(meta["cells"])}
         loaded.cuts_ = {name: array(arrays, f"cuts_{name}", 1) for name in loaded.by if name != "model"}
         loaded.table_ = quantile_table(arrays, "table", len(LEVELS))
         if len(loaded.table_) != len(loaded.cells_) or () not in loaded.cells_:
-            raise InputError(f"table must have a row a bucket ({len(loaded.cells_)}); it has {len(loaded.table_)}")
+            raise InputError(f"table must have one row per bucket ({len(loaded.cells_)}); it has {len(loaded.table_)}")
         return loaded
 
 

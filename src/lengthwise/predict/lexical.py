@@ -1,4 +1,4 @@
-"""Length predictor that reads the words of a prompt, with gradient-boosted trees: under 0.1 ms per prompt."""
+"""A length predictor that reads the words of a prompt, with gradient-boosted trees: under 0.1 ms per prompt."""
 
 from __future__ import annotations
 
@@ -12,43 +12,42 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.predict import lexical_model
-from lengthwise.predict.contract import Ints, Prompts, Samples, read_rows
+from lengthwise.predict.contract import Ints, Prompts, Samples, rows_reading_output
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
 from lengthwise.predict.features import NAMES, PROGRESS, prompt_features
-from lengthwise.predict.regressors import Head, Trees, grow
+from lengthwise.predict.regressors import Head, Trees, fit_trees
 from lengthwise.predict.serialization import Arrays, State, array, fitted
 from lengthwise.schema.errors import InputError
 
 LAYOUT = 2
-"""Version of the features: trees are meaningless on other columns."""
+"""Version of the features. Trees trained on other columns are meaningless."""
 SHRINK = 5.0
-"""Number of samples at which a group's own mean has half of the weight."""
-UNKNOWN_MODEL = ""
-"""Name of all models that were not in the training data."""
+"""Number of samples at which a group's own mean has half the weight, and the mean of all groups the other half."""
+UNKNOWN_MODEL = ""  # name of all models that were not in the training data
 
 _REPEATS = 4.0
 _TEMPLATE_WORDS, _MIN_TEMPLATE_PROMPTS = 4, 40
 _OFFSET_ROUNDS = 2
 _MIN_SCALE = 0.02
 _PRIOR_MODELS, _PRIOR_MODEL_SD = 3.0, 0.35
-"""Prior on unseen models: as if so many had been seen, whose log lengths have this standard deviation."""
+"""Prior on unseen models: it counts as this many models, whose offsets have this standard deviation."""
 _MAX_LENGTH_FACTOR = 4.0
 _MEDIAN = int(np.searchsorted(LEVELS, 0.5))
 
 
 def repeat_weights(groups: Ints) -> Floats:
-    """Return [n] weights by which n samples of a prompt count as at most ``_REPEATS``: more add little information."""
+    """Return sample weights [n] that limit a prompt's total weight to ``_REPEATS``: repeats add little information."""
     return np.asarray(1 / (1 + (np.bincount(groups)[groups] - 1) / _REPEATS))
 
 
 def template_weights(words: Sequence[list[str]]) -> Floats:
-    """Return [n] weights by which n prompts with the same first or last words count as the square root of n."""
-    ends = [_ends(read) for read in words]
+    """Return weights of prompts, [n]. k prompts with equal first or last words weigh as much as sqrt(k)."""
+    ends = [_template_ends(read) for read in words]
     counts = Counter(end for pair in ends for end in pair)
     return np.asarray([1 / np.sqrt(max(counts[end] for end in pair)) for pair in ends])
 
 
-def _ends(words: list[str]) -> tuple[str, str]:
+def _template_ends(words: list[str]) -> tuple[str, str]:
     return "^" + " ".join(words[:_TEMPLATE_WORDS]), " ".join(words[-_TEMPLATE_WORDS:]) + "$"
 
 
@@ -57,30 +56,30 @@ def _group_means(y: Floats, group: Ints, weight: Floats) -> Floats:
 
 
 def _shrunk_means(residual: Floats, group: Ints, weight: Floats) -> Floats:
-    """Return [groups] mean residuals, shrunk to the mean of all groups where samples are few."""
+    """Return the mean residual of each group, [groups]; with few samples, it is close to that of all groups."""
     means, count = _group_means(residual, group, weight), np.bincount(group)
     return np.asarray((count * means + SHRINK * means.mean()) / (count + SHRINK))
 
 
 class Lexical:
-    """Predicts the product of the model's typical length, the length that the prompt calls for, and a residual.
+    """Predicts a product of three factors: the model's typical length, the prompt's effect, and a random residual.
 
     In log tokens, the parts are:
 
-    - an offset per model (unseen models share one, and a wider spread);
-    - a location, the weighted mean of a ridge regression on words and word pairs and of boosted trees on counts,
-      punctuation and prior guesses, with a weight from cross-validation over prompts;
-    - an offset per template (first or last words that many prompts share), and per template and model;
-    - a scale by boosted trees, and quantiles of the residuals divided by it on held-out prompts.
+    - an offset for each model; unknown models share one offset, and have a wider spread;
+    - a location from the prompt: the weighted mean of a ridge regression on words and word pairs and of boosted trees
+      on counts, punctuation and prior estimates; cross-validation over prompts chooses the weight;
+    - an offset for each template (first or last words that many prompts share), and for each template and model;
+    - a scale by boosted trees, and the quantiles of the residuals of held-out prompts divided by this scale.
 
-    Censored outputs count as longer than observed: in the location by the mean of longer residuals (Buckley and James
-    1979), in the quantiles by Kaplan and Meier. Models and templates count by the square root of their samples, and
-    repeated prompts little, so that many similar samples do not outweigh the others.
+    Censored outputs count as longer than observed: the location uses the mean of the longer residuals (Buckley and
+    James 1979), the quantiles use the Kaplan-Meier estimate. Models and templates count by the square root of their
+    number of samples, and repeated prompts count little, so that many similar samples do not outweigh the others.
 
-    After some tokens, the prediction is the first one given that it exceeds them (``LengthDistribution.given``). With
-    the text so far, a second such model predicts the remainder, where it was better than conditioning on held-out
-    prompts (``held_out_``). It learns from ``max_windows`` windows of ``window_tokens``, drawn from all samples with an
-    output.
+    After some tokens, the prediction is the first one conditioned on the tokens so far (``LengthDistribution.given``).
+    If the text so far is known, a second model of the same kind predicts the remaining length, for those tokens so far
+    at which it was better on held-out prompts than conditioning (``held_out_``). It learns from at most ``max_windows``
+    windows of ``window_tokens`` tokens, drawn from all samples with an output.
     """
 
     kind: ClassVar[str] = "lexical"
@@ -92,15 +91,15 @@ class Lexical:
         self.seed, self.window_tokens, self.max_windows = seed, window_tokens, max_windows
 
     def fit(self, samples: Samples) -> Self:
-        """Learn from samples with texts of prompts; needs scikit-learn (extra ``predict``).
+        """Learn from samples with texts of prompts; this needs scikit-learn (extra ``predict``).
 
-        It raises InputError if there are no texts, or every output was cut off.
+        Raises InputError if there are no texts, or every output was cut off.
         """
         texts = samples.prompts.text
         if texts is None:
             raise InputError("the lexical predictor learns from texts of prompts; these samples have none")
         if samples.censored.all():
-            raise InputError("every output was cut at a limit; some must have ended by themselves")
+            raise InputError("every output was cut off at a limit; some outputs must be complete")
         distinct, prompt = np.unique([text.strip() for text in texts], return_inverse=True)
         prompts = [str(text) for text in distinct]
         features, words = prompt_features(prompts)
@@ -130,26 +129,22 @@ class Lexical:
         self.max_tokens_ = _MAX_LENGTH_FACTOR * float(samples.output_tokens.max())
         mu = location + offset[model]
         scale, own = self._scale(features[prompt], mu), [words[i] for i in prompt]
-        predicted = self._first(mu, scale, np.ones(len(mu), bool))
+        predicted = self._before_first_token(mu, scale, np.ones(len(mu), bool))
         self.windows_, self.held_out_ = lexical_model.fit_windows(
             samples,
-            lexical_model.FromPrompts(mu, scale, own, features[prompt], prompt, weight, predicted),
+            lexical_model.BasePredictions(mu, scale, own, features[prompt], prompt, weight, predicted),
             output_vectors=self._output_vectors,
             window_tokens=self.window_tokens,
             max_windows=self.max_windows,
             seed=self.seed,
         )
         self.seen_ = np.unique(_digests(prompts))
-        self.metadata_ = {
-            **samples.metadata,
-            "samples": len(y),
-            "prompts": len(prompts),
-            "models": sorted(self.offsets_),
-        }
+        counts = {"samples": len(y), "prompts": len(prompts)}
+        self.metadata_ = {**samples.metadata, **counts, "models": sorted(self.offsets_)}
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return distributions of total lengths above ``tokens_so_far``; prompts without a text count as empty."""
+        """Return distributions of the total lengths above ``tokens_so_far``. A prompt without text counts as empty."""
         location: lexical_model.Location = fitted(self, "location_")
         n = len(prompts)
         texts = prompts.text if prompts.text is not None else [""] * n
@@ -158,11 +153,12 @@ class Lexical:
         vectors = self._prompt_vectors(texts) if location.networks is not None else None
         mu = location(features, words, vectors) + offset + self._template_offsets(words, prompts.model)
         scale = self._scale(features, mu)
-        predicted = self._first(mu, scale, is_known)
+        predicted = self._before_first_token(mu, scale, is_known)
         if isinstance(tokens_so_far, int) and tokens_so_far == 0:
             return predicted
         so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
-        predicted, rows, output = predicted.given(so_far), read_rows(self, prompts, so_far), prompts.output_so_far
+        predicted, output = predicted.given(so_far), prompts.output_so_far
+        rows = rows_reading_output(self, prompts, so_far)
         if self.windows_ is None or output is None or not len(rows):
             return predicted
         tokens = predicted.tokens.copy()
@@ -174,33 +170,29 @@ class Lexical:
 
     @property
     def reads_output(self) -> tuple[int, int] | None:
-        """Return the tokens so far, first and last, at which ``held_out_`` is in favour of reading the text."""
-        return lexical_model.range_read(self.held_out_)
+        """Return the first and last tokens so far at which the predictor reads the output so far; None: never."""
+        return lexical_model.reading_range(self.held_out_)
 
-    def _first(self, mu: Floats, scale: Floats, is_known: npt.NDArray[np.bool_]) -> LengthDistribution:
-        """Return the distributions before the first token."""
+    def _before_first_token(self, mu: Floats, scale: Floats, is_known: npt.NDArray[np.bool_]) -> LengthDistribution:
         z = self.z_.take(np.where(is_known, 0, 1), axis=0)
         tokens = np.exp(np.minimum(mu[:, None] + scale[:, None] * z, 25.0))
         return LengthDistribution.of(np.minimum(tokens, self.max_tokens_), LEVELS)
 
     def knows(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return [n] whether a prompt was in the training data, by a hash (one in a million is a false positive)."""
+        """Return whether the training data had each prompt, [n]. One unseen prompt in a million counts as known."""
         return np.isin(_digests([text.strip() for text in texts]), fitted(self, "seen_"))
 
     def knows_model(self, name: str) -> bool:
-        """Return whether outputs of this model were in the training data."""
+        """Return whether the training data had outputs of this model."""
         return model_key(name) in fitted(self, "offsets_")
 
     def _prompt_vectors(self, texts: Sequence[str]) -> lexical_model.Vectors | None:  # noqa: ARG002 - for Encoder
-        """Return [n, v] vectors of prompts; None without an encoder."""
         return None
 
     def _output_vectors(self, texts: Sequence[str]) -> lexical_model.Vectors | None:  # noqa: ARG002 - for Encoder
-        """Return [n, v] vectors of the latest words of outputs; None without an encoder."""
         return None
 
     def _offsets(self, models: Sequence[str] | None, n: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Return [n] the offset of each request's model, and [n] whether the model is known."""
         found = np.full(n, np.nan)
         if models is not None:
             found = np.array([self.offsets_.get(model_key(name), np.nan) for name in models], float)
@@ -209,15 +201,14 @@ class Lexical:
         return np.where(np.isnan(found), self.other_, found), ~np.isnan(found)
 
     def _template_of(self, words: list[str]) -> int:
-        """Return the number of the known last, else first, words of a prompt; -1 if both are unknown."""
         if not self.templates_:
             return -1
-        first, last = _ends(words)
+        first, last = _template_ends(words)
         return self.templates_.get(last, self.templates_.get(first, -1))
 
     def _fit_templates(self, words: list[list[str]], names: list[str], prompt: Ints, residual: Floats) -> Floats:
-        """Learn the offsets of templates, and then of templates with models; return [n] their sum."""
-        counts = Counter(end for read in words for end in _ends(read))
+        """Learn an offset for each template, and for each model within it; return each sample's sum, [n]."""
+        counts = Counter(end for read in words for end in _template_ends(read))
         common = sorted(end for end, n in counts.items() if n >= _MIN_TEMPLATE_PROMPTS)
         self.templates_ = {end: number for number, end in enumerate(common)}
         of = np.array([self._template_of(read) for read in words])[prompt]
@@ -250,12 +241,12 @@ class Lexical:
         self, features: Floats, y: Floats, full: Floats, location: Floats, offset: Floats,
         censored: npt.NDArray[np.bool_], weight: Floats, model: Ints,
     ) -> None:  # fmt: skip
-        """Learn the scale, and the quantiles of residuals divided by it: of known models, and of others."""
+        """Learn the scale, and the quantiles of residuals divided by it, for known and for unknown models."""
         mu = location + offset
         log_size = np.log(np.maximum(np.abs(full - mu), _MIN_SCALE))
         rows = np.random.default_rng(self.seed).permutation(len(y))[: self.max_windows]
         x = np.column_stack([features, mu])
-        self.scale_ = grow(x[rows], log_size[rows], np.ones(len(rows)), trees=60, depth=3, seed=self.seed)
+        self.scale_ = fit_trees(x[rows], log_size[rows], np.ones(len(rows)), trees=60, depth=3, seed=self.seed)
         scale = self._scale(features, mu)
         known = lexical_model.residual_quantiles((y - mu) / scale, censored, np.ones(len(y)), LEVELS)
         uniform = weight / np.bincount(model, weight)[model]  # every model counts the same
@@ -270,7 +261,7 @@ class Lexical:
         self.z_ = np.stack([known, other[_MEDIAN] + wider * (other - other[_MEDIAN])])
 
     def state(self) -> State:
-        """Return the state to save; words without a weight are left out."""
+        """Return the state to save, without the words whose weight is 0."""
         location: lexical_model.Location = fitted(self, "location_")
         weights = {term: weight for term, weight in location.weights.items() if weight and location.share}
         meta = {
@@ -303,18 +294,17 @@ class Lexical:
             arrays |= {"windows.z": windows.z, "windows.base_z": windows.base_z}
             arrays |= windows.middle.arrays("windows.middle") | windows.scale.arrays("windows.scale")
             if windows.axes is not None:
-                arrays |= {"axes.middle": windows.axes.middle, "axes.turn": windows.axes.turn}
+                arrays |= {"axes.middle": windows.axes.middle, "axes.turn": windows.axes.directions}
         return meta, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         made = cls(int(meta["seed"]), int(meta["window_tokens"]), int(meta["max_windows"]))
         made._restore(meta, arrays)
         return made
 
     def _restore(self, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore a saved state; raises InputError if it has other features, or an array has another shape."""
         layout = [LAYOUT, len(NAMES), len(PROGRESS)]
         if list(meta["layout"]) != layout:
             raise InputError(
@@ -324,14 +314,14 @@ class Lexical:
         terms = arrays["terms"].astype(np.uint8).tobytes().decode().split("\n")
         weights = array(arrays, "weights", 1)
         if len(weights) != len([t for t in terms if t]):
-            raise InputError(f"there must be a weight a term ({len(terms)}); there are {len(weights)}")
+            raise InputError(f"each of {len(terms)} terms must have a weight; there are {len(weights)} weights")
         n = len(NAMES)
         linear, middle, spread = (
             _shaped(arrays, name, (size,)) for name, size in (("linear", n + 1), ("middle", n), ("spread", n))
         )
         trees = Trees.of_arrays(dict(arrays), "location", n)
         networks, network_share = None, 0.0
-        if "sense.share" in arrays:  # the encoder's vectors have the columns that are no features
+        if "sense.share" in arrays:  # its columns are the features and the encoder's vector
             networks = Head.of_arrays(arrays, "sense", array(arrays, "sense.middle", 1).shape[0])
             network_share = float(array(arrays, "sense.share", 0))
         words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
@@ -351,9 +341,9 @@ class Lexical:
 def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> lexical_model.WindowModel:
     axes, columns = None, lexical_model.WINDOW_COLUMNS
     if "axes.turn" in arrays:
-        turn = array(arrays, "axes.turn", 2)
-        axes = lexical_model.Axes(_shaped(arrays, "axes.middle", (len(turn),)), turn)
-        columns += turn.shape[1]
+        directions = array(arrays, "axes.turn", 2)
+        axes = lexical_model.PrincipalAxes(_shaped(arrays, "axes.middle", (len(directions),)), directions)
+        columns += directions.shape[1]
     middle, scale = (Trees.of_arrays(dict(arrays), f"windows.{name}", columns) for name in ("middle", "scale"))
     z = _shaped(arrays, "windows.z", (len(lexical_model.BANDS) + 1, len(LEVELS)))
     base_z = _shaped(arrays, "windows.base_z", (len(LEVELS),))
@@ -361,7 +351,7 @@ def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> lexical_model.W
 
 
 def model_key(name: str) -> str:
-    """Return a model's name without its organization, in lower case."""
+    """Return a model's name in lower case, without the organization."""
     return str(name).rsplit("/", 1)[-1].strip().lower()
 
 

@@ -1,4 +1,4 @@
-"""Models inside the lexical predictor: of a prompt's log length, and of the remaining length during generation."""
+"""Models inside the lexical predictor: for a prompt's log length, and for the remaining length after some tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from lengthwise.predict.contract import Ints, Samples
 from lengthwise.predict.distribution import LEVELS, Floats, LengthDistribution
-from lengthwise.predict.evaluation import known_of, pinball_losses
+from lengthwise.predict.evaluation import pinball_losses, scored_lengths
 from lengthwise.predict.features import NAMES, PROGRESS, progress_features, requested_items, score, terms, text_so_far
-from lengthwise.predict.regressors import Head, Trees, fit_head, grow, standard
+from lengthwise.predict.regressors import Head, Trees, fit_head, fit_trees, standardized
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.statistics import kaplan_meier
 
@@ -23,46 +23,46 @@ Bools = npt.NDArray[np.bool_]
 Vectors = npt.NDArray[Any]
 
 OutputVectors = Callable[[Sequence[str]], "npt.NDArray[Any] | None"]
-"""Maps texts so far to vectors [n, v], or to None without an encoder."""
+"""Maps outputs so far to vectors [n, v], or to None without an encoder."""
 _AXES = 16
 
-LINEAR_SHARES = np.linspace(0, 1, 5)
-"""Candidate shares of the linear part in the location."""
-NETWORK_SHARES = np.linspace(0, 1, 11)
-"""Candidate shares of the networks in it."""
-RIDGES = (10.0, 40.0, 160.0)
-"""Candidate penalties of the ridge regression."""
+LINEAR_SHARES = np.linspace(0, 1, 5)  # candidate shares of the linear part in the location
+NETWORK_SHARES = np.linspace(0, 1, 11)  # candidate shares of the networks in the location
+RIDGES = (10.0, 40.0, 160.0)  # candidate penalties of the ridge regression
 _LOCATION_FOLDS = 5
 _MAX_TAIL_FACTOR = 2.0
-"""The ends of a distribution are at most this many times as far from its 1 % quantile as that is from its 5 %."""
+"""Largest distance of a distribution's end from its 1 % (99 %) quantile, in distances from there to 5 % (95 %)."""
 _DENSE_SCALE = 0.5
 _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
 
 
 @dataclass(frozen=True)
-class Axes:
-    """Principal axes of vectors: their mean ``middle`` [v], and ``turn`` [v, k], the axes of the largest variance."""
+class PrincipalAxes:
+    """The k axes of the largest variance of vectors: ``directions`` [v, k], around their mean ``middle`` [v]."""
 
     middle: Floats
-    turn: Floats
+    directions: Floats
 
     @classmethod
-    def of(cls, vectors: npt.NDArray[Any]) -> Axes:
-        """Return the axes of vectors [n, v]."""
+    def of(cls, vectors: npt.NDArray[Any]) -> PrincipalAxes:
+        """Return the principal axes of vectors [n, v]."""
         known = vectors.astype(float)
         _, directions = np.linalg.eigh(np.cov(known.T))
         return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
 
     def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
-        """Return [n, m + k] the columns ``x`` and the coordinates of the vectors of some rows; 0 for the others."""
-        coordinates = np.zeros((len(x), self.turn.shape[1]))
+        """Return the columns ``x`` [n, m], and beside them coordinates along the axes, [n, m + k].
+
+        ``vectors`` are the indices of the rows that have a vector, and these vectors; other rows get the coordinates 0.
+        """
+        coordinates = np.zeros((len(x), self.directions.shape[1]))
         if vectors is not None:
-            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.turn)
+            coordinates[vectors[0]] = np.einsum("ij,jk->ik", vectors[1] - self.middle, self.directions)
         return np.hstack([x, coordinates])
 
 
 def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[Ints, npt.NDArray[Any]] | None:
-    """Return the rows with a text, and their vectors; None without any text, or without an encoder."""
+    """Return the indices of the texts that are not empty, and their vectors; None without texts or an encoder."""
     rows = np.flatnonzero([bool(text) for text in texts])
     vectors = output_vectors([texts[int(i)] for i in rows]) if len(rows) else None
     return None if vectors is None else (rows, vectors)
@@ -70,12 +70,13 @@ def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[I
 
 @dataclass(frozen=True)
 class Location:
-    """Log length of a prompt's answer relative to its model's.
+    """A model of the log length of a prompt's answer, relative to the serving model's mean.
 
-    The linear part has ``weights``, log tokens by term, and ``linear``, [m + 1] weights of the features, standardized
-    by their mean ``middle`` and deviation ``spread`` [m]; last the constant. Its weight is ``share``, the rest are the
-    ``trees`` on the features. ``networks`` on features and an encoder's vector have the weight ``network_share``, the
-    two others the rest; None without an encoder.
+    It is a weighted mean of three parts. The linear part adds ``weights`` (log tokens of each term) and ``linear`` [m +
+    1] (weights of the standardized features, then the constant); ``middle`` and ``spread`` [m] are the mean and the
+    standard deviation of each feature. ``trees`` read the features. ``networks`` read the features and an encoder's
+    vector; they are None without an encoder. The networks have the weight ``network_share``. In the rest, the linear
+    part has the weight ``share`` and the trees 1 - ``share``.
     """
 
     weights: dict[str, float]
@@ -88,11 +89,11 @@ class Location:
     network_share: float = 0.0
 
     def __call__(self, features: Floats, words: Sequence[list[str]], vectors: Vectors | None = None) -> Floats:
-        """Return [n] the location of prompts by their features, words and vectors."""
+        """Return the locations [n] of prompts, from their features, words and vectors."""
         linear: Any = 0.0
         if self.share > 0:
             by_terms = np.array([score(read, self.weights) for read in words])
-            linear = by_terms + standard(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
+            linear = by_terms + standardized(features, self.middle, self.spread) @ self.linear[:-1] + self.linear[-1]
         lexical = self.share * linear
         if self.share < 1:
             lexical = lexical + (1 - self.share) * self.trees.predict(features)
@@ -103,9 +104,9 @@ class Location:
 
 
 class Design:
-    """The design matrix of prompts: common terms and standardized features [n, m].
+    """The design matrix of prompts, with common terms and standardized features, and the folds of cross-validation.
 
-    Folds, drawn with ``seed``, share no prompt. ``vectors`` are [n, v] of an encoder, if there is one.
+    Folds are drawn with ``seed`` and have no common prompt. ``vectors`` [n, v] come from an encoder, if there is one.
     """
 
     def __init__(self, features: Floats, words: Sequence[list[str]], seed: int, vectors: Vectors | None = None) -> None:
@@ -122,11 +123,11 @@ class Design:
         starts = np.concatenate([[0], np.cumsum([len(row) for row in at])])
         columns = np.array([c for row in at for c in row], np.int64)
         bag = sparse.csr_matrix((np.ones(len(columns)), columns, starts), (n, len(self.vocabulary)))
-        dense = sparse.csr_matrix(_DENSE_SCALE * standard(features, self.middle, self.spread))
+        dense = sparse.csr_matrix(_DENSE_SCALE * standardized(features, self.middle, self.spread))
         self.x: Any = sparse.hstack([bag, dense]).tocsr()
 
     def cross_validated_ridge(self, y: Floats, weight: Floats) -> Floats:
-        """Return [n] predictions of ridge regressions with a medium penalty for held-out prompts."""
+        """Return the predictions [n] of ridge regressions with a medium penalty, for held-out prompts."""
         return self._held_out_ridge(y, weight / weight.mean(), RIDGES[1])
 
     def _held_out_ridge(self, y: Floats, weight: Floats, penalty: float) -> Floats:
@@ -137,14 +138,14 @@ class Design:
         return cross_validated(self.fold, predicted, float(y.mean()))
 
     def fit(self, y: Floats, weight: Floats) -> tuple[Location, Floats]:
-        """Return the location model of ``y`` [n] and its predictions [n] for held-out prompts.
+        """Return the location model fitted to the log lengths ``y`` [n], and its predictions [n] for held-out prompts.
 
-        The weights of its parts and the penalty of the linear one are chosen by cross-validation over prompts.
+        Cross-validation over prompts chooses the weights of the model's parts and the penalty of the linear part.
         """
         weight = weight / weight.mean()  # a penalty then does not depend on the sum of the weights
 
         def grown(rows: Ints) -> Trees:
-            return grow(self.features[rows], y[rows], weight[rows], trees=120, depth=4, seed=self.seed)
+            return fit_trees(self.features[rows], y[rows], weight[rows], trees=120, depth=4, seed=self.seed)
 
         linear = {ridge: self._held_out_ridge(y, weight, ridge) for ridge in RIDGES}
         mean = float(y.mean())
@@ -188,9 +189,13 @@ class Design:
         return np.asarray(model.coef_), float(model.intercept_)
 
 
-def cross_validated(fold: Ints, predicted: Callable[[Ints, Ints], Floats], otherwise: float = 0.0) -> Floats:
-    """Return [n] predictions for the rows of each fold from those of the others; ``otherwise`` without others."""
-    out = np.full(len(fold), otherwise)
+def cross_validated(fold: Ints, predicted: Callable[[Ints, Ints], Floats], default: float = 0.0) -> Floats:
+    """Return predictions [n], each by a model that was not trained on the row's fold.
+
+    ``predicted`` maps the indices of training rows and of test rows to predictions for the test rows. If there is only
+    one fold, all predictions are ``default``.
+    """
+    out = np.full(len(fold), default)
     for k in np.unique(fold):
         train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
         if len(train):
@@ -199,7 +204,7 @@ def cross_validated(fold: Ints, predicted: Callable[[Ints, Ints], Floats], other
 
 
 def residual_quantiles(residual: Floats, censored: Bools, weight: Floats, levels: Floats) -> Floats:
-    """Return [q] quantiles of residuals, the censored ones of which are lower bounds (Kaplan and Meier)."""
+    """Return weighted quantiles [q] of residuals; ``censored`` ones are lower bounds (Kaplan and Meier)."""
     rows = np.random.default_rng(0).choice(len(residual), min(4 * len(residual), 60_000), p=weight / weight.sum())
     seen, cdf = kaplan_meier(residual[rows], censored[rows])
     if len(seen) == 0:
@@ -213,10 +218,10 @@ def residual_quantiles(residual: Floats, censored: Bools, weight: Floats, levels
 
 
 def imputed(y: Floats, censored: Bools, predicted: Floats) -> Floats:
-    """Return [n] log lengths, with censored ones set to their expectation given that they are longer.
+    """Return the log lengths [n], with an estimate in place of each censored one, which is only a lower bound.
 
-    As in Buckley and James (1979), the expectation uses the residuals of uncensored samples above the one at the
-    censoring.
+    As in Buckley and James (1979), the estimate is the expectation above the lower bound: the prediction plus the mean
+    of the uncensored residuals above the censored one.
     """
     if not censored.any() or censored.all():
         return y
@@ -239,17 +244,17 @@ _MIN_ROWS, _MIN_PROMPTS = 200, 20
 _MIN_ALIVE, _MIN_UNCENSORED = 50, 0.5
 _WINDOW_FOLDS = 3
 _WEIGHT_POWER = 0.25
-"""Weights of windows are this power of the samples': the remainder depends less on the prompt than the total."""
-BANDS = np.array([100, 200, 400, 800])
-"""Tokens so far, at most, of each band of windows but the last."""
+"""A window's weight is its sample's to this power: the remainder depends less on the prompt than the total length."""
+BANDS = np.array([100, 200, 400, 800])  # largest tokens so far of each band of windows; the last band has no limit
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out windows of a band of tokens so far: pinball loss in tokens of both ways to predict again.
+    """Losses of the two ways to predict again after some tokens, in one band: a range of tokens so far.
 
-    ``repredicted`` is the loss of the window model, ``conditioned`` that of the first prediction given the tokens so
-    far, ``half_width`` one standard error of their difference over ``prompts``.
+    They are pinball losses in tokens, over windows of held-out prompts with ``first`` to ``last`` tokens so far.
+    ``repredicted`` is the loss of the window model, and ``conditioned`` that of the first prediction, conditioned on
+    the tokens so far. ``half_width`` is one standard error of their difference over ``prompts`` prompts.
     """
 
     first: int
@@ -262,37 +267,41 @@ class HeldOut:
 
     @property
     def used(self) -> bool:
-        """Return whether there are enough windows, and the window model is not worse beyond the standard error."""
+        """Return whether to use the window model: it has enough rows, and beats conditioning by a standard error."""
         enough = self.windows >= _MIN_ROWS and self.prompts >= _MIN_PROMPTS
         return enough and self.repredicted + self.half_width <= self.conditioned
 
 
-def range_read(held_out: Sequence[HeldOut]) -> tuple[int, int] | None:
-    """Return the first and last tokens so far of the first run of used bands; None if no band is used."""
+def reading_range(held_out: Sequence[HeldOut]) -> tuple[int, int] | None:
+    """Return the first and last tokens so far at which the window model predicts; None if it never does.
+
+    They are the ends of the first uninterrupted sequence of bands in which it is used.
+    """
     used = list(takewhile(lambda band: band.used, dropwhile(lambda band: not band.used, held_out)))
     return (used[0].first, used[-1].last) if used else None
 
 
 @dataclass(frozen=True)
 class WindowModel:
-    """Log remaining tokens from the text so far: trees for the middle and for the scale, and quantiles of residuals.
+    """Predicts the log remaining tokens from the text so far, by trees for the location and for the scale.
 
-    The ``middle`` is relative to the survival estimate, which uses ``base_z``, [levels] quantiles of the residuals of
-    prompts. ``scale`` is the log size of the residuals, ``z`` [bands, levels] the quantiles of these divided by it, by
-    tokens so far. ``axes`` are those of the vectors of texts so far; None without an encoder.
+    ``middle`` predicts the location relative to the survival estimate, which conditions on the tokens so far alone and
+    uses ``base_z`` [levels], the residual quantiles of prompts. ``scale`` predicts the log size of the residuals. ``z``
+    [bands, levels] are the quantiles of the residuals divided by their size, in each band of tokens so far. ``axes``
+    are the principal axes of the vectors of the texts so far; None without an encoder.
     """
 
     middle: Trees
     scale: Trees
     z: Floats
     base_z: Floats
-    axes: Axes | None = None
+    axes: PrincipalAxes | None = None
 
     def total(
         self, so_far: Ints, texts: Sequence[str], mu: Floats, scale: Floats,
         words: Sequence[list[str]], features: Floats, output_vectors: OutputVectors,
     ) -> Floats:  # fmt: skip
-        """Return [n, levels] quantiles of total lengths above the tokens so far (at least 1)."""
+        """Return the quantiles [n, levels] of total lengths; they exceed the tokens so far, which are at least 1."""
         x, survival = _window_features(so_far, texts, mu, scale, words, features, self.base_z)
         if self.axes is not None:
             x = self.axes.extended(x, text_vectors(texts, output_vectors))
@@ -301,8 +310,8 @@ class WindowModel:
 
 
 @dataclass(frozen=True)
-class FromPrompts:
-    """Prediction of each sample from its prompt alone, by a model that has not seen this prompt."""
+class BasePredictions:
+    """The predictions of samples from their prompts alone, each by a model that has not seen the prompt."""
 
     mu: Floats  # [n] log length
     scale: Floats  # [n] size of the residuals
@@ -315,24 +324,25 @@ class FromPrompts:
 
 def fit_windows(
     samples: Samples,
-    base: FromPrompts,
+    base: BasePredictions,
     *,
     output_vectors: OutputVectors,
     window_tokens: int,
     max_windows: int,
     seed: int,
 ) -> tuple[WindowModel | None, tuple[HeldOut, ...]]:
-    """Learn from outputs truncated at multiples of ``window_tokens``, with their text.
+    """Return a model of the remaining length, and its losses in each band of tokens so far.
 
-    ``max_windows`` are drawn from all. Folds by prompt give the held-out losses of each band, against conditioning; the
-    model is None if no band uses it.
+    It learns from outputs that are cut off at multiples of ``window_tokens``; at most ``max_windows`` such windows are
+    drawn. The losses are measured on held-out prompts, beside those of conditioning. The model is None if it is better
+    in no band.
     """
     if samples.output is None:
         return None, ()
     mu, scale, prompt = base.mu, base.scale, base.prompt
     y = np.log(samples.output_tokens.astype(float))
     base_z = residual_quantiles((y - mu) / scale, samples.censored, np.ones(len(y)), LEVELS)
-    horizon = _horizon(samples, window_tokens)
+    horizon = _last_window_tokens(samples, window_tokens)
     readable = np.where([bool(text) for text in samples.output], samples.output_tokens, 0)
     row, so_far = drawn_windows(np.minimum(readable, horizon + 1), window_tokens, max_windows, seed)
     if len(row) < _MIN_ROWS or len(np.unique(prompt[row])) < _MIN_PROMPTS:
@@ -345,20 +355,20 @@ def fit_windows(
     censored, weights = samples.censored[row], base.weight[row] ** _WEIGHT_POWER
     fold = np.random.default_rng(seed).permutation(int(prompt.max()) + 1)[prompt[row]] % _WINDOW_FOLDS
     vectors = text_vectors(texts, output_vectors)
-    axes = None if vectors is None else Axes.of(vectors[1])
+    axes = None if vectors is None else PrincipalAxes.of(vectors[1])
     x = x if axes is None else axes.extended(x, vectors)
 
     def middle_of(rows: Ints) -> Trees:
-        """Fit trees; censored remainders are raised to their predictions from uncensored ones."""
+        """Fit trees; a censored remainder becomes at least the prediction of trees fitted to uncensored ones."""
         z, target, is_censored, w = x[rows], remaining[rows], censored[rows], weights[rows]
         if is_censored.any() and not is_censored.all():
             known = ~is_censored
-            first = grow(z[known], target[known], w[known], trees=300, depth=5, seed=seed, min_leaf=40).predict(z)
+            first = fit_trees(z[known], target[known], w[known], trees=300, depth=5, seed=seed, min_leaf=40).predict(z)
             target = np.where(is_censored, np.maximum(target, first) + 0.3, target)
-        return grow(z, target, w, trees=300, depth=5, seed=seed, min_leaf=40)
+        return fit_trees(z, target, w, trees=300, depth=5, seed=seed, min_leaf=40)
 
     def scale_of(rows: Ints) -> Trees:
-        return grow(x[rows], log_size[rows], weights[rows], trees=60, depth=3, seed=seed)
+        return fit_trees(x[rows], log_size[rows], weights[rows], trees=60, depth=3, seed=seed)
 
     middle = cross_validated(fold, lambda train, test: middle_of(train).predict(x[test]))
     full = np.where(censored, np.maximum(remaining, middle) + 0.3, remaining)
@@ -370,25 +380,24 @@ def fit_windows(
         train, test = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
         z = _band_quantiles(residual[train], censored[train], band[train])[band[test]]
         totals[test] = _totals(so_far[test], (survival + middle)[test], size[test], z)
-    held_out = _held_out(samples, base, row, so_far, LengthDistribution.of(totals), window_tokens)
-    if range_read(held_out) is None:
+    held_out = _band_losses(samples, base, row, so_far, LengthDistribution.of(totals), window_tokens)
+    if reading_range(held_out) is None:
         return None, held_out
     z, all_rows = _band_quantiles(residual, censored, band), np.arange(len(row))
     return WindowModel(middle_of(all_rows), scale_of(all_rows), z, base_z, axes), held_out
 
 
-def _held_out(
-    samples: Samples, base: FromPrompts, row: Ints, so_far: Ints, repredicted: LengthDistribution, window_tokens: int
+def _band_losses(
+    samples: Samples, base: BasePredictions, row: Ints, so_far: Ints, predicted: LengthDistribution, window_tokens: int
 ) -> tuple[HeldOut, ...]:
-    """Return the losses of each band over the windows of requests that can be scored, as in ``evaluate``."""
-    scored, known = known_of(samples.output_tokens, samples.censored)
+    scored, known = scored_lengths(samples.output_tokens, samples.censored)
     at = np.full(len(samples), -1)
     at[scored] = np.arange(len(scored))
     windows = np.flatnonzero(at[row] >= 0)
     windows = windows[known.tokens[at[row[windows]]] > so_far[windows]]
     of, prompt, band = known.take(at[row[windows]]), base.prompt[row[windows]], _band(so_far[windows])
     conditioned = base.predicted.take(row[windows]).given(so_far[windows])
-    losses = np.stack([pinball_losses(one, of) for one in (repredicted.take(windows), conditioned)])
+    losses = np.stack([pinball_losses(one, of) for one in (predicted.take(windows), conditioned)])
     made = []
     for k in np.unique(band):
         rows = band == k
@@ -404,7 +413,7 @@ def _held_out(
 
 
 def drawn_windows(tokens: Ints, window_tokens: int, max_windows: int, seed: int) -> tuple[Ints, Ints]:
-    """Return rows, and the tokens so far, of windows after which the samples continued."""
+    """Return random windows, each before its sample's last token: (index of the sample, tokens so far)."""
     count = np.clip((tokens - 1) // window_tokens, 0, _MAX_WINDOWS_PER_REQUEST)
     row = np.repeat(np.arange(len(tokens)), count)
     window = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + 1
@@ -412,8 +421,7 @@ def drawn_windows(tokens: Ints, window_tokens: int, max_windows: int, seed: int)
     return row[drawn], (window * window_tokens)[drawn]
 
 
-def _horizon(samples: Samples, window_tokens: int) -> int:
-    """Return the last window after which enough outputs continued, most of which were uncensored."""
+def _last_window_tokens(samples: Samples, window_tokens: int) -> int:
     lengths = np.sort(samples.output_tokens)
     uncensored = np.sort(samples.output_tokens[~samples.censored])
     windows = np.arange(1, _MAX_WINDOWS_PER_REQUEST + 1) * window_tokens
@@ -427,7 +435,7 @@ def _window_features(
     so_far: Ints, texts: Sequence[str], mu: Floats, scale: Floats,
     words: Sequence[list[str]], features: Floats, base_z: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Return [n, WINDOW_COLUMNS] features, and [n] the median log remaining tokens by survival alone."""
+    """Return features [n, WINDOW_COLUMNS], and the log remaining tokens [n] as the tokens so far predict them."""
     progress = progress_features(so_far, texts, [requested_items(read) for read in words])
     log = progress[:, 0]
     steps = base_z + 1e-9 * np.arange(len(base_z))
@@ -438,7 +446,6 @@ def _window_features(
 
 
 def _totals(so_far: Ints, middle: Floats, size: Floats, z: Floats) -> Floats:
-    """Return [n, levels] total tokens of quantiles ``z`` of the log remaining tokens."""
     remaining = np.exp(np.minimum(middle[:, None] + size[:, None] * z, 20.0))
     return np.asarray(so_far[:, None] + np.maximum(remaining, 1.0))
 
@@ -448,7 +455,7 @@ def _band(so_far: Ints) -> Ints:
 
 
 def _band_quantiles(z: Floats, censored: Bools, band: Ints) -> Floats:
-    """Return [bands, levels] quantiles; a band with few windows has those of all."""
+    """Return the quantiles of ``z`` in each band, [bands, levels]; a band with few windows gets those of all."""
     made = np.tile(residual_quantiles(z, censored, np.ones(len(z)), LEVELS), (len(BANDS) + 1, 1))
     for k in np.unique(band):
         rows = band == k

@@ -1,4 +1,4 @@
-"""Predictors that see the true lengths: an upper bound, and models of prediction errors."""
+"""Predictors that see the true lengths: an upper bound on predictors, and models of prediction errors."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from lengthwise.schema.errors import InputError
 
 @runtime_checkable
 class Truthful(Protocol):
-    """A predictor that needs the true length, and therefore exists only in simulation.
+    """A predictor that needs the true lengths, and therefore exists only in simulation.
 
-    It has ``peek`` instead of ``predict``. Its only randomness is ``luck``, one number per request: a request has the
-    same luck at every prediction, and different error models share the same random numbers.
+    It has the method ``peek`` instead of ``predict``. Its only randomness is ``luck``, one number per request. A
+    request has the same luck at every prediction, and different error models use the same random numbers.
     """
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """Return distributions of the total length, not conditioned on ``tokens_so_far``, which is below the true one.
+        """Return the distributions of the total lengths, from the true lengths.
 
-        ``output_tokens`` are [n] true lengths, ``luck`` is [n] uniform in [0, 1].
+        ``output_tokens`` [n] are the true lengths, which exceed ``tokens_so_far``. ``luck`` [n] is uniform in [0, 1].
+        The result is not conditioned on ``tokens_so_far``.
         """
 
 
 class Oracle:
-    """Predicts every true length."""
+    """Predicts the true length of every request."""
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
-        """Return the true lengths as certain."""
+        """Return the true lengths with probability 1."""
         return LengthDistribution.point(output_tokens)
 
 
 def luck_of(seed: int, n: int) -> Floats:
-    """Return [n] one uniform number per request; the first k do not depend on n."""
+    """Return one uniform random number per request, [n], for ``Truthful.peek``; the first k do not depend on n."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x1E46])).random(n)
 
 
 class LogNormalError:
-    """Predicts the true length times exp(bias + sigma z), with z standard normal.
+    """Predicts the true length times an error exp(bias + sigma z), where z is standard normal.
 
-    The predicted distribution is log-normal around the wrong length with the same sigma: it knows its variance, but not
-    its bias. With ``exact_lengths`` it is the wrong length as certain. A sigma of 0.5 is a factor of 1.65; a negative
-    bias underestimates. The error's logarithm halves with every ``half_life_tokens``; None: it is constant.
+    The predicted distribution is log-normal with the same sigma, and its median is the wrong length: it includes the
+    error's variance, but not its bias. With ``exact_lengths``, the wrong length has probability 1. A standard deviation
+    with sigma 0.5 is a factor of 1.65; a negative bias underestimates. The logarithm of the error halves after every
+    ``half_life_tokens`` tokens (None: it is constant).
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class LogNormalError:
         self.half_life_tokens, self.exact_lengths = half_life_tokens, exact_lengths
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """Return the wrong lengths, with their uncertainty."""
-        share = _remaining_error(tokens_so_far, self.half_life_tokens, len(luck))
+        """Return the predicted distributions, whose medians are the wrong lengths."""
+        share = _error_share(tokens_so_far, self.half_life_tokens, len(luck))
         wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal_quantile(luck)))
         wrong = np.clip(wrong, 1, 1e9)
         if self.exact_lengths or self.sigma == 0:
@@ -70,7 +72,7 @@ class LogNormalError:
 
 
 class Same:
-    """Adversarial: predicts the same length for every request."""
+    """An adversarial predictor: it predicts the same length for every request."""
 
     def __init__(self, tokens: float = 256.0) -> None:
         if not 1 <= tokens < 1e12:
@@ -78,12 +80,12 @@ class Same:
         self.tokens = tokens
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
-        """Return the length as certain."""
+        """Return the same length, with probability 1, for every request."""
         return LengthDistribution.point(np.full(len(output_tokens), self.tokens))
 
 
 class Reversed:
-    """Adversarial: predicts pivot**2 / length, so that long requests look short; ``pivot`` tokens are as predicted."""
+    """An adversarial predictor: it predicts pivot**2 / length, so that long requests look short and short ones long."""
 
     def __init__(self, pivot: float = 256.0) -> None:
         if not 1 <= pivot < 1e6:
@@ -91,12 +93,11 @@ class Reversed:
         self.pivot = pivot
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
-        """Return the reversed lengths as certain."""
+        """Return the reversed lengths with probability 1."""
         return LengthDistribution.point(self.pivot**2 / output_tokens.astype(float))
 
 
 def _normal_quantile(levels: npt.NDArray[Any]) -> Floats:
-    """Return standard normal quantiles, clipped at a probability of one in a thousand."""
     from scipy.special import ndtri
 
     return np.asarray(ndtri(np.clip(levels, 0.001, 0.999)))
@@ -107,18 +108,18 @@ def _check_half_life(tokens: float | None) -> None:
         raise InputError(f"half_life_tokens must be above 0; it is {tokens}")
 
 
-def _remaining_error(tokens_so_far: int | Ints, half_life_tokens: float | None, n: int) -> Floats:
-    """Return [n] the remaining share of the error."""
+def _error_share(tokens_so_far: int | Ints, half_life_tokens: float | None, n: int) -> Floats:
+    """Return the share [n] of the error that remains after ``tokens_so_far``; None means that all of it remains."""
     a = np.broadcast_to(np.asarray(tokens_so_far, float), (n,))
     return np.ones(n) if half_life_tokens is None else np.asarray(0.5 ** (a / half_life_tokens))
 
 
 class Quantised:
-    """Predicts the class of every length: the distribution of lengths within the class.
+    """Predicts the class of every length: the distribution of the lengths in this class.
 
-    A length y belongs to class i where boundary[i] < y <= boundary[i + 1]; other lengths belong to the first or last
-    class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution. ``boundaries`` are k + 1
-    increasing lengths, from the smallest to the largest; or k, for classes of equal mass from ``fit``.
+    A length y belongs to class i if boundaries[i] < y <= boundaries[i + 1]; shorter and longer lengths belong to the
+    first and the last class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution.
+    ``boundaries`` are k + 1 increasing lengths, or an integer k: then ``fit`` learns k classes of equal mass.
     """
 
     def __init__(self, boundaries: Sequence[float] | int) -> None:
@@ -131,7 +132,7 @@ class Quantised:
             self.boundaries_ = np.asarray(boundaries, float)
             good = len(self.boundaries_) >= 2 and np.isfinite(self.boundaries_).all() and self.boundaries_[0] >= 0
             if not good or (np.diff(self.boundaries_) <= 0).any():
-                raise InputError(f"boundaries must be at least two lengths that grow; they are {list(boundaries)}")
+                raise InputError(f"boundaries must be at least two increasing lengths; they are {list(boundaries)}")
         self.table_: Floats | None = None
 
     @property
@@ -140,7 +141,7 @@ class Quantised:
         return self.boundaries if isinstance(self.boundaries, int) else len(self.boundaries) - 1
 
     def fit(self, samples: Samples) -> Self:
-        """Learn boundaries, where their number was given, and the lengths within each class."""
+        """Learn the distribution of the lengths in each class, and the boundaries if only their number is given."""
         lengths, censored = samples.output_tokens, samples.censored
         if isinstance(self.boundaries, int):
             levels = np.linspace(0, 1, self.boundaries + 1)
@@ -154,18 +155,19 @@ class Quantised:
         return self
 
     def class_of(self, output_tokens: npt.ArrayLike) -> Ints:
-        """Return [n] the true class, from 0."""
+        """Return the true classes [n], counted from 0."""
         inner = self._edges()[1:-1]
         return np.asarray(np.searchsorted(inner, np.asarray(output_tokens, float), side="left"), np.int64)
 
     def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
-        """Return the distribution within the predicted class of each request."""
+        """Return the distribution of the lengths in each request's predicted class."""
         table = self._uniform() if self.table_ is None else self.table_
-        return LengthDistribution(table, LEVELS).take(self.predicted(self.class_of(output_tokens), tokens_so_far, luck))
+        predicted = self.predicted_class(self.class_of(output_tokens), tokens_so_far, luck)
+        return LengthDistribution(table, LEVELS).take(predicted)
 
-    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
-        """Return [n] the predicted class: the true one."""
-        return true
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
+        """Return the predicted classes [n], which are the true ones here; subclasses add errors."""
+        return true_class
 
     def _edges(self) -> Floats:
         if self.boundaries_ is None:
@@ -180,9 +182,9 @@ class Quantised:
 class BinNeighbour(Quantised):
     """Predicts a neighbouring class with some probability (Multi-Bin Batching, Section 6.2).
 
-    A request of an inner class is predicted one class lower with probability 2 p split, one class higher with
-    2 p (1 - split), and correctly with 1 - 2 p. One of an edge class is predicted in its neighbour with probability p.
-    ``p``, within 0 .. 0.5, halves with every ``half_life_tokens`` tokens; None: it is constant.
+    In an inner class, the prediction is one class lower with probability 2 p split, one class higher with probability 2
+    p (1 - split), and correct with probability 1 - 2 p. In an edge class, it is the neighbour with probability p. ``p``
+    is within 0 .. 0.5 and halves after every ``half_life_tokens`` tokens; if that is None, it is constant.
     """
 
     def __init__(
@@ -194,19 +196,19 @@ class BinNeighbour(Quantised):
         self.p, self.split, self.half_life_tokens = p, split, half_life_tokens
         _check_half_life(half_life_tokens)
 
-    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
-        """Return [n] the predicted class."""
-        p = self.p * _remaining_error(tokens_so_far, self.half_life_tokens, len(luck))
-        first, last = true == 0, true == self.classes - 1
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+        """Return the predicted classes [n]: the true one or a neighbour."""
+        p = self.p * _error_share(tokens_so_far, self.half_life_tokens, len(luck))
+        first, last = true_class == 0, true_class == self.classes - 1
         down = np.where(first, 0.0, np.where(last, p, 2 * p * self.split))
         up = np.where(last, 0.0, np.where(first, p, 2 * p * (1 - self.split)))
-        return np.asarray(true - (luck < down) + (luck >= 1 - up))
+        return np.asarray(true_class - (luck < down) + (luck >= 1 - up))
 
 
 class Confusion(Quantised):
     """Predicts classes by a confusion matrix.
 
-    ``matrix`` is [k][k] the probability of the predicted class (column) by the true class (row); rows sum to 1.
+    ``matrix`` [k][k] has a row for each true class with the probabilities of the predicted classes, which sum to 1.
     """
 
     def __init__(self, boundaries: Sequence[float] | int, matrix: Sequence[Sequence[float]]) -> None:
@@ -221,7 +223,7 @@ class Confusion(Quantised):
         if not (self.matrix >= 0).all() or not np.allclose(self.matrix.sum(axis=1), 1, atol=1e-6):
             raise InputError(f"each row of matrix must be probabilities that sum to 1; they are {matrix}")
 
-    def predicted(self, true: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
-        """Return [n] the predicted class."""
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
+        """Return the predicted classes [n], drawn from the row of each true class."""
         cumulative = np.cumsum(self.matrix, axis=1)[:, :-1]
-        return np.asarray((luck[:, None] >= cumulative[true]).sum(axis=1), np.int64)
+        return np.asarray((luck[:, None] >= cumulative[true_class]).sum(axis=1), np.int64)

@@ -1,4 +1,4 @@
-"""Gradient-boosted trees and small networks as plain arrays: trained with scikit-learn, evaluated with numpy alone."""
+"""Gradient-boosted trees and small networks as plain arrays: scikit-learn trains them, numpy evaluates them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lengthwise.schema.workload import Floats
 
 _TREE_PARTS = ("feature", "threshold", "value")
 _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
-"""Up to so many rows and levels, evaluating all nodes is faster than walking."""
+"""Up to this many rows and levels, evaluating all nodes is faster than following one path."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """A sum of t regression trees, each padded to the same depth d, so that all are walked at once.
+    """A sum of t regression trees, padded to the same depth d, so that all are evaluated at once.
 
-    ``feature`` is [t, 2^d - 1] int32 the column of each node, whose children are 2i + 1 and 2i + 2; values up to its
-    ``threshold``, of the same shape, go to the left child. ``value`` is [t, 2^d] those of the leaves; ``base`` is added
-    to the sum.
+    ``feature`` [t, 2^d - 1] is the column that each node compares with its ``threshold``, of the same shape. Node i has
+    the children 2i + 1 (for values up to the threshold) and 2i + 2. ``value`` [t, 2^d] are the values of the leaves.
+    ``base`` is added to the sum.
     """
 
     base: float
@@ -36,18 +36,18 @@ class Trees:
     def __post_init__(self) -> None:
         trees, nodes = self.feature.shape
         if self.threshold.shape != (trees, nodes) or self.value.shape != (trees, nodes + 1):
-            raise InputError("trees must have a threshold a node and one leaf more than nodes; the file is damaged")
+            raise InputError("trees must have a threshold per node and one leaf more than nodes; the file is damaged")
         object.__setattr__(self, "_first", (np.arange(trees) * nodes)[None, :])
         object.__setattr__(self, "_columns", self.feature.astype(np.intp))
         object.__setattr__(self, "_leaves", (np.arange(trees) * (nodes + 1))[None, :])
 
     @property
     def depth(self) -> int:
-        """Return the number of decisions from root to leaf."""
+        """Return the number of decisions from the root to a leaf."""
         return int(self.value.shape[1]).bit_length() - 1
 
     def predict(self, x: Floats) -> Floats:
-        """Return [n] float64 for rows of features [n, m]."""
+        """Return the predictions [n] for rows of features [n, m]."""
         if self.feature.shape[0] == 0:
             return np.full(len(x), self.base)
         if len(x) <= _FEW_ROWS and self.depth <= _MAX_TABLE_DEPTH:
@@ -64,7 +64,7 @@ class Trees:
         return np.asarray(self.base + self.value.ravel().take(leaf).sum(axis=1))
 
     def _by_table(self, x: Floats) -> Floats:
-        """Return the same for a few rows: evaluate all nodes at once, and look up the leaf of their decisions."""
+        """Return the predictions for a few rows: evaluate all nodes, and look up the leaf of each combination."""
         trees, nodes = self.feature.shape
         right = np.packbits(x.take(self._columns, axis=1) > self.threshold, axis=2)  # type: ignore[attr-defined]
         decisions = (right if nodes < 8 else right.view(">u2")).reshape(len(x), trees)
@@ -72,24 +72,25 @@ class Trees:
         return np.asarray(self.base + self.value.take(leaf).sum(axis=1))
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return its arrays with prefixed names, for a file."""
+        """Return the arrays of the trees for a file, with names that start with ``name``."""
         return {f"{name}.base": np.array([self.base])} | {f"{name}.{part}": getattr(self, part) for part in _TREE_PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
-        """Return the trees of saved arrays over ``columns`` features.
+        """Return the trees from arrays that ``Trees.arrays`` returned.
 
-        It raises InputError if an array is missing, or a node uses a column that does not exist.
+        The trees read ``columns`` features. Raises InputError if an array is missing, or a node compares a column that
+        does not exist.
         """
         base, feature, threshold, value = _saved_parts(arrays, name, ("base", *_TREE_PARTS))
         if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
-            raise InputError(f"trees of {name} look at columns that do not exist; train the predictor again")
+            raise InputError(f"trees of {name} read columns that do not exist; train the predictor again")
         return cls(float(base[0]), feature.astype(np.int32), threshold.astype(float), value.astype(float))
 
 
 @cache
 def _leaf_table(depth: int) -> npt.NDArray[np.uint8]:
-    """Return [2^8 or 2^16] the leaf by the decisions of all nodes as bits, the root's highest; bytes fit the cache."""
+    """Return the leaf for each combination of decisions, [2^8 or 2^16]; the root's decision is the highest bit."""
     nodes = 2**depth - 1
     bits = 8 if nodes < 8 else 16
     decisions = np.arange(1 << bits)
@@ -99,12 +100,12 @@ def _leaf_table(depth: int) -> npt.NDArray[np.uint8]:
     return np.asarray(node - nodes, np.uint8)
 
 
-def grow(
+def fit_trees(
     x: Floats, y: Floats, weight: Floats, *, trees: int, depth: int, seed: int, rate: float = 0.05, min_leaf: int = 20
 ) -> Trees:
-    """Fit trees to ``y`` [n] from ``x`` [n, m] by weighted least squares.
+    """Return trees fitted to ``y`` [n] from ``x`` [n, m] by weighted least squares.
 
-    It raises MissingExtraError if scikit-learn is not installed.
+    Raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
@@ -131,7 +132,6 @@ def grow(
 
 
 def _padded(model: Any, depth: int) -> Trees:
-    """Return the trees of a fitted model, with short branches extended to the full depth."""
     grown = [stage[0].nodes for stage in model._predictors]  # noqa: SLF001 - it has no public form
     nodes = 2**depth - 1
     feature = np.zeros((len(grown), nodes), np.int32)
@@ -161,11 +161,11 @@ _PARTS = ("middle", "spread", "first", "first_bias", "second", "second_bias")
 
 @dataclass(frozen=True)
 class Head:
-    """The mean of k networks with one hidden layer of u units (ReLU), over standardized columns.
+    """The mean of k networks on standardized columns, each with one hidden layer of u units (ReLU).
 
-    ``middle`` and ``spread`` are [m] mean and standard deviation of each column; standardized values are clipped at 4.
-    ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u] and
-    ``second_bias`` [k] those of the outputs.
+    ``middle`` and ``spread`` [m] are the mean and the standard deviation of each column; standardized values are
+    clipped at 4. ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u]
+    and ``second_bias`` [k] those of the outputs.
     """
 
     middle: Floats
@@ -176,8 +176,8 @@ class Head:
     second_bias: Floats
 
     def __call__(self, x: npt.NDArray[Any]) -> Floats:
-        """Return [n] for rows of columns [n, m]."""
-        z = standard(x, self.middle, self.spread)
+        """Return the predictions [n] for rows of columns [n, m]."""
+        z = standardized(x, self.middle, self.spread)
         out = np.zeros(len(z))
         for w, b, v, c in zip(self.first, self.first_bias, self.second, self.second_bias, strict=True):
             hidden = np.maximum(np.einsum("ij,jk->ik", z, w) + b, 0)  # no threads, unlike BLAS
@@ -185,12 +185,12 @@ class Head:
         return out / len(self.first)
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return its arrays with prefixed names, for a file."""
+        """Return the arrays of the networks for a file, with names that start with ``name``."""
         return {f"{name}.{part}": getattr(self, part).astype(np.float32) for part in _PARTS}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
-        """Return the networks of saved arrays over ``columns`` columns; raises InputError if one is missing."""
+        """Return the networks from the arrays of ``Head.arrays``. Raises InputError if an array is missing."""
         parts = [part.astype(np.float64) for part in _saved_parts(arrays, name, _PARTS)]
         k, _, u = parts[2].shape if parts[2].ndim == 3 else (0, 0, 0)
         shapes = [(columns,), (columns,), (k, columns, u), (k, u), (k, u), (k,)]
@@ -205,17 +205,17 @@ def _saved_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: tuple
     return [arrays[f"{name}.{part}"] for part in parts]
 
 
-def standard(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:
-    """Return columns in standard deviations from the mean, clipped at four."""
+def standardized(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:
+    """Return columns in standard deviations from their means, clipped at 4."""
     return np.minimum(np.maximum((x - middle) / spread, -_CLIP), _CLIP)
 
 
 def fit_head(
     x: npt.NDArray[Any], y: Floats, weight: Floats, seed: int, *, decay: float = 3.0, rounds: int = 12
 ) -> Head:
-    """Fit networks to ``y`` [n] from ``x`` [n, m] by weighted least squares, each with another random seed.
+    """Return networks fitted to ``y`` [n] from ``x`` [n, m] by weighted least squares, each with its own random seed.
 
-    It raises MissingExtraError if scikit-learn is not installed.
+    Raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning
@@ -224,7 +224,7 @@ def fit_head(
     except ImportError as error:
         raise MissingExtraError("training the encoder predictor", "predict") from error
     middle, spread = x.mean(axis=0, dtype=float), np.maximum(x.std(axis=0, dtype=float), 1e-6)
-    z = standard(x, middle, spread).astype(np.float32)
+    z = standardized(x, middle, spread).astype(np.float32)
     made = []
     for network in range(_NETWORKS):
         model: Any = MLPRegressor(

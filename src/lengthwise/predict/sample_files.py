@@ -1,4 +1,4 @@
-"""Requests with their outputs from files: data sets, serving logs, benchmark results."""
+"""Reads requests with their outputs from files: data sets, serving logs, benchmark results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict.contract import Ints, Prompts, Samples, by_prompt
+from lengthwise.predict.contract import Ints, Prompts, Samples, by_prompt, split_rows
 from lengthwise.predict.distribution import Floats
 from lengthwise.predict.features import prompt_words
 from lengthwise.schema.errors import InputError
@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "model": ("model", "generator", "model_name", "model_id", "engine"),
     "finish_reason": ("finish_reason", "stop_reason", "finished_reason"),
 }  # fmt: skip
-"""Names of each column; the first one present counts, and case and spaces do not matter."""
+"""Accepted names of each column. The first one in a row counts; case does not matter, and spaces equal underscores."""
 CENSORED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 """Finish reasons of censored outputs."""
 FAILED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "content_filter"})
@@ -59,7 +59,7 @@ _TIMES = {
     "arrival_s": 1.0, "arrived_at": 1.0, "arrival_time": 1.0, "arrival": 1.0, "timestamp": 1.0, "start_time": 1.0,
     "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
 }  # fmt: skip
-"""Names of a column of arrival times, the first one present counts, and seconds per unit."""
+"""Accepted names of the column of arrival times, with seconds per unit; the first one in a row counts."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,17 @@ class Row:
 
     @property
     def tokens(self) -> int | None:
-        """Return the output tokens, counted or estimated from the text; None if both are unknown."""
+        """Return the number of output tokens: counted, or else estimated from the output; None if both are unknown."""
         if self.output_tokens is not None:
             return self.output_tokens
         return None if self.output is None else (estimated_tokens(self.output) if self.output else 0)
 
 
 def row_of(raw: Mapping[str, Any]) -> Row:
-    """Return a request from a flat row, a chat completion, or a line of an OpenAI batch.
+    """Return the request in one row of a file.
 
-    It raises ValueError if a count is no integer, or a message is no table.
+    The row is a flat table, a chat completion, or a line of an OpenAI batch. Raises ValueError if a count is not an
+    integer, or a message is not an object.
     """
     found = _flattened(raw)
     messages = _first(found, "prompt")
@@ -105,7 +106,7 @@ def row_of(raw: Mapping[str, Any]) -> Row:
 
 
 def _flattened(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat row, with the contents of an OpenAI request and response at the top level."""
+    """Return the row with the contents of an OpenAI request and response at the top level."""
     flat = {str(key).strip().lower().replace(" ", "_"): value for key, value in raw.items()}
     for outer in ("request", "body", "response"):
         inner = _table(flat.get(outer))
@@ -127,7 +128,7 @@ def _flattened(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(value: Any) -> Mapping[str, Any] | None:
-    """Return a JSON object, also one that is encoded in a text."""
+    """Return a JSON object, which may also be encoded as a text; None for other values."""
     if isinstance(value, str) and value.startswith("{") and ('"choices"' in value or '"messages"' in value):
         try:
             value = json.loads(value)
@@ -145,7 +146,7 @@ def _first(found: Mapping[str, Any], column: str) -> Any:
 
 
 def _conversation(messages: Sequence[Any]) -> tuple[str, str | None]:
-    """Return everything before the last answer as the prompt, and that answer."""
+    """Return the prompt, which is all messages before the last answer, and this answer (None: there is none)."""
     turns = []
     for message in messages:
         if isinstance(message, Mapping):
@@ -179,7 +180,7 @@ def _count(value: Any, column: str) -> int | None:
 
 
 def misspelt(keys: Iterable[str]) -> dict[str, str]:
-    """Return unknown keys by the similar name of a column that no other key has."""
+    """Return the unknown keys that resemble the name of a missing column, each with that name."""
     flat = {key.strip().lower().replace(" ", "_") for key in keys}
     known = {name: column for column, names in NAMES.items() for name in names}
     absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
@@ -188,14 +189,14 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
 
 
 def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) -> Samples:
-    """Return the samples of JSONL, JSON, CSV or Parquet files, also gzipped, in order.
+    """Return the samples in JSONL, JSON, CSV or Parquet files, in their order; files may be gzipped.
 
-    A row is a request: its prompt (``prompt``, ``instruction``, ``messages``, ...), its output (``output``,
-    ``response``, ...) or the number of its tokens (``output_tokens``, ...), the ``model`` and the ``finish_reason``.
-    Lines of an OpenAI batch, logged chat completions, ShareGPT conversations and results of
-    ``vllm bench serve --save-detailed`` are supported; the prompts of a batch are in its input file, which is given as
-    well. Unknown token counts are estimated from the text. Requests that ended for their length are censored; failed
-    and empty ones are left out. ``model`` is that of rows that name none. It raises InputError if a file is missing or
+    Each row is a request with its prompt (``prompt``, ``instruction``, ``messages``, ...), its output (``output``,
+    ``response``, ...) or its number of output tokens (``output_tokens``, ...), its ``model`` and its ``finish_reason``.
+    Rows may be lines of an OpenAI batch, logged chat completions, ShareGPT conversations, and results of ``vllm bench
+    serve --save-detailed``. The prompts of a batch are in its input file, so ``files`` should include this file.
+    Unknown token counts are estimated from the text. Requests that ended at a length limit are censored; failed and
+    empty ones are left out. ``model`` is the model of rows that name none. Raises InputError if a file is missing or
     damaged, or a row has neither an output nor its length.
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
@@ -222,9 +223,10 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
 
 
 def read_prompts(file: Path | str) -> list[str]:
-    """Return the distinct prompts of a file: rows as for ``read``, without outputs, or text with one per line.
+    """Return the distinct prompts of a file.
 
-    It raises InputError if the file is missing or damaged, or a row has no prompt.
+    The file has rows as for ``read``, but needs no outputs; a .txt file has one prompt per line. Raises InputError if
+    the file is missing or damaged, or a row has no prompt.
     """
     path = Path(file)
     if path.suffix == ".txt" and path.exists():
@@ -241,11 +243,11 @@ def read_prompts(file: Path | str) -> list[str]:
 
 @dataclass(frozen=True)
 class Split:
-    """Training and test samples without a common prompt.
+    """Training and test samples that have no common prompt.
 
-    ``prompts`` is the number of distinct prompts before near-duplicates were removed, ``repeated`` that of samples
-    whose prompt occurs before. ``near_duplicates`` are held-out prompts that resemble a training prompt: they are
-    removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``).
+    ``prompts`` is the number of distinct prompts before near-duplicates were removed, and ``repeated`` the number of
+    samples whose prompt has occurred before. ``near_duplicates`` is the number of held-out prompts that resemble a
+    training prompt. They are removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``).
     """
 
     train: Samples
@@ -257,14 +259,15 @@ class Split:
 
 
 SIMILARITY, MIN_TEST_PROMPTS = 0.6, 20
-"""Jaccard similarity of near-duplicates, and held-out prompts that must be left without them."""
+"""The Jaccard similarity of near-duplicates, and the number of held-out prompts that must be left without them."""
 
 
 def near_duplicates(texts: Sequence[str], others: Sequence[str], similarity: float = SIMILARITY) -> Bools:
-    """Return [n] whether a prompt resembles one of the others: the Jaccard similarity of their sets of word bigrams.
+    """Return whether each prompt resembles one of ``others``, [n].
 
-    It is exact: two sets as similar as that have a bigram in common among the rarest of each, as many as could be
-    missing in the other and one more (prefix filter, Chaudhuri, Ganti and Kaushik 2006). An index has only these.
+    Two prompts resemble each other if the Jaccard similarity of their word bigrams is at least ``similarity``. The
+    result is exact although only the rarest bigrams of each prompt are indexed: two sets with this similarity have at
+    least one of these bigrams in common (prefix filter, Chaudhuri, Ganti and Kaushik 2006).
     """
     first, second = ([_bigrams(text) for text in some] for some in (texts, others))
     count = Counter(chain.from_iterable([*first, *second]))
@@ -286,20 +289,27 @@ def near_duplicates(texts: Sequence[str], others: Sequence[str], similarity: flo
 
 
 def _bigrams(text: str) -> frozenset[str]:
-    """Return the pairs of consecutive words; of a shorter prompt the prompt."""
     words = prompt_words(text.lower())
     return frozenset(map(" ".join, pairwise(words))) or frozenset([" ".join(words) or text.strip().lower()])
 
 
 def split(samples: Samples, share: float = 0.2, seed: int = 0) -> Split:
-    """Return training and test samples, divided by a hash of the prompt, so that every file has the same division.
+    """Return training and test samples that have no common prompt; about ``share`` of the prompts are in the test.
 
-    Prompts that differ only in case or surrounding blanks are the same; near-duplicates of training prompts are removed
-    from the test. It raises InputError if ``share`` is not
-    between 0 and 1, there are no texts, or a part would be empty.
+    A hash of the prompt decides, so that a prompt is on the same side in every file. Prompts that differ only in case
+    or outer whitespace are equal. Near-duplicates of training prompts are removed from the test. Raises InputError if
+    ``share`` is not between 0 and 1, there are no texts, or a part would be empty. Samples with groups, such as
+    sessions, are split by these instead, drawn with ``seed``.
     """
     if not 0 < share < 1:
         raise InputError(f"the share of the test must be between 0 and 1; it is {share}")
+    if samples.group is not None:
+        groups = len(np.unique(samples.group))
+        train_rows, test_rows = split_rows(samples, share, seed)
+        repeated = len(samples) - groups
+        return Split(
+            samples.take(train_rows), samples.take(test_rows), groups, repeated, 0, includes_near_duplicates=False
+        )
     texts = samples.prompts.text
     if texts is None:
         raise InputError("samples are split by prompt, so they must have texts of prompts; these have none")
@@ -327,14 +337,11 @@ def _samples(rows: list[Row], paths: Sequence[Path], model: str | None, keys: se
         raise InputError(f"{sources} must hold requests with outputs; there is none")
     good = [r for r in rows if r.tokens and (r.finish or "") not in FAILED]
     if not good:
-        raise InputError(f"all {len(rows)} outputs in {sources} are empty or failed; at least one must have come")
+        raise InputError(f"all {len(rows)} outputs in {sources} are empty or failed; at least one must be complete")
     unknown = Counter(r.finish for r in good if r.finish and r.finish not in CENSORED | FAILED | FINISHED)
     censored = [(r.finish or "") in CENSORED for r in good]
-    warnings: dict[str, Any] = {
-        "no_prompt": sum(not r.prompt for r in good),
-        "unknown_finish": dict(unknown.most_common(5)),
-        "misspelt": misspelt(keys),
-    }
+    warnings: dict[str, Any] = {"no_prompt": sum(not r.prompt for r in good), "misspelt": misspelt(keys)}
+    warnings["unknown_finish"] = dict(unknown.most_common(5))
     metadata = {
         "sources": [path.name for path in paths],
         "left_out": len(rows) - len(good),
@@ -373,7 +380,6 @@ def _nesting_error(path: Path, number: int) -> InputError:
 
 
 def _require_output(row: Row, raw: dict[str, Any], path: Path, number: int) -> None:
-    """Raise InputError for a successful row without an output and its length."""
     if row.tokens is not None or (row.finish or "") in FAILED or raw.get("error"):
         return
     near = [f"{key} (did you mean {name}?)" for key, name in misspelt(map(str, raw)).items()]
@@ -385,7 +391,6 @@ def _require_output(row: Row, raw: dict[str, Any], path: Path, number: int) -> N
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows with their numbers, from 1."""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data.startswith(_GZIP) else data
@@ -445,16 +450,11 @@ def _line(line: str, path: Path, number: int) -> Any:
 
 
 def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the requests of a benchmark's result, which has a list per column; another object is one row."""
     lengths = result.get("output_lens")
     if not isinstance(lengths, list):
         return [result]
-    columns = {
-        "output_tokens": lengths,
-        "prompt_tokens": result.get("input_lens"),
-        "output": result.get("generated_texts"),
-        "prompt": result.get("prompts"),
-    }
+    columns = {"output_tokens": lengths, "prompt_tokens": result.get("input_lens")}
+    columns |= {"output": result.get("generated_texts"), "prompt": result.get("prompts")}
     known = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(lengths)}
     model = result.get("model_id")
     return [{"model": model} | {k: v[i] for k, v in known.items()} for i in range(len(lengths))]
@@ -462,12 +462,12 @@ def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Served:
-    """Successful requests of a log.
+    """The successful requests of a log.
 
-    ``prompt_tokens`` and ``output_tokens`` are [n] counted, or estimated from the text (a prompt of neither has 1);
-    censored outputs have their observed length. ``texts`` are the columns "prompt", "output" and "model" of [n] texts,
-    those that any row has. ``arrival_s`` is [n] on the log's clock; None if no row has any. Lengths of ``estimated``
-    requests are estimated; ``left_out`` rows failed or are empty.
+    ``prompt_tokens`` and ``output_tokens`` [n] are counted, or else estimated from the texts; a prompt without both has
+    1 token. A censored output has its observed length. ``texts`` maps "prompt", "output" and "model" to columns [n], as
+    far as a row has them. ``arrival_s`` [n] are times on the log's clock; None if no row has one. ``estimated`` is the
+    number of requests with an estimated length, ``left_out`` the number of rows that failed or are empty.
     """
 
     prompt_tokens: Ints
@@ -479,9 +479,9 @@ class Served:
 
 
 def served(file: Path | str) -> Served:
-    """Return the requests of a file for ``read``, in its order.
+    """Return the successful requests of a file that ``read`` can read, in its order.
 
-    It raises InputError as ``read``, and if only some rows have an arrival time, or no request is left.
+    Raises InputError as ``read`` does, and if only some rows have an arrival time, or no request is left.
     """
     path = Path(file)
     rows, times, left_out = [], [], 0
@@ -494,7 +494,7 @@ def served(file: Path | str) -> Served:
         rows.append(row)
         times.append(_arrival_s(raw, path, number))
         if (times[-1] is None) != (times[0] is None):
-            raise InputError(f"{path}: all rows must have a time of arrival, or none; row {number} differs")
+            raise InputError(f"{path}: all rows or no row must have an arrival time; row {number} differs")
     if not rows:
         raise InputError(f"{path} must hold a request with an output; there is none")
     estimated = (estimated_tokens(row.prompt) if row.prompt else 1 for row in rows)

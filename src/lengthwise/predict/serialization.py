@@ -1,4 +1,4 @@
-"""Files of trained predictors: a zip of JSON and plain arrays, never a pickle."""
+"""Files of trained predictors: a zip archive of JSON and plain arrays, never a pickle."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ KINDS: dict[str, str] = {
     "encoder": "lengthwise.predict.encoder:Encoder",
     "ensemble": "lengthwise.predict.wrappers:Ensemble",
     "guarded": "lengthwise.predict.wrappers:Guarded",
+    "in_session": "lengthwise.predict.in_session:InSession",
     "lexical": "lengthwise.predict.lexical:Lexical",
 }
-"""Module and class of each kind, imported when a file needs it."""
+"""Module and class of each kind of predictor; a module is imported when a file needs it."""
 
 _MAX_BYTES = 1 << 30
 _READ_ERRORS = (
@@ -55,7 +56,7 @@ _READ_ERRORS = (
 
 
 def fitted(predictor: object, attribute: str) -> Any:
-    """Return a learned attribute; raises InputError if the predictor is not fitted."""
+    """Return a learned attribute of a predictor; raises InputError if ``fit`` has not set it."""
     value = getattr(predictor, attribute, None)
     if value is None:
         raise InputError(f"a {type(predictor).__name__} must learn before it predicts; call fit(samples) first")
@@ -63,7 +64,7 @@ def fitted(predictor: object, attribute: str) -> Any:
 
 
 def array(arrays: Mapping[str, npt.NDArray[Any]], name: str, ndim: int) -> npt.NDArray[np.float64]:
-    """Return a saved array of finite numbers with ``ndim`` dimensions."""
+    """Return a saved array as float64; raises InputError unless it has finite numbers and ``ndim`` dimensions."""
     found = arrays.get(name)
     if found is None:
         raise InputError(f"there must be an array {name}; there are {', '.join(sorted(arrays)) or 'none'}")
@@ -73,7 +74,7 @@ def array(arrays: Mapping[str, npt.NDArray[Any]], name: str, ndim: int) -> npt.N
 
 
 def quantile_table(arrays: Mapping[str, npt.NDArray[Any]], name: str, levels: int) -> npt.NDArray[np.float64]:
-    """Return a saved table of quantiles, [rows, levels]."""
+    """Return a saved table of quantiles, [rows, levels]; raises InputError if it is invalid."""
     table = array(arrays, name, 2)
     if table.shape[1] != levels or not len(table) or (table < 1).any() or (np.diff(table, axis=1) < 0).any():
         raise InputError(f"{name} must hold {levels} quantiles a row that are at least 1 and do not decrease")
@@ -83,12 +84,8 @@ def quantile_table(arrays: Mapping[str, npt.NDArray[Any]], name: str, levels: in
 def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = None) -> None:
     """Write a predictor to a file, usually ``*.lwp``; equal predictors give equal bytes.
 
-    ``metadata`` are information about the training for readers of the file, in addition to the predictor's
-    ``metadata_``.
-
-    Raises:
-        InputError: The predictor cannot be saved, or is not fitted.
-        OutputError: The file cannot be written.
+    ``metadata`` describes the training for readers of the file, in addition to the predictor's ``metadata_``. Raises
+    InputError if the predictor cannot be saved or is not fitted, and OutputError if the file cannot be written.
     """
     meta, arrays = packed(predictor)
     merged = {**(getattr(predictor, "metadata_", None) or {}), **(metadata or {})}
@@ -104,16 +101,18 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
 
 
 def load(path: Path | str) -> Any:
-    """Return the saved predictor; its ``metadata_`` are the training information of the file.
+    """Return the predictor in a file; its ``metadata_`` is the description of the training in the file.
 
-    It raises InputError if the file is missing, truncated or damaged, or of an unknown version or kind.
+    Raises InputError if the file is missing, truncated or damaged, or has an unknown version or kind.
     """
     try:
         meta, arrays = _read(Path(path))
     except FileNotFoundError:
         raise InputError(f"there is no predictor file {path}") from None
     except _READ_ERRORS as error:
-        raise InputError(f"{path} must be a complete file of `save`; it is damaged or no such file: {error}") from error
+        raise InputError(
+            f"{path} must be a complete file written by `save`; it is damaged, or another kind of file: {error}"
+        ) from error
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{path} must be of format {FORMAT}; it is of {meta.get('format')!r}, "
@@ -129,7 +128,7 @@ def load(path: Path | str) -> Any:
 
 
 def packed(predictor: Any, prefix: str = "") -> State:
-    """Return kind and state of a predictor, its arrays with prefixed names: as a part of another's state."""
+    """Return a predictor's kind and state, for a file. ``prefix`` is put before the names of its arrays."""
     kind = getattr(predictor, "kind", None)
     if kind not in KINDS or not hasattr(predictor, "state"):
         raise InputError(
@@ -141,7 +140,7 @@ def packed(predictor: Any, prefix: str = "") -> State:
 
 
 def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Any:
-    """Return the predictor of ``packed``; raises InputError if a part is missing or invalid."""
+    """Return the predictor from what ``packed`` returned. Raises InputError if a part is missing or invalid."""
     own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in KINDS:
@@ -178,7 +177,7 @@ def _check_size(file: zipfile.ZipFile) -> None:
 
 
 def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
-    """Return a plain array; its header must match the size of its data, because numpy allocates what it claims."""
+    """Return the array in a .npy file; raises ValueError if its header, by which numpy allocates, is wrong."""
     stream = io.BytesIO(data)
     array_version = np.lib.format.read_magic(stream)
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -194,11 +193,11 @@ def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 @cache
 def default() -> Any:
-    """Return the included lexical predictor; its ``metadata_`` are its card (docs/default-predictor-card.md)."""
+    """Return the trained lexical predictor that comes with lengthwise. Its ``metadata_`` is its card."""
     with as_file(files("lengthwise.predict") / "data" / "default.lwp") as path:
         return load(path)
 
 
 def opened(source: Path | str) -> Any:
-    """Return the predictor of a file as ``load`` does, or the included one for "default"."""
+    """Return the predictor in the file ``source``; "default" is the included predictor, unless a file has this name."""
     return default() if str(source) == NAME and not Path(source).exists() else load(source)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, partial, read_rows, split
+from lengthwise.predict.contract import Ints, Predictor, Prompts, Samples, rows_reading_output, split_rows, with_output
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE, Floats, LengthDistribution
 from lengthwise.predict.empirical import Ecdf
 from lengthwise.predict.serialization import State, array, fitted, packed, unpacked
@@ -19,10 +19,15 @@ from lengthwise.statistics import kaplan_meier
 def predicted_after(
     predictor: Any, predict_at: Callable[[Prompts, Ints], LengthDistribution], prompts: Prompts, tokens_so_far: Any
 ) -> LengthDistribution:
-    """Return predictions after some tokens: the first given these, and ``predict_at`` for rows with a text it reads."""
+    """Return the predictions after ``tokens_so_far``, for a predictor that wraps others.
+
+    Where ``predictor`` reads the output so far, ``predict_at`` predicts again from it. Elsewhere, its predictions
+    before the first token are conditioned on the tokens so far.
+    """
     n = len(prompts)
     so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
-    predicted, rows = predict_at(prompts, np.zeros(n, np.int64)).given(so_far), read_rows(predictor, prompts, so_far)
+    predicted = predict_at(prompts, np.zeros(n, np.int64)).given(so_far)
+    rows = rows_reading_output(predictor, prompts, so_far)
     if not len(rows):
         return predicted
     tokens = predicted.tokens.copy()
@@ -31,7 +36,7 @@ def predicted_after(
 
 
 class Conditional:
-    """Predicts once with another predictor, and then conditions its distribution on the tokens so far."""
+    """Predicts once with the predictor ``inner``, and then conditions this distribution on the tokens so far."""
 
     kind: ClassVar[str] = "conditional"
     predicts_once: ClassVar[bool] = True
@@ -45,17 +50,17 @@ class Conditional:
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the inner distribution before the first token, conditioned on lengths above ``tokens_so_far``."""
+        """Return the inner distributions before the first token, conditioned on lengths above ``tokens_so_far``."""
         return self.inner.predict(prompts, 0).given(tokens_so_far)
 
     def state(self) -> State:
-        """Return the state to save."""
+        """Return the JSON values and the arrays from which ``from_state`` restores the predictor."""
         meta, arrays = packed(self.inner, "inner/")
         return {"inner": meta}, arrays
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         return cls(unpacked(meta["inner"], arrays, "inner/"))
 
 
@@ -66,17 +71,17 @@ _SAVED_SAMPLES = 400
 
 
 class Conformal:
-    """Calibrates another predictor's quantiles on held-out samples.
+    """Calibrates the quantiles of the predictor ``inner`` on held-out samples.
 
-    At level p and age a, the score of a sample is (log(y - a) - log(q_p - a)) / s, where s is log((q_0.9 - a) /
-    (q_0.1 - a)): the error of the predicted remainder, in units of the predictor's own uncertainty. The quantile is
-    shifted by the p-quantile of the scores, with the finite-sample correction of split conformal prediction (Vovk;
-    Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a lower bound (Kaplan and
-    Meier). Points get a spread, and quantiles that are too narrow become wider, at all levels.
+    At level p and age a (tokens so far), the score of a sample with length y is (log(y - a) - log(q_p - a)) / s, where
+    s is log((q_0.9 - a) / (q_0.1 - a)): the error of the predicted remaining length, in units of the predictor's own
+    uncertainty. The quantile is shifted by the p-quantile of the scores, with the finite-sample correction of split
+    conformal prediction (Vovk; Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a
+    lower bound (Kaplan and Meier). Points get a spread, and quantiles that are too narrow become wider.
 
-    A ``share`` of the samples, by prompt, calibrates; all of them if the inner predictor is already trained
-    (``prefit``). Between two of the ``ages``, tokens so far, the lower one applies. The scores of the last ``window``
-    samples are stored; ``observe`` adds finished requests.
+    A ``share`` of the prompts is held out for the calibration; with ``prefit``, ``inner`` is already trained and all
+    samples are used. An age between two of ``ages`` uses the scores of the lower one. The scores of the last ``window``
+    samples are stored, and ``observe`` adds finished requests.
     """
 
     kind: ClassVar[str] = "conformal"
@@ -94,15 +99,15 @@ class Conformal:
         if not 0 < share < 1:
             raise InputError(f"share must be between 0 and 1; it is {share}")
         if not ages or ages[0] != 0 or sorted(set(ages)) != list(ages) or window < 1:
-            raise InputError(f"ages must grow from 0 and window be at least 1; got {tuple(ages)} and {window}")
+            raise InputError(f"ages must increase from 0 and window be at least 1; got {tuple(ages)} and {window}")
         self.inner, self.share, self.window, self.ages = inner, share, window, tuple(ages)
         self.prefit, self.seed, self._new = prefit, seed, 0
 
     def fit(self, samples: Samples) -> Self:
-        """Fit the inner predictor on most samples and calibrate it on the rest."""
+        """Fit the inner predictor on most samples, and calibrate it on the rest."""
         held_out = samples
         if not self.prefit:
-            train, test = split(samples, self.share, self.seed)
+            train, test = split_rows(samples, self.share, self.seed)
             self.inner.fit(samples.take(train))
             held_out = samples.take(test)
         self.scores_: Floats = np.empty((0, len(self.ages), len(LEVELS)))
@@ -113,7 +118,7 @@ class Conformal:
         return self
 
     def observe(self, prompts: Prompts, output_tokens: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> Self:
-        """Add finished requests to the window, and calibrate again whenever a hundredth of the window is new."""
+        """Add finished requests to the window. Whenever they are a hundredth of its size, calibrate again."""
         fitted(self, "scores_")
         is_censored = np.zeros(len(prompts), bool) if censored is None else np.asarray(censored, bool)
         self._add(Samples(prompts, np.asarray(output_tokens), is_censored))
@@ -123,18 +128,17 @@ class Conformal:
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the inner distributions with shifted quantiles."""
+        """Return the inner predictor's distributions with shifted quantiles."""
         fitted(self, "shifts_")
         return predicted_after(self, self._shifted, prompts, tokens_so_far)
 
     @property
     def reads_output(self) -> tuple[int, int] | None:
-        """Return the tokens so far, first and last, at which the inner predictor reads the text."""
+        """Return the first and last tokens so far at which the inner predictor reads the text; None: never."""
         span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
         return span
 
     def _shifted(self, prompts: Prompts, so_far: Ints) -> LengthDistribution:
-        """Return the inner predictor's distributions, shifted by the scores at the age of each."""
         a = so_far.astype(float)
         remaining, spread = _remaining(self.inner.predict(prompts, so_far), a)
         age = np.searchsorted(np.asarray(self.ages), a, side="right") - 1
@@ -144,14 +148,14 @@ class Conformal:
 
     def _add(self, samples: Samples) -> None:
         last = samples.take(np.arange(max(0, len(samples) - self.window), len(samples)))
-        scores = np.full((len(last), len(self.ages), len(LEVELS)), np.nan)  # NaN: finished before that age, or unread
+        scores = np.full((len(last), len(self.ages), len(LEVELS)), np.nan)  # NaN: finished earlier, or text not read
         spreads = np.full((len(last), len(self.ages)), np.nan)
         ages = self.ages if last.output is not None and self.reads_output is not None else self.ages[:1]
         for at, age in enumerate(ages):
             rows = np.flatnonzero(last.output_tokens > age)
             if len(rows):
                 part, so_far = last.take(rows), np.full(len(rows), age)
-                prompts = partial(part.prompts, part.output, part.output_tokens, so_far)
+                prompts = with_output(part.prompts, part.output, part.output_tokens, so_far)
                 remaining, spread = _remaining(self.inner.predict(prompts, so_far), so_far)
                 true = (part.output_tokens - age)[:, None]
                 scores[rows, at] = (np.log(true) - np.log(remaining)) / spread
@@ -161,7 +165,6 @@ class Conformal:
         self.censored_ = np.concatenate([self.censored_, last.censored])[-self.window :]
 
     def _calibrate(self) -> None:
-        """Compute shifts [ages, q]; an age with few scores has those of the previous age."""
         self._new = 0
         self.shifts_: Floats = np.zeros((len(self.ages), len(LEVELS)))
         for at in range(len(self.ages)):
@@ -173,7 +176,7 @@ class Conformal:
                 self.shifts_[at] = _score_quantiles(self.scores_[rows, at], self.censored_[rows], tail)
 
     def state(self) -> State:
-        """Return the state to save: the shifts, and a few hundred of the last samples."""
+        """Return the state to save: the shifts, and the scores of the last few hundred samples."""
         shifts = fitted(self, "shifts_")
         meta, arrays = packed(self.inner, "inner/")
         parameters = {name: getattr(self, name) for name in ("share", "window", "ages", "prefit", "seed")}
@@ -183,7 +186,7 @@ class Conformal:
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         parameters = {name: meta[name] for name in ("share", "window", "ages", "prefit", "seed")}
         loaded = cls(unpacked(meta["inner"], arrays, "inner/"), **parameters)
         grid = (len(loaded.ages), len(LEVELS))
@@ -201,7 +204,7 @@ class Conformal:
 
 
 def _remaining(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return [n, q] quantiles of the remaining tokens, and [n, 1] the predictor's own uncertainty."""
+    """Return quantiles of the remaining tokens [n, q], and the predictor's own uncertainty [n, 1]."""
     tokens = predicted.given(so_far).at(LEVELS).tokens
     remaining = np.maximum(tokens - so_far[:, None], 1.0)
     low, high = np.searchsorted(LEVELS, (0.1, 0.9))
@@ -209,7 +212,7 @@ def _remaining(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple
 
 
 def _score_quantiles(scores: Floats, censored: npt.NDArray[np.bool_], tail: float) -> Floats:
-    """Return [q] the quantile of the scores at each level, conservative by one sample."""
+    """Return the quantile of the scores at each level, [q], corrected for the finite number of samples."""
     n = len(scores)
     safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
     if censored.any():
@@ -231,10 +234,10 @@ _STEPS = 300
 
 
 class Ensemble:
-    """Averages the quantiles of several predictors, with one weight per member.
+    """Averages the quantiles of several predictors, with one weight for each.
 
-    Weights of None become those that minimize the pinball loss on a ``share`` of the samples, held out by prompt;
-    afterwards, every member is fitted on all.
+    If ``weights`` is None, ``fit`` finds the weights that minimize the pinball loss on the held-out samples, a
+    ``share`` of the prompts. Afterwards, it fits every member on all samples.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -251,7 +254,7 @@ class Ensemble:
     def fit(self, samples: Samples) -> Self:
         """Find the weights, unless they were given, and fit each member on all samples."""
         if self.weights is None:
-            train, test = split(samples, self.share, self.seed)
+            train, test = split_rows(samples, self.share, self.seed)
             for member in self.members:
                 member.fit(samples.take(train))
             held_out = samples.take(test)
@@ -268,7 +271,7 @@ class Ensemble:
 
     @property
     def reads_output(self) -> tuple[int, int] | None:
-        """Return the tokens so far, first and last, at which a member reads the text."""
+        """Return the first and last tokens so far at which any member reads the text; None: never."""
         spans = [span for member in self.members if (span := getattr(member, "reads_output", None)) is not None]
         return (min(span[0] for span in spans), max(span[1] for span in spans)) if spans else None
 
@@ -280,7 +283,7 @@ class Ensemble:
         return LengthDistribution.of(tokens)
 
     def state(self) -> State:
-        """Return the state to save."""
+        """Return the JSON values and the arrays from which ``from_state`` restores the predictor."""
         arrays = {"weights": fitted(self, "weights_")}
         parts = [packed(member, f"member{number}/") for number, member in enumerate(self.members)]
         for _, own in parts:
@@ -290,7 +293,7 @@ class Ensemble:
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         members = [unpacked(part, arrays, f"member{number}/") for number, part in enumerate(meta["members"])]
         loaded = cls(members, meta["weights"], meta["share"], meta["seed"])
         loaded.weights_ = _normalized(array(arrays, "weights", 1), len(members))
@@ -305,12 +308,12 @@ def _normalized(weights: npt.ArrayLike, members: int) -> Floats:
 
 
 def pinball(tokens: Floats, samples: Samples) -> float:
-    """Return the mean pinball loss of quantiles [n, LEVELS]; of censored outputs the certain part."""
+    """Return the mean pinball loss of quantiles [n, q] at LEVELS; those above a censored length cost nothing."""
     return _pinball_loss(tokens, samples)[0]
 
 
 def _best_weights(predicted: Floats, validation: Samples) -> Floats:
-    """Return [m] weights by exponentiated gradient descent; the loss is convex in them."""
+    """Return the weights [m] with the smallest loss, by exponentiated gradient descent; the loss is convex in them."""
     weights = np.full(len(predicted), 1 / len(predicted))
     mean, scale = np.zeros(len(predicted)), max(pinball(predicted.mean(axis=0), validation), 1e-9)
     for step in range(_STEPS):
@@ -323,7 +326,6 @@ def _best_weights(predicted: Floats, validation: Samples) -> Floats:
 
 
 def _pinball_loss(tokens: Floats, samples: Samples) -> tuple[float, Floats]:
-    """Return the loss, and [n, q] its derivative by each quantile."""
     true = samples.output_tokens[:, None]
     slope = np.where(tokens > true, np.where(samples.censored[:, None], 0.0, 1 - LEVELS), -LEVELS)
     return float((slope * (tokens - true)).mean()), slope
@@ -333,13 +335,13 @@ FAULTS = ("raised", "shape", "not_a_number", "not_positive", "absurd", "disorder
 
 
 class Guarded:
-    """Protects from failures of another predictor: rows with a fault are those of a prior.
+    """Protects from failures of the predictor ``inner``.
 
-    The inner predictor may return a LengthDistribution, anything with ``tokens`` and ``levels``, or plain lengths [n].
-    ``faults_`` counts rows by kind: "raised" (an exception), "shape" (not one row per request, or no numbers),
-    "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (quantiles decrease),
-    "already_passed" (a length that does not exceed the tokens so far). Without a ``prior``, it is the empirical
-    distribution by model.
+    Invalid rows of its answer are replaced by those of ``prior``; the default prior is the empirical distribution by
+    model. The inner predictor may return a LengthDistribution, any object with ``tokens`` and ``levels``, or plain
+    lengths [n]. ``faults_`` counts rows by kind of fault: "raised" (an exception), "shape" (not one row per request, or
+    no numbers), "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (decreasing
+    quantiles), "already_passed" (a length that does not exceed the tokens so far).
     """
 
     kind: ClassVar[str] = "guarded"
@@ -351,7 +353,7 @@ class Guarded:
         self.unfit_ = False
 
     def fit(self, samples: Samples) -> Self:
-        """Fit both; an inner predictor that fails to fit is not used."""
+        """Fit the prior and the inner predictor. If the inner one raises an exception, only the prior predicts."""
         self.prior.fit(samples)
         self.unfit_ = False
         try:
@@ -362,7 +364,7 @@ class Guarded:
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the inner distributions where they are valid, else the prior's."""
+        """Return the inner predictor's distributions where they are valid, and the prior's elsewhere."""
         a = np.broadcast_to(np.asarray(tokens_so_far, float), (len(prompts),))
         prior = self.prior.predict(prompts, tokens_so_far).given(a).at(LEVELS)
         answer, fault = None, "raised"
@@ -381,12 +383,12 @@ class Guarded:
 
     @property
     def reads_output(self) -> tuple[int, int] | None:
-        """Return the tokens so far, first and last, at which the inner predictor reads the text."""
+        """Return the first and last tokens so far at which the inner predictor reads the text; None: never."""
         span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
         return span
 
     def _valid(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
-        """Return [n] which rows are valid, and count the others by their first fault."""
+        """Return which rows are valid, [n], and count each other row under its first fault."""
         with np.errstate(invalid="ignore"):
             faults = {
                 "not_a_number": np.isnan(tokens).any(axis=1),
@@ -409,13 +411,13 @@ class Guarded:
 
     @classmethod
     def from_state(cls, meta: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """Return the predictor of a saved state."""
+        """Return the predictor from the JSON values and the arrays that ``state`` returned."""
         inner, prior = (unpacked(meta[part], arrays, f"{part}/") for part in ("inner", "prior"))
         return cls(inner, prior, float(meta["max_tokens"]))
 
 
 def _quantiles_of(answer: Any, n: int) -> tuple[Floats, Floats] | None:
-    """Return quantiles [n, q] and levels [q] of an answer; None if its shape is wrong."""
+    """Return the quantiles [n, q] and levels [q] in a predictor's answer; None if its shape is wrong."""
     if hasattr(answer, "tokens") and hasattr(answer, "levels"):
         tokens, levels = np.asarray(answer.tokens, float), np.asarray(answer.levels, float)
         spans = levels.ndim == 1 and len(levels) > 1 and levels[0] == 0 and levels[-1] == 1

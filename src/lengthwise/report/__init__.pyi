@@ -1,6 +1,6 @@
 from .binding import HardwareBottleneck as HardwareBottleneck
 from .binding import bound_by as bound_by
-from .binding import mean_queued_s as mean_queued_s
+from .binding import mean_queued_for_s as mean_queued_for_s
 from .binding import what_binds as what_binds
 from .compare import compare_table as compare_table
 from .compare import exceeded_bounds as exceeded_bounds

@@ -1,4 +1,4 @@
-"""The page of an application: its plan, its run, or both."""
+"""The HTML page of an application: its plan, its run, or both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ FINAL_STATES = ("done", "skipped", "dead", "blocked")
 def write_app_html(
     path: Path | str, plan: AppPlan | None, app_metadata: AppFacts, models: Sequence[str] | None = None
 ) -> None:
-    """Write a page of a plan (None: given engines), a run or both; raise MissingExtraError or OutputError."""
+    """Write an HTML page of an application's plan, its run, or both.
+
+    ``plan`` is None if the engines of the run were given. In this case ``models`` has the names of the models.
+    """
     names = list(plan.models if plan is not None else models or ())
     manifest = app_metadata.manifest
     answers = text.sentences(plan, app_metadata) if plan is not None and manifest is None else []
@@ -103,19 +106,12 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
         when = [str(number), duration_text(stage.start_s), duration_text(stage.end_s)]
         for one in stage.plans:
             how, ready_s = switches.get(one.model, ("", 0.0))
-            stages.append(
-                [
-                    *when,
-                    plan.models[one.model],
-                    str(one.dp),
-                    str(one.tp),
-                    str(one.pp),
-                    text.gpus_text(one, is_mixed=app_metadata.is_mixed),
-                    " ".join(",".join(map(str, replica)) for replica in stage.placement.get(one.model, ())),
-                    f"{how} {duration_text(ready_s)}" if how else "",
-                    "yes" if stage.ends_by == one.model else "",
-                ]
-            )
+            gpus_used = text.gpus_text(one, is_mixed=app_metadata.is_mixed)
+            placed = " ".join(",".join(map(str, replica)) for replica in stage.placement.get(one.model, ()))
+            ready = f"{how} {duration_text(ready_s)}" if how else ""
+            end = "yes" if stage.ends_by == one.model else ""
+            degrees = map(str, (one.dp, one.tp, one.pp))
+            stages.append([*when, plan.models[one.model], *degrees, gpus_used, placed, ready, end])
             when = ["", "", ""]
     gpus = len(app_metadata.gpus) or 1 + max((span.gpu for span in plan.spans), default=0)
     total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
@@ -123,20 +119,15 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
     busy = max(0.0, 1.0 - sum(share for _, share in shares))
     planned_s = plan.makespan.value
     times = [("models run", busy), *((IDLE_REASONS.get(name, name), share) for name, share in shares)]
+    methods = []
+    for method in plan.methods:
+        took = (duration_text(method.planned_s), duration_text(method.search_s), str(method.stages))
+        name, makespan = method.name.replace("_", " "), estimate_duration_text(method.makespan)
+        methods.append([name, makespan, *took, text.gain_text(plan, method)])
     return {
         "stages": stages,
         "idle": [[name, percent(share), duration_text(share * total_s)] for name, share in times],
-        "methods": [
-            [
-                one.name.replace("_", " "),
-                estimate_duration_text(one.makespan),
-                duration_text(one.planned_s),
-                duration_text(one.search_s),
-                str(one.stages),
-                f"{one.gain:.2f}",
-            ]
-            for one in plan.methods
-        ],
+        "methods": methods,
         "what_ifs": [
             [text.what_if_text(w), estimate_duration_text(w.makespan), text.difference_text(w.difference, planned_s)]
             for w in plan.what_ifs
@@ -147,7 +138,7 @@ def _plan_tables(plan: AppPlan, app_metadata: AppFacts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EngineSpan:
-    """A period in which an engine on one GPU, or one given engine, loads or runs a model."""
+    """A period in which an engine loads or runs a model, on one GPU or at a given address."""
 
     lane: Lane
     model: str
@@ -158,7 +149,6 @@ class EngineSpan:
 
 
 def _has_given_engines(manifest: Mapping[str, Any]) -> bool:
-    """Return whether others ran the engines, so that their GPUs are unknown."""
     return any(plan["gpu"] == "given" for stage in manifest.get("plan", ()) for plan in stage)
 
 
@@ -204,7 +194,7 @@ def _model_row(
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds covered by the union of these (start, end) spans."""
+    """Return how many seconds the (start, end) spans cover together."""
     total, until_s = 0.0, 0.0
     for start_s, end_s in sorted(spans):
         total += max(0.0, end_s - max(start_s, until_s))
@@ -217,7 +207,6 @@ Bar = tuple[int, float, float, int, str, str, str]
 
 
 def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts) -> dict[str, Any]:
-    """Return the charts "plan" and "run", where they exist, on one time axis."""
     charts: list[tuple[str, list[str], list[Bar], list[float]]] = []
     if plan is not None:
         rows = list(app_metadata.gpus) or [f"GPU {k}" for k in range(1 + max((s.gpu for s in plan.spans), default=0))]
@@ -237,23 +226,16 @@ def _figures(plan: AppPlan | None, models: Sequence[str], app_metadata: AppFacts
         charts.append(("run", list(lanes.values()), bars, []))
     end_s = max((bar[2] for _, _, bars, _ in charts for bar in bars), default=0.0)
     scale, unit = time_scale(end_s)
-    return {
-        "unit": unit,
-        "end": json_number(end_s / scale, 6),
-        "models": list(models),
-        "charts": [
-            {
-                "id": name,
-                "rows": rows,
-                "bars": [
-                    [row, json_number(start_s / scale, 6), json_number(end_s / scale, 6), *rest]
-                    for row, start_s, end_s, *rest in bars
-                ],
-                "marks": [json_number(mark / scale, 6) for mark in marks] if len(marks) <= MAX_MARKS else [],
-            }
-            for name, rows, bars, marks in charts
-        ],
-    }
+
+    def at(seconds: float) -> float | None:
+        return json_number(seconds / scale, 6)
+
+    figures = []
+    for name, rows, bars, marks in charts:
+        scaled = [[row, at(from_s), at(to_s), *rest] for row, from_s, to_s, *rest in bars]
+        shown = list(map(at, marks)) if len(marks) <= MAX_MARKS else []
+        figures.append({"id": name, "rows": rows, "bars": scaled, "marks": shown})
+    return {"unit": unit, "end": at(end_s), "models": list(models), "charts": figures}
 
 
 def _planned_bar(span: AppSpan, models: Sequence[str]) -> Bar:

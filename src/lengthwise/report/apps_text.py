@@ -1,4 +1,4 @@
-"""Plans and runs of applications in words: durations, shapes of plans, sentences."""
+"""Plans and runs of applications as text: durations, shapes of plans, sentences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, TIMES, UNKNOWN, amount, counted, percent, rounded
-from lengthwise.schema.app import AppPlan, AppStage, AppWhatIf, ModelPlan
+from lengthwise.schema.app import AppMethod, AppPlan, AppStage, AppWhatIf, ModelPlan
 from lengthwise.schema.estimate import Estimate
+from lengthwise.statistics import mean_estimate
 
 IDLE_REASONS = {  # reasons for GPU time in which no model runs
     "load": "loading",
@@ -25,7 +26,7 @@ MIN_SHARE = 0.005  # smaller shares of GPU time are not named
 
 @dataclass(frozen=True)
 class AppFacts:
-    """What was planned, on which hardware, and the outcome of a run."""
+    """Facts about an application's plan, hardware and run."""
 
     name: str
     metadata: Sequence[str] = ()
@@ -37,14 +38,14 @@ class AppFacts:
 
 
 def time_scale(value: float) -> tuple[float, str]:
-    """Return the seconds of the unit that suits a time, and the unit."""
+    """Return (seconds per unit, unit) for the unit in which a time in seconds is easy to read: s, min or h."""
     if abs(value) < 120:
         return 1.0, "s"
     return (60.0, "min") if abs(value) < 7200 else (3600.0, "h")
 
 
 def duration_text(value: float) -> str:
-    """Return a time ("45.3 s", "12.4 min", "3.21 h")."""
+    """Return a time in seconds as text in a suitable unit ("45.3 s", "12.4 min", "3.21 h")."""
     if not math.isfinite(value):
         return UNKNOWN
     scale, unit = time_scale(value)
@@ -52,7 +53,7 @@ def duration_text(value: float) -> str:
 
 
 def estimate_duration_text(estimate: Estimate) -> str:
-    """Return a time with its interval ("45.30 ± 0.28 s")."""
+    """Return a time in seconds as text with its interval ("45.30 ± 0.28 s")."""
     if not estimate.has_interval or _is_negligible(estimate.half_width, estimate.value):
         return duration_text(estimate.value)
     scale, unit = time_scale(estimate.value)
@@ -61,7 +62,10 @@ def estimate_duration_text(estimate: Estimate) -> str:
 
 
 def difference_text(estimate: Estimate, of_s: float) -> str:
-    """Return a signed difference of times of about ``of_s`` seconds, with interval; "none" if it is negligible."""
+    """Return a signed difference of two times with an interval, or "none" if the difference is negligible.
+
+    ``of_s`` is the approximate size of the times in seconds, with which the difference is compared.
+    """
     half_s = 0.0 if math.isnan(estimate.half_width) else estimate.half_width
     has_half = not _is_negligible(half_s, of_s)
     if _is_negligible(estimate.value, of_s) and not has_half:
@@ -69,7 +73,17 @@ def difference_text(estimate: Estimate, of_s: float) -> str:
     scale, unit = time_scale(max(abs(estimate.value), half_s))
     value, half = rounded(abs(estimate.value) / scale, half_s / scale if has_half else math.nan)
     sign = "" if not re.search("[1-9]", value) else "+" if estimate.value > 0 else MINUS
-    return f"{sign}{value} {PLUS_MINUS} {half} {unit}" if has_half else f"{sign}{value} {unit}"
+    interval = f" {PLUS_MINUS} {half}" if has_half else ""
+    return f"{sign}{value}{interval} {unit}{'' if has_half or math.isnan(estimate.half_width) else ' exactly'}"
+
+
+def gain_text(plan: AppPlan, method: AppMethod) -> str:
+    """Return a method's time, search included, relative to the plan's, with an interval ("2.25 ± 0.10")."""
+    lead_s = next((one.lead_s for one in plan.methods if one.name == plan.method), 0.0)
+    pairs = zip(method.makespans_s, plan.makespans_s, strict=False)
+    half = mean_estimate([(other + method.lead_s) / max(own + lead_s, 1e-12) for other, own in pairs]).half_width
+    gain, half_text = rounded(method.gain, half)
+    return f"{gain} {PLUS_MINUS} {half_text}" if half > NEGLIGIBLE_SHARE else f"{method.gain:.2f}"
 
 
 def _is_negligible(value: float, of_s: float) -> bool:
@@ -77,18 +91,18 @@ def _is_negligible(value: float, of_s: float) -> bool:
 
 
 def shape(plan: ModelPlan) -> str:
-    """Return the replicas and the shape of each ("2", "2 x tp 4", "1 x tp 2 x pp 2")."""
+    """Return the number of replicas and the shape of each ("2", "2 x tp 4", "1 x tp 2 x pp 2")."""
     tp = f" {TIMES} tp {plan.tp}" if plan.tp > 1 else ""
     return f"{plan.dp}{tp}{f' {TIMES} pp {plan.pp}' if plan.pp > 1 else ''}"
 
 
 def gpus_text(plan: ModelPlan, *, is_mixed: bool) -> str:
-    """Return the number of a plan's GPUs, with their kind where there are several ("4", "4 H100")."""
+    """Return the number of a plan's GPUs, with their kind if there are several kinds ("4", "4 H100")."""
     return f"{plan.gpus} {plan.gpu}" if is_mixed else str(plan.gpus)
 
 
 def slowest_switches(stage: AppStage) -> dict[int, tuple[str, float]]:
-    """Return, by model, how its slowest replica was made ready, and in how many seconds."""
+    """Return by model number how the slowest replica became ready ("start" or "wake"), and in how many seconds."""
     found: dict[int, tuple[str, float]] = {}
     for switch in stage.switches:
         if switch.model not in found or switch.seconds > found[switch.model][1]:
@@ -97,7 +111,7 @@ def slowest_switches(stage: AppStage) -> dict[int, tuple[str, float]]:
 
 
 def what_if_text(what_if: AppWhatIf) -> str:
-    """Return the changed assumption in words."""
+    """Return the assumed change of the hardware as text ("one more GPU")."""
     found = re.fullmatch(r"(island|gpus)_(plus|minus)_(\d+)", what_if.name)
     if found is None:
         return {"disk_twice_as_fast": "a disk twice as fast"}.get(what_if.name, what_if.name.replace("_", " "))
@@ -109,19 +123,22 @@ def what_if_text(what_if: AppWhatIf) -> str:
 
 
 def idle_shares(plan: AppPlan, gpus: int) -> list[tuple[str, float]]:
-    """Return (reason, share of all GPU time) of GPU time without a running model, the largest first."""
+    """Return (reason, share of all GPU time) for the GPU time without a running model, the largest share first."""
     total_s = gpus * (plan.stages[-1].end_s if plan.stages else 0.0)
     shares = [(reason, idle_s / total_s) for reason, idle_s in plan.idle_s.items() if total_s]
     return sorted(shares, key=lambda one: (-one[1], one[0]))
 
 
 def sentences(plan: AppPlan, app_metadata: AppFacts) -> list[str]:
-    """Return the answer: makespan and its uncertainty, idle GPUs, other methods, changes that would help."""
+    """Return sentences on the makespan and its uncertainty, idle GPUs, other methods, and changes that would help."""
     return list(_sentences(plan, app_metadata))
 
 
 def sample_note(plan: AppPlan) -> str:
-    """Return that the listed stages end at another time than the mean of the samples, a sentence; "" if they do not."""
+    """Return a note if the plan's stages do not end at the makespan, or "" if they do.
+
+    The stages are of one sample of output lengths, but the makespan is a mean over samples.
+    """
     end_s = plan.stages[-1].end_s if plan.stages else plan.makespan.value
     if duration_text(end_s) == duration_text(plan.makespan.value):
         return ""
@@ -147,16 +164,18 @@ def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
         yield f"Models run in {percent(busy)} of all GPU time{rest}."
     others = sorted((one for one in plan.methods if one.name != plan.method), key=lambda one: one.gain)
     if others:
-        gains = ", ".join(f"{one.name.replace('_', ' ')} {one.gain:.2f}" for one in others)
+        gains = ", ".join(f"{one.name.replace('_', ' ')} {gain_text(plan, one)}" for one in others)
         yield f"End-to-end time of other methods, search included, relative to this plan: {gains}."
     own = next((one for one in plan.methods if one.name == plan.method), None)
     if own is not None and others:
         best = min(others, key=lambda one: one.makespan.value)
-        saved_s, more_s = best.makespan.value - own.makespan.value, own.search_s - best.search_s
-        if saved_s > 0 and more_s > 0:
+        saved_s = [other - own_s for other, own_s in zip(best.makespans_s, own.makespans_s, strict=False)]
+        saved = mean_estimate(saved_s or [best.makespan.value - own.makespan.value])
+        more_s = own.search_s - best.search_s
+        if saved.value > 0 and more_s > 0:
             yield (
                 f"The best other plan is that of {best.name.replace('_', ' ')}; the search for a better one took "
-                f"{duration_text(more_s)} more and saved {duration_text(saved_s)}."
+                f"{duration_text(more_s)} more and saved {estimate_duration_text(saved)}."
             )
     for what_if in plan.what_ifs:
         change = difference_text(what_if.difference, plan.makespan.value)

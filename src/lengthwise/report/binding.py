@@ -1,4 +1,4 @@
-"""The bottleneck: the resource that a deployment runs out of first, inferred from its numbers."""
+"""The bottleneck: the resource that limits a deployment first, inferred from its numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from lengthwise.metrics import Counts, Hardware, Summary
 from lengthwise.report.formatting import buckets, percent, seconds
 from lengthwise.report.result import Result, scenario_of
+from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.records import Records
 
 # Thresholds of the diagnosis. Shares are of time, of requests or of a peak.
@@ -18,12 +19,12 @@ OVERHEAD_SHARE = 0.3
 KV_FULL_SHARE = 0.9
 PREEMPTED_SHARE = 0.05
 AT_LIMIT_SHARE = 0.9
-CLOSED_LOOP_SHARE = 0.5  # share of arrivals at the moment of a completion from which the load is a closed loop
-REQUEUED_SHARE = 0.1  # preemptions per request from which the time before the first admission is not the complete wait
-LONG_WAIT_SHARE = 0.25  # share of the JCT in queues from which a deployment does not keep up with its load
-NEAR_ROOF_SHARE = 0.3  # utilization below which neither compute nor bandwidth is the bottleneck
+CLOSED_LOOP_SHARE = 0.5  # if more arrivals come at the moment of a completion, the load is a closed loop
+REQUEUED_SHARE = 0.1  # with more preemptions per request, the time before the first admission is not the complete wait
+LONG_WAIT_SHARE = 0.25  # if queues take a larger share of the JCT, the deployment does not keep up with its load
+NEAR_ROOF_SHARE = 0.3  # below this utilization neither compute nor bandwidth is the bottleneck
 REJECTED_SHARE = 0.5
-UNSERVED_SHARE = 0.01  # share of requests without an answer from which the report warns about them first
+UNSERVED_SHARE = 0.01  # if more requests have no answer, the report first warns about them
 PARTS = {  # parts of a step's time
     "linear": "linear layers",
     "prefill_attention": "prefill attention",
@@ -35,24 +36,25 @@ PARTS = {  # parts of a step's time
     "swap": "swapping KV blocks",
     "host": "the host",
 }
+Span = tuple[float, float]  # a time in seconds, and the upper end of its interval
 
 
 @dataclass(frozen=True)
 class HardwareBottleneck:
-    """The resource that limits a variant, and the evidence."""
+    """The resource that limits a variant, with the evidence."""
 
     resource: str  # idle, KV memory, limits, host, network, pipeline, memory bandwidth, compute, kernels or unknown
     description: str
     warning: str = ""  # on requests that were not served; precedes everything else
 
 
-def bound_by(binding: HardwareBottleneck) -> str:
-    """Return the words before the resource: "bound by", or "not bound,"."""
-    return "not bound," if binding.resource in {"idle", "unknown"} else "bound by"
+def bound_by(bottleneck: HardwareBottleneck) -> str:
+    """Return the words that precede the resource in a sentence: "bound by", or "not bound," if there is none."""
+    return "not bound," if bottleneck.resource in {"idle", "unknown"} else "bound by"
 
 
-def binding_of(result: Result) -> HardwareBottleneck:
-    """Return a variant's bottleneck from its summary, its limits and its load."""
+def bottleneck_of(result: Result) -> HardwareBottleneck:
+    """Infer a variant's bottleneck from the summary, the limits and the load."""
     if result.deployment is None:
         warning = unserved(result.summary.counts)
         return HardwareBottleneck(
@@ -62,20 +64,27 @@ def binding_of(result: Result) -> HardwareBottleneck:
         result.summary,
         max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
         open_loop=is_open_loop(result),
-        preempts_for_memory=result.deployment.scheduler.preemption == "never",
-        queued_for_s=mean_queued_s(result.records),
+        preempts_only_for_memory=result.deployment.scheduler.preemption == "never",
+        queued_for_s=mean_queued_for_s(result.records),
+        front_s=_front_s(result.deployment.cost),
     )
 
 
-def mean_queued_s(records: Records) -> float:
-    """Return the mean seconds in queues, also after preemptions, of requests that were scheduled; NaN if none was."""
+def _front_s(cost: CostTables) -> Span:
+    """Return the delay of a request in front of the engine, and the upper end of its 90 % interval."""
+    spreads = [e.log_sd if e.slow_log_sd is None else e.slow_log_sd for e in cost.evidence.errors if e.part == "front"]
+    return cost.front.request_s, cost.front.request_s * math.exp(1.645 * max(spreads, default=0.0))
+
+
+def mean_queued_for_s(records: Records) -> float:
+    """Return the mean seconds that requests wait in queues, also after preemptions, or NaN if none was scheduled."""
     r = records.requests
     queued_for_s = r.queued_for_s[np.isfinite(r.scheduled_s)]
     return float(queued_for_s.mean()) if len(queued_for_s) else math.nan
 
 
 def is_open_loop(result: Result) -> bool:
-    """Return whether requests arrived at their own times, rather than all at once or after completions."""
+    """Return whether requests arrive independently of completions, and not all at once."""
     r = result.records.requests
     later_s = r.arrival_s[r.arrival_s > r.arrival_s.min()]
     if len(later_s) == 0 or "concurrency" in scenario_of(result).get("workload", {}):
@@ -84,7 +93,7 @@ def is_open_loop(result: Result) -> bool:
 
 
 def unserved(counts: Counts) -> str:
-    """Return a sentence about requests that were not served; "" where nearly all were."""
+    """Return a sentence about requests that were not served, or "" if nearly all were."""
     missing = counts.arrivals - counts.finished
     if missing <= UNSERVED_SHARE * counts.arrivals:
         return ""
@@ -99,19 +108,29 @@ def what_binds(
     *,
     max_batch_seqs: float = math.inf,
     open_loop: bool = True,
-    preempts_for_memory: bool = True,
+    preempts_only_for_memory: bool = True,
     queued_for_s: float = math.nan,
+    front_s: Span = (0.0, 0.0),
 ) -> HardwareBottleneck:
-    """Return the resource that keeps a deployment from serving faster, and whether it keeps up with its load.
+    """Return the resource that limits a deployment's speed, and whether the deployment keeps up with its load.
 
-    The first cause that applies: most requests were rejected; the GPUs are idle; the KV cache is full; host, network or
-    pipeline bubbles take the time; else the nearer roof while busy (MBU or MFU), or neither if both are far. Unless
-    ``open_loop``, it cannot fall behind its load; unless ``preempts_for_memory``, preemptions show no lack of memory.
+    The first cause that applies is returned:
+
+    - Most requests were rejected.
+    - The GPUs are idle.
+    - The KV cache is full.
+    - Host, network or pipeline bubbles take the time.
+    - Memory bandwidth or compute, whichever is nearer its peak, or the kernels if both are far from their peaks.
+
+    Without ``open_loop`` a deployment cannot fall behind its load. Without ``preempts_only_for_memory`` preemptions do
+    not count.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
+    wait_s = max(summary.queueing_delay_s.mean.value - front_s[0], 0.0)
+    is_queueing = wait_s > summary.ttft_s.mean.value / 2
     if counts.rejected and counts.rejected >= REJECTED_SHARE * counts.arrivals:
         _, resource, reason = max(
-            (counts.rejected_over_kv_memory, "KV memory", "prompts need more KV memory than a replica has"),
+            (counts.rejected_over_kv_memory, "KV memory", "even an idle replica's memory policy refuses the prompts"),
             (counts.rejected_too_long, "limits", "prompts reach max_model_len"),
             (counts.rejected_over_token_budget, "limits", "prompts exceed max_num_batched_tokens"),
             key=lambda cause: cause[0],
@@ -120,23 +139,23 @@ def what_binds(
     if h is None or not h.busy_share.value > 0:
         return HardwareBottleneck("unknown", "Nothing is known about the hardware.", warning)
     busy = h.busy_share.value
-    resource, reason = _overhead(h, summary, preempts_for_memory=preempts_for_memory) or _roof(
-        h, _batch_advice(summary, h, max_batch_seqs, warning)
+    resource, reason = _overhead(h, summary, preempts_only_for_memory=preempts_only_for_memory) or _roof(
+        h, _batch_advice(h, max_batch_seqs, warning, is_queueing=is_queueing)
     )
     if busy < 1 - IDLE_SHARE:
         resource = "idle"
         room = "" if warning else ", so there is room for more load"
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"
-    queue = _queue(summary, queued_for_s, can_keep_up=open_loop and not warning)
+    queue = _queue(summary, wait_s, queued_for_s, front_s, can_keep_up=open_loop and not warning)
     return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
-def _overhead(h: Hardware, summary: Summary, *, preempts_for_memory: bool) -> tuple[str, str] | None:
-    """Return the resource other than the roofs that takes the time of steps, and the evidence."""
+def _overhead(h: Hardware, summary: Summary, *, preempts_only_for_memory: bool) -> tuple[str, str] | None:
+    """Return (resource, evidence), or None if nothing but memory bandwidth and compute takes the time."""
     busy = h.busy_share.value
     kv_share = h.kv_utilization.value / busy
     preempted = summary.counts.preemptions / max(1, summary.counts.arrivals)
-    if kv_share > KV_FULL_SHARE or (preempted > PREEMPTED_SHARE and preempts_for_memory):
+    if kv_share > KV_FULL_SHARE or (preempted > PREEMPTED_SHARE and preempts_only_for_memory):
         return "KV memory", (
             f"the KV cache is {percent(kv_share)} full and {percent(preempted)} of the requests are preempted; "
             "more KV memory or fewer concurrent sequences would help"
@@ -156,12 +175,11 @@ def _overhead(h: Hardware, summary: Summary, *, preempts_for_memory: bool) -> tu
 
 
 def _utilization(h: Hardware) -> tuple[float, float]:
-    """Return the shares of the peak compute and of the memory bandwidth that steps use while busy."""
     return h.mfu.value / h.busy_share.value, h.mbu.value / h.busy_share.value
 
 
 def _roof(h: Hardware, batch_advice: str) -> tuple[str, str]:
-    """Return the nearer roof, or the kernels where both are far, and the evidence."""
+    """Return (resource, evidence) for memory bandwidth or compute, or for the kernels if neither is near its peak."""
     mfu, mbu = _utilization(h)
     bandwidth, compute = f"{percent(mbu)} of the memory bandwidth", f"{percent(mfu)} of the peak compute"
     if max(mfu, mbu) < NEAR_ROOF_SHARE:
@@ -185,36 +203,31 @@ def _roof(h: Hardware, batch_advice: str) -> tuple[str, str]:
     return resource, reason
 
 
-def _batch_advice(summary: Summary, h: Hardware, max_batch_seqs: float, warning: str) -> str:
-    """Return how more sequences could share the reads of the weights, by what keeps the batch small."""
+def _batch_advice(h: Hardware, max_batch_seqs: float, warning: str, *, is_queueing: bool) -> str:
     shares_reads = "would share the reads of the weights"
     if h.batch_seqs.value >= AT_LIMIT_SHARE * max_batch_seqs:
         return f"; batches are at max_num_seqs, and larger ones {shares_reads}"
-    if h.busy_share.value >= 1 - IDLE_SHARE and _is_queueing(summary):
+    if h.busy_share.value >= 1 - IDLE_SHARE and is_queueing:
         return f"; larger batches {shares_reads}"
     return "" if warning else f"; the load sets the batch, and more load per replica {shares_reads}"
 
 
-def _is_queueing(summary: Summary) -> bool:
-    return summary.queueing_delay_s.mean.value > summary.ttft_s.mean.value / 2
-
-
-def _queue(summary: Summary, queued_for_s: float, *, can_keep_up: bool) -> str:
-    """Return a sentence on how long requests wait, and whether the deployment keeps up with the load."""
-    wait_s, jct_s = summary.queueing_delay_s.mean.value, summary.jct_s.mean.value
+def _queue(summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, *, can_keep_up: bool) -> str:
+    jct_s, queued_for_s = summary.jct_s.mean.value, queued_for_s - front_s[0]
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
         reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
         return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason}"
-    if _is_queueing(summary):
+    if wait_s > summary.ttft_s.mean.value / 2:
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT."
     if not wait_s >= 0:
         return ""
     if can_keep_up and not requeued and not queued_for_s > LONG_WAIT_SHARE * jct_s:
-        if (slow_s := summary.queueing_delay_s.mean.model_high) > LONG_WAIT_SHARE * jct_s:
+        if (slow_s := summary.queueing_delay_s.mean.model_high - front_s[1]) > LONG_WAIT_SHARE * jct_s:
             slowest = f"but up to {seconds(slow_s)} within the cost model's error: it may not keep up with the load."
             return f" Requests wait {seconds(wait_s)} on average, {slowest}"
-        return f" It keeps up with the load: requests wait {seconds(wait_s)} on average."
+        front = f", besides {seconds(front_s[0])} in front of the engine" if front_s[0] >= 0.01 else ""
+        return f" It keeps up with the load: requests wait {seconds(wait_s)} on average{front}."
     return f" Requests wait {seconds(wait_s)} on average before they are scheduled."

@@ -1,4 +1,4 @@
-"""The page of a calibration: distributions and errors before and after."""
+"""The HTML page of a calibration: distributions and errors before and after."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class CdfPair:
-    """Quantiles in seconds of a metric on the held-out requests of a run: measured, and simulated before and after."""
+    """Quantiles in seconds of a metric over held-out requests: measured, and simulated before and after calibration."""
 
     run: str
     metric: str
@@ -31,7 +31,7 @@ class CdfPair:
 
 @dataclass(frozen=True)
 class CalibrationPage:
-    """Contents of the page as text: tables with their heads as first rows, and one sentence per list item."""
+    """Contents of the page as text. The first row of a table has the column heads. Lists have one sentence per item."""
 
     heading: str
     metadata: Sequence[str]
@@ -43,7 +43,7 @@ class CalibrationPage:
 
 
 def write_calibration_html(path: Path | str, page: CalibrationPage) -> None:
-    """Write a self-contained page of a calibration; raise MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a calibration."""
     figures = [_figure(i, pair) for i, pair in enumerate(page.cdfs)]
     context = {"heading": page.heading, "metadata": page.metadata, "page": page, "lines": LINES}
     write_page(path, "calibrate", data=figures, ids=[figure["id"] for figure in figures], **context)

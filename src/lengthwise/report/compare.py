@@ -8,22 +8,22 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from lengthwise.metrics import Comparison, MetricDistance, MetricError, Side
 from lengthwise.report import curves
-from lengthwise.report.curves import Figure, json_number, json_numbers
+from lengthwise.report.curves import Figure, json_numbers
+from lengthwise.report.fitted_table import FittedTable, boxed_table
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
-from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
 from lengthwise.schema.records import RunResult
 
 NAMES = {key: metric.label + ("/s" if metric.unit == "1/s" else "") for key, metric in (LATENCIES | OTHERS).items()}
 POINTS, BINS = 300, 150
+ERROR_COLUMNS = {"y": "error", "low": "low", "high": "high"}  # of a figure, by attribute of ``MetricError``
 
 
 def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
@@ -62,7 +62,6 @@ def _distance_heads(comparison: Comparison) -> list[str]:
 
 
 def _client(side: Side) -> str:
-    """Return the share of TTFT and JCT that the client itself caused; empty where it is unknown."""
     if side.client is None:
         return ""
     mean, median, largest = (f"{1e3 * s:.3g} ms" for s in dataclasses.astuple(side.client))
@@ -78,7 +77,10 @@ def _method(comparison: Comparison) -> str:
 def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
     """Return a sentence for each error that is unknown, or significantly above its bound.
 
-    Raise UnknownNameError for a bound of a number that the comparison does not have.
+    ``bounds`` has the largest allowed relative errors by name, such as "ttft.p95".
+
+    Raises:
+        UnknownNameError: A name in ``bounds`` is not one of the comparison's errors.
     """
     exceeded = []
     for key, bound in bounds.items():
@@ -90,7 +92,7 @@ def exceeded_bounds(found: Comparison, bounds: dict[str, float]) -> list[str]:
 
 
 def compare_table(comparison: Comparison) -> Group:
-    """Return warnings, errors with intervals (yellow: significant), distances and request counts."""
+    """Return a comparison for the terminal: warnings, errors with intervals (yellow if significant), and distances."""
     warnings = [Text.assemble(("warning: ", "bold yellow"), warning) for warning in comparison.warnings]
     numbers = boxed_table()
     numbers.add_column("", no_wrap=True)
@@ -108,12 +110,8 @@ def compare_table(comparison: Comparison) -> Group:
             Text(_interval(one), style="dim"),
             end_section=following is None or (one.stat != "" and following.metric != one.metric),
         )
-    distances = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    distances.add_column("distributions")
-    for head in _distance_heads(comparison):
-        distances.add_column(head, justify="right")
-    for distance in comparison.distances:
-        distances.add_row(NAMES[distance.metric], *_distance_cells(comparison, distance))
+    rows = [(NAMES[one.metric], *_distance_cells(comparison, one)) for one in comparison.distances]
+    distances = FittedTable(("distributions", *_distance_heads(comparison)), rows)
     lines = [f"{_method(comparison)}."]
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         client = f"; {_client(side)}" if side.client else ""
@@ -123,22 +121,23 @@ def compare_table(comparison: Comparison) -> Group:
 
 
 def write_compare_html(path: Path | str, comparison: Comparison, a: RunResult, b: RunResult) -> None:
-    """Write a self-contained page of a comparison; raise MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a comparison."""
     drawn = _figures(comparison, a, b)
     latencies = dict.fromkeys(e.metric for e in comparison.errors if e.metric in LATENCIES)
-    errors: list[Row] = [
-        [
-            TableCell(NAMES[metric], unit=_scale(comparison, metric)[1]),
-            *(_error_cell(comparison, comparison[f"{metric}.{stat}"]) for stat in ("mean", *QUANTILES)),
-        ]
-        for metric in latencies
-    ]
+    errors: list[Row] = []
+    for metric in latencies:
+        cells = (_error_cell(comparison, comparison[f"{metric}.{stat}"]) for stat in ("mean", *QUANTILES))
+        errors.append([TableCell(NAMES[metric], unit=_scale(comparison, metric)[1]), *cells])
     metadata = [
         f"A: {comparison.a.source}",
         f"B: {comparison.b.source}, the reference",
         "same requests" if comparison.paired else "different requests",
         f"{comparison.a.counts.arrivals:,} and {comparison.b.counts.arrivals:,} requests",
     ]
+    sides = []
+    for letter, side in (("A", comparison.a), ("B", comparison.b)):
+        counts = f"{', '.join(buckets(side.counts))}, over {side.span_s:,.1f} s."
+        sides.append((f"{letter}: {side.name}", side, counts, _client(side)))
     write_page(
         path,
         "compare",
@@ -153,15 +152,7 @@ def write_compare_html(path: Path | str, comparison: Comparison, a: RunResult, b
         rates=[[NAMES[e.metric], _error_cell(comparison, e)] for e in comparison.errors if not e.stat],
         distance_heads=["", *_distance_heads(comparison)],
         distances=[[NAMES[one.metric], *_distance_cells(comparison, one)] for one in comparison.distances],
-        sides=[
-            (
-                f"{letter}: {side.name}",
-                side,
-                f"{', '.join(buckets(side.counts))}, over {side.span_s:,.1f} s.",
-                _client(side),
-            )
-            for letter, side in (("A", comparison.a), ("B", comparison.b))
-        ],
+        sides=sides,
         capitalized=capitalized,
     )
 
@@ -184,15 +175,9 @@ def _figures(comparison: Comparison, a: RunResult, b: RunResult) -> dict[str, li
 
 def _error_figure(comparison: Comparison, metric: str) -> Figure:
     rows = [one for one in comparison.errors if one.metric == metric]
-    return {
-        "id": f"error-{metric}",
-        "kind": "errors",
-        "title": LATENCIES[metric].title,
-        "x": [one.stat for one in rows],
-        "y": [json_number(one.error) for one in rows],
-        "low": [json_number(one.low) for one in rows],
-        "high": [json_number(one.high) for one in rows],
-    }
+    columns = {key: json_numbers(getattr(one, name) for one in rows) for key, name in ERROR_COLUMNS.items()}
+    stats = [one.stat for one in rows]
+    return {"id": f"error-{metric}", "kind": "errors", "title": LATENCIES[metric].title, "x": stats, **columns}
 
 
 def _cdf(comparison: Comparison, metric: str, sides: tuple[RunResult, RunResult]) -> Figure:
@@ -203,15 +188,9 @@ def _cdf(comparison: Comparison, metric: str, sides: tuple[RunResult, RunResult]
         curve = curves.quantile_curve(side.records, metric, at, comparison.warmup_s)
         assert curve is not None  # a metric without values has no distance
         found.append(curve * scale)
-    return {
-        "id": f"cdf-{metric}",
-        "kind": "cdf",
-        "title": LATENCIES[metric].title,
-        "unit": unit,
-        "log": curves.needs_log_axis(np.concatenate(found)),
-        "y": json_numbers(at),
-        "curves": [json_numbers(curve) for curve in found],
-    }
+    drawn = {"y": json_numbers(at), "curves": [json_numbers(curve) for curve in found]}
+    axis = {"unit": unit, "log": curves.needs_log_axis(np.concatenate(found))}
+    return {"id": f"cdf-{metric}", "kind": "cdf", "title": LATENCIES[metric].title, **axis, **drawn}
 
 
 def _over_time(sides: tuple[RunResult, RunResult]) -> list[Figure]:
@@ -235,7 +214,7 @@ def _over_time(sides: tuple[RunResult, RunResult]) -> list[Figure]:
 
 
 def write_compare_json(path: Path | str, comparison: Comparison) -> None:
-    """Write every number of a comparison to a JSON file; raise OutputError if it cannot be written."""
+    """Write every number of a comparison to a JSON file. Raises OutputError if the file cannot be written."""
     fields = {
         **{name: getattr(comparison, name) for name in ("paired", "level", "draws", "warmup_s")},
         "slo": comparison.slo.limits if comparison.slo else None,

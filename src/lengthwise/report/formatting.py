@@ -17,7 +17,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """Return a value with four digits at most, and its half-width with two; the second empty if unknown."""
+    """Return a value with at most four digits, and the half-width with two digits, or "" if that is unknown."""
     if not math.isfinite(value):
         return UNKNOWN, ""
     is_zero = half_width <= 1e-12 * abs(value)  # the rounding error of a mean of equal values
@@ -28,31 +28,33 @@ def rounded(value: float, half_width: float) -> tuple[str, str]:
 
 
 def amount(value: float) -> str:
-    """Return a number with three digits."""
+    """Return a number with three significant digits, or with all digits before the decimal point if they are more."""
     return f"{value:,.{_decimals(value, 3)}f}" if math.isfinite(value) else UNKNOWN
 
 
 def two_digits(value: float) -> str:
-    """Return two significant digits, never with an exponent: 0.0123 gives "0.012", 104 gives "104"."""
+    """Return two significant digits without an exponent: 0.0123 gives "0.012", 104 gives "104"."""
     return f"{value:,.{_decimals(float(f'{value:.1e}'), 2)}f}"
 
 
 def span(low: float, high: float) -> str:
-    """Return the ends of an interval ("1.1-1.5"): two digits each, up to four where the interval is narrow."""
+    """Return the ends of an interval ("1.1-1.5") with two digits each, or up to four if the interval is narrow."""
+    if low.is_integer() and high.is_integer():
+        return f"{low:,.0f}\N{EN DASH}{high:,.0f}"
     fine = _decimals((high - low) / 2, 1)
     decimals = (max(_decimals(end, 2), min(fine, _decimals(end, 4))) for end in (low, high))
     return "\N{EN DASH}".join(f"{end:,.{d}f}" for end, d in zip((low, high), decimals, strict=True))
 
 
 def model_text(estimate: Estimate, scale: float = 1.0) -> str:
-    """Return the interval of the cost model's error ("(1.1-1.5)"); "" if it is unknown."""
+    """Return the interval of the cost model's error ("(1.1-1.5)"), or "" if it is unknown."""
     if not estimate.has_model_interval:
         return ""
     return f"({span(estimate.model_low * scale, estimate.model_high * scale)})".replace("inf", "\N{INFINITY}")
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage without decimals ("37 %"), with one decimal below 1 %."""
+    """Return a share as a percentage without decimals ("37 %"), or with one decimal if it is below 1 %."""
     if not math.isfinite(share):
         return UNKNOWN
     return f"{100 * share:.1f} %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
@@ -66,7 +68,7 @@ def seconds(value: float) -> str:
 
 
 def capitalized(text: str) -> str:
-    """Return the text with its first letter in upper case; unlike ``str.capitalize``, keeps the others."""
+    """Return the text with the first letter in upper case. Other letters do not change, unlike ``str.capitalize``."""
     return text[:1].upper() + text[1:]
 
 
@@ -76,14 +78,13 @@ def counted(count: int, noun: str) -> str:
 
 
 def buckets(counts: Counts, noun: str = "") -> list[str]:
-    """Return how many requests finished, then the other outcomes that occurred."""
+    """Return the number of finished requests, and then the number for every other outcome that occurred, as text."""
     others = {"rejected": counts.rejected, "timed out": counts.timed_out, "unfinished": counts.unfinished}
     parts = [f"{counts.finished:,} of {counts.arrivals:,} {noun}".rstrip() + " finished"]
     return parts + [f"{count:,} {name}" for name, count in others.items() if count]
 
 
 def _decimals(value: float, digits: int) -> int:
-    """Return the decimals that show so many digits of a value; never below 0."""
     if value == 0 or not math.isfinite(value):
         return 0
     return min(9, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,4 +1,4 @@
-"""HTML pages: a Jinja2 template and its data become one self-contained document that fetches nothing."""
+"""HTML pages: a Jinja2 template and its data become one self-contained document without external files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ Row = Sequence[str | TableCell]  # a row of a table; the first cell is its label
 
 
 def write_page(path: Path | str, template: str, *, data: Any, **context: Any) -> None:
-    """Render ``template``, a file in ``_templates`` without its ending; equal arguments give equal bytes.
+    """Render a template to an HTML file. Equal arguments give equal bytes.
 
-    A content security policy forbids the page to fetch anything. ``data`` (JSON without NaN) is what the page's scripts
-    draw, ``context`` the template's variables; its base layout needs ``heading`` and ``metadata``. Raises
-    MissingExtraError without jinja2, OutputError if the file cannot be written.
+    ``template`` is a file in ``_templates`` without its ending, and ``context`` has its variables. The base layout
+    needs ``heading`` and ``metadata``. The page's scripts draw ``data`` (JSON without NaN). A content security policy
+    forbids the page to fetch anything.
+
+    Raises:
+        MissingExtraError: jinja2 is not installed.
+        OutputError: The file cannot be written.
     """
     try:
         from markupsafe import Markup
@@ -74,7 +78,7 @@ def asset(name: str) -> str:
 
 @cache
 def packed_plotly() -> str:
-    """Return plotly.js, compressed with gzip and encoded in base64 (0.5 MB instead of 1.2 MB)."""
+    """Return plotly.js compressed with gzip and encoded in base64 (0.5 MB instead of 1.2 MB)."""
     import base64
     import gzip
 
@@ -82,7 +86,7 @@ def packed_plotly() -> str:
 
 
 def terms(*names: str) -> list[tuple[str, str]]:
-    """Return (term, definition) for keys of ``_assets/terms.toml``, without a key's distinction in brackets."""
+    """Return (term, definition) for keys of ``_assets/terms.toml``. The term is the key without a part in brackets."""
     import tomllib
 
     known = tomllib.loads(asset("terms.toml"))

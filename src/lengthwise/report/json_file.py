@@ -7,10 +7,11 @@ numbers are null. Units are in the names. The file of simulated or measured vari
       {"name": str,
        "binding": {"resource": str, "description": str, "warning": str},
        "deployment": null where an engine was measured, else the values of ``deployment_facts``,
-       "summary": the fields of lengthwise.metrics.Summary, with the fields of its intervals beside them ("intervals" is
-                  their source); an estimate is
+       "summary": the fields of lengthwise.metrics.Summary; ``Summary.intervals`` is flattened: "intervals" is its
+                  source, "level" and "model_level" are keys of the summary. An estimate is
                   {"value": number | null, "half_width": number | null} and, where the cost model's error is known,
-                  "model_low" and "model_high",
+                  "model_low" and "model_high"; the key "prefix_cache" appears where a variant caches shared prefixes,
+       "prefix_cache_over_time": with that key, {"time_s": [number], "hit_rate": [number | null]} of the first seed,
        "notes": [str],
        "model_error": null or {"level": number, "draws": int, "parts": [{"part": str, "log_sd": number}]};
                       a part whose slow side is wider also has "slow_log_sd",
@@ -30,41 +31,61 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.metrics import Summary
-from lengthwise.report.binding import binding_of
-from lengthwise.report.result import Result, check_results
+from lengthwise.metrics import Summary, hit_rate_over_time
+from lengthwise.report.binding import bottleneck_of
+from lengthwise.report.result import Result, check_results, shows_prefix_cache
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.files import write_whole
 
 VERSION = 1
+TIME_BINS = 100  # of the hit rate over time
 
 
 def json_text(name: str, fields: Mapping[str, Any]) -> str:
-    """Return the text of a JSON file of format ``lengthwise.NAME``."""
+    """Return the text of a JSON file with these fields.
+
+    The key ``format`` is ``lengthwise.NAME``, by which readers recognise the file. Numbers that are infinite or unknown
+    become null.
+    """
     document = {"format": f"lengthwise.{name}", "version": VERSION, **plain(fields)}
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def write_json(path: Path | str, results: list[Result]) -> None:
-    """Write every number of every variant to a JSON file; raise InputError if names repeat, or OutputError."""
+    """Write every number of every variant to a JSON file.
+
+    Raises:
+        InputError: There is no result, or two variants have the same name.
+        OutputError: The file cannot be written.
+    """
     check_results(results)
-    write_whole(path, json_text("results", {"results": [_result(result) for result in results]}).encode())
+    has_prefix_cache = shows_prefix_cache(results)
+    made = [_result(result, has_prefix_cache=has_prefix_cache) for result in results]
+    write_whole(path, json_text("results", {"results": made}).encode())
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result(result: Result, *, has_prefix_cache: bool) -> dict[str, Any]:
     model_error = None
     if result.model_draws and result.deployment is not None:
         errors = [dataclasses.asdict(error) for error in result.deployment.cost.evidence.errors]
         parts = [{key: value for key, value in part.items() if value is not None} for part in errors]
         model_error = {"level": result.summary.intervals.model_level, "draws": result.model_draws, "parts": parts}
+    summary, over_time = _summary(result.summary), {}
+    if not has_prefix_cache:
+        summary.pop("prefix_cache")
+    elif result.summary.prefix_cache is not None:
+        edges_s = np.linspace(0.0, result.records.end_s, TIME_BINS + 1)
+        hit_rate = hit_rate_over_time(result.records.requests, edges_s)
+        over_time = {"prefix_cache_over_time": {"time_s": (edges_s[:-1] + edges_s[1:]) / 2, "hit_rate": hit_rate}}
     return {
         "name": result.name,
-        "binding": binding_of(result),
+        "binding": bottleneck_of(result),
         "deployment": None if result.deployment is None else deployment_facts(result.deployment),
-        "summary": _summary(result.summary),
+        "summary": summary,
+        **plain(over_time),
         "notes": result.notes,
         "model_error": model_error,
-        "beyond_reach": result.out_of_range,
+        "beyond_reach": result.extrapolations,
         "engine": result.engine,
         "scenario": result.scenario_text,
     }
@@ -77,7 +98,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
 
 
 def deployment_facts(deployment: Deployment) -> dict[str, Any]:
-    """Return what ran, as plain values by name."""
+    """Return a deployment's model, hardware, policies and limits as a mapping of plain values."""
     parallel, scheduler, limits = deployment.parallel, deployment.scheduler, deployment.limits
     axes = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption")
     properties: dict[str, Any] = {
@@ -115,9 +136,9 @@ def _policy_name(policy: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses, arrays and mappings as values for JSON; None for infinite and unknown numbers.
+    """Convert dataclasses, arrays and mappings to values for JSON. Infinite and unknown numbers become None.
 
-    Unknown ends of the cost model's intervals are left out, infinite ones are None.
+    Unknown ends of the cost model's intervals are left out.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})

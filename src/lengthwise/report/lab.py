@@ -1,4 +1,4 @@
-"""The laboratory's answer to whether length-aware scheduling is worth it: a terminal table, a page and a JSON file."""
+"""The lab's answer to whether length-aware scheduling is worth it: a terminal table, a page and a JSON file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.curves import json_number
+from lengthwise.report.fitted_table import SplitTable, boxed_table
 from lengthwise.report.formatting import PLUS_MINUS, amount, counted, rounded
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
@@ -25,13 +24,13 @@ from lengthwise.schema.metric_names import LESS, MORE, NEITHER
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric of Cell.values is shown: its value times ``factor``, in ``unit``; ``better`` is a direction."""
+    """How to show a metric of ``Cell.values``. The value times ``factor`` is shown in the unit ``unit``."""
 
     name: str
     label: str
     unit: str
     factor: float
-    better: int
+    better: int  # the better direction: LESS, MORE or NEITHER
 
 
 METRICS = (
@@ -74,7 +73,7 @@ NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}  # the two ends of
 
 
 def place_text(table: LabTable, batch: int, load: float) -> str:
-    """Return a load and a batch size in words, with the rate in requests/s."""
+    """Return a load and a batch size as text, with the rate in requests/s."""
     rate_rps = table.at(batch, load)[0].rate_rps
     rate = "" if table.unit == "rps" else f" ({amount(rate_rps)} requests/s)"
     return f"{table.unit.text(load)}{rate}, batch {batch}"
@@ -86,13 +85,13 @@ def _check_table(table: LabTable) -> None:
 
 
 def _texts(metric: Metric, estimate: Estimate) -> tuple[str, str]:
-    """Return a value and "± half-width" in the metric's unit; the second is empty where it is unknown or 0."""
+    """Return a value and "± half-width" in the metric's unit. The second is "" if the half-width is unknown or 0."""
     value, half = rounded(estimate.value * metric.factor, estimate.half_width * metric.factor)
     return value, f"{PLUS_MINUS} {half}" if half not in ("", "0") else ""
 
 
 def lab_table(table: LabTable) -> Group:
-    """Return a table per load and batch size, and a verdict on length-aware scheduling; raise InputError if empty."""
+    """Return a table and a verdict for each load and batch size. Raises InputError if there are no results."""
     _check_table(table)
     parts: list[RenderableType] = []
     for decision in table.decisions:
@@ -110,14 +109,14 @@ def lab_table(table: LabTable) -> Group:
     return Group(*parts, *map(Text, table.answer), Text(caption, style="dim"))
 
 
-def _grid(cells: list[Cell], decision: Verdict) -> Table:
+def _grid(cells: list[Cell], decision: Verdict) -> SplitTable:
     made = boxed_table()
-    made.add_column("policy", overflow="fold", min_width=8)
-    made.add_column("predictor", overflow="fold", min_width=8)
+    made.add_column("policy")
+    made.add_column("predictor")
     # A column of preemptions that is 0 in every row carries no information.
     shown = [n for n in TERMINAL_HEADS if not n.endswith("_per_request") or any(cell[n].value > 0 for cell in cells)]
     for name in shown:
-        made.add_column(TERMINAL_HEADS[name], justify="right", overflow="fold")
+        made.add_column(TERMINAL_HEADS[name], justify="right")
     for cell in cells:
         texts = []
         for name in shown:
@@ -128,11 +127,11 @@ def _grid(cells: list[Cell], decision: Verdict) -> Table:
         style = "dim" if is_end else "bold green" if decision.is_improvement and cell.name == decision.best else ""
         policy = {FCFS: "FCFS", ORACLE: "oracle (SJF)"}.get(cell.policy, cell.policy)
         made.add_row(policy, "" if is_end else cell.predictor, *texts, style=style)
-    return made
+    return SplitTable(made, 2)
 
 
 def write_lab_html(path: Path | str, table: LabTable) -> None:
-    """Write a self-contained page; raise InputError for an empty table, MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a lab. Raises InputError if there are no results."""
     _check_table(table)
     metrics = [BY_NAME.get(name) or Metric(name, "Median JCT / oracle", "", 1.0, LESS) for name in LISTED]
     heads = [f"{m.label}, {m.unit}" if m.unit not in ("", "/s") else m.label for m in metrics]
@@ -166,21 +165,18 @@ def _columns(table: LabTable) -> dict[str, Any]:
     def values(name: str, side: tuple[str, str]) -> list[list[list[float | None]]]:
         return [[pair(cells[*side, batch, load][name]) for load in table.loads] for batch in table.batches]
 
+    def named(policy: str, predictor: str) -> dict[str, Any]:
+        name = NAMES.get(policy, f"{policy} ({predictor})" if predictor else policy)
+        places = {"policy": policies.index(policy), "predictor": predictors.index(predictor)}
+        return {"name": name, **places, "end": policy in NAMES}
+
     units = {"capacity": "share of capacity", "rps": "requests/s"}
     return {
         "unit": units.get(table.unit, "x the average rate"),
         "loads": [float(load) for load in table.loads],
         "loadTexts": [table.unit.text(load) for load in table.loads],
         "batches": table.batches,
-        "sides": [
-            {
-                "name": NAMES.get(policy, f"{policy} ({predictor})" if predictor else policy),
-                "policy": policies.index(policy),
-                "predictor": predictors.index(predictor),
-                "end": policy in NAMES,
-            }
-            for policy, predictor in sides
-        ],
+        "sides": [named(*side) for side in sides],
         "policies": [NAMES.get(policy, policy) for policy in policies],
         "predictors": [predictor or "no predictor" for predictor in predictors],
         "metrics": [vars(metric) for metric in metrics],
@@ -189,6 +185,6 @@ def _columns(table: LabTable) -> dict[str, Any]:
 
 
 def write_lab_json(path: Path | str, table: LabTable) -> None:
-    """Write everything that a laboratory found to a JSON file; raise InputError for an empty table, or OutputError."""
+    """Write all results of a lab to a JSON file. Raises InputError if there are no results."""
     _check_table(table)
     write_whole(path, json_text("lab", plain(table)).encode())

@@ -8,22 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.predict.evaluation import Evaluation, Window
+from lengthwise.predict.evaluation import MIN_PROMPTS, Evaluation, Window
 from lengthwise.report.curves import json_numbers
-from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, rounded
+from lengthwise.report.formatting import PLUS_MINUS, rounded
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text
+from lengthwise.report.summary_table import bounded_texts
 from lengthwise.schema.errors import InputError
 
 BINS = (2, 4, 8)
-MIN_SURE = 100
-"""Requests below which scores are unreliable."""
+MIN_SURE = 100  # requests below which scores are unreliable
 _MIN_ORDER = 0.15
 WORDS: dict[str, str] = {
-    "mae": "mean absolute error, tokens",
-    "rmse": "root mean square error, tokens",
-    "bias": "bias, tokens",
-    "r2": "R2",
+    "mae": "mean absolute error of the median, tokens",
+    "rmse": "root mean square error of the mean, tokens",
+    "bias": "bias of the mean, tokens",
+    "r2": "R2 of the mean",
     "log_r2": "R2 of log tokens",
     "tau": "Kendall's tau",
     "tau_within": "Kendall's tau within a model",
@@ -38,11 +38,12 @@ MODEL_HEADS |= {"coverage90": "inside 90 %", "width90": "width of 90 %, tokens"}
 
 
 def _texts(name: str, value: float, half_width: float = math.nan) -> tuple[str, str, str]:
-    """Return a score, "± half-width" (empty where unknown), and the unit behind both."""
+    """Return a score, "± half-width" (or "" if the half-width is unknown), and the unit of both."""
     is_share = name.startswith(("accuracy", "within", "coverage"))
-    factor = 100 if is_share else 1
-    middle, half = rounded(factor * value, factor * half_width)
-    return middle, f"{PLUS_MINUS} {half}" if half else "", " %" if is_share and middle != UNKNOWN else ""
+    if is_share:
+        return *bounded_texts(100 * value, 100 * half_width, 100), " %" if math.isfinite(value) else ""
+    middle, half = rounded(value, half_width)
+    return middle, f"{PLUS_MINUS} {half}" if half else "", ""
 
 
 def score_text(name: str, value: float, half_width: float = math.nan) -> str:
@@ -52,13 +53,17 @@ def score_text(name: str, value: float, half_width: float = math.nan) -> str:
 
 
 def r2_text(value: float) -> str:
-    """Return R2 with two digits; of one below -1, which means no more than a useless mean, only that."""
+    """Return R2 with two digits, or "below -1", where the predicted mean is useless."""
     return "below -1" if value < -1 else f"{value:.2f}"
 
 
 def warnings(one: Evaluation) -> list[str]:
     """Return what makes the scores of an evaluation unfair, unreliable or useless."""
     lines = []
+    if one.prompts < MIN_PROMPTS:
+        lines.append(
+            f"{one.prompts} prompts are too few to tell how exact the scores are: intervals need {MIN_PROMPTS}"
+        )
     if one.seen:
         lines.append(f"not a fair test: {one.seen:,} of these {one.prompts:,} prompts were trained on")
     if one.scores["r2"].value < 0:
@@ -79,7 +84,7 @@ def warnings(one: Evaluation) -> list[str]:
 
 
 def rereading(one: Evaluation) -> str:
-    """Return at which tokens so far the predictor reads the output, by the held-out losses of its training."""
+    """Return a phrase on when a predictor reads the output generated so far, with losses on held-out prompts."""
     if one.reads_output is None:
         reason = "reading the output was no better on held-out prompts" if one.held_out else "it reads no output"
         return f"after the first token: the first prediction given the tokens so far ({reason})"
@@ -98,7 +103,7 @@ def write_predict_html(
     *,
     heading: str = "Predicted lengths",
 ) -> None:
-    """Write a self-contained page of evaluations side by side; raise MissingExtraError or OutputError."""
+    """Write a self-contained HTML page with evaluations side by side."""
     if not found or len({one.name for one in found}) < len(found):
         raise InputError("a page needs at least one evaluation, and each needs a unique name")
     scores = []
@@ -140,6 +145,10 @@ def _header(first: Evaluation, metadata: Mapping[str, Any]) -> list[str]:
 
 def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
     pairs = found[0].shown
+
+    def by_bins(one: Evaluation, score: str) -> list[float | None]:
+        return json_numbers(one.scores[f"{score}_{k}"].value for k in BINS)
+
     return {
         "names": [one.name for one in found],
         "calibration": [
@@ -148,13 +157,7 @@ def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
         "mae": [_windows(one, lambda w: w.mae.value, lambda w: w.mae.half_width) for one in found],
         "r2": [_windows(one, lambda w: w.r2_all) for one in found],
         "tau": [_windows(one, lambda w: w.tau.value, lambda w: w.tau.half_width) for one in found],
-        "bins": [
-            {
-                key: json_numbers(one.scores[f"{score}_{k}"].value for k in BINS)
-                for key, score in (("exact", "accuracy"), ("near", "within_one"))
-            }
-            for one in found
-        ],
+        "bins": [{"exact": by_bins(one, "accuracy"), "near": by_bins(one, "within_one")} for one in found],
         "pairs": {key: json_numbers(pairs[key]) for key in ("predicted", "low", "high", "actual")}
         | {"model": pairs["model"]},
     }
@@ -163,15 +166,12 @@ def _figures(found: Sequence[Evaluation]) -> dict[str, Any]:
 def _windows(
     one: Evaluation, value: Callable[[Window], float], half: Callable[[Window], float] | None = None
 ) -> dict[str, Any]:
-    return {
-        "x": [w.tokens for w in one.windows],
-        "y": json_numbers(map(value, one.windows)),
-        "half": json_numbers(map(half, one.windows)) if half else [],
-    }
+    halves = json_numbers(map(half, one.windows)) if half else []
+    return {"x": [w.tokens for w in one.windows], "y": json_numbers(map(value, one.windows)), "half": halves}
 
 
 def predict_json(found: Sequence[Evaluation], metadata: Mapping[str, Any] | None = None) -> str:
-    """Return the text of a JSON file with every score."""
+    """Return all scores as the text of a JSON file."""
     evaluations = []
     for one in found:
         level, share = one.calibration

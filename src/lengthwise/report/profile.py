@@ -1,4 +1,4 @@
-"""Operator profiles: a page, and JSON files of a profile and of a check against another one."""
+"""Operator profiles: a page, and JSON files of a profile and of its comparison with another one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def axes_text(view: OperatorView) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Return a time from microseconds to seconds ("8.35 us")."""
+    """Return a time in us, ms or s ("8.35 us")."""
     if not math.isfinite(seconds):
         return UNKNOWN
     scale, unit = (1e6, "us") if abs(seconds) < 1e-3 else (1e3, "ms") if abs(seconds) < 1 else (1.0, "s")
@@ -61,7 +61,7 @@ def time_text(seconds: float) -> str:
 
 
 def share_text(share: float | None) -> str:
-    """Return a share as a percentage; a dash where it is unknown."""
+    """Return a share as a percentage, or a dash if it is unknown."""
     return UNKNOWN if share is None else percent(share)
 
 
@@ -70,7 +70,7 @@ def _shard(view: OperatorView) -> str:
 
 
 def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = "") -> None:
-    """Write a self-contained page of a profile; raise MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a profile."""
     metadata = view.profile.metadata
     parts = [metadata.gpu, metadata.model or "kernels of no model", metadata.engine, f"from {metadata.source}"]
     parts += [f"measured {metadata.measured}"] if metadata.measured else []
@@ -106,7 +106,6 @@ def write_profile_html(path: Path | str, view: ProfileView, *, heading: str = ""
 
 
 def _gap_rows(operators: Sequence[OperatorView]) -> list[tuple[Sequence[str], str]]:
-    """Return (gaps, operators with their shards); operators with equal gaps share a row."""
     by_gaps: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for one in operators:
         if one.gaps:
@@ -138,7 +137,6 @@ def _figures(view: ProfileView) -> dict[str, list[Figure]]:
 
 
 def _token_figures(view: ProfileView) -> list[Figure]:
-    """Return a figure per panel and shard, with a curve per operator: medians of repeated measurements."""
     shards = sorted({(one.tp, one.dtype) for one in view.operators if one.tp > 0})
     has_dtypes = len({dtype for _, dtype in shards}) > 1
     made = []
@@ -150,20 +148,14 @@ def _token_figures(view: ProfileView) -> list[Figure]:
                 tokens, seconds = view.profile["tokens"][one.rows], view.profile["seconds"][one.rows]
                 curves.append(_curve(one.operator, tokens, seconds, np.geomspace, 160))
             if curves:
-                made.append(
-                    {
-                        "id": f"tokens-{tp}-{dtype or 'any'}-{number}",
-                        "kind": "lines",
-                        "title": f"{title}, TP {tp}{f', {dtype}' if has_dtypes else ''}",
-                        "x": "tokens",
-                        "curves": curves,
-                    }
-                )
+                name = f"tokens-{tp}-{dtype or 'any'}-{number}"
+                heading = f"{title}, TP {tp}{f', {dtype}' if has_dtypes else ''}"
+                made.append({"id": name, "kind": "lines", "title": heading, "x": "tokens", "curves": curves})
     return made
 
 
 def _curve(name: str, x: Array, seconds: Array, spacing: Any = np.linspace, points: int = MAX_CURVE_POINTS) -> Figure:
-    """Return the medians of ``seconds`` at up to ``points`` places of ``x``."""
+    """Return the median of ``seconds`` at up to ``points`` values of ``x``."""
     places, which = np.unique(x, return_inverse=True)
     chosen = np.arange(len(places))
     if len(places) > points:
@@ -174,7 +166,7 @@ def _curve(name: str, x: Array, seconds: Array, spacing: Any = np.linspace, poin
 
 
 def _line_figure(view: ProfileView, one: OperatorView) -> Figure:
-    """Return an operator's times over its main axis; it has no curves where no line has enough points."""
+    """Return a figure of an operator's times over the main axis. It has no curves if no line has enough points."""
     rows, shape = _frequent_shape(view.profile.where(np.isin(np.arange(len(view.profile)), one.rows)), one)
     x, axis, names = _lines(rows, OPERATOR_PARTS[one.operator])
     found, which, counts = np.unique(np.array(names, dtype=np.str_), return_inverse=True, return_counts=True)
@@ -196,7 +188,7 @@ def _line_figure(view: ProfileView, one: OperatorView) -> Figure:
 
 
 def _frequent_shape(rows: Profile, one: OperatorView) -> tuple[Profile, str]:
-    """Return the rows of the most measured head shape, window and cache dtype of attention kernels, and its text."""
+    """Return the rows of an attention kernel's most frequently measured shape, and this shape as text."""
     if one.tp or OPERATOR_PARTS[one.operator] not in ("prefill", "decode"):
         return rows, ""
     shapes = np.stack([rows[name] for name in ("heads", "kv_heads", "head_dim", "window")], axis=1)
@@ -211,7 +203,7 @@ def _frequent_shape(rows: Profile, one: OperatorView) -> tuple[Profile, str]:
 
 
 def _lines(rows: Profile, part: str) -> tuple[npt.NDArray[Any], str, list[str]]:
-    """Return x, its label, and the name of each row's line; "" excludes a row."""
+    """Return (x, label of x, the curve to which each row belongs, by name). Rows with the name "" are not drawn."""
 
     def each(*names: str) -> Any:
         return zip(*(rows[name].tolist() for name in names), strict=True)
@@ -238,13 +230,11 @@ def _mean_context(kv_tokens: Array, seqs: Array) -> Array:
 
 
 def _only_number(name: str) -> int:
-    """Return the number in a line's name; 0 where there are several, which preserves the order by speed."""
     numbers = [int(word) for word in name.replace(",", "").split() if word.isdigit()]
     return numbers[0] if len(numbers) == 1 else 0
 
 
 def _map_figure(view: ProfileView, one: OperatorView) -> Figure:
-    """Return measured points and gaps over (chunk, context) or (sequences, mean context)."""
     columns = {name: view.profile[name][one.rows].astype(float) for name in ("seqs", "chunk", "context", "kv_tokens")}
     x, y, axes = columns["chunk"], columns["context"], ("tokens of the chunk", "cached context, tokens")
     if OPERATOR_PARTS[one.operator] == "decode":
@@ -290,7 +280,7 @@ def _roofline(view: ProfileView) -> list[Figure]:
 
 
 def profile_json(view: ProfileView) -> str:
-    """Return the text of a JSON file that describes a profile's operators."""
+    """Return a profile's operators as the text of a JSON file."""
     operators: list[Mapping[str, Any]] = []
     for one in view.operators:
         gaps = [{name: [low, high] for name, low, high in gap.axes} for gap in one.gaps]
@@ -301,5 +291,5 @@ def profile_json(view: ProfileView) -> str:
 
 
 def check_json(found: ProfileCheck) -> str:
-    """Return the text of a JSON file of what a check compared and what changed."""
+    """Return all operators that a check compared, and how many changed, as the text of a JSON file."""
     return json_text("profile_check", {"changed": len(found.changed), **plain(found)})

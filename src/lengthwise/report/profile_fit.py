@@ -1,4 +1,4 @@
-"""Fits of profiles to people and programs: errors by operator, estimator and region."""
+"""Fits of profiles as a terminal table and as JSON: errors by operator, estimator and region."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from lengthwise.cost import FitReport
+from lengthwise.report.fitted_table import FittedTable
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.cost_tables import CostEvidence, CostTables
 
@@ -18,11 +17,9 @@ REGIONS = ("inside", "small", "medium", "large", "out_of_range")
 _DECIMAL_BELOW = 0.02  # percentages of at least this share are printed without decimals
 
 
-def fit_table(title: str, report: FitReport) -> Table:
-    """Return the errors on held-out points, median (95th percentile); a star marks the chosen estimators."""
-    table = Table(title=title, title_justify="left")
-    for column in ("operator", "estimator", "points", *REGIONS):
-        table.add_column(column, justify="left" if column in ("operator", "estimator") else "right", no_wrap=True)
+def fit_table(report: FitReport) -> FittedTable:
+    """Return a table of errors on held-out points: "median (95th percentile)". A star marks the chosen estimators."""
+    lines: list[tuple[str, ...]] = []
     picked, by_row = dict(report.picked), dict[tuple[str, str], dict[str, Any]]()
     for fit in report.compared:
         by_row.setdefault((fit.operator, fit.estimator), {})[fit.region] = fit
@@ -32,9 +29,9 @@ def fit_table(title: str, report: FitReport) -> Table:
             mark = "*" if picked.get(operator) == estimator else " "
             points = max(fit.rows for fit in fits.values())
             cells = [_cell(fits[region]) if region in fits else "-" for region in REGIONS]
-            table.add_row(label, f"{mark} {estimator}", f"{points:,}", *cells)
+            lines.append((label, f"{mark} {estimator}", f"{points:,}", *cells))
             label = ""
-    return table
+    return FittedTable(("operator", "estimator", "points", *REGIONS), lines, wraps=())
 
 
 def _cell(fit: Any) -> str:
@@ -43,7 +40,7 @@ def _cell(fit: Any) -> str:
 
 
 def fits_json(fits: Mapping[int, tuple[CostTables, FitReport]], files: Mapping[int, Path]) -> str:
-    """Return the text of a JSON file of fits by TP degree; ``files`` are those of their tables."""
+    """Return fits by TP degree as the text of a JSON file. ``files`` has the paths of the cost tables by TP degree."""
     fields = [_fit_fields(tp, tables.evidence, report, files.get(tp)) for tp, (tables, report) in fits.items()]
     return json_text("profile_fit", {"fits": fields})
 

@@ -1,4 +1,4 @@
-"""Profiles and their comparisons as the cells of tables on a terminal."""
+"""Cells of terminal tables for profiles and for their comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_GAPS = 4
 
 
 def operator_cells(view: ProfileView) -> list[list[str]]:
-    """Return the rows under ``OPERATOR_HEADS``."""
+    """Return the table row of each operator. The columns are ``OPERATOR_HEADS``."""
     rows = []
     for operator in view.operators:
         low, high = operator.seconds
@@ -32,7 +32,7 @@ def operator_cells(view: ProfileView) -> list[list[str]]:
 
 
 def profile_notes(view: ProfileView) -> list[str]:
-    """Return the operators without points in a region, the profile's notes, and why it has no roofline."""
+    """Return notes: operators without points in a region, the profile's own notes, and why a roofline is missing."""
     gaps: dict[str, list[str]] = {}
     for operator in view.operators:
         if operator.gaps:
@@ -54,7 +54,7 @@ def profile_notes(view: ProfileView) -> list[str]:
 
 
 def check_cells(found: ProfileCheck) -> list[list[str]]:
-    """Return the rows of changed operators under ``CHECK_HEADS``; if there are none, of the five largest changes."""
+    """Return table rows (``CHECK_HEADS``) of changed operators, or of the five largest changes if none changed."""
     rows = []
     for row in found.changed or sorted(found.rows, key=lambda row: -abs(row.ratio - 1))[:5]:
         low, high = row.sizes

@@ -1,4 +1,4 @@
-"""One variant's result and the limits that its scenario sets."""
+"""The result of one variant, and the limits that its scenario sets."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lengthwise.schema.records import Records
 
 @dataclass(frozen=True)
 class Result:
-    """One variant: its numbers, the records its curves are drawn from, and what ran."""
+    """One variant: the numbers, the records behind the curves, and the deployment."""
 
     name: str  # unique in a report
     summary: Summary  # numbers over all seeds
     records: Records  # one run, which curves and timelines show
     deployment: Deployment | None  # what ran; None where a real engine was measured
     scenario_text: str = ""  # the scenario as TOML, shown verbatim; may be empty
-    summaries: Sequence[Summary] = ()  # one per seed; variants with the same seeds are compared in pairs
+    summaries: Sequence[Summary] = ()  # one per seed; variants with the same seeds are compared seed by seed
     notes: Sequence[str] = ()  # sentences that limit the trust in the numbers, for example extrapolated costs
-    out_of_range: Sequence[Extrapolation] = ()  # where runs left the range of the measurements behind the cost tables
+    extrapolations: Sequence[Extrapolation] = ()  # where runs left the range of the measurements behind the cost tables
     model_draws: int = 0  # runs under perturbed cost tables, behind the model intervals
     engine: Mapping[str, str] = field(default_factory=dict)  # what is known of a measured engine, by label
 
 
 def check_results(results: list[Result]) -> None:
-    """Raise InputError where there is no result or two variants share a name."""
+    """Raise InputError if there is no result, or two variants share a name."""
     if not results:
         raise InputError("a report needs at least one result; the list is empty")
     names = [r.name for r in results]
@@ -40,8 +40,16 @@ def check_results(results: list[Result]) -> None:
         raise InputError(f"variants in a report must have unique names; used twice: {', '.join(repeated)}")
 
 
+def shows_prefix_cache(results: Sequence[Result]) -> bool:
+    """Return whether prompts share prefixes and a variant caches them, so that the report has numbers of the cache."""
+    return any(
+        r.deployment is not None and r.deployment.limits.enable_prefix_caching and r.summary.prefix_cache is not None
+        for r in results
+    )
+
+
 def scenario_of(result: Result) -> dict[str, Any]:
-    """Return the scenario as nested tables; empty where there is none or it cannot be parsed."""
+    """Return the scenario as nested tables, or {} if there is no scenario or it cannot be parsed."""
     try:
         return tomllib.loads(result.scenario_text)
     except tomllib.TOMLDecodeError:
@@ -49,7 +57,7 @@ def scenario_of(result: Result) -> dict[str, Any]:
 
 
 def title(results: Sequence[Result]) -> str:
-    """Return the common description, else the name of a single scenario, else the hardware."""
+    """Return a report's title: the description that all variants share, a single scenario's name, or the hardware."""
     descriptions = {str(scenario_of(r).get("description", "")) for r in results}
     if len(descriptions) == 1 and (description := descriptions.pop()):
         return description
@@ -58,7 +66,10 @@ def title(results: Sequence[Result]) -> str:
 
 
 def hardware(results: Sequence[Result]) -> str:
-    """Return model and GPUs if shared, else the number of deployments; with measured variants, their engines."""
+    """Return the model and the GPUs that ran, as text.
+
+    If the variants differ, the text is the number of deployments. Measured variants have the names of their engines.
+    """
     known = [r.deployment for r in results if r.deployment is not None]
     if len(known) < len(results):
         measured = [r for r in results if r.deployment is None]
@@ -76,7 +87,7 @@ def hardware(results: Sequence[Result]) -> str:
 
 
 def workload(result: Result) -> str:
-    """Return the source and the load of requests ("chat-1m, 4.5 requests/s"); "" if unknown."""
+    """Return the source and the load of the requests ("chat-1m, 4.5 requests/s"), or "" if they are unknown."""
     table = scenario_of(result).get("workload", {})
     source = table.get("preset") or table.get("trace")
     if not source and "prompt" in table:
@@ -100,7 +111,7 @@ def _lengths(table: Any) -> str:
 
 
 def slo_text(result: Result) -> str:
-    """Return the SLOs ("TTFT ≤ 2 s, TPOT ≤ 120 ms"); "" where there are none."""
+    """Return the SLOs ("TTFT ≤ 2 s, TPOT ≤ 120 ms"), or "" if there are none."""
     goodput = result.summary.goodput
     limits = {} if goodput is None else goodput.slo.limits
     return ", ".join(

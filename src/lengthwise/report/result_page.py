@@ -1,4 +1,4 @@
-"""The page of simulated or measured variants side by side."""
+"""The HTML page of simulated or measured variants side by side."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from lengthwise.metrics import difference
 from lengthwise.report import summary_table
-from lengthwise.report.binding import binding_of, bound_by
+from lengthwise.report.binding import bottleneck_of, bound_by
 from lengthwise.report.curves import Figure, json_numbers, levels, needs_log_axis, over_time, quantile_curve
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import deployment_facts
-from lengthwise.report.result import Result, check_results, hardware, slo_text, title, workload
+from lengthwise.report.result import Result, check_results, hardware, shows_prefix_cache, slo_text, title, workload
 from lengthwise.report.summary_table import METRICS, MIN_SHARE, Row
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, NEITHER
@@ -33,6 +33,7 @@ PANELS = {
     "batch": ("Batch size", "sequences per step", ""),
     "waiting": ("Queue", "requests waiting", ""),
     "kv": ("KV cache", "share of blocks in use", ".0%"),
+    "cached": ("Prefix cache", "share of prompt tokens cached", ".0%"),
     "output": ("Output", "tokens/s", ""),
 }
 PARTS = {  # parts of the time, in the order of the bars
@@ -77,15 +78,22 @@ TOTAL_POINTS = 2400
 
 
 def write_html(path: Path | str, results: list[Result]) -> None:
-    """Write a self-contained page of all variants; raise InputError if names repeat, MissingExtraError, OutputError."""
+    """Write a self-contained HTML page with all variants side by side.
+
+    Raises:
+        InputError: There is no result, or two variants have the same name.
+        MissingExtraError: jinja2 is not installed.
+        OutputError: The file cannot be written.
+    """
     check_results(results)
     drawn = figures(results)
     shared, differing = _what_ran(results)
     intervals, model = f"{capitalized(summary_table.intervals_note(results))}.", summary_table.model_note(results)
     verdicts = []
     for r in results:
-        binding, counts = binding_of(r), summary_table.counts_note(r.summary.counts)
-        verdicts.append({"name": r.name, "binding": binding, "by": bound_by(binding).capitalize(), "counts": counts})
+        bottleneck, counts = bottleneck_of(r), summary_table.counts_note(r.summary.counts)
+        by = bound_by(bottleneck).capitalize()
+        verdicts.append({"name": r.name, "binding": bottleneck, "by": by, "counts": counts})
     write_page(
         path,
         "result",
@@ -100,6 +108,7 @@ def write_html(path: Path | str, results: list[Result]) -> None:
         ids={name: [figure["id"] for figure in group] for name, group in drawn.items()},
         parts=[(part["part"], part["label"]) for figure in drawn["shares"] for part in figure["parts"]],
         rows=summary_table.rows(results),
+        turns=_turns(results),
         differences=_differences(results),
         shared=shared,
         differing=differing,
@@ -143,6 +152,15 @@ def _cards(results: Sequence[Result]) -> list[dict[str, Any]]:
     ]
 
 
+def _turns(results: Sequence[Result]) -> list[list[str | TableCell]]:
+    """Return a row for each turn of a session: its name, and TTFT and hit rate of each variant."""
+    texts = summary_table.turn_texts(results)
+    return [
+        [name, *(TableCell(f"{ttft} ms", "" if hit == UNKNOWN else f"{hit} % cached") for ttft, hit in row)]
+        for (name, _, _), row in zip(summary_table.turn_rows(results), texts, strict=True)
+    ]
+
+
 def _bars(row: Row, results: Sequence[Result]) -> list[dict[str, Any]]:
     def percent_of_largest(value: float) -> float:
         return 100 * min(1.0, max(0.0, value / largest)) if largest > 0 and math.isfinite(value) else 0.0
@@ -163,7 +181,7 @@ def _bars(row: Row, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _differences(results: Sequence[Result]) -> list[list[str | TableCell]]:
-    """Return paired differences from the first variant, a row per metric; empty without common seeds."""
+    """Return a row for each metric with differences from the first variant, paired by seed, or [] if seeds differ."""
     if not summary_table.paired(results):
         return []
     first, *others = results
@@ -208,7 +226,7 @@ def _value_text(value: Any) -> str:
 
 
 def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
-    """Return figures by section of the page: "latency", "time" and "shares"."""
+    """Return the figures of each section of the page: "latency", "time" and "shares"."""
     points = max(40, min(300, TOTAL_POINTS // len(results)))
     at = levels(points)
     columns = [over_time(r, min(150, points)) for r in results]
@@ -224,7 +242,7 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
             ],
         }
         for key, (label, unit, number_format) in PANELS.items()
-        if any(np.isfinite(c[key]).any() for c in columns)
+        if any(np.isfinite(c[key]).any() for c in columns) and (key != "cached" or shows_prefix_cache(results))
     ]
     shares = {r.name: r.summary.hardware.time_shares for r in results if r.summary.hardware is not None}
     parts = [

@@ -32,7 +32,7 @@ YIELD_NAMES = (
 
 
 def write_schedule_html(path: Path | str, plan: SchedulePlan) -> None:
-    """Write a self-contained page of a schedule; raise MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a schedule."""
     static = plan.static.best.words if plan.static.best else "static batching: no batch meets the bound"
     yields = zip(YIELD_NAMES, _yield_cells(plan.chosen), _yield_cells(plan.static.best), strict=True)
     write_page(
@@ -66,7 +66,7 @@ def _yield_cells(row: ScheduleRow | None) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[Sequence[str], list[list[str | TableCell]]]:
-    """Return heads and rows; columns of words wrap, but not within "B_E = 52" and "2 x TP 4"."""
+    """Return the table's headings and cells. Cells of text wrap, but not within "B_E = 52" and "2 x TP 4"."""
     space = "\N{NO-BREAK SPACE}"
 
     def cell(head: str, words: str) -> str | TableCell:
@@ -118,7 +118,7 @@ def _mark(row: ScheduleRow, latency_s: float) -> Figure:
 
 
 def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[str] | None = None) -> None:
-    """Write a choice, with ``answer`` (None: as the command prints it), to a JSON file; raise OutputError."""
+    """Write a plan and the sentences of its ``answer``, by default the printed ones, to a JSON file."""
     fields = {"answer": text.sentences(plan) if answer is None else answer, **plain(plan)}
     bound, static, timeline, uncertainty = (fields.pop(name) for name in ("bound", "static", "timeline", "uncertainty"))
     fields |= {
@@ -139,6 +139,6 @@ def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[s
 
 
 def write_watched_json(path: Path | str, report: Watched) -> None:
-    """Write everything that a replay found to a JSON file; raise OutputError if it cannot be written."""
+    """Write all results of a replay to a JSON file. Raises OutputError if the file cannot be written."""
     fields = {"answer": text.watch_sentences(report), **plain(report), "late": report.late}
     write_whole(path, json_text("schedule_watch", fields).encode())

@@ -1,4 +1,4 @@
-"""A schedule under a latency bound in sentences, and the cells of the tables that terminal and page share."""
+"""A schedule under a latency bound as sentences, and the table cells that terminal and page share."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SPREAD_CAUSES = {
     "lengths": "the {requests:,} requests behind the lengths are sampled again",
     "costs": "costs have the estimated errors",
 }
-SURE_SHARE = 0.95  # of the draws in which a bound holds, from which the answer states it without reserve
-SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours that voids a watch's false-alarm probability
+SURE_SHARE = 0.95  # if the bound holds in a smaller share of the draws, the answer says so
+SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours above which a watch may have more false alarms
 
 
 def sentences(plan: SchedulePlan) -> list[str]:
-    """Return what the plan says: the choice, alternatives, uncertainty, effort, drift."""
+    """Return sentences on the chosen schedule, the alternatives, the uncertainty, the search and drift."""
     chosen, static, bound = plan.chosen, plan.static.best, plan.bound
     condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
     if is_bounded:
@@ -130,7 +130,6 @@ def _search_sentence(search: ScheduleSearch) -> str:
 
 
 def _drift_sentences(drift: Sequence[DriftRow], *, is_bounded: bool) -> list[str]:
-    """Return the drifts that break the bound or exceed the memory, and the margin that would have prevented it."""
     unfit = [row for row in drift if row.retained is None]
     broken = [row for row in drift if is_bounded and row.retained is not None and not row.is_satisfied]
     made = []
@@ -170,14 +169,14 @@ def move_text(row: DriftRow) -> str:
 
 
 def yield_cells(row: ScheduleRow | None) -> list[str]:
-    """Return throughput, latency and worst case."""
+    """Return a schedule's throughput, latency and worst-case latency as table cells, or dashes without a schedule."""
     if row is None:
         return [UNKNOWN] * 3
     return [amount(row.throughput_rps), seconds(row.latency_s), seconds(row.latency_high_s)]
 
 
 def other_cells(other: OtherSystem, chosen: ScheduleRow) -> list[str]:
-    """Return a system's cells under ``OTHER_HEADS``."""
+    """Return the table row of another system. The columns are ``OTHER_HEADS``."""
     name, row = SYSTEM_NAMES[other.system], other.best
     if row is None:
         return [name, f"none of {other.configurations:,} tried", *[UNKNOWN] * 5]
@@ -193,7 +192,7 @@ def other_cells(other: OtherSystem, chosen: ScheduleRow) -> list[str]:
 
 
 def spread_cells(spread: Spread) -> list[str]:
-    """Return the cells of a source of error under ``SPREAD_HEADS``."""
+    """Return the table row of a source of error. The columns are ``SPREAD_HEADS``."""
     return [
         SPREAD_CAUSES[spread.source].format(requests=spread.requests),
         *(_interval(ends) for ends in (spread.throughput_rps, spread.latency_s, spread.latency_high_s)),
@@ -203,7 +202,7 @@ def spread_cells(spread: Spread) -> list[str]:
 
 
 def side_cells(side: schedule.ScheduleSide) -> list[str]:
-    """Return the cells of a strategy and degree under ``SIDE_HEADS``."""
+    """Return the table row of a strategy at a tensor-parallel degree. The columns are ``SIDE_HEADS``."""
     limit_rps = side.at_most_rps
     at_most = amount(limit_rps) if math.isfinite(limit_rps) and limit_rps > 0 else UNKNOWN
     if at_most != UNKNOWN and not side.at_most_proved:
@@ -213,7 +212,7 @@ def side_cells(side: schedule.ScheduleSide) -> list[str]:
 
 
 def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
-    """Return the cells of a change of lengths under ``DRIFT_HEADS``; dashes where there is no bound."""
+    """Return the table row of a change of lengths, with the columns ``DRIFT_HEADS``, and dashes without a bound."""
     bound = margin = UNKNOWN
     if math.isfinite(bound_s):
         bound = UNKNOWN if row.retained is None else "met" if row.is_satisfied else "broken"
@@ -233,7 +232,7 @@ def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
 
 
 def watch_sentences(report: schedule.Watched) -> list[str]:
-    """Return what was watched, whether lengths changed, and the effect of not adapting."""
+    """Return sentences on a replay: what was observed, whether lengths changed, and what not adapting would cause."""
     planned = report.planned
     cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
     threshold = f"the {1 / report.false_positive_rate:,.0f} that raise an alarm"
@@ -267,7 +266,7 @@ def watch_sentences(report: schedule.Watched) -> list[str]:
 
 
 def adaptation_sentences(one: schedule.Adaptation) -> list[str]:
-    """Return one alarm, the effect of not adapting, and what was done."""
+    """Return sentences on one detected change: the new lengths, what not adapting would cause, and the new schedule."""
     change, elsewhere = one.change, one.change.elsewhere
     when = f"Request {one.request:,} ({seconds(one.at_s)})" if one.at_s else f"Request {one.request:,}"
     event = f"planned again, with {one.requests:,} requests to estimate the lengths from"

@@ -27,11 +27,17 @@ LISTED = 500  # so many rejected or pruned ones are listed; the table of reasons
 DOLLARS = "$\N{NARROW NO-BREAK SPACE}"
 INFINITE = 1e300  # stands for infinity, which JSON does not have
 LIVE = {"requests_per_dollar": "rate", "cost_at_rate": "price", "fewest_gpus": "gpus"}
-"""What an objective follows from at any load; other objectives are only known at the operating point."""
+"""The number from which an objective follows at any load. Other objectives are only known at the operating point."""
 
 
 def write_search_html(path: Path | str, study: Study) -> None:
-    """Write a self-contained page; raise InputError if names repeat, MissingExtraError or OutputError."""
+    """Write a self-contained HTML page of a search.
+
+    Raises:
+        InputError: There is no plan, or two plans or choices have the same name.
+        MissingExtraError: jinja2 is not installed.
+        OutputError: The file cannot be written.
+    """
     text.check_study(study)
     plans = study.plans
     first, *others = (plan.metadata for plan in plans)
@@ -62,7 +68,7 @@ def _simulated(plan: Plan) -> list[int]:
 
 
 def _shown(plan: Plan, limit: int) -> list[int]:
-    """Return the indices of the simulated choices on the page: the best, those of fronts and shifts, the next best."""
+    """Return indices of at most ``limit`` choices: the best, then choices of frontiers and shifts, then others."""
     named = {trade.choice for trades in plan.frontiers.values() for trade in trades} | {s.choice for s in plan.shifts}
     is_other = {i: i > 0 and named.isdisjoint((plan.choices[i].name, plan.choices[i].key)) for i in _simulated(plan)}
     return sorted(sorted(is_other, key=lambda i: (is_other[i], i))[:limit])
@@ -89,7 +95,7 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     if math.isfinite(best.capacity_rps.value):
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
     if best.bottleneck.binds:
-        key_values["Bound by"] = text.metric_name(best.bottleneck.binds)
+        key_values["Bound by"] = text.binding_text(plan, best)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
     more = f" and {len(tied) - NAMED:,} more" if len(tied) > NAMED else ""
     tied_text = (
@@ -136,7 +142,7 @@ def _bars(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
-    """Return (name, [(text, class, heat in percent)]) for each question."""
+    """Return (name, cells) for each plan, with a cell (text, CSS class, heat in percent) for every plan."""
 
     def cell(ratio: float | None) -> tuple[str, str, float]:
         if ratio is None:
@@ -202,19 +208,19 @@ def _sortable(value: float, shown: str, interval: str = "", css: str = "") -> Ta
 
 
 def finite_number(value: float, digits: int = 5) -> float | None:
-    """Return so many significant digits of ``value``, ``INFINITE`` for infinity, None where it is unknown."""
+    """Return ``value`` with ``digits`` significant digits, ``INFINITE`` for infinity, or None if it is unknown."""
     return math.copysign(INFINITE, value) if math.isinf(value) else json_number(value, digits)
 
 
 def load_curve(choice: Choice) -> tuple[Point, ...]:
-    """Return the points of a choice by rate, its operating point among them."""
+    """Return the points of a choice ordered by rate, including the operating point."""
     if choice.at is None or choice.at in choice.points:
         return choice.points
     return tuple(sorted((*choice.points, choice.at), key=lambda point: point.rate_rps))
 
 
 def usd_per_thousand(choice: Choice, point: Point) -> float:
-    """Return the cost of 1,000 requests at a point's rate; at the served rate where all requests arrive at once."""
+    """Return the cost of 1,000 requests at a point's rate, or at the served rate if all requests arrive at once."""
     rate_rps = point.rate_rps if 0 < point.rate_rps < math.inf else point.value("requests_per_s")
     return choice.price_per_hour_usd / (3600 * rate_rps) * 1000 if rate_rps > 0 else math.nan
 
@@ -267,7 +273,7 @@ def _excluded_counts(
     choices: Sequence[Choice], values: dict[str, list[str]]
 ) -> tuple[list[tuple[str, str]], dict[str, list[list[int]]]]:
     """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them."""
-    # (region, example) of each reason; and by "i,j" for axes i < j rows of (value of i, value of j, reason, count).
+    # The result is (region, example) of each reason, and for axes i < j under "i,j" rows [value i, value j, reason, n].
     reasons: dict[tuple[str, str], int] = {}
     pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
     counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}
@@ -284,7 +290,6 @@ def _excluded_counts(
 
 
 def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
-    """Return, for each axis, the index of the choice's value; -1 where it has none."""
     return [
         texts.index(text.setting_text(choice.settings[key])) if key in choice.settings else -1
         for key, texts in values.items()
@@ -292,7 +297,7 @@ def _settings(choice: Choice, values: dict[str, list[str]]) -> list[int]:
 
 
 def _metric(plan: Plan, metric: Metric) -> dict[str, Any]:
-    """Return a metric with a unit that suits most values: that of the upper quartile, not of the largest queue."""
+    """Return a metric with a unit that suits the upper quartile of the values rather than the largest value."""
     values = (p.value(metric.key) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
     factor, unit = text.scale(metric, known[len(known) * 3 // 4 :][:1])
@@ -327,17 +332,12 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
 
 
 def write_search_json(path: Path | str, study: Study) -> None:
-    """Write everything that a search found to a JSON file; raise InputError if names repeat, or OutputError."""
+    """Write all results of a search to a JSON file. Raises InputError if two plans or choices have the same name."""
     text.check_study(study)
-    plans = [
-        {
-            "name": plan.name,
-            "best": plan.best.key if plan.best else None,
-            **plain(replace(plan, choices=())),
-            "choices": [_choice_fields(choice) for choice in plan.choices],
-        }
-        for plan in study.plans
-    ]
+    plans = []
+    for plan in study.plans:
+        best, choices = plan.best.key if plan.best else None, list(map(_choice_fields, plan.choices))
+        plans.append({"name": plan.name, "best": best, **plain(replace(plan, choices=())), "choices": choices})
     write_whole(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
 
 

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lengthwise.report.fitted_table import SplitTable, boxed_table
 from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, model_text, rounded
 from lengthwise.report.result_page import METADATA
-from lengthwise.report.summary_table import boxed_table
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, QUANTILES, Metric, split
@@ -22,12 +22,12 @@ from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, P
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", *QUANTILES, "p99.9", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
-BINDING_SHARE = 0.8  # of its bound, from which a limit is marked
+BINDING_SHARE = 0.8  # a limit is marked if its metric reaches this share of the bound
 NO_ANSWER = "No tried configuration meets the limits."
 
 
 def metric_of(name: str) -> Metric:
-    """Return the metric of a name with its statistic in the label; an unknown name is its own label."""
+    """Return how to show a metric ("ttft.p90"). The label has the statistic. An unknown name becomes the label."""
     key, statistic = split(name)
     if key in LATENCIES:
         return replace(LATENCIES[key], key=name, label=f"{LATENCIES[key].label} {statistic}".strip())
@@ -35,7 +35,7 @@ def metric_of(name: str) -> Metric:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Return metrics in the order of tables: latencies by family and statistic, then the others."""
+    """Sort metrics as tables show them: latencies by family and statistic, then the others."""
     families, others = list(LATENCIES), list(OTHERS)
 
     def place(name: str) -> tuple[int, int, int, str]:
@@ -49,7 +49,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def scale(metric: Metric, values: Iterable[float]) -> tuple[float, str]:
-    """Return factor and unit in which all these values are easy to read."""
+    """Return (factor, unit) such that these values, multiplied by the factor, are easy to read in the unit."""
     if metric.unit == "s":
         return (1.0, "s") if max((abs(v) for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
     return {"share": (100.0, "%"), "1/s": (1.0, "/s"), "usd": (1.0, "$")}.get(metric.unit, (1.0, metric.unit))
@@ -62,7 +62,7 @@ def metric_text(metric: str, value: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return the label of ``Bottleneck.binds``: a metric's, or the word itself."""
+    """Return the label of what limits a choice. Names of limits that are not metrics are returned unchanged."""
     return metric_of(name).label if "." in name or name in OTHERS else name
 
 
@@ -75,8 +75,10 @@ def limit_text(limit: Limit) -> str:
 
 
 def value_texts(estimate: Estimate) -> tuple[str, str]:
-    """Return a value and "± half-width (model interval)"; the second without what is unknown or 0."""
+    """Return a value and "± half-width (model interval)", without the parts that are unknown or 0."""
     value, half = rounded(estimate.value, estimate.half_width)
+    if estimate.value.is_integer() and estimate.half_width.is_integer():  # GPUs
+        value, half = f"{estimate.value:,.0f}", f"{estimate.half_width:,.0f}"
     sampling = f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
     return value, " ".join(filter(None, (sampling, model_text(estimate))))
 
@@ -87,12 +89,12 @@ def estimate_text(estimate: Estimate) -> str:
 
 
 def objective_head(objective: Objective) -> str:
-    """Return a column's head: the unit, or the label where another column has the same unit."""
+    """Return the head of the objective's column: the unit, or the label if another column has the same unit."""
     return objective.label if objective.unit in {"", "$/h", "GPUs"} else objective.unit
 
 
 def axis_labels(keys: Iterable[str]) -> dict[str, str]:
-    """Return a short label per axis; the complete key where two labels would be equal."""
+    """Return a label for each setting that a search varies. It is the complete key if short labels would be equal."""
     parts = {key: key.rpartition(".")[2] for key in keys}
     made = {key: LABELS.get(last, last.replace("_", " ")) for key, last in parts.items()}
     labels = list(made.values())
@@ -100,7 +102,7 @@ def axis_labels(keys: Iterable[str]) -> dict[str, str]:
 
 
 def setting_text(value: Any) -> str:
-    """Return a setting's value as a short text."""
+    """Return a setting's value as short text."""
     match value:
         case bool():
             return "yes" if value else "no"
@@ -115,7 +117,7 @@ def setting_text(value: Any) -> str:
 
 
 def check_study(study: Study) -> None:
-    """Raise InputError where there is no plan, or two plans or choices share a name."""
+    """Raise InputError if there is no plan, or two plans or choices share a name."""
     if not study.plans:
         raise InputError("a report of a search needs at least one plan; the study has none")
     _require_unique([plan.name for plan in study.plans], "plans of a study must have unique names")
@@ -135,14 +137,21 @@ def simulated(plan: Plan) -> list[tuple[int, Choice]]:
 
 
 def is_bound_by(choice: Choice, limit: Limit) -> bool:
-    """Return whether a limit stops a higher rate, and the operating point is near it."""
+    """Return whether a limit prevents a higher rate, and its metric is near the bound at the operating point."""
     if choice.at is None or choice.bottleneck.binds != limit.metric:
         return False
     return not choice.at.value(limit.metric) < BINDING_SHARE * limit.bound
 
 
+def binding_text(plan: Plan, choice: Choice) -> str:
+    """Return the name of the metric that binds, and why it does if it is far from its bound."""
+    near = [is_bound_by(choice, limit) for limit in plan.limits if limit.metric == choice.bottleneck.binds]
+    beyond = ", which jumps past its bound at a higher rate" if near and not any(near) else ""
+    return metric_name(choice.bottleneck.binds) + beyond
+
+
 def rank_text(plan: Plan, index: int) -> str:
-    """Return the rank of the choice at ``index``: "=1" where it is tied with the best, "~" where it was scouted."""
+    """Return the rank of the choice at ``index`` as text, "=1" if tied with the best, or "~" if only scouted."""
     status = plan.choices[index].status
     if status is Status.RANKED:
         return "=1" if index < plan.tied and plan.tied > 1 else f"{index + 1}"
@@ -150,7 +159,7 @@ def rank_text(plan: Plan, index: int) -> str:
 
 
 def effort_text(effort: Spent) -> str:
-    """Return the effort of a search in two sentences. Ranked, pruned and rejected add up to the candidates."""
+    """Return two sentences on the effort of a search: the candidates and the simulations."""
     share = effort.pruned / effort.candidates if effort.candidates else 0.0
     evaluated = effort.candidates - effort.pruned - effort.rejected
     reused = f" {effort.reused:,} evaluations came from an earlier run." if effort.reused else ""
@@ -165,7 +174,7 @@ def effort_text(effort: Spent) -> str:
 
 @dataclass(frozen=True)
 class Miss:
-    """How close a choice came: the point, the limit it breaks worst, and the factor by which it breaks it."""
+    """How close a choice came to the limits: its nearest point, the limit this point breaks most, and the factor."""
 
     choice: Choice
     point: Point
@@ -174,16 +183,14 @@ class Miss:
 
 
 def nearest_misses(plan: Plan, count: int = 3) -> list[Miss]:
-    """Return simulated choices that broke a limit, the nearest first."""
+    """Return the simulated choices that break a limit, the nearest first."""
     misses = []
     for choice in plan.choices:
         worst = []
         for point in choice.points or ((choice.at,) if choice.at else ()):
-            broken = [
-                Miss(choice, point, limit, _excess(limit, point.value(limit.metric)))
-                for limit in plan.limits
-                if not point.satisfied and not limit.is_satisfied(point.value(limit.metric))
-            ]
+            values = [] if point.satisfied else [(limit, point.value(limit.metric)) for limit in plan.limits]
+            missed = [(limit, value) for limit, value in values if not limit.is_satisfied(value)]
+            broken = [Miss(choice, point, limit, _excess(limit, value)) for limit, value in missed]
             if broken:
                 worst.append(max(broken, key=lambda miss: miss.factor))
         if worst:
@@ -211,7 +218,7 @@ REGIONS = 8
 
 
 def search_table(study: Study, *, top: int = 10) -> Group:
-    """Return the answers of a search for a terminal, ``top`` configurations each; raise InputError if names repeat."""
+    """Return the answers of a search for a terminal, with the ``top`` best configurations of each plan."""
     check_study(study)
     parts: list[RenderableType] = []
     for plan in study.plans:
@@ -275,13 +282,12 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     lines.append(Text.assemble("Best: ", (best.name, "bold")))
     lines += [Text(f"  \N{MIDDLE DOT} {reason}") for reason in plan.cause]
     if (bottleneck := best.bottleneck) != Bottleneck():
-        bound = capitalized(f"bound by {metric_name(bottleneck.binds)}. " if bottleneck.binds else "")
+        bound = capitalized(f"bound by {binding_text(plan, best)}. " if bottleneck.binds else "")
         lines.append(Text.assemble("Bottleneck: ", (bound, "bold"), bottleneck.cause))
     return Text("\n").join([*lines, *_shifts(plan)])
 
 
 def _shifts(plan: Plan) -> Iterator[Text]:
-    """Yield, for each limit, the best objective by its bound; the requested bound is bold."""
     for limit in plan.limits:
         moved: list[Shift] = [shift for shift in plan.shifts if shift.metric == limit.metric]
         if moved:
@@ -311,11 +317,11 @@ def _excluded(plan: Plan) -> Text:
     return Text("\n").join([*lines, Text(effort_text(plan.effort))])
 
 
-def _swaps(study: Study) -> Table:
+def _swaps(study: Study) -> SplitTable:
     made = boxed_table()
-    made.add_column("best of \\ used for", overflow="fold")
+    made.add_column("best of \\ used for")
     for plan in study.plans:
-        made.add_column(Text(plan.name), justify="right", overflow="fold")
+        made.add_column(Text(plan.name), justify="right")
     for row in swap_ratios(study):
         cells = []
         for ratio in row:
@@ -326,11 +332,14 @@ def _swaps(study: Study) -> Table:
             else:
                 cells.append(Text(f"{ratio:.2f} {TIMES}", style="bold" if ratio > 1.1 else ""))
         made.add_row(Text(study.plans[len(made.rows)].name), *cells)
-    return made
+    return SplitTable(made)
 
 
 def swap_ratios(study: Study) -> list[list[float | None]]:
-    """Return [plans][plans] how many times worse the best of the row is for the column; None where unknown."""
+    """Return how many times worse one plan's best choice is for another plan, indexed [best of][used for].
+
+    An entry is NaN if the choice breaks a limit of the other plan, and None if it is unknown.
+    """
     ratios = {(swap.optimum_of, swap.used_for): swap.ratio for swap in study.swaps}
     names = [plan.name for plan in study.plans]
     return [[ratios.get((of, used), 1.0 if of == used else None) for used in names] for of in names]

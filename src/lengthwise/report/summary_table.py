@@ -1,4 +1,4 @@
-"""The metrics table: which metrics, in which order, with unit and direction, and its form on a terminal."""
+"""The table of metrics: which metrics, in which order, with unit and direction, and its form on a terminal."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from lengthwise.metrics import Counts, Hardware, Summary, difference
-from lengthwise.report.binding import HardwareBottleneck, binding_of, bound_by
-from lengthwise.report.formatting import MINUS, PLUS_MINUS, buckets, capitalized, model_text, rounded
-from lengthwise.report.result import Result, check_results, scenario_of
+from lengthwise.report.binding import HardwareBottleneck, bottleneck_of, bound_by
+from lengthwise.report.fitted_table import SplitTable, boxed_table
+from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, buckets, capitalized, model_text, rounded
+from lengthwise.report.result import Result, check_results, scenario_of, shows_prefix_cache
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
 
 Read = Callable[[Summary], Estimate | None]
-Unit = Literal["s", "1/s", "share", "seqs", "usd", "J"]
+Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s"]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a summary; a terminal shows the ``headline`` metrics, the page all."""
+    """One number of a summary. A terminal shows only ``headline`` metrics, but the page shows all."""
 
     key: str
     group: str
@@ -62,6 +61,13 @@ def _cost(key: str, label: str, unit: Unit, read: Callable[[Hardware], Estimate]
     return replace(_hardware(key, label, unit, read), key=f"cost.{key}", group="Cost", better=LESS)
 
 
+def _prefix(key: str, label: str, unit: Unit, *, headline: bool = True) -> Metric:
+    def read(s: Summary) -> Estimate | None:
+        return None if s.prefix_cache is None else getattr(s.prefix_cache, key)
+
+    return Metric(f"prefix_cache.{key}", "Prefix cache", label, unit, MORE, read, headline)
+
+
 METRICS: tuple[Metric, ...] = (
     *_latencies("ttft", ("mean", "p50", "p99"), ("p90",)),
     *_latencies("tpot", ("p50", "p99")),
@@ -79,21 +85,31 @@ METRICS: tuple[Metric, ...] = (
     _hardware("mfu", "MFU", "share", lambda h: h.mfu),
     _hardware("mbu", "MBU", "share", lambda h: h.mbu),
     _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
+    _prefix("hit_rate", "Prompt tokens cached", "share"),
+    _prefix("saved_prefill_s", "Prefill saved", "replica_s"),
+    _prefix("saved_share", "Prefill saved, share", "share", headline=False),
     _cost("output", "Per M output tokens", "usd", lambda h: h.cost.usd_per_million_output_tokens),
     replace(_cost("total", "Per M tokens, all", "usd", lambda h: h.cost.usd_per_million_tokens), headline=False),
     _cost("energy", "Energy/output token", "J", lambda h: h.energy_j_per_output_token),
 )
 
 MIN_SHARE = 0.005  # smaller relative differences do not matter for a choice, even if they are significant
-_UNITS = {"1/s": (1.0, "/s"), "share": (100.0, "%"), "seqs": (1.0, "seqs"), "usd": (1.0, "$"), "J": (1.0, "J")}
+_UNITS = {
+    "1/s": (1.0, "/s"),
+    "share": (100.0, "%"),
+    "seqs": (1.0, "seqs"),
+    "usd": (1.0, "$"),
+    "J": (1.0, "J"),
+    "replica_s": (1.0, "s"),
+}
 
 
 @dataclass(frozen=True)
 class Cell:
     """One variant's number in the row's unit.
 
-    A variant leads where it is better than every other variant by at least ``MIN_SHARE``, significantly: the intervals
-    of the paired differences (same seeds) exclude 0, or, without summaries per seed, the intervals do not overlap.
+    A variant leads if it is better than every other one by at least ``MIN_SHARE``, and significantly better. That means
+    the intervals of paired differences (same seeds) exclude 0 or, without such pairs, the intervals do not overlap.
     """
 
     text: str
@@ -105,7 +121,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A metric over all variants, in one unit."""
+    """A metric of all variants, in one unit."""
 
     metric: Metric
     unit: str
@@ -113,9 +129,12 @@ class Row:
 
 
 def rows(results: Sequence[Result]) -> list[Row]:
-    """Return the rows for which at least one variant has a value."""
+    """Return the rows of the table, one for each metric for which at least one variant has a value."""
     made = []
+    has_prefix_cache = shows_prefix_cache(results)
     for metric in METRICS:
+        if metric.group == "Prefix cache" and not has_prefix_cache:
+            continue
         estimates = [metric.read(r.summary) or Estimate(math.nan) for r in results]
         if not any(math.isfinite(e.value) for e in estimates):
             continue
@@ -131,13 +150,13 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def paired(results: Sequence[Result]) -> bool:
-    """Return whether all variants ran with the same seeds, at least two."""
+    """Return whether all variants ran with the same seeds, and with at least two."""
     seeds = [{s.seeds for s in r.summaries} for r in results]
     return len(results) > 1 and len(seeds[0]) > 1 and all(s == seeds[0] for s in seeds)
 
 
 def bounded_texts(value: float, half_width: float, largest: float) -> tuple[str, str]:
-    """Return value and interval as text, the interval clipped to the possible range from 0 to ``largest``."""
+    """Return value and interval as text. The interval is clipped to the possible range from 0 to ``largest``."""
     text, half = rounded(value, half_width)
     up, down = min(half_width, largest - value), min(half_width, value)
     if not half or min(up, down) >= half_width or min(up, down) < 0:
@@ -147,7 +166,7 @@ def bounded_texts(value: float, half_width: float, largest: float) -> tuple[str,
 
 
 def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
-    """Return factor and unit for a latency; all its statistics share them, so that they compare at a glance."""
+    """Return (factor, unit) for a latency in seconds. All statistics of a latency get the same unit."""
     family = key.partition(".")[0]
     reads = [m.read for m in METRICS if m.key.partition(".")[0] == family]
     values = [e.value for r in results for read in reads if (e := read(r.summary)) is not None]
@@ -155,7 +174,7 @@ def latency_unit(key: str, results: Sequence[Result]) -> tuple[float, str]:
 
 
 def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estimate]) -> int | None:
-    """Return the index of the variant that is significantly better than all others."""
+    """Return the index of the variant that is significantly better than all others, or None if no variant is."""
     values = [e.value for e in estimates]
     if metric.better == NEITHER or len(results) < 2 or not all(map(math.isfinite, values)):
         return None
@@ -176,24 +195,68 @@ def _leader(metric: Metric, results: Sequence[Result], estimates: Sequence[Estim
 FEW_SEEDS = 3  # with fewer seeds, Student's t is above 4 and intervals are very wide
 
 
-def boxed_table() -> Table:
-    """Return an empty table in the style of the answers."""
-    return Table(header_style="bold", box=box.ROUNDED, border_style="dim")
-
-
 def table(results: list[Result]) -> Group:
-    """Return variants side by side, bottlenecks below; raise InputError if none is given or names repeat."""
+    """Return a terminal table of the variants side by side, with their bottlenecks below.
+
+    Raises:
+        InputError: There is no result, or two variants have the same name.
+    """
     check_results(results)
     numbers = boxed_table()
     numbers.add_column("", no_wrap=True)
     for result in results:
-        numbers.add_column(Text(result.name), justify="right", overflow="fold")
+        numbers.add_column(Text(result.name), justify="right")
     shown = [row for row in rows(results) if row.metric.headline]
     for row, following in zip(shown, [*shown[1:], None], strict=True):
         last = following is None or following.metric.group != row.metric.group
         label = Text.assemble(row.metric.label, (f" {row.unit}", "dim"))
         numbers.add_row(label, *(_cell(cell) for cell in row.cells), end_section=last)
-    return Group(numbers, _caption(results))
+    return Group(SplitTable(numbers), *_turn_table(results), _caption(results))
+
+
+def turn_rows(results: Sequence[Result]) -> list[tuple[str, tuple[Estimate | None, ...], tuple[Estimate | None, ...]]]:
+    """Return (turns, TTFT in seconds, hit rate) with an estimate for each variant, for turns that requests have."""
+    if not shows_prefix_cache(results):
+        return []
+    turns = [{} if r.summary.prefix_cache is None else r.summary.prefix_cache.turns for r in results]
+    names = dict.fromkeys(name for by_turn in turns for name, at in by_turn.items() if math.isfinite(at.ttft_s.value))
+    found = [(name, [by_turn.get(name) for by_turn in turns]) for name in names]
+    return [
+        (
+            name,
+            tuple(None if at is None else at.ttft_s for at in each),
+            tuple(None if at is None else at.hit_rate for at in each),
+        )
+        for name, each in found
+    ]
+
+
+def turn_texts(results: Sequence[Result]) -> list[list[tuple[str, str]]]:
+    """Return for each row of ``turn_rows`` and each variant the TTFT in ms and the hit rate in %, both as text."""
+
+    def text(estimate: Estimate | None, scale: float, largest: float) -> str:
+        if estimate is None or not math.isfinite(estimate.value):
+            return UNKNOWN
+        value, interval = bounded_texts(estimate.value * scale, estimate.half_width * scale, largest)
+        return f"{value} {interval}".rstrip()
+
+    return [
+        [(text(a, 1e3, math.inf), text(b, 100, 100)) for a, b in zip(ttft_s, hit_rate, strict=True)]
+        for _, ttft_s, hit_rate in turn_rows(results)
+    ]
+
+
+def _turn_table(results: Sequence[Result]) -> list[SplitTable]:
+    texts = turn_texts(results)
+    if not texts:
+        return []
+    numbers = boxed_table()
+    numbers.add_column("mean TTFT at turn", no_wrap=True)
+    for result in results:
+        numbers.add_column(Text(result.name), justify="right")
+    for (name, _, _), row in zip(turn_rows(results), texts, strict=True):
+        numbers.add_row(name, *(f"{ttft} ms" + (f", {hit} % cached" if hit != UNKNOWN else "") for ttft, hit in row))
+    return [SplitTable(numbers)]
 
 
 def _cell(cell: Cell) -> Text:
@@ -216,20 +279,20 @@ def _caption(results: list[Result]) -> Text:
     groups: dict[HardwareBottleneck, list[str]] = {}
     for result in results:
         if result.deployment is not None:
-            groups.setdefault(binding_of(result), []).append(result.name)
-    for binding, variants in groups.items():
-        by = f" {capitalized(bound_by(binding))} " if binding.warning else f"{bound_by(binding)} "
+            groups.setdefault(bottleneck_of(result), []).append(result.name)
+    for bottleneck, variants in groups.items():
+        by = f" {capitalized(bound_by(bottleneck))} " if bottleneck.warning else f"{bound_by(bottleneck)} "
         lines.append(
             Text.assemble(
-                (", ".join(variants), "bold"), ": ", (binding.warning, "bold"), by, (binding.resource, "bold"),
-                f". {binding.description}",
+                (", ".join(variants), "bold"), ": ", (bottleneck.warning, "bold"), by, (bottleneck.resource, "bold"),
+                f". {bottleneck.description}",
             )
         )  # fmt: skip
     return Text("\n").join(lines)
 
 
 def intervals_note(results: Sequence[Result]) -> str:
-    """Return where the intervals come from, and the remedy where there are none."""
+    """Return where the intervals come from or, if there are none, how to get them."""
     summary = results[0].summary
     level = f"{100 * summary.intervals.level:g} % intervals"
     if summary.intervals.source == "seeds":
@@ -244,22 +307,23 @@ def intervals_note(results: Sequence[Result]) -> str:
 
 
 def _is_fixed(setting: Any) -> bool:
-    """Return whether a length or the arrivals are the same at every seed."""
     kind = setting.get("kind") if isinstance(setting, dict) else setting
     return isinstance(kind, int) or kind in ("fixed", "constant", "all_at_once")
 
 
 def model_note(results: Sequence[Result]) -> str:
-    """Return the meaning of the numbers in brackets; empty where there are none."""
+    """Return a note on the numbers in brackets, which show the cost model's error, or "" if there are none."""
     drawn = next((r for r in results if r.model_draws), None)
     if drawn is None:
         return ""
     detail = f"from {drawn.model_draws} more runs of the same requests; variants with one cost model share this error"
-    return f"In brackets: {100 * drawn.summary.intervals.model_level:g} % intervals of the cost model's error, {detail}"
+    return (
+        f"In parentheses: {100 * drawn.summary.intervals.model_level:g} % intervals of the cost model's error, {detail}"
+    )
 
 
 def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Return (variants, note) for each distinct note; variants is "" where the note applies to all."""
+    """Return (names of variants, note) for each distinct note. The names are "" if all variants have the note."""
     names: dict[str, list[str]] = {}
     for result in results:
         for note in result.notes:
@@ -268,12 +332,12 @@ def notes_of(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def counts_note(counts: Counts) -> str:
-    """Return requests by outcome, reasons of rejections, and preemptions."""
+    """Return the numbers of requests by outcome, the reasons of rejections, and the preemptions."""
     parts = buckets(counts, "requests")
     reasons = {
         "prompt reaches max_model_len": counts.rejected_too_long,
         "prompt above the token budget of a step": counts.rejected_over_token_budget,
-        "prompt above the KV memory": counts.rejected_over_kv_memory,
+        "refused by the memory policy even on an idle replica": counts.rejected_over_kv_memory,
     }
     if any(reasons.values()):
         parts.append("rejected because " + ", ".join(f"{reason}: {n:,}" for reason, n in reasons.items() if n))

@@ -21,12 +21,12 @@ SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}  # colours of t
 
 
 def answers(study: MultiBinStudy | QueueStudy) -> list[str]:
-    """Return what the study shows, in sentences."""
+    """Return sentences on what the study shows."""
     return _multibin_answers(study) if isinstance(study, MultiBinStudy) else _queue_answers(study)
 
 
 def cuts_text(cuts_s: Iterable[float]) -> str:
-    """Return boundaries in a row; of many, the first ones and the last."""
+    """Return the boundaries of bins as text. Of many boundaries only the first ones and the last are shown."""
     shown = [f"{cut:.4g}" for cut in cuts_s]
     if len(shown) > SHOWN_CUTS:
         shown = [*shown[: SHOWN_CUTS - 1], "..", shown[-1]]
@@ -82,7 +82,7 @@ def _queue_answers(study: QueueStudy) -> list[str]:
 
 
 def write_theory_html(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
-    """Write a page with the answers, curves and numbers of a study; raise MissingExtraError or OutputError."""
+    """Write an HTML page with the answers, curves and numbers of a study."""
     is_multibin = isinstance(study, MultiBinStudy)
     drawn = _multibin_figures(study) if isinstance(study, MultiBinStudy) else _queue_figures(study)
     heads, rows = _multibin_rows(study) if isinstance(study, MultiBinStudy) else _queue_rows(study)
@@ -106,13 +106,13 @@ def _multibin_rows(study: MultiBinStudy) -> tuple[list[str], list[Row]]:
     heads += ["latency, s (no queue)", "simulated latency, s"] if has_latency else []
     rows: list[Row] = []
     for row in study.rows:
-        latencies = [amount(row.latency_s), _estimate_cell(row.simulated_latency_s)] if has_latency else []
+        latencies = [amount(row.latency_s), estimate_cell(row.simulated_latency_s)] if has_latency else []
         rows.append(
             [
                 str(row.bins),
                 amount(row.batch_s),
                 amount(row.throughput_rps),
-                _estimate_cell(row.simulated_rps),
+                estimate_cell(row.simulated_rps),
                 percent(row.throughput_rps / study.one_bin_rps - 1),
                 percent(row.throughput_rps / study.capacity_rps),
                 percent(row.accuracy),
@@ -130,20 +130,14 @@ def _queue_rows(study: QueueStudy) -> tuple[list[str], list[Row]]:
     for i, load in enumerate(study.loads):
         at_load = {name: sojourns[i] for name, sojourns in study.orders.items()}
         fcfs, srpt = at_load["fcfs"], at_load["srpt"]
-        rows.append(
-            [
-                f"{load:g}",
-                *(amount(at_load[name].mean_s) for name in ORDERS),
-                percent(1 - srpt.mean_s / fcfs.mean_s),
-                percent(share_retained(fcfs, at_load["sprpt"], srpt)),
-                amount(fcfs.slowdown),
-                amount(srpt.slowdown),
-            ]
-        )
+        shares = 1 - srpt.mean_s / fcfs.mean_s, share_retained(fcfs, at_load["sprpt"], srpt)
+        means, slowdowns = (at_load[name].mean_s for name in ORDERS), (fcfs.slowdown, srpt.slowdown)
+        rows.append([f"{load:g}", *map(amount, means), *map(percent, shares), *map(amount, slowdowns)])
     return heads, rows
 
 
-def _estimate_cell(value: Estimate) -> TableCell:
+def estimate_cell(value: Estimate) -> TableCell:
+    """Return a value with its interval as a cell."""
     text, half = rounded(value.value, value.half_width)
     return TableCell(text, f"{PLUS_MINUS} {half}" if half else "")
 
@@ -158,57 +152,63 @@ def _multibin_figures(study: MultiBinStudy) -> list[Figure]:
 
     def curves_of(series: int, exact: str, simulated: str) -> list[Figure]:
         line, marks = ([getattr(row, name) for row in study.rows] for name in (exact, simulated))
-        return [_line("theory", series, bins, line), _marks("simulated", series, bins, marks)]
+        return [line_of("theory", series, bins, line), marks_of("simulated", series, bins, marks)]
 
     curves = curves_of(0, "throughput_rps", "simulated_rps")
-    drawn = [_figure("throughput", "Throughput by number of bins", x, requests_per_s, curves, levels)]
+    drawn = [figure_of("throughput", "Throughput by number of bins", x, requests_per_s, curves, levels)]
     if math.isfinite(study.rate_rps):
         curves = curves_of(1, "latency_s", "simulated_latency_s")
-        drawn.append(_figure("latency", "Latency without a queue, by number of bins", x, {"label": "seconds"}, curves))
+        drawn.append(
+            figure_of("latency", "Latency without a queue, by number of bins", x, {"label": "seconds"}, curves)
+        )
     if study.saturation is not None:
         rates, found = study.saturation
         limits = {row.bins: row.throughput_rps for row in study.rows}
         curves = []
         for i, (count, points) in enumerate(found.items()):
             name = counted(count, "bin")
-            curves.append(_line(name, i, rates, [min(rate, limits[count]) for rate in rates]))
-            curves.append(_marks(name, i, rates, [Estimate(p.value) for p in points]) | {"silent": True})
+            curves.append(line_of(name, i, rates, [min(rate, limits[count]) for rate in rates]))
+            curves.append(marks_of(name, i, rates, [Estimate(p.value) for p in points]) | {"silent": True})
         x, y = {"label": "arrivals, requests/s"}, {"label": "served, requests/s"}
-        drawn.append(_figure("saturation", "Throughput by arrival rate", x, y, curves, levels[:1]))
+        drawn.append(figure_of("saturation", "Throughput by arrival rate", x, y, curves, levels[:1]))
     if study.robustness is not None:
         chances, rates_of = study.robustness
-        curves = [_line(counted(count, "bin"), i, chances, rates) for i, (count, rates) in enumerate(rates_of.items())]
+        curves = [
+            line_of(counted(count, "bin"), i, chances, rates) for i, (count, rates) in enumerate(rates_of.items())
+        ]
         x = {"label": "probability of each neighbouring bin"}
-        drawn.append(_figure("robustness", "Throughput with mispredicted bins", x, requests_per_s, curves))
+        drawn.append(figure_of("robustness", "Throughput with mispredicted bins", x, requests_per_s, curves))
     return drawn
 
 
 def _queue_figures(study: QueueStudy) -> list[Figure]:
     def by_order(attribute: str) -> list[Figure]:
         return [
-            _line(ORDERS[name], series, study.loads, [getattr(one, attribute) for one in study.orders[name]])
+            line_of(ORDERS[name], series, study.loads, [getattr(one, attribute) for one in study.orders[name]])
             | {"dash": "dash" if name in ("spjf", "sprpt") else "solid"}
             for name, series in SERIES.items()
         ]
 
     shown = list(study.retained)[:: max(1, len(study.retained) // 4)]
-    preemptive = [_line(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
+    preemptive = [line_of(f"load {load:g}", i, study.sigmas, study.retained[load]) for i, load in enumerate(shown)]
     without = [
-        _line(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)
+        line_of(f"load {load:g}", i, study.sigmas, study.retained_nonpreemptive[load]) for i, load in enumerate(shown)
     ]
     x, error = {"label": "load"}, {"label": "predictor error, sd of ln(predicted / true)"}
     times = {"label": "seconds, log scale", "log": True}
     ratios = {"label": "time / service time, log scale", "log": True}
     share = {"label": "share of the gap from FCFS to SRPT", "format": ".0%"}
     return [
-        _figure("sojourn", "Mean time from arrival to completion", x, times, by_order("mean_s")),
-        _figure("slowdown", "Mean slowdown", x, ratios, by_order("slowdown")),
-        _figure("retained", "Gain retained with predictions, preemptive", error, share, preemptive),
-        _figure("retained-nonpreemptive", "Gain retained with predictions, without preemption", error, share, without),
+        figure_of("sojourn", "Mean time from arrival to completion", x, times, by_order("mean_s")),
+        figure_of("slowdown", "Mean slowdown", x, ratios, by_order("slowdown")),
+        figure_of("retained", "Gain retained with predictions, preemptive", error, share, preemptive),
+        figure_of(
+            "retained-nonpreemptive", "Gain retained with predictions, without preemption", error, share, without
+        ),
     ]
 
 
-def _figure(
+def figure_of(
     name: str,
     title: str,
     x: dict[str, Any],
@@ -216,21 +216,24 @@ def _figure(
     curves: Sequence[Figure],
     levels: Sequence[tuple[float, str]] = (),
 ) -> Figure:
+    """Return a figure; ``levels`` are horizontal lines as (value, text)."""
     drawn = [curve for curve in curves if any(value is not None for value in curve["y"])]
     lines = [{"y": json_numbers([value])[0], "text": text} for value, text in levels]
     return {"id": name, "title": title, "x": x, "y": y, "curves": drawn, "levels": lines}
 
 
-def _line(name: str, series: int, x: Iterable[float], y: Iterable[float]) -> Figure:
+def line_of(name: str, series: int, x: Iterable[float], y: Iterable[float]) -> Figure:
+    """Return a curve as a line with the colour of ``series``."""
     return {"name": name, "series": series, "mode": "lines", "x": json_numbers(x), "y": json_numbers(y)}
 
 
-def _marks(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) -> Figure:
+def marks_of(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) -> Figure:
+    """Return a curve as marks with their intervals."""
     halves = json_numbers(e.half_width for e in y)
-    return _line(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
+    return line_of(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
 
 
 def write_theory_json(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
-    """Write the study to a JSON file; raise OutputError."""
+    """Write the study to a JSON file. Raises OutputError if the file cannot be written."""
     kind = "multibin" if isinstance(study, MultiBinStudy) else "queue"
     write_whole(path, json_text("theory", {"kind": kind, "answers": answers(study), **plain(study)}).encode())

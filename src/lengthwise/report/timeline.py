@@ -1,7 +1,7 @@
 """A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace-event JSON.
 
-Each replica is a process; requests that no replica took share one. Requests are asynchronous spans that nest queued,
-prefill and decode. A request that did not finish is drawn to the end of the run, a rejected one as a point.
+Each replica is a process, and requests without a replica share another one. A request is an asynchronous span with the
+nested spans queued, prefill and decode. An unfinished request lasts to the end of the run, a rejected one is a point.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_ROWS = 8192
 
 
 def write_timeline(path: Path | str, records: Records) -> None:
-    """Stream every step and request into a trace-event file; raise InputError if no steps are recorded, OutputError."""
+    """Write every step and request to a trace-event file. Raises InputError if the steps were not recorded."""
     steps = records.steps
     if steps is None:
         raise InputError("a timeline needs every step, and large runs record none; simulate fewer requests")
@@ -57,7 +57,7 @@ def _us(time_s: float) -> float:
 
 
 def _rows(columns: Any, names: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows as Python numbers; converting a chunk of each column at a time bounds the memory."""
+    """Yield rows as Python numbers. Columns are converted in chunks to limit the memory."""
     for start in range(0, len(getattr(columns, names[0])), _CHUNK_ROWS):
         yield from zip(*(getattr(columns, n)[start : start + _CHUNK_ROWS].tolist() for n in names), strict=True)
 
@@ -66,7 +66,7 @@ _STEP_COLUMNS = ("start_s", "end_s", "replica", "decode_seqs", "prefill_seqs", "
 
 
 def _steps(steps: StepRecords, replicas: int) -> Iterator[Event]:
-    """Yield each step on the first free track of its replica, so that overlapping steps never share one."""
+    """Yield each step as an event on the first free track of its replica, so that overlapping steps share none."""
     track_ends: list[list[float]] = [[] for _ in range(replicas)]
     for start_s, end_s, replica, decodes, prefills, tokens, blocks, waiting in _rows(steps, _STEP_COLUMNS):
         ends = track_ends[replica]

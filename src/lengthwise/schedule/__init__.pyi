@@ -25,13 +25,12 @@ from .frontier import breakpoints as breakpoints
 from .frontier import frontiers as frontiers
 from .frontier import static_batches as static_batches
 from .length_drift import Sample as Sample
-from .length_drift import banded as banded
 from .length_drift import drift as drift
-from .length_drift import over_costs as over_costs
-from .length_drift import over_resamples as over_resamples
+from .length_drift import spread_over_costs as spread_over_costs
+from .length_drift import spread_over_resamples as spread_over_resamples
+from .length_drift import with_bands as with_bands
 from .lengths import TaskLengths as TaskLengths
 from .optimizer import EvaluatedPoint as EvaluatedPoint
-from .optimizer import NonMonotone as NonMonotone
 from .optimizer import Perf as Perf
 from .optimizer import Performance as Performance
 from .optimizer import SearchResult as SearchResult
@@ -39,7 +38,6 @@ from .optimizer import Tolerances as Tolerances
 from .optimizer import Variable as Variable
 from .optimizer import branch_and_bound as branch_and_bound
 from .optimizer import exhaustive as exhaustive
-from .optimizer import non_monotone as non_monotone
 from .plan import Explanation as Explanation
 from .plan import Progress as Progress
 from .plan import build_plan as build_plan

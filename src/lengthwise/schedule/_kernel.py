@@ -1,7 +1,9 @@
 """Compiled loops of the estimator: one row of results per schedule.
 
-Stages come in groups of ``count`` neighbours with equal visit times. The loops allocate nothing; callers pass scratch.
-Columns of ``groups``: stages, layers, whether of degree 1, whether first, whether last.
+A visit is the pass of one micro-batch through one pipeline stage. Neighbouring stages with equal visit times form a
+group; ``count`` [groups] is the number of stages of each. Columns of ``groups``: stages, layers of a stage, whether its
+degree is 1, whether it is the first stage, whether the last. ``a`` are the cost tables of the larger tensor-parallel
+degree, ``b`` those of degree 1. The loops allocate nothing: callers pass scratch arrays.
 """
 
 from __future__ import annotations
@@ -19,18 +21,19 @@ Floats = npt.NDArray[np.float64]
 MAX_ROUNDS = 64
 _STEADY_TOLERANCE = 1e-10
 _MIN_COUNT = 4.0
-"""Mean sequences of a micro-batch up to which it may be empty (``presence``); from twice as many on it never is."""
+"""A micro-batch with this many sequences on average may be empty (``presence``), one with twice as many never is."""
 _HALVINGS = 32
 _MAX_BATCHES_BEHIND = 1000.0
-"""Batches among which the longest is taken where the pipeline never idles."""
+"""Number of batches among which the longest is taken if the pipeline never idles."""
 
 
 class DegreeTables(NamedTuple):
-    """Cost tables of one tensor-parallel degree.
+    """Cost tables of one tensor-parallel degree, in seconds.
 
-    Columns of ``by_tokens``: layer with its collectives, first, send; of ``by_seqs``: head, host. ``prompt`` describes
-    one random prompt: mean tokens, mean square, variance of the tokens, mean attention seconds of a layer, covariance
-    of these with the tokens, their variance; the attention values are 0 where the tables merge prompts.
+    Columns of ``by_tokens``: a layer with its collectives, the first stage's embedding, a send to the next stage.
+    Columns of ``by_seqs``: the head, the host. ``prompt`` describes a random prompt by six numbers: mean, mean square
+    and variance of its tokens; the mean attention seconds of a layer, their covariance with the tokens, and their
+    variance. The last three are 0 if the tables merge prompts into one.
     """
 
     by_tokens: Floats
@@ -48,7 +51,7 @@ class DegreeTables(NamedTuple):
 
 @jit
 def lookup(table, slope, amount, column):
-    """Return the table's column at ``amount``: linear between entries, by ``slope`` beyond the last one."""
+    """Return a table's value at ``amount`` tokens or sequences. Each one beyond the last row adds ``slope``."""
     last = table.shape[0] - 1
     if amount >= last:
         return table[last, column] + (amount - last) * slope[column]
@@ -66,7 +69,7 @@ def _grid_value(index):
 
 @jit
 def _grid_cell(value, points):
-    """Return (index, fraction) of a value on the axis of ``schema.cost_tables.grid_value``."""
+    """Return the cell of the grid ``cost_tables.grid_value`` that has a value, and the place in the cell (0 to 1)."""
     if value < 32.0:
         index = int(value)
         fraction = value - index
@@ -98,7 +101,7 @@ def _clamped(table, i, j):
 
 @jit
 def decode_attention_s(t, seqs, kv_tokens):
-    """Return one layer's decode attention."""
+    """Return the attention seconds of one layer when ``seqs`` sequences decode."""
     masked = t.masked_s * max(seqs - 1.0, 0.0) * kv_tokens
     if not t.merged:
         return _bilinear(t.decode, seqs, kv_tokens) + masked
@@ -111,7 +114,7 @@ def decode_attention_s(t, seqs, kv_tokens):
 
 @jit
 def prefill_attention_s(t, seqs):
-    """Return one layer's attention of ``seqs`` prompts, expected over their lengths."""
+    """Return the expected attention seconds of one layer for ``seqs`` random prompts."""
     mean = t.prompt[0]
     masked = t.masked_s * max(seqs * (seqs - 1.0), 0.0) * mean * mean
     if not t.merged:
@@ -122,16 +125,17 @@ def prefill_attention_s(t, seqs):
 
 @jit_cold
 def prefill_layer_s(t, seqs, share):
-    """Return one layer's seconds for ``seqs`` prompts with a ``share`` of its matrix products."""
+    """Return the seconds of one layer that prefills ``seqs`` prompts and computes ``share`` of its matrix products."""
     tokens = seqs * t.prompt[0]
     return share * lookup(t.by_tokens, t.tokens_slope, tokens, 0) + prefill_attention_s(t, seqs)
 
 
 @jit_cold
 def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
-    """Return one layer's seconds for one token of ``seqs`` sequences, 0 without sequences.
+    """Return the seconds of one layer when ``seqs`` sequences decode one token each, or 0 without sequences.
 
-    A ``share`` of its matrix products over ``more_tokens`` of newly prefilled prompts is added.
+    The seconds include a ``share`` of the layer's matrix products for the ``more_tokens`` tokens of newly prefilled
+    prompts.
     """
     if seqs <= 0.0:
         return 0.0
@@ -143,7 +147,7 @@ def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
 
 @jit_cold
 def ends_s(t, seqs, tokens, first, last):
-    """Return the seconds of a stage beyond its layers: embedding and host, head, or send; 0 without sequences."""
+    """Return the seconds of a visit outside the layers (embedding and host, head, sending), or 0 without sequences."""
     if seqs <= 0.0:
         return 0.0
     seconds = 0.0
@@ -156,7 +160,7 @@ def ends_s(t, seqs, tokens, first, last):
 
 @jit_cold
 def prefill_deviation_s(t, seqs, share, layers):
-    """Return the standard deviation of a stage's seconds for ``seqs`` independent prompts, linear near the mean."""
+    """Return the standard deviation of the seconds of ``seqs`` independent prompts, linearized at their mean tokens."""
     tokens = seqs * t.prompt[0]
     step = 0.01 * tokens + 1.0
     ahead = lookup(t.by_tokens, t.tokens_slope, tokens + step, 0) - lookup(t.by_tokens, t.tokens_slope, tokens, 0)
@@ -167,10 +171,11 @@ def prefill_deviation_s(t, seqs, share, layers):
 
 @jit
 def _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started_s):
-    """Move micro-batches 0 .. jobs - 1 through all stages, each stage in their order.
+    """Move micro-batches 0 to jobs - 1 through all stages, each of which serves them in this order.
 
-    ``ready_s`` is when each micro-batch can enter, then when it has left; ``first_s`` and ``last_s`` are when the first
-    and the last stage of each group are free. Between these two no micro-batch waits: the stages are equally fast.
+    ``ready_s`` is the time at which each micro-batch can enter the first stage. The loop replaces this by the time at
+    which the micro-batch leaves the last stage. ``first_s`` and ``last_s`` are the times at which the first and the
+    last stage of each group become free. Inside a group no micro-batch waits, because all its stages are equally fast.
     """
     for job in range(jobs):
         now = ready_s[job]
@@ -191,7 +196,6 @@ def _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started
 
 @jit
 def _range_of_shifts(values, before, size, low, high):
-    """Return (low, high) extended by the change of each value since ``before``, which is updated."""
     for index in range(size):
         shift = values[index] - before[index]
         low, high = min(low, shift), max(high, shift)
@@ -202,11 +206,12 @@ def _range_of_shifts(values, before, size, low, high):
 def steady_round(
     jobs, prefills, steps, finish, count, visit_s, scale, ready_s, first_s, last_s, started_s, before
 ):  # fmt: skip
-    """Return (seconds of a round, seconds from a micro-batch's prefill to the end of iteration ``finish``), steady.
+    """Return the seconds of a round, and the latency in it, once rounds no longer change.
 
-    Column 0 of ``visit_s`` [groups, steps + 1] is the prefill, which ``prefills`` of the micro-batches have, each
-    scaled by ``scale``. A round is steady once everything in it is later by the same time than in the round before; if
-    that does not happen within ``MAX_ROUNDS``, the mean of their second half is taken.
+    A round is a prefill and ``steps`` decode iterations. The latency is from a prefill's start to the end of iteration
+    ``finish``. Column 0 of ``visit_s`` [groups, steps + 1] is a prefill visit. ``prefills`` micro-batches prefill, and
+    ``scale`` multiplies the visit of each. A round is steady once all its times are later by the same amount than the
+    times of the round before. If no round is steady within ``MAX_ROUNDS``, the result is the mean of the second half.
     """
     groups = len(count)
     ready_s[:jobs] = 0.0
@@ -236,12 +241,14 @@ def steady_round(
 
 
 def presence(seqs: float, requests: float, isolated: bool) -> tuple[float, float]:
-    """Return (probability that a micro-batch is not empty, factor from mean sequences to those when it is not).
+    """Return the probability that a micro-batch is not empty, and a factor on its number of sequences.
 
-    An empty micro-batch takes no time, so the expectation is that of a non-empty one, weighted by its probability. Its
-    ``requests`` finish independently, so with a share p of them left it is empty with probability (1 - p)^requests.
-    ``isolated``: as seen by one of its own requests, which is certainly present. Between ``_MIN_COUNT`` and twice as
-    many sequences the correction fades out, so that the estimate is continuous.
+    A micro-batch that is sometimes empty has more sequences at other times: the factor is the mean number over
+    non-empty micro-batches, divided by ``seqs``, the mean over all. An empty micro-batch takes no time, so the expected
+    time is the time of a non-empty one times this probability. The requests finish independently: if a share p of
+    ``requests`` is left, the micro-batch is empty with probability (1 - p)^requests. If ``isolated``, one of its
+    requests is known to be present. From ``_MIN_COUNT`` to ``2 * _MIN_COUNT`` sequences the correction fades out, so
+    that the estimate is continuous.
     """
     if not 0.0 < seqs < min(requests, 2.0 * _MIN_COUNT):
         return 1.0, 1.0
@@ -253,16 +260,17 @@ def presence(seqs: float, requests: float, isolated: bool) -> tuple[float, float
 
 
 def largest_excess(seqs: float, dispersion: float, score: float) -> float:
-    """Return the excess of the largest micro-batch over the mean non-empty one of ``seqs`` sequences.
+    """Return how many sequences the largest micro-batch has beyond ``seqs``, the mean of non-empty ones.
 
-    ``dispersion`` is a micro-batch's variance over its mean, ``score`` the expected deviations of the largest beyond
-    the mean. One sequence of a non-empty micro-batch is certain and does not vary.
+    ``dispersion`` is the variance of a micro-batch's sequences over their mean. ``score`` is the number of standard
+    deviations by which the largest one is expected to exceed the mean. A non-empty micro-batch has one sequence for
+    certain, which does not vary.
     """
     return score * math.sqrt(max(seqs - 1.0, 0.0) * min(dispersion, 1.0))
 
 
 def part_factor(new: float, parts: int, place: int) -> float:
-    """Return the size of the ``place``-th smallest part over the mean, parts as equal as whole requests allow."""
+    """Return a part's size over the mean if ``new`` requests are divided evenly. The part at ``place`` 0 is least."""
     requests = math.floor(new + 0.5)
     if requests <= parts:
         return 1.0
@@ -272,14 +280,14 @@ def part_factor(new: float, parts: int, place: int) -> float:
 
 
 def pace_factor(present: float, parts: int, longest: float, largest_s: float, total_s: float) -> float:
-    """Return the mean seconds of a visit over those of a non-empty micro-batch, at the pace of its iteration.
+    """Return the factor on visits of non-empty micro-batches that gives an iteration its expected length.
 
-    An iteration lasts as long as the slowest stage is busy with the micro-batches that are present, or as the pass of
-    the longest micro-batch through all stages, if any is present: no micro-batch starts its next iteration before.
+    An iteration lasts as long as the slowest stage is busy with all non-empty micro-batches or, if that is longer, as
+    the longest micro-batch takes through all stages: no micro-batch starts its next iteration before that.
 
     Args:
         present: Probability that a micro-batch is not empty.
-        parts: Micro-batches.
+        parts: Number of micro-batches.
         longest: Visit of the longest micro-batch over the mean visit.
         largest_s: Seconds of the slowest stage's visit.
         total_s: Seconds of the visits of all stages.
@@ -296,7 +304,6 @@ _pace_factor, _part_factor = jit(pace_factor), jit(part_factor)
 
 @jit
 def _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, tokens):
-    """Return the seconds of a stage of group ``g`` whose layers take ``layer_a_s`` or ``layer_b_s`` each."""
     if groups[g, 2] > 0:
         return groups[g, 1] * layer_b_s + ends_s(b, seqs, tokens, groups[g, 3], groups[g, 4])
     return groups[g, 1] * layer_a_s + ends_s(a, seqs, tokens, groups[g, 3], groups[g, 4])
@@ -311,8 +318,7 @@ def _layer_pair_s(a, b, mixed, seqs, kv_tokens, more_tokens, share):
 
 
 @jit
-def _mixed(groups):
-    """Return whether stages have both degrees; if not, ``a`` and ``b`` are the same tables, or only ``a`` is used."""
+def _has_two_degrees(groups):
     found = False
     for g in range(1, groups.shape[0]):
         found = found or groups[g, 2] != groups[0, 2]
@@ -321,9 +327,10 @@ def _mixed(groups):
 
 @jit
 def _fill_prefill(a, b, groups, count, seqs, share, visit_s, z, max_range):
-    """Fill column 0; return (slowest visit, pass through all stages, relative range of the slowest).
+    """Fill column 0 of ``visit_s``. Return the slowest visit, the sum of all visits, and the slowest visit's range.
 
-    ``max_range`` limits the relative range of the batch's tokens under dynamic adjustment; infinite without.
+    The range is the share by which the slowest visit is longer at ``z`` standard deviations. ``max_range`` limits the
+    range of a batch's tokens under dynamic adjustment and is infinite without adjustment.
     """
     layer_a_s, layer_b_s = prefill_layer_s(a, seqs, share), prefill_layer_s(b, seqs, share)
     largest, total, slowest = 0.0, 0.0, 0
@@ -342,16 +349,18 @@ def rra_rows(
     a, b, groups, count, seqs_in, steps, jobs, finish, phases, offset, loads, z, max_range, scores,
     visit_s, scale, ready_s, first_s, last_s, started_s, before, out,
 ):  # fmt: skip
-    """Fill a row per schedule: round, latency, its high end, prefill, decode iteration, ranges of the two.
+    """Fill a row of ``out`` for each RRA schedule.
 
-    The prefills of micro-batches differ in length; ``scores[n]`` are the expected deviations of the 1st, 2nd, ... of
-    n normal ones. Every later stage waits for the longest of them, so these differences do not average out. Where B_E
-    is not a multiple of the micro-batches, some have one request more, always the same ones. Decodes differ likewise:
-    an iteration takes as long as the pass of the largest micro-batch (``pace_factor``).
-    ``loads`` [sum of steps, 4]: sequences, KV tokens and the variances of both at each iteration per new request of a
-    phase; the rows of a schedule start at its ``offset``. ``max_range``: as for ``_fill_prefill``, per row.
+    Columns: seconds of a round, latency, latency at the quantile, seconds of a prefill and of a decode iteration,
+    relative ranges of the two. The prefills of the micro-batches differ in length: ``scores[n]`` are the expected
+    deviations, in ascending order, of n standard normal values. Every later stage waits for the longest prefill, so the
+    differences do not average out. If B_E is not a multiple of the micro-batches, the same micro-batches always have
+    one request more. Decodes differ likewise: an iteration takes as long as the pass of the largest micro-batch
+    (``pace_factor``). ``loads`` [sum of steps, 4] are the sequences, the KV tokens and the variances of both, at each
+    iteration and per new request of a phase. The rows of a schedule start at its ``offset``. ``max_range`` [rows] is
+    passed to ``_fill_prefill``.
     """
-    mixed = _mixed(groups)
+    mixed = _has_two_degrees(groups)
     for row in range(len(seqs_in)):
         new, n, m = seqs_in[row], steps[row], jobs[row]
         prefills = int(min(m, new))
@@ -378,7 +387,7 @@ def rra_rows(
             if group_s > decode_s:
                 decode_s, slowest = group_s, g
         seen_round_s = round_s
-        if sparse:  # The request that the latency is of is present throughout: none of its iterations is empty.
+        if sparse:  # The request whose latency is estimated is always present, so none of its iterations is empty.
             _fill_decode(
                 a, b, mixed, groups, count, new, m, n, offset[row], loads, scores[m, m - 1], visit_s, isolated=True
             )
@@ -397,7 +406,7 @@ def rra_rows(
 
 @jit
 def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, loads, score, visit_s, isolated):
-    """Fill the columns of decode visits; return whether a micro-batch may be empty at some iteration."""
+    """Fill the decode columns of ``visit_s``, and return whether a micro-batch may be empty in some iteration."""
     sparse, requests, uneven = False, max(new / m, 1.0), _part_factor(new, m, m - 1)
     for u in range(n):
         seqs, kv_tokens = new * loads[offset + u, 0] / m, new * loads[offset + u, 1] / m
@@ -410,7 +419,7 @@ def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, loads, score, vi
             visit_s[g, u + 1] = _visit_of(a, b, groups, g, layer_a_s, layer_b_s, seqs, seqs)
             largest, total = max(largest, visit_s[g, u + 1]), total + count[g] * visit_s[g, u + 1]
         more = _largest_excess(seqs, dispersion, score) + (uneven - 1.0) * seqs
-        longest = _longest(a, b, mixed, groups, seqs, kv_tokens, more, visit_s[0, u + 1])
+        longest = _longest_over_mean(a, b, mixed, groups, seqs, kv_tokens, more, visit_s[0, u + 1])
         pace = _pace_factor(present, m, longest, largest, total)
         for g in range(len(count)):
             visit_s[g, u + 1] *= pace
@@ -418,8 +427,7 @@ def _fill_decode(a, b, mixed, groups, count, new, m, n, offset, loads, score, vi
 
 
 @jit
-def _longest(a, b, mixed, groups, seqs, kv_tokens, more, mean_s):
-    """Return the first stage's visit with ``more`` sequences on top over its mean visit ``mean_s``."""
+def _longest_over_mean(a, b, mixed, groups, seqs, kv_tokens, more, mean_s):
     if more <= 0.0 or mean_s <= 0.0:
         return 1.0
     layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs + more, kv_tokens * (1.0 + more / seqs), 0.0, 0.0)
@@ -428,7 +436,7 @@ def _longest(a, b, mixed, groups, seqs, kv_tokens, more, mean_s):
 
 @jit
 def _rra_range(a, b, groups, g, new, m, n, offset, loads, z, visit_s):
-    """Return the relative range of a stage's decode visits, from the first, middle and last iteration of a phase."""
+    """Return by which share decode visits of group ``g`` are longer at ``z`` standard deviations."""
     high_s, mean_s = 0.0, 0.0
     for third in range(3):
         u = third * (n - 1) // 2
@@ -446,7 +454,7 @@ def _rra_range(a, b, groups, g, new, m, n, offset, loads, z, visit_s):
 
 @jit_cold
 def _iteration_s(a, b, mixed, groups, count, m, seqs, kv_tokens, more_tokens, share):
-    """Return a decode iteration of m equal micro-batches: the slowest stage's m visits, or one pass through all."""
+    """Return the seconds of a decode iteration: ``m`` visits of the slowest stage, or one pass through all stages."""
     seqs, kv_tokens = seqs / m, kv_tokens / m
     layer_a_s, layer_b_s = _layer_pair_s(a, b, mixed, seqs, kv_tokens, more_tokens / m, share)
     largest, total = 0.0, 0.0
@@ -458,11 +466,11 @@ def _iteration_s(a, b, mixed, groups, count, m, seqs, kv_tokens, more_tokens, sh
 
 @jit
 def _deviations_behind(spread, idle):
-    """Return the deviations by which the longest batch that one still waits for, stage by stage, exceeds the mean.
+    """Return by how many standard deviations a batch is late because of longer batches ahead of it.
 
-    With buffers between stages no batch overtakes another, and all that follow are as late as the longest one until
-    gaps of ``idle`` (in batches) per batch add up to its excess. The longest of k normal batches is about
-    sqrt(2 ln k) - 0.6 deviations beyond the mean (k from 2 to 1000).
+    With buffers between the stages no batch overtakes another. All batches behind the longest one are as late as that
+    one until the gaps of ``idle`` (in batches) between batches add up to the excess of the longest one. The longest of
+    k normally distributed batches is about sqrt(2 ln k) - 0.6 deviations above the mean (k from 2 to 1000).
     """
     batches = _MAX_BATCHES_BEHIND if idle * _MAX_BATCHES_BEHIND <= spread else 1.0 + spread / idle
     return max(math.sqrt(2.0 * math.log(batches)) - 0.6, 0.0)
@@ -472,13 +480,19 @@ def waa_rows(
     a, b, prefill_groups, prefill_count, decode_groups, decode_count, seqs_in, jobs, loads, iterations,
     out_s, in_s, projected, lockstep, z, max_range, longest, visit_s, out,
 ):  # fmt: skip
-    """Fill a row per schedule: cycle, latency, its high end, prefill, decode iteration, ranges of the two, B_D.
+    """Fill a row of ``out`` for each WAA schedule.
 
-    ``loads`` [4]: as for RRA, of N_D = 1. ``out_s`` and ``in_s``: seconds that one prompt's KV transfer occupies the
-    host links. ``projected``: share of a layer's products over a prompt that the decode GPUs do. ``longest``:
-    deviations beyond the mean of a batch of the longest prompts.
+    The columns are as in ``rra_rows``, with the cycle (from one prefill to the next) as the round, and B_D. ``loads``
+    [4] has the columns that it has for ``rra_rows``, at N_D = 1. ``out_s`` and ``in_s`` are the seconds for which one
+    prompt's KV transfer occupies the host links. ``projected`` is the share of a layer's matrix products over a prompt
+    that the decode GPUs compute. ``longest`` is by how many deviations a batch of the longest prompts exceeds the mean
+    batch.
     """
-    mixed = _mixed(decode_groups) or _mixed(prefill_groups) or decode_groups[0, 2] != prefill_groups[0, 2]
+    mixed = (
+        _has_two_degrees(decode_groups)
+        or _has_two_degrees(prefill_groups)
+        or decode_groups[0, 2] != prefill_groups[0, 2]
+    )
     for row in range(len(seqs_in)):
         new, m = seqs_in[row], jobs[row]
         largest, passing_s, prefill_range = _fill_prefill(
@@ -488,7 +502,7 @@ def waa_rows(
         batch, kv_tokens, scale = new * loads[0], new * loads[1], 1.0
         full_s = _iteration_s(a, b, mixed, decode_groups, decode_count, m, batch, kv_tokens, more, projected)
         iteration_s = full_s
-        if not lockstep and full_s < period_s:  # Little's law: fewer requests are decoding, by bisection.
+        if not lockstep and full_s < period_s:  # Bisect for the smaller batch that Little's law gives.
             low, high = 0.0, 1.0
             for _ in range(_HALVINGS):
                 scale = 0.5 * (low + high)
@@ -513,7 +527,7 @@ def waa_rows(
         behind = min(_deviations_behind(spread, cycle_s / largest - 1.0), longest[row])
         behind_s = (passing_s - largest) * spread * behind
         entry_s, high_entry_s, joins = passing_s + behind_s, largest * prefill_range, 0.0
-        if iterations > 0:  # Transfers are one at a time; the middle one is the mean. It joins the next micro-batch.
+        if iterations > 0:  # Prompts are transferred one at a time (on average the middle one) and join a micro-batch.
             entry_s, joins = entry_s + 0.5 * (new + 1.0) * (out_s + in_s), 1.0 / m
             high_entry_s += 0.5 * (new - 1.0) * (out_s + in_s)
         out[row, 0], out[row, 1] = cycle_s, entry_s + (iterations + 0.5 * joins) * pace_s
@@ -527,7 +541,7 @@ def waa_rows(
 
 
 def visits(t, seqs, kv_tokens, layers, first, last, more_tokens, prefill, share, out):
-    """Fill seconds of stage visits, one per row: prefills of ``seqs`` prompts, or decodes over ``kv_tokens``."""
+    """Fill ``out`` with the seconds of visits: prefills of ``seqs`` prompts, or decodes with ``kv_tokens`` cached."""
     for row in range(len(out)):
         if prefill:
             tokens, layer_s = seqs[row] * t.prompt[0], prefill_layer_s(t, seqs[row], share)

@@ -1,11 +1,13 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
-The schedule may stay, change its batches and phases, which takes no time, or load another layout, which takes the
-seconds of ``redeployment``. The best option meets the bound and serves most requests until a horizon. A schedule that
-still meets the bound is replaced only by one that serves noticeably more by then; one that no longer meets it, by
-anything that does and is loaded in time. The new bound is tighter by a margin: the smallest with which the new
-schedule would meet the real bound after one more change of the same size. If there is none, or it costs too much
-throughput, a change of half that size is assumed, then of a quarter; then there is no margin.
+The schedule may stay, change its batches and phases (which takes no time), or load another layout (which takes the
+seconds of ``redeployment``). The best option meets the bound and serves most requests until a horizon. A schedule that
+still meets the bound is replaced only by one that serves noticeably more requests by then. A schedule that no longer
+meets the bound is replaced by any that does and is loaded in time.
+
+The new bound is tighter by a margin: the smallest margin with which the new schedule would meet the real bound after
+one more change of the same size. If no margin suffices, or it costs too much throughput, the planner assumes a change
+of half that size, then of a quarter, and then no margin.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from lengthwise.catalog import weight_bytes
 from lengthwise.schedule.controls import Assumptions, Cluster, Strategy
 from lengthwise.schedule.drift_monitor import SIDES, Alarm, Monitor, Watcher
 from lengthwise.schedule.estimation import Estimator
-from lengthwise.schedule.length_drift import evaluate_deployed, first_margin, moments, moved, moves_weights, placed
+from lengthwise.schedule.length_drift import as_pmf, evaluate_deployed, first_margin, moments, moved, needs_loading
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.planner import Planner, min_evaluated_s, refine, rounded_up
 from lengthwise.schedule.search_space import SearchSpace
@@ -34,12 +36,12 @@ BestRow = Callable[[float], ScheduleRow | None]
 """Function from a latency bound to the best schedule under it; None: no schedule meets it."""
 
 DRAM_BYTES_PER_S = 4.9e9
-"""From host memory to one GPU. ExeGPT's Table 4 has 4.1e9 to 5.4e9: 2 bytes per parameter over GPUs and seconds."""
+"""From host memory to one GPU. ExeGPT's Table 4 gives 4.1e9 to 5.4e9, with 2 bytes per parameter."""
 SSD_BYTES_PER_S = 7.3e9
-"""From the drives of one node of 8 GPUs. Table 4 has 7.1e9 to 7.5e9 for its three larger models, 18.6e9 for 39B."""
+"""From the drives of one node of 8 GPUs. Table 4 gives 7.1e9 to 7.5e9 for its three larger models, 18.6e9 for 39B."""
 SOURCE = "ExeGPT (Oh et al., ASPLOS 2024), Table 4"
 MIN_COUNTED_REQUESTS = 1000
-"""Requests from which on lengths are counted: ten of them exceed the 99 % quantile."""
+"""With this many requests their lengths replace the planned shape: ten of them exceed the 99 % quantile."""
 
 _MEASURED_S = {
     ("gpt-3-39b", "A40", 16): (0.9, 2.1),
@@ -47,16 +49,16 @@ _MEASURED_S = {
     ("gpt-3-175b", "A40", 32): (2.1, 11.9),
     ("gpt-3-341b", "A40", 48): (3.5, 15.1),
 }
-"""Seconds from host memory and from drives. The table does not name the GPUs; the paper has 32 or more
-GPUs only of type A40 (it has 16 A100s)."""
+"""Seconds to load from host memory and from drives. The table does not name the GPUs; the paper has 32 or more
+GPUs only of type A40 (and 16 A100s)."""
 _REPEATED_CHANGES = (1.0, 0.5, 0.25)
 
 
 class InPlace:
-    """The best schedules that a deployed one can become without loading weights; estimates are stored.
+    """Finds the best schedules that a deployed one can become without loading weights.
 
-    They have the deployed schedule's strategy, groups and split of GPUs. Prefills and decode batches have at most
-    ``max_num_seqs`` sequences.
+    They have the deployed schedule's strategy, groups and split of GPUs. Batches have at most ``max_num_seqs``
+    sequences. Estimates are stored, so that later bounds reuse them.
     """
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
@@ -72,7 +74,7 @@ class InPlace:
         )
 
     def best(self, bound_s: float = math.inf) -> ScheduleRow | None:
-        """Return the schedule of the highest throughput that meets a bound; None: none does."""
+        """Return the schedule of the highest throughput that meets a bound, or None if no schedule meets it."""
         for one in refine(self._planner.search(bound_s, [self.space]), bound_s):
             if one.result.best:
                 return self.space.row(one.best.point)
@@ -80,7 +82,7 @@ class InPlace:
 
 
 def further(before: TaskLengths, task: TaskLengths, share: float, max_model_len: int) -> TaskLengths:
-    """Return lengths after one more change: longer and more varied by a share of the last change of mean and sd."""
+    """Return the lengths if ``share`` of the last change happens once more, towards longer and more varied requests."""
 
     def more(before: Floats, after: Floats, max_tokens: int) -> Floats:
         (mean, sd, _), (mean_after, sd_after, _) = moments(before), moments(after)
@@ -93,10 +95,11 @@ def further(before: TaskLengths, task: TaskLengths, share: float, max_model_len:
 
 
 def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strategy.RRA) -> Redeployment:
-    """Return the seconds to load all weights, on every GPU and every node in parallel.
+    """Return the seconds that it takes to load all weights, on every GPU and every node in parallel.
 
-    The rates are the cluster's; where it has none, the paper's own seconds if it measured the model on as many such
-    GPUs, else the paper's rate. Under WAA a decoder-only model has two copies.
+    The seconds follow from the cluster's rates. If a rate is missing, the paper's measurement for this model on this
+    number of such GPUs is used or, without a measurement, the paper's rate. Under WAA a decoder-only model has two
+    copies.
     """
     copies = 2 if strategy is not Strategy.RRA and not model.encoder_layers else 1
     rates = cluster.dram_bytes_per_s, cluster.ssd_bytes_per_s
@@ -114,11 +117,11 @@ def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strate
 
 
 def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLengths:
-    """Return the lengths after an alarm, for a model that takes ``max_model_len`` per request.
+    """Estimate the lengths after an alarm, for a model that accepts ``max_model_len`` tokens per request.
 
-    From ``MIN_COUNTED_REQUESTS`` requests on they are counted. With fewer, a side that changed, or with more evidence
-    for a change than against it, keeps the shape of the planned distribution at the observed mean and standard
-    deviation; other sides, and those not watched, stay as planned.
+    With ``MIN_COUNTED_REQUESTS`` requests or more, the lengths are counted from the requests. With fewer, a side
+    (prompts or outputs) that changed keeps the planned shape at the observed mean and standard deviation. So does a
+    side with more evidence for a change than against it. Other sides, and sides that are not watched, stay as planned.
     """
 
     def since(side: str, pmf: Floats, tokens: Ints) -> Floats:
@@ -131,7 +134,7 @@ def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLe
         mean, sd, _ = moments(pmf)
         factor = float(tokens.std(ddof=1)) / sd if sd > 0 and len(tokens) > 1 else 1.0
         scaled = float(tokens.mean()) + (np.arange(len(pmf), dtype=np.float64) - mean) * factor
-        return placed(scaled, pmf, int(np.ceil(max(scaled.max(), tokens.max(), 1.0))))
+        return as_pmf(scaled, pmf, int(np.ceil(max(scaled.max(), tokens.max(), 1.0))))
 
     def truncated(pmf: Floats, max_tokens: int) -> Floats:
         if len(pmf) - 1 <= max_tokens:
@@ -147,7 +150,7 @@ def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLe
 
 
 def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
-    """Return a task's lengths in numbers, with the output that the assumptions' bound is for."""
+    """Return mean and spread of a task's lengths, and the output length for which the latency bound holds."""
     fixed = assumptions.output_tokens
     quantile_tokens = task.output_quantile(assumptions.level) if fixed is None else fixed
     return LengthFacts(*moments(task.prompt_pmf)[:2], *moments(task.output_pmf), quantile_tokens=quantile_tokens)
@@ -155,13 +158,16 @@ def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
 
 @dataclass(frozen=True)
 class ReplanOptions:
-    """When a change of schedule is worth it.
+    """Options that decide when a change of schedule is worth it.
 
-    Weights are loaded from ``storage``: "dram" (host memory) or "ssd". The new lengths are expected to last for
-    ``horizon_s``. ``margin`` is the share by which the bound is tightened; None: by the observed drift, at the cost of
-    at most ``max_margin_cost`` of throughput. A schedule that meets the bound is replaced for at least ``min_gain``
-    more requests. Unless ``allow_reload``, the benefit of loading weights is only reported (``Change.elsewhere``);
-    without a reload prefills and decode batches have at most ``max_num_seqs`` sequences.
+    Attributes:
+        storage: Where weights are loaded from: "dram" (host memory) or "ssd".
+        horizon_s: Time for which the new lengths are expected to last. A change must earn its loading time within it.
+        margin: Share by which the latency bound is tightened while planning. None: by the observed drift of lengths.
+        min_gain: Least relative gain in throughput at which a schedule that meets the bound is replaced.
+        max_margin_cost: Largest share of the throughput that a margin from the observed drift may cost.
+        allow_reload: Whether weights may be loaded. If not, ``Change.elsewhere`` reports what that would gain.
+        max_num_seqs: Largest prefill or decode batch that the running engines accept, if ``allow_reload`` is False.
     """
 
     storage: str = "dram"
@@ -188,7 +194,7 @@ class ReplanOptions:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A schedule, the latency that the bound applies to, and the seconds without service until it runs."""
+    """A possible next schedule. ``load_s`` is the time without service until it runs."""
 
     row: ScheduleRow
     latency_s: float
@@ -209,9 +215,9 @@ def replan(
     bound_s: float = math.inf,
     options: ReplanOptions = ReplanOptions(),
 ) -> Change:
-    """Return what to do about a deployed schedule that was planned for the lengths ``before``.
+    """Return whether and how to change a deployed schedule that was planned for the lengths ``before``.
 
-    ``planner`` is of the current lengths. It raises InputError if the bound is not above 0.
+    ``planner`` has the current lengths. Raises InputError if the bound is not above 0.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0; it is {bound_s}")
@@ -260,19 +266,17 @@ class _Replanner:
 
     def _candidate(self, row: ScheduleRow) -> _Candidate:
         load_s = 0.0
-        if moves_weights(self.deployed, row):
+        if needs_loading(self.deployed, row):
             setting = self.planner.estimator.setting
             loading = redeployment(setting.model, setting.cluster, Strategy(row.strategy))
             load_s = loading.dram_s if self.options.storage == "dram" else loading.ssd_s
         return _Candidate(row, self._latency_s(row), load_s)
 
     def _candidates(self, bound_s: float) -> list[_Candidate]:
-        """Return the best schedule of the same layout, and the best of all if it may be loaded."""
         rows = [self.in_place.best(bound_s), self.planner.best_row(bound_s) if self.options.allow_reload else None]
         return [self._candidate(row) for row in rows if row is not None]
 
     def _drift_margin(self, before: TaskLengths) -> float:
-        """Return the first margin that meets the bound if lengths change once more by as much, or by a part of it."""
         planner, bound_s = self.planner, self.bound_s
         free = None if math.isinf(bound_s) else self.best(bound_s)
         if free is None:
@@ -316,9 +320,8 @@ class _Replanner:
         return False, math.nan, cause
 
     def _elsewhere(self, running: ScheduleRow | None, margin: float) -> Elsewhere | None:
-        """Return the best schedule of all where its weights would have to be loaded and that would be worth it."""
         row = self.planner.best_row(self.bound_s * (1 - margin)) or self.planner.best_row(self.bound_s)
-        if row is None or not moves_weights(self.deployed, row):
+        if row is None or not needs_loading(self.deployed, row):
             return None
         best = self._candidate(row)
         latency_s = self._latency_s(running) if running else math.inf
@@ -327,7 +330,7 @@ class _Replanner:
 
 
 def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, worst_case: bool) -> float:
-    """Return the share of requests that exceed a bound under a deployed schedule; 1 where it is infeasible."""
+    """Return the share of requests with a latency above a bound under a schedule, or 1 if the schedule cannot run."""
     if math.isinf(bound_s):
         return 0.0
     assumptions, task = estimator.setting.assumptions, estimator.setting.task
@@ -341,11 +344,12 @@ def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, w
 
 
 class Adapter:
-    """Follows live lengths and decides which schedule is to run. Equal requests and seeds give equal decisions.
+    """Follows live lengths and decides which schedule should run.
 
-    The caller observes each request in the order of arrival, and deploys ``deployed``, the schedule that is to run now,
-    when a decision changes it. ``task`` has the lengths for which it was last planned, at first the planner's.
-    ``requests``: how many requests these were counted from; None: the distributions are exact.
+    The caller observes each request in the order of arrival. When a decision changes ``deployed``, the schedule that
+    should run, the caller deploys it. ``task`` has the lengths of the latest planning, at first the planner's.
+    ``requests`` is the number of requests from which the planner's lengths were counted, or None if the distributions
+    are exact. Equal requests and seeds give equal decisions.
     """
 
     def __init__(
@@ -372,9 +376,9 @@ class Adapter:
         return length_facts(setting.task, setting.assumptions)
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Adaptation | None:
-        """Observe one more request as ``Watcher.observe`` does; return a decision if one is due.
+        """Observe one more request as ``Watcher.observe`` does, and return a decision if one is due.
 
-        A second decision follows an alarm once enough requests have come since to count their lengths.
+        After an alarm a second decision follows, once enough new requests have come to count their lengths.
         """
         alarm = self.watcher.observe(prompt_tokens, output_tokens, at_s)
         if alarm is not None:

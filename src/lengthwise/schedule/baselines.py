@@ -1,9 +1,9 @@
-"""Other systems under the same bound, on the same GPUs with the same costs and memory.
+"""Other systems under the same latency bound, on the same GPUs with the same costs and memory.
 
-Each is simulated by the engine with a saturated queue, for every division of the cluster into equal replicas, with
-batches from one request to what fits in memory. Where a division is near the best at its latency, other token budgets
-and finer batches are tried. Systems differ only in how they form steps and in what they reserve memory for. The host
-overhead is that of the tables for all of them, so that an engine of 2022 is not charged for its Python.
+The engine simulates each system with a saturated queue, for every division of the cluster into equal replicas, with
+batches from one request to what fits in memory. If a division is near the best at its latency, other token budgets and
+finer batches are tried. The systems differ only in how they form steps and in what they reserve memory for. All have
+the host overhead of the cost tables, so that an engine of 2022 is not charged for its Python code.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.schedule import FrontPoint, ScheduleRow
 
 MAX_BATCH = 4096
-"""Largest number of sequences per replica."""
 _MIN_RISE, _PATIENCE = 1.005, 2
 
 
 @dataclass(frozen=True)
 class System:
-    """A baseline system.
+    """A baseline system, and the settings to try for it.
 
-    ``scheduler`` is the name in ``lengthwise.policy``; "": batches that run to completion, with ``parts`` micro-batches
-    of prompts per one of decodes to try. ``budgets`` are tokens per step to try, the usual one first; 0: no budget.
-    Unless prompts may be split to fit a budget (``chunks``), it must hold the longest. ``disaggregated``: some replicas
-    only prefill and the others only decode.
+    Attributes:
+        scheduler: The scheduler's name in ``lengthwise.policy``. If empty, a batch runs until all its requests are
+            complete.
+        budgets: Token budgets of a step to try, the usual one first. 0 means no budget.
+        parts: Without a scheduler, numbers of prompt micro-batches per decode micro-batch to try.
+        chunks: Whether prompts are split over steps. If not, the budget must hold the longest prompt.
+        disaggregated: Whether some replicas only prefill and the others only decode.
     """
 
     scheduler: str = ""
@@ -63,20 +65,21 @@ class System:
 
     @property
     def static(self) -> bool:
-        """Return whether a batch runs until its longest output is done, and no request leaves before."""
+        """Return whether a batch runs until its longest output is complete, so that no request leaves early."""
         return not self.scheduler
 
     @property
     def reserves(self) -> bool:
-        """Return whether memory is reserved for requests of maximum length."""
+        """Return whether each request reserves memory for a request of maximum length."""
         return self.scheduler == "orca"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Configurations that differ only in the batch: a division of the cluster, a token budget, prompt micro-batches.
+    """Configurations of a system that differ only in batch size.
 
-    ``prefill`` divides the replicas that only prefill; None: all replicas do both.
+    ``parts`` is the number of prompt micro-batches. ``prefill`` are replicas that only prefill, or None if all replicas
+    do both.
     """
 
     replica: Replica
@@ -87,23 +90,27 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Configuration:
-    """A sweep, a batch, and the number of replicas that only prefill."""
+    """One configuration of a system: a sweep, a batch size, and how many replicas only prefill."""
 
     sweep: Sweep
     batch: int
-    prefills: int = 0
+    prefill_replicas: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a configuration on all replicas; ``simulated`` None: it does not fit in memory."""
+    """Results of a configuration over all replicas. ``simulated`` is None if the memory does not suffice."""
 
     simulated: Simulated | None
     memory_share: float = math.nan
 
 
 class SystemSimulator(ABC):
-    """Simulates one kind of system; ``first_sweeps`` of a division are tried first."""
+    """Simulates one kind of system.
+
+    A division is a way to divide the cluster into equal replicas. Of the sweeps of each division, the first
+    ``first_sweeps`` are tried first. The others are tried only if the division is near the best.
+    """
 
     first_sweeps = 1
 
@@ -112,23 +119,23 @@ class SystemSimulator(ABC):
 
     @abstractmethod
     def sweeps(self) -> list[list[Sweep]]:
-        """Return by division of the cluster its sweeps, those to try first in front."""
+        """Return a list of sweeps for each division of the cluster. The sweeps to try first are at the front."""
 
     @abstractmethod
     def max_batch(self, sweep: Sweep) -> int:
-        """Return the largest batch worth trying; 0: none fits in memory."""
+        """Return the largest batch that is worth trying, or 0 if none fits in memory."""
 
     def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the configurations of a batch, at least one."""
+        """Return the configurations of one batch size, at least one."""
         return [Configuration(sweep, batch)]
 
     @abstractmethod
     def simulate(self, configuration: Configuration) -> Outcome:
-        """Return the results of a configuration."""
+        """Simulate a configuration and return its results."""
 
 
 class ConfigurationSearch:
-    """Simulates configurations of a system, each once, and calls ``report`` after each."""
+    """Simulates the configurations of a system, each only once, and calls ``report`` after each simulation."""
 
     def __init__(self, system: SystemSimulator, report: Callable[[], None] = lambda: None) -> None:
         self.system, self._report = system, report
@@ -136,16 +143,16 @@ class ConfigurationSearch:
         self.outcomes: dict[Configuration, Outcome] = {}
 
     def sweeps(self, *, first: bool) -> list[Sweep]:
-        """Return all sweeps, or only those of every division to try first."""
+        """Return all sweeps or, if ``first``, only the sweeps that are tried first."""
         most = self.system.first_sweeps if first else None
         return [sweep for division in self._divisions for sweep in division[:most]]
 
     def siblings(self, of: Sweep) -> list[Sweep]:
-        """Return the other sweeps of the same division."""
+        """Return the other sweeps of the same division of the cluster."""
         return [sweep for division in self._divisions if of in division for sweep in division if sweep != of]
 
     def run(self, sweep: Sweep, batches: Sequence[int], *, complete: bool = False) -> None:
-        """Try batches from small to large while throughput rises; ``complete``: all of them."""
+        """Simulate batches from small to large while the throughput rises or, if ``complete``, all batches."""
         best_rps, since_rise = 0.0, 0
         for batch in batches or [1]:
             rps = max(self._throughput_rps(one) for one in self.system.configurations(sweep, batch))
@@ -155,7 +162,7 @@ class ConfigurationSearch:
                 return
 
     def near_best(self, share: float) -> list[Configuration]:
-        """Return configurations with at least 1 - ``share`` of the best throughput at their latency."""
+        """Return the configurations with at least 1 - ``share`` of the best throughput at their latency or less."""
         feasible = [(one, outcome.simulated) for one, outcome in self.outcomes.items() if outcome.simulated]
         feasible.sort(key=lambda pair: pair[1].latency_high_s)
         found, best_rps = [], 0.0
@@ -175,31 +182,32 @@ class ConfigurationSearch:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Configurations of a system as schedules; those that do not fit have no throughput and infinite latency.
+    """Results of a system's configurations.
 
-    ``latency_s`` of a row is the mean from a request's first step to its last token, of outputs of the level's
-    quantile. ``latency_high_s`` is the latency within which the level's share of these outputs is done; of batches that
-    run to completion: for outputs of the task's maximum length. ``prefill_s`` is the mean time to the first token,
-    ``decode_s`` that between tokens; ``decode_batch`` and ``memory_share`` are means.
+    Configurations that do not fit in memory have no throughput and infinite latency. ``latency_s`` of a row is the mean
+    time from a request's first step to its last token, for outputs at the level's quantile of the length. The level's
+    share of these outputs is complete within ``latency_high_s``. For batches that run to completion, ``latency_high_s``
+    is the latency of outputs of maximum length. ``prefill_s`` is the mean time to the first token, ``decode_s`` the
+    mean time between tokens; ``decode_batch`` and ``memory_share`` are means.
 
     Attributes:
-        rows: A schedule per configuration.
-        intervals_rps: The 95 % interval of the throughput of each.
+        rows: One row per configuration.
+        intervals_rps: The 95 % interval of each row's throughput.
     """
 
     rows: tuple[ScheduleRow, ...]
     intervals_rps: tuple[tuple[float, float], ...]
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
-        """Return the configuration of the highest throughput that meets a bound above 0; None: none does.
+        """Return the configuration of the highest throughput that meets a bound, or None if no configuration meets it.
 
-        The bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``.
+        The bound must be above 0. It limits ``latency_high_s`` if ``worst_case`` and ``latency_s`` otherwise.
         """
         at = self.best_at(bound_s, worst_case=worst_case)
         return None if at is None else self.rows[at]
 
     def best_at(self, bound_s: float, *, worst_case: bool = True) -> int | None:
-        """Return the index of the best configuration; None: none meets the bound."""
+        """Return the index of the configuration that ``best`` returns, or None if no configuration meets the bound."""
         if not bound_s > 0:
             raise InputError(f"a latency bound must be above 0 seconds; it is {bound_s}")
         latency_s = self._latency_s(worst_case=worst_case)
@@ -207,7 +215,7 @@ class Curve:
         return max(good, key=lambda at: self.rows[at].throughput_rps, default=None)
 
     def front(self, *, worst_case: bool = True) -> tuple[FrontPoint, ...]:
-        """Return the configurations that no other beats in both throughput and latency, by latency."""
+        """Return the configurations that no other beats in both throughput and latency, ordered by latency."""
         found, best_rps = [], 0.0
         pairs = zip(self._latency_s(worst_case=worst_case), self.rows, strict=True)
         for seconds, row in sorted(pairs, key=lambda pair: (pair[0], -pair[1].throughput_rps)):
@@ -224,12 +232,12 @@ _INFEASIBLE = Simulated(0.0, 0.0, 0.0, math.inf, math.inf, math.nan, math.nan, 0
 
 
 def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
-    """Return configurations and their results as schedules."""
+    """Return the results of configurations as a curve."""
     rows, intervals_rps = [], []
     for one, outcome in outcomes.items():
         got, of, prefill = outcome.simulated or _INFEASIBLE, one.sweep.replica, one.sweep.prefill
-        cut = (prefill.tp, prefill.pp, one.prefills) if prefill else None
-        replicas = of.replicas - one.prefills
+        cut = (prefill.tp, prefill.pp, one.prefill_replicas) if prefill else None
+        replicas = of.replicas - one.prefill_replicas
         row = ScheduleRow(
             strategy=system,
             prefill_batch=one.batch,
@@ -257,8 +265,6 @@ def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
 
 
 _UNLIMITED_TOKENS = 1 << 60
-
-
 SYSTEMS_BY_NAME: dict[str, System] = {
     "fastertransformer": System(),
     "deepspeed-inference": System(parts=(2, 4)),
@@ -269,17 +275,16 @@ SYSTEMS_BY_NAME: dict[str, System] = {
     "vllm-v1-disaggregated": System("vllm_v1", (2048, 8192, 512), chunks=True, disaggregated=True),
 }
 SYSTEMS: tuple[str, ...] = tuple(SYSTEMS_BY_NAME)
-"""Names of the systems, by age."""
 MIN_REQUESTS = 100
 NEAR, FINE = 0.1, 0.05
-"""Shortfalls in throughput from the best at its latency within which other budgets and finer batches are tried."""
+"""Relative gaps to the best throughput up to a latency, within which other budgets and finer batches are tried."""
 _PER_OCTAVE = 4
 
 
 def run_to_completion(
     waiting: int, num_running: int, phase_steps: int, max_num_seqs: int, parameter_0: int
 ) -> tuple[int, int, int]:
-    """Admit a batch when the previous one is done: prompts in ``parameter_0`` equal parts, then its decodes."""
+    """Admit a batch once the previous one is complete. The prompts are computed in ``parameter_0`` equal parts."""
     parts = min(parameter_0, max_num_seqs)
     place = 0 if num_running == 0 else phase_steps
     if waiting == 0 or place >= parts:
@@ -292,7 +297,7 @@ def run_to_completion(
 
 
 def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
-    """Return a system as a scheduler of the engine."""
+    """Return the scheduler with which the engine simulates a system."""
     if not system.static:
         return policy.scheduler(system.scheduler)
     batches = policy.batching(run_to_completion)
@@ -301,10 +306,7 @@ def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
 
 
 class _StaticSystem(SystemSimulator):
-    """Batches that run to completion; memory is counted as in ``static_batches``."""
-
     def sweeps(self) -> list[list[Sweep]]:
-        """Return a sweep for each number of micro-batches of prompts; without a pipeline a single one."""
         found = []
         for of in replicas_of(self.setting):
             parts = dict.fromkeys(of.pp * part if of.pp > 1 else 1 for part in self.system.parts)
@@ -312,7 +314,6 @@ class _StaticSystem(SystemSimulator):
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
-        """Return the largest batch that fits in memory, by bisection: the memory share grows with the batch."""
         low, high = 0, MAX_BATCH
         while low < high:
             middle = (low + high + 1) // 2
@@ -337,8 +338,6 @@ class _StaticSystem(SystemSimulator):
 
 
 class _ContinuousSystem(SystemSimulator):
-    """Continuous batching: requests enter and leave one by one."""
-
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         super().__init__(setting, system, spec)
         self.first_sweeps = 2 if system.chunks else 1
@@ -350,7 +349,6 @@ class _ContinuousSystem(SystemSimulator):
         return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self.setting)]
 
     def max_batch(self, sweep: Sweep) -> int:
-        """Return the largest batch that fits with a block per request (or as reserved); 0: no longest request fits."""
         blocks, longest = self._blocks(sweep, 1), max_request_blocks(self.setting)
         if blocks < longest:
             return 0
@@ -373,11 +371,7 @@ class _ContinuousSystem(SystemSimulator):
         return cache_tokens(self.setting, sweep.replica.layout, *self._step(sweep, batch)) // BLOCK_TOKENS
 
     def _step(self, sweep: Sweep, batch: int) -> tuple[float, float]:
-        """Return (tokens, sequences) that activations are reserved for.
-
-        Without a budget: all decodes, and prompts in place of the finished requests, at the level; the burst with
-        which a full queue starts is not counted.
-        """
+        """Return the tokens and the sequences of the step for whose activations memory is reserved."""
         seqs = step_seqs(sweep.replica, batch)
         if sweep.budget:
             return float(max(sweep.budget, seqs)), float(seqs)
@@ -387,14 +381,17 @@ class _ContinuousSystem(SystemSimulator):
 
 
 class DisaggregatedSystem(SystemSimulator):
-    """Prefill and decode on different replicas, of equally many GPUs each."""
+    """Simulates prefill and decode on different replicas, which have the same number of GPUs each."""
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         super().__init__(setting, system, spec)
         self._rates: dict[tuple[Replica, int], float] = {}
 
     def sweeps(self) -> list[list[Sweep]]:
-        """Return sweeps of divisions with two replicas or more; prompts on the fastest division or on the same one."""
+        """Return the sweeps of each division into several replicas.
+
+        The replicas that prefill have the fastest layout for prompts, or the same layout as those that decode.
+        """
         divisions, usual, found = replicas_of(self.setting), self.system.budgets[0], []
         for of in divisions:
             if of.replicas > 1:
@@ -405,12 +402,12 @@ class DisaggregatedSystem(SystemSimulator):
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
-        """Return the largest batch of a decoding replica that fits with a block per request; 0: none."""
+        """Return the largest batch of a decoding replica that fits in memory with one block per request, or 0."""
         blocks = self._decode_blocks(sweep, 1)
         return min(MAX_BATCH, blocks) if self._fits(sweep, blocks) else 0
 
     def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return the numbers of prefilling replicas on either side of an even balance."""
+        """Return one or two configurations, whose numbers of prefilling replicas are next to the ideal number."""
         prefill_rps = self.prefill_rps(sweep.prefill or sweep.replica, sweep.budget)
         if not prefill_rps:
             return [Configuration(sweep, batch, 1)]
@@ -420,19 +417,19 @@ class DisaggregatedSystem(SystemSimulator):
         return [Configuration(sweep, batch, number) for number in sorted(numbers)]
 
     def simulate(self, configuration: Configuration) -> Outcome:
-        """Return the results of a configuration; of a repeated pattern of replicas one repetition is simulated."""
+        """Return the results of a configuration. If its replicas form equal groups, only one group is simulated."""
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         if not self._fits(sweep, self._decode_blocks(sweep, batch)):
             return Outcome(None)
-        decodes = replica.replicas - configuration.prefills
-        repeats = math.gcd(configuration.prefills, decodes)
-        deployment = self.deployment(configuration, configuration.prefills // repeats, decodes // repeats)
+        decodes = replica.replicas - configuration.prefill_replicas
+        repeats = math.gcd(configuration.prefill_replicas, decodes)
+        deployment = self.deployment(configuration, configuration.prefill_replicas // repeats, decodes // repeats)
         simulated = simulate_replica(deployment, self.spec, decodes // repeats * batch)
         seqs, cached = float(step_seqs(replica, batch)), simulated.used_blocks * BLOCK_TOKENS
         return Outcome(simulated.times(repeats), memory_share(self.setting, replica.layout, cached, seqs, seqs))
 
     def deployment(self, configuration: Configuration, prefills: int, decodes: int) -> Deployment:
-        """Return a deployment of some of a configuration's replicas."""
+        """Return a deployment in which ``prefills`` replicas prefill and ``decodes`` replicas decode."""
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         blocks, seqs = self._decode_blocks(sweep, batch), step_seqs(replica, batch)
         decode = replica_deployment(self.setting, replica, batch, seqs, self._scheduler(sweep.parts), blocks)
@@ -440,7 +437,7 @@ class DisaggregatedSystem(SystemSimulator):
         return disaggregate(_replicated(prefill, prefills), _replicated(decode, decodes))
 
     def prefill_rps(self, replica: Replica, budget: int) -> float:
-        """Return the prompts per second of a replica that only prefills; 0: it does not fit in memory."""
+        """Return the prompts per second of one replica that only prefills, or 0 if it does not fit in memory."""
         if (key := (replica, budget)) in self._rates:
             return self._rates[key]
         self._rates[key] = 0.0
@@ -453,7 +450,6 @@ class DisaggregatedSystem(SystemSimulator):
         return self._rates[key]
 
     def _decode_rps(self, replica: Replica, batch: int) -> float:
-        """Return the estimated requests per second of a full decoding replica."""
         task, parts = self.setting.task, min(replica.pp, batch)
         seqs = batch / parts
         kv_tokens = seqs * (task.mean_prompt_tokens + task.mean_output_tokens / 2)
@@ -502,15 +498,19 @@ def curve(
     batch_sizes: Sequence[int] | None = None,
     report: Callable[[], None] = lambda: None,
 ) -> Curve:
-    """Return the results of a system in each configuration worth simulating.
+    """Return the results of a system for all configurations that are worth simulating.
 
-    Each measures ``requests``, down to an eighth where few run at a time, and at least twice the batch; ``seed`` is
-    that of their lengths. ``batch_sizes`` are sequences per replica; None: by octaves up to what fits in memory, finer
-    near the best. ``report`` is called after each simulated configuration.
+    Args:
+        requests: Requests that each simulation measures. If few run at a time it measures fewer: down to an eighth, but
+            at least twice the batch.
+        seed: Seed of the lengths.
+        batch_sizes: Sequences per replica. If None, powers of two up to what fits in memory, and finer steps near the
+            best.
+        report: Called after each simulation.
 
     Raises:
         UnknownNameError: No system has this name.
-        InputError: Too few requests, or a batch below 1.
+        InputError: ``requests`` is too small, or a batch is below 1.
     """
     if system not in SYSTEMS_BY_NAME:
         raise UnknownNameError("system", system, SYSTEMS)

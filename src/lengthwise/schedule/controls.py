@@ -1,6 +1,6 @@
-"""Control variables of a schedule, the cluster it runs on, its layout on the GPUs, and assumptions of an estimate.
+"""Control variables of a schedule, its cluster, its layout on the GPUs, and the assumptions of an estimate.
 
-Symbols as in ExeGPT (Oh et al., ASPLOS 2024): B_E new requests per prefill (ExeGPT: encoding), N_D decode
+Symbols are those of ExeGPT (Oh et al., ASPLOS 2024): B_E new requests per prefill (ExeGPT: encoding), N_D decode
 iterations between two prefills, B_D sequences in a decode batch, B_m micro-batches in the pipeline.
 """
 
@@ -22,10 +22,10 @@ Role = Literal["both", "prefill", "decode"]
 
 
 class Strategy(StrEnum):
-    """Allocation of prefill and decode to the GPUs (ExeGPT, section 4.1).
+    """How prefill and decode are allocated to the GPUs (ExeGPT, section 4.1).
 
-    ``RRA`` (round-robin): every GPU does both, in phases. ``WAA_C``, ``WAA_M`` (workload-aware): some GPUs only
-    prefill, the others only decode, split so that computation (C) or memory (M) is balanced.
+    ``RRA`` (round-robin): every GPU does both, in phases. ``WAA_C`` and ``WAA_M`` (workload-aware): some GPUs only
+    prefill and the others only decode, divided so that computation (C) or memory (M) is balanced.
     """
 
     RRA = "rra"
@@ -39,10 +39,11 @@ CODES = tuple(Strategy)
 
 @dataclass(frozen=True)
 class Controls:
-    """Control variables of one schedule: ``prefill_batch`` is B_E, ``decode_steps`` N_D (1 for WAA).
+    """Control variables of one schedule.
 
-    ``micro_batches`` is B_m, never more than the sequences of a batch; None: the number of stages for RRA, 1 for WAA.
-    ``tp_groups`` groups of ``tp`` GPUs form one stage each; every other GPU is a stage of its own.
+    ``prefill_batch`` is B_E and ``decode_steps`` is N_D, which must be 1 for WAA. ``micro_batches`` is B_m, never more
+    than the sequences of a batch. If it is None, B_m is the number of stages for RRA and 1 for WAA. ``tp_groups``
+    groups of ``tp`` GPUs form one stage each; every other GPU is a stage of its own.
     """
 
     strategy: Strategy
@@ -58,10 +59,10 @@ class Controls:
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs of one kind in nodes of one kind; ``gpus`` in total.
+    """A number of GPUs of one kind, in nodes of one kind.
 
-    ``dram_bytes_per_s`` is the load rate of weights from host memory to each GPU, ``ssd_bytes_per_s`` that from the
-    drives of each node; None: the default of ``redeployment``.
+    Weights are loaded at ``dram_bytes_per_s`` from host memory to each GPU, and at ``ssd_bytes_per_s`` from the drives
+    of each node. If a rate is None, ``redeployment`` has a default.
     """
 
     gpu: GpuSpec
@@ -84,7 +85,7 @@ class Cluster:
 class ControlColumns:
     """Control variables of many schedules, one row each.
 
-    ``strategy`` is an index into ``CODES``; ``micro_batches`` 0 stands for the None of ``Controls``.
+    ``strategy`` is an index into ``CODES``. A ``micro_batches`` of 0 stands for None in ``Controls``.
     """
 
     strategy: Ints
@@ -114,7 +115,7 @@ class ControlColumns:
         return len(self.strategy)
 
     def row(self, index: int) -> Controls:
-        """Return one schedule."""
+        """Return the control variables of one schedule."""
         code, batch, steps, micro_batches, tp, groups = (
             int(getattr(self, field.name)[index]) for field in fields(self)
         )
@@ -122,7 +123,7 @@ class ControlColumns:
 
 
 def columns(controls: Iterable[Controls]) -> ControlColumns:
-    """Return schedules as columns, or raise InputError if a control is out of its range."""
+    """Return the control variables of schedules as columns. Raises InputError if a variable is out of its range."""
     rows = []
     for c in controls:
         if c.micro_batches is not None and c.micro_batches < 1:
@@ -135,13 +136,17 @@ def columns(controls: Iterable[Controls]) -> ControlColumns:
 class Assumptions:
     """Assumptions of an estimate.
 
-    Requests that complete in an RRA phase are, with ``paper_completions``, B_D E[1 / ceil(S / N_D)] as ExeGPT writes
-    it, with S the output length; else by renewal theory, B_D / E[ceil(S / N_D)], which is less (Jensen's inequality).
-    The prefill produces ``prefill_output_tokens``: 1 as in the engine, 0 as the paper counts. In ``lockstep`` WAA
-    decodes once per prefill and waits for it; else decoding does not wait for a slower prefill and works on the
-    correspondingly smaller batch (Little's law). The latency bound is for the ``level`` quantile of the output length,
-    as are ranges of stage times, or for the fixed length ``output_tokens`` (the paper's SLA (b)). ``threshold`` is the
-    largest relative deviation of a batch's work under dynamic adjustment; None: no adjustment.
+    Attributes:
+        paper_completions: Whether B_D E[1 / ceil(S / N_D)] requests complete in an RRA phase, as ExeGPT writes, where S
+            is the output length. If not, renewal theory gives B_D / E[ceil(S / N_D)], which is less (Jensen's
+            inequality).
+        prefill_output_tokens: Tokens that the prefill produces: 1 as in engines, 0 as the paper counts.
+        lockstep: Whether WAA decodes once per prefill and waits for it. If not, decoding does not wait for a slower
+            prefill and has a smaller batch (Little's law).
+        level: Quantile of a batch's work, up to which the ranges of stage times extend.
+        threshold: Largest relative deviation of a batch's work under dynamic adjustment. None means no adjustment.
+        output_tokens: Output length for which the latency bound holds (the paper's SLA (b)). If None, the ``level``
+            quantile of the output length.
     """
 
     paper_completions: bool = False
@@ -164,7 +169,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Stage:
-    """A pipeline stage: ``tp`` GPUs that share ``layers`` layers and prefill, decode or do both."""
+    """A pipeline stage of ``tp`` GPUs, which share ``layers`` layers and prefill, decode or do both."""
 
     tp: int
     layers: int
@@ -173,7 +178,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Layout:
-    """All stages: one pipeline for RRA; a prefill and a decode pipeline for WAA."""
+    """All stages: one pipeline for RRA, a prefill pipeline and a decode pipeline for WAA."""
 
     stages: tuple[Stage, ...]
 
@@ -189,19 +194,19 @@ class Layout:
 
 
 def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
-    """Return one pipeline over all GPUs, groups of ``tp`` in front, each GPU with an equal share of the layers.
+    """Return one pipeline over all GPUs with equal shares of the layers. Groups of ``tp`` GPUs are the first stages.
 
-    It raises InputError if the groups need more GPUs than there are, or a stage would have no layer.
+    Raises InputError if the groups need more than all GPUs, or a stage would have no layer.
     """
     return Layout(_pipeline(layers, gpus, tp, tp_groups, "both"))
 
 
 def waa_layout(layers: int, gpus: int, prefill_gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
-    """Return a prefill pipeline over ``prefill_gpus`` and a decode one over the other GPUs, each with all layers.
+    """Return a prefill pipeline over ``prefill_gpus`` GPUs and a decode pipeline over the others, each with all layers.
 
-    The decode GPUs form as many groups as they can, the prefill GPUs the rest. The layers of an encoder-decoder
-    count once: its encoder is on the prefill GPUs, its decoder on the others. It raises InputError as ``rra_layout``,
-    or if a side is empty.
+    As many groups as possible are of decode GPUs, and the remaining groups are of prefill GPUs. A layer of an
+    encoder-decoder counts once: its encoder is on the prefill GPUs and its decoder on the others. Raises InputError as
+    ``rra_layout`` does, or if a pipeline has no GPU.
     """
     if not 1 <= prefill_gpus < gpus:
         raise InputError(
@@ -214,24 +219,26 @@ def waa_layout(layers: int, gpus: int, prefill_gpus: int, tp: int = 1, tp_groups
 
 
 def splits(gpus: int, tp: int, tp_groups: int) -> Ints:
-    """Return the numbers of prefill GPUs under WAA that leave room for all groups, ascending; empty if none does."""
+    """Return in ascending order the numbers of prefill GPUs under WAA that leave room for all groups, perhaps none."""
     prefill = np.arange(1, gpus)
     return np.asarray(prefill[prefill // tp + (gpus - prefill) // tp >= tp_groups])
 
 
 def compute_split(prefill_s: Floats, decode_s: Floats, gpus: int, allowed: Ints) -> Ints:
-    """Return [n] prefill GPUs that balance computation (WAA-C): N C_E / (C_E + C_D), rounded to the nearest allowed.
+    """Return [n] numbers of prefill GPUs that balance the computation of both sides (WAA-C).
 
-    ``prefill_s`` is C_E, ``decode_s`` C_D, in seconds on one GPU; ``gpus`` is N.
+    Each is the allowed number nearest to N C_E / (C_E + C_D). ``prefill_s`` is C_E and ``decode_s`` is C_D, in seconds
+    on one GPU; ``gpus`` is N.
     """
     ideal = gpus * prefill_s / (prefill_s + decode_s)
     return np.asarray(allowed[np.abs(allowed[:, None] - ideal).argmin(axis=0)])
 
 
 def memory_split(prefill_bytes: Floats, decode_bytes: Floats, allowed: Ints) -> Ints:
-    """Return [n] prefill GPUs, of those ``allowed``, that minimize the memory of the fullest GPU (WAA-M).
+    """Return [n] numbers of prefill GPUs that minimize the memory of the fullest GPU (WAA-M).
 
-    ``prefill_bytes`` and ``decode_bytes`` are [allowed, n] the memory of a prefill and of a decode GPU.
+    ``allowed`` are the possible numbers. ``prefill_bytes`` and ``decode_bytes`` [allowed, n] are the memory that a
+    prefill GPU and a decode GPU need with each number.
     """
     return np.asarray(allowed[np.maximum(prefill_bytes, decode_bytes).argmin(axis=0)])
 

@@ -1,11 +1,11 @@
 """Sequential test of whether live lengths still follow the planned distributions; it may be checked at any time.
 
-The prompt and the output of every request each have a rank among the planned lengths; ranks are uniform while lengths
-do not change. ``Evidence`` bets against that, and an alarm is raised where the mean of both sides' evidence reaches
-``1 / false_positive_rate``. By Ville's inequality an unchanged stream ever raises one with a probability of at most
-``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. Where the
-planned lengths are counts of requests, ranks are among these and all tested ones, so that the test accounts for their
-sampling error. After an alarm the test restarts on the following requests, with a false-positive rate of its own.
+Every prompt and every output has a rank among the planned lengths. While the lengths do not change, ranks are uniform.
+``Evidence`` bets against that; an alarm is raised once the mean of both sides' evidence reaches ``1 /
+false_positive_rate``. By Ville's inequality, lengths that never change raise an alarm at any time with a probability of
+at most ``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. If the
+planned lengths are counts of requests, ranks are among these and all tested requests, so that the test accounts for
+their sampling error. After an alarm the test restarts on the following requests, with the same false-positive rate.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ CUBIC_WEIGHTS = (-0.5, -0.25, 0.25, 0.5)
 """Weights of the third Legendre polynomial in the density of ranks."""
 BETS = len(SHIFTS) + len(SPREADS) + len(CUBIC_WEIGHTS)
 LOG_SLACK = 2.0
-"""Log likelihood ratio within which the latest possible start of a change is chosen, which mixes in no old lengths."""
+"""Of the starts within this log likelihood ratio of the best one, the latest is chosen: it mixes in no old lengths."""
 BUCKET = 256
 """Lengths per bucket of counts, so that a rank need not sum over all of them."""
 RETAINED = 1 << 14
-"""Requests retained for an alarm."""
 _MAX_STAKE = 1e290
 
 
 class Evidence:
-    """The wealth of one unit bet against uniform ranks, for several streams side by side (a test martingale).
+    """Evidence that ranks are not uniform, for several parallel streams of ranks.
 
-    The bet factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
+    It is the wealth of a bettor who starts with one unit and bets against uniform ranks (a test martingale). The bet
+    factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
     """
 
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
@@ -56,7 +56,7 @@ class Evidence:
         self._factors: deque[Floats] = deque(maxlen=retained)
 
     def add(self, ranks: npt.ArrayLike) -> None:
-        """Add one rank, from 0 to 1, of each stream."""
+        """Add one rank, from 0 to 1, to each stream."""
         factor = bet_factors()[np.minimum((np.asarray(ranks) * CELLS).astype(np.int64), CELLS - 1)]
         if self.seen % BLOCK == 0:
             self._stakes += _reserve(self.seen // BLOCK) - _reserve(self.seen // BLOCK + 1)
@@ -66,27 +66,27 @@ class Evidence:
 
     @property
     def amount(self) -> Floats:
-        """Return [streams] the wealth of one unit; its expectation is 1 while nothing changes."""
+        """Return the wealth of each stream. The expected wealth is 1 while nothing changes."""
         return np.asarray(self._stakes.mean(axis=-1) + _reserve(-(-self.seen // BLOCK)))
 
     def change_length(self, stream: int) -> int:
-        """Return how many of the latest ranks of a stream follow the change: the fewest that are about as likely."""
+        """Return how many of a stream's latest ranks follow the change: the fewest with almost all the evidence."""
         logs = np.log(np.array([factors[stream] for factors in reversed(self._factors)]))
         best = np.cumsum(logs, axis=0).max(axis=1)
         return int(np.argmax(best >= best.max() - LOG_SLACK)) + 1
 
 
 def _reserve(blocks: int) -> float:
-    """Return the share not yet staked after some blocks: it falls as slowly as a logarithm grows."""
+    """Return the share of the wealth that is not yet bet after some blocks. It falls as 1 / log(blocks + e)."""
     return 1.0 / math.log(blocks + math.e)
 
 
 @lru_cache(maxsize=1)
 def bet_factors() -> Floats:
-    """Return [CELLS, BETS] the factor that each bet pays for a rank in each cell."""
+    """Return [CELLS, BETS] the factor by which each bet's wealth grows if a rank is in a cell of [0, 1]."""
     edges, normal = np.arange(CELLS + 1) / CELLS, NormalDist()
 
-    def normal_cdf(shift: float, spread: float) -> Floats:  # of ranks whose normal scores are shift + spread z
+    def normal_cdf(shift: float, spread: float) -> Floats:  # for ranks whose normal scores are shift + spread z
         inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
         return np.array([0.0, *inner, 1.0])
 
@@ -102,25 +102,25 @@ def bet_factors() -> Floats:
 
 
 class KnownRanks:
-    """Ranks in a known distribution (its probability integral transform)."""
+    """Ranks in a known distribution (the probability integral transform)."""
 
     def __init__(self, pmf: Floats) -> None:
         self._pmf = pmf
         self._below = np.concatenate([[0.0], np.cumsum(pmf)])
 
     def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length, 1 beyond the longest; ``draw``, uniform from 0 to 1, breaks ties."""
+        """Return the rank of a length (0 to 1, and 1 beyond the longest). ``draw``, uniform on [0, 1), breaks ties."""
         if tokens >= len(self._pmf):
             return 1.0
         return float(min(self._below[tokens] + draw * self._pmf[tokens], 1.0))
 
 
 class EmpiricalRanks:
-    """Ranks among all lengths observed so far, each new one included.
+    """Ranks among all lengths observed so far, including the new one.
 
-    For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk,
-    Gammerman and Shafer, 2005): few lengths at the beginning cost power, not validity. ``counts`` are [longest + 1] how
-    often each length was observed before, in whole requests.
+    For exchangeable lengths these ranks are exactly uniform and independent, whatever the distribution (Vovk, Gammerman
+    and Shafer, 2005). Few lengths at the beginning cost power, not validity. ``counts`` [longest + 1] are the requests
+    of each length that were observed before.
     """
 
     def __init__(self, counts: Floats | None = None) -> None:
@@ -131,7 +131,7 @@ class EmpiricalRanks:
         self._seen = float(self._totals.sum())
 
     def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length and count it."""
+        """Return the rank of a length, from 0 to 1, and count the length."""
         bucket, column = divmod(tokens, BUCKET)
         if bucket >= len(self._totals):
             more = bucket + 1 - len(self._totals)
@@ -148,12 +148,13 @@ class EmpiricalRanks:
 class Monitor:
     """Settings of a drift test.
 
-    ``false_positive_rate`` is the probability that lengths which never change ever raise an alarm, ``min_requests`` the
-    minimum since the change before an alarm is raised, as a sample of the new lengths. One request in ``every`` is
-    tested: the guarantee is for exchangeable requests, so where neighbours are similar, such as turns of a
-    conversation, test so few that they no longer are. ``seed`` is that of the draws that break ties, and of the choice
-    of counted requests that ``every`` retains. ``sides`` are "prompts", "outputs" or both; leave out a side that is
-    only estimated.
+    Attributes:
+        false_positive_rate: Largest probability that lengths that never change raise an alarm.
+        min_requests: Requests since the change for which an alarm waits, as a sample of the new lengths.
+        every: One request in this many is tested. The guarantee holds for exchangeable requests: if neighbours are
+            similar, such as turns of a conversation, test few enough that tested requests are not similar.
+        seed: Seed of the tie-breaks, and of which counted requests ``every`` retains.
+        sides: "prompts", "outputs" or both. Leave out a side whose lengths are only estimated.
     """
 
     false_positive_rate: float = 0.01
@@ -177,10 +178,10 @@ class Monitor:
 class Alarm:
     """A detected change of lengths.
 
-    It was detected at request number ``request`` (from 1, over all observed ones) at ``at_s``; the changed lengths
-    began with request ``started`` at ``started_s``. ``evidence`` is the wealth by side; ``sides`` are the changed ones,
-    at least that with most evidence, ``watched`` the tested ones. ``prompt_tokens`` and ``output_tokens`` are those of
-    the requests since the change, oldest first; of very many the latest.
+    It was detected at ``at_s``, at request number ``request`` (from 1, over all observed ones). The changed lengths
+    began at ``started_s`` with request number ``started``. ``evidence`` is the wealth of each side. ``sides`` are the
+    changed sides, at least the one with most evidence; ``watched`` are the tested ones. ``prompt_tokens`` and
+    ``output_tokens`` are the lengths since the change, oldest first, at most the latest ``RETAINED``.
     """
 
     request: int
@@ -197,9 +198,9 @@ class Alarm:
 class Watcher:
     """Tests requests one after another. Equal requests and seeds give equal alarms.
 
-    Observe requests in the order of arrival, not of completion: at any time those completed early are the short ones.
-    Exclude outputs that were cut off (censored): they do not show their length. The planned lengths were counted over
-    ``requests``; None: the distributions are known.
+    Observe requests in the order of arrival: those that complete early are the short ones. Exclude outputs that were
+    cut off (censored), because they do not show their length. ``requests`` is the number of requests over which the
+    planned lengths were counted, or None if the distributions are known.
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -218,9 +219,9 @@ class Watcher:
         self._last_s, self.observed, self.alarms = -math.inf, 0, 0
 
     def _subsample(self, pmf: Floats, requests: int) -> Floats:
-        """Return [longest + 1] counts of one in ``every`` of the counted requests, drawn at random.
+        """Return [longest + 1] counts of a random one in ``every`` of the counted requests.
 
-        Each counts as one: ranks among fractions of requests would not be uniform.
+        Scaled counts do not suffice: ranks among fractions of requests are not uniform.
         """
         counts = np.rint(pmf * requests).astype(np.int64)
         if self.monitor.every == 1:
@@ -231,14 +232,13 @@ class Watcher:
 
     @property
     def evidence(self) -> float:
-        """Return the wealth since the test started; an alarm is raised at ``1 / false_positive_rate``."""
+        """Return the mean wealth of the sides since the test started. ``1 / false_positive_rate`` raises an alarm."""
         return float(self._evidence.amount.mean())
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
-        """Observe one completed request; return an alarm if it makes a change significant.
+        """Observe one completed request. Return an alarm if the evidence for a change is now significant, or None.
 
-        ``at_s`` is by any clock that does not go back. It raises InputError if a length is not an integer from 1 on, or
-        time goes back.
+        ``at_s`` is a monotonic time. Raises InputError if a length is not a positive integer, or time goes back.
         """
         for side, tokens in zip(SIDES, (prompt_tokens, output_tokens), strict=True):
             if not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
@@ -256,7 +256,6 @@ class Watcher:
         return self._alarm() if self._significant else None
 
     def _alarm(self) -> Alarm | None:
-        """Return the alarm and restart the test; None while there are too few requests since the change."""
         amounts = self._evidence.amount
         tested = self._evidence.change_length(int(amounts.argmax()))
         since = min(tested * self.monitor.every, len(self._retained))

@@ -1,7 +1,7 @@
-"""Schedules that today's engines support, and the best of them in place of one that they do not.
+"""Schedules that today's engines support, and the best of them as a substitute for one that they do not support.
 
-The stages of an engine have one tensor-parallel degree, so groups next to single GPUs (partial TP) are not supported.
-Under disaggregation (WAA) vLLM transfers the cache from one prefill stage to one decode stage; several such pairs run
+All stages of an engine have one tensor-parallel degree, so groups next to single GPUs (partial TP) are not supported.
+Under disaggregation (WAA) vLLM transfers the cache from one prefill stage to one decode stage. Several such pairs run
 side by side, each with weights of its own.
 """
 
@@ -20,7 +20,6 @@ from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
 
 MAX_PAIR_BATCH = 2**11
-"""Largest prefill batch of a disaggregated pair."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class EngineShape:
 class Runnable:
     """A schedule that engines support.
 
-    ``row`` has the estimates of one of ``pipelines`` equal parts, each with weights of its own. ``prefill`` is the
-    engine that prefills (RRA: the only one), ``decode`` that which decodes; None: the same. Unless the schedule is
-    ``exact``, the chosen one, ``cause`` is why engines do not support that.
+    ``row`` has the estimates of one of ``pipelines`` equal pipelines, each with weights of its own. ``prefill`` is the
+    engine that prefills (RRA: the only engine). ``decode`` is the engine that decodes, or None if it is the same. A
+    schedule that is not ``exact`` replaces the chosen one; ``cause`` says why engines do not support that one.
     """
 
     row: ScheduleRow
@@ -54,9 +53,9 @@ class Runnable:
 
 
 def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
-    """Return the chosen schedule if engines support it, else the best supported one of the planner's strategies.
+    """Return the chosen schedule if engines support it. Otherwise return the best supported one under the bound.
 
-    It raises ScheduleError if no supported schedule meets the bound.
+    The result has one of the planner's strategies. Raises ScheduleError if no supported schedule meets the bound.
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:
@@ -95,7 +94,6 @@ def _uniform(tp: int, groups: int, gpus: int) -> EngineShape | None:
 
 
 def _uniform_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
-    """Yield the best RRA schedule of every degree whose groups take all GPUs."""
     estimator = planner.estimator
     gpus = estimator.setting.cluster.gpus
     for tp in (tp for tp in sorted(estimator.setting.tables) if gpus % tp == 0):
@@ -107,9 +105,9 @@ def _uniform_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
 
 
 def _pairs(planner: Planner, strategy: Strategy, bound_s: float) -> Iterator[Runnable]:
-    """Yield the best pair of one prefill and one decode stage of every size, as often as the GPUs have room for it.
+    """Yield the best pair of a prefill and a decode stage for each pair of sizes. Copies of the pair use all GPUs.
 
-    The sides are equal, or a single GPU and a group: a schedule has one degree for its groups.
+    Both stages have the same size, or one is a single GPU, because a schedule has only one degree for its groups.
     """
     setting = planner.estimator.setting
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus

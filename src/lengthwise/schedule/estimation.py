@@ -45,16 +45,16 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
 
 MODEL_ERROR = 0.01
-"""Relative error of the latency estimate against the engine where there are several micro-batches."""
+"""Relative error of the latency estimate against the engine if there are several micro-batches."""
 _RRA = CODES.index(Strategy.RRA)
 _ENCODER_BATCHES = 2
-"""Batches whose encoder output is on a prefill GPU: one that waits for it, one in transfer."""
+"""Batches whose encoder output is on a prefill GPU: one that is computed and one that is transferred."""
 _NARROW = 1e-9
 """Relative spread of prompt lengths below which they count as equal."""
 
 
 class Reason(IntEnum):
-    """Why a schedule is infeasible; FITS: it is feasible."""
+    """Why a schedule is infeasible. ``FITS`` means that the schedule is feasible."""
 
     FITS = 0
     WEIGHTS = 1
@@ -69,20 +69,24 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Estimates of schedules, one row each. Infeasible ones have no throughput and infinite latency.
+    """Estimates of schedules, one row each. Infeasible schedules have no throughput and infinite latency.
+
+    The level is the quantile ``Assumptions.level`` of the work.
 
     Attributes:
-        throughput_rps: Requests completed per second; ``unconstrained_rps``: if memory sufficed, 0 without a layout.
-        latency_s: From the start of the prefill of its micro-batch to the last token of a request with
-            ``Setting.bound_tokens``. The wait for a prefill, at most one ``cycle_s``, is not included.
-        latency_high_s: The same at the level's range of the work of prefills and decode batches.
+        throughput_rps: Completed requests per second.
+        unconstrained_rps: The same if memory were unlimited; 0 if there is no layout.
+        latency_s: From the start of a micro-batch's prefill to the last token of a request with
+            ``Setting.bound_tokens``. The wait for the prefill, at most one ``cycle_s``, is not included.
+        latency_high_s: The same if the work of prefills and decode batches is at the level.
         cycle_s: RRA: a round of prefill and N_D decode iterations; WAA: from one prefill to the next.
         prefill_s: Pass of a batch (RRA: of all its micro-batches) through the prefill stages.
-        decode_s: Decode iteration, mean over a phase.
+        decode_s: Decode iteration, averaged over a phase.
         decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
-        prefill_range: Relative range of a batch's prefill at the level; ``decode_range``: of a decode iteration.
-        memory_share: Memory needs of the fullest GPU over its usable memory, at the level.
-        micro_batches: B_m in effect.
+        prefill_range: Share by which a batch's prefill takes longer at the level than on average.
+        decode_range: The same for a decode iteration.
+        memory_share: Memory needs of the fullest GPU at the level, over its usable memory.
+        micro_batches: Number of micro-batches (B_m) that the schedule has.
         prefill_gpus: GPUs that prefill; RRA: all.
         reason: ``Reason`` codes.
     """
@@ -108,13 +112,11 @@ class Estimates:
         return np.asarray(self.reason == Reason.FITS)
 
     def constrained_latency_s(self, *, worst_case: bool) -> Floats:
-        """Return [n] the latency that a bound applies to: the high one in the worst case, else the expected one."""
+        """Return [n] the latencies that a bound limits: ``latency_high_s`` for the worst case, or ``latency_s``."""
         return self.latency_high_s if worst_case else self.latency_s
 
 
 class _Rows:
-    """The columns of ``Estimates`` while they are filled."""
-
     def __init__(self, n: int) -> None:
         self.seconds = np.full((n, 7), np.nan)
         self.prefilled, self.decode_batch, self.memory_share = np.zeros(n), np.zeros(n), np.full(n, np.nan)
@@ -138,11 +140,12 @@ class _Rows:
 
 
 def resident_batches(model: ModelSpec, stages: int) -> int:
-    """Return the batches whose cache is on each GPU of a prefill pipeline: those in flight, and one that leaves.
+    """Return how many batches have their cache on each GPU of a prefill pipeline.
 
-    Each stage has two in flight, one computing and one waiting; a single stage has one. As in engines, a prompt
-    reserves its blocks on all stages from admission until its transfer is done. An encoder-decoder caches nothing
-    while it prefills, only outputs.
+    These are the batches in flight and one whose cache is transferred. Two batches per stage are in flight, one that
+    computes and one that waits. With a single stage only one batch is in flight. As in engines, a prompt reserves its
+    blocks on all stages from admission until its transfer is complete. An encoder-decoder stores only the encoder's
+    output while it prefills.
     """
     if model.encoder_layers:
         return _ENCODER_BATCHES
@@ -150,7 +153,7 @@ def resident_batches(model: ModelSpec, stages: int) -> int:
 
 
 def choose_prefill_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
-    """Return [rows] GPUs that prefill under WAA; 0 where no split has room for the groups."""
+    """Return for each row how many GPUs prefill under WAA, or 0 if no split of the GPUs has room for the groups."""
     chosen = np.zeros(len(rows), dtype=np.int64)
     gpus, layers = setting.cluster.gpus, setting.model.layers
     load = setting.phase(1, renewal=True)
@@ -161,7 +164,7 @@ def choose_prefill_gpus(setting: Setting, controls: ControlColumns, rows: Ints) 
         new = controls.prefill_batch[rows[at]].astype(np.float64)
         parts = _decode_parts(setting, new, controls.micro_batches[rows[at]])
         if strategy == CODES.index(Strategy.WAA_C):
-            # Seconds of a GPU with all layers: of a prefill, and of a decode iteration of B_E E[n] sequences.
+            # Seconds on one GPU with all layers of a prefill, and of a decode iteration of B_E E[n] sequences.
             packed = setting.packed(1 if 1 in setting.tables else tp)
             projected, stage = projected_share(setting.model), (layers, 1, 1)
             prefill_s = visits_s(packed, new, 0.0, stage, prefill=True, share=1.0 - projected)
@@ -182,7 +185,6 @@ def _grouped(*keys: Ints) -> Iterator[tuple[list[int], Ints]]:
 
 
 def _decode_parts(setting: Setting, new: Floats, requested: Ints) -> Ints:
-    """Return [n] micro-batches of the WAA decode batch, never more than its sequences."""
     batch = new * setting.phase(1, renewal=True).seqs[0]
     return np.asarray(np.minimum(np.maximum(requested, 1), np.maximum(np.floor(batch).astype(np.int64), 1)))
 
@@ -190,9 +192,9 @@ def _decode_parts(setting: Setting, new: Floats, requested: Ints) -> Ints:
 def _even_bytes(
     setting: Setting, allowed: Ints, tp: int, groups: int, new: Floats, parts: Ints
 ) -> tuple[Floats, Floats]:
-    """Return [allowed, n] bytes of a prefill and of a decode GPU if layers were spread evenly, to fractions."""
+    """Return [allowed, n] bytes of a prefill GPU and of a decode GPU, if the layers were divided exactly evenly."""
     gpus, layers = setting.cluster.gpus, setting.model.layers
-    # Groups that the decode GPUs have no room for are in the prefill pipeline and shorten it.
+    # Groups for which the decode GPUs have no room are in the prefill pipeline and reduce its number of stages.
     stages = allowed - (groups - np.minimum(groups, (gpus - allowed) // tp)) * (tp - 1)
     batch = new * setting.phase(1, renewal=True).seqs[0]
     needs = setting.memory((Stage(1, layers, "both"),))[1]
@@ -207,7 +209,7 @@ def _even_bytes(
 
 
 def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
-    """Return [n] cached tokens of the decode batch, an upper quantile, including one batch that joins."""
+    """Return [n] cached tokens of WAA's decode batch at the level's quantile, with one batch that is about to join."""
     load = setting.phase(1, renewal=True)
     if load.seqs[0] == 0:
         return setting.prompt_tokens_high(new)
@@ -217,10 +219,10 @@ def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
 
 
 class Estimator:
-    """Estimates schedules of one task; what they share is computed once.
+    """Estimates schedules of one task on one cluster. Values that schedules share are computed once.
 
-    ``tables`` are the cost tables by tensor-parallel degree, for every degree that a stage has. InputError: the task's
-    longest request is beyond the model's.
+    ``tables`` are the cost tables of every tensor-parallel degree that a stage has. Raises InputError if the task's
+    longest request exceeds the model's context.
     """
 
     def __init__(
@@ -234,28 +236,29 @@ class Estimator:
         self.setting = Setting(task, cluster, model, tables, assumptions)
 
     def replace(self, **changes: Any) -> Estimator:
-        """Return an estimator with some of the arguments changed."""
+        """Return an estimator with some arguments replaced."""
         names = ("task", "cluster", "model", "tables", "assumptions")
         return Estimator(**{name: getattr(self.setting, name) for name in names} | changes)
 
     def estimate(self, controls: ControlColumns | Sequence[Controls], prefill_gpus: Ints | None = None) -> Estimates:
-        """Return a row of estimates per schedule.
+        """Return a row of estimates for each schedule.
 
-        ``prefill_gpus`` are [n] GPUs that prefill under WAA, as deployed; None: the strategy splits them for this task.
+        ``prefill_gpus`` [n] are the numbers of GPUs that prefill in deployed WAA schedules. If None, the strategy
+        chooses.
 
         Raises:
-            InputError: N_D above the longest output, WAA with one GPU, groups that need more GPUs than there
-                are, or a degree without tables.
+            InputError: N_D exceeds the longest output, WAA has only one GPU, groups exceed the GPUs, or a degree has no
+                tables.
         """
         given = controls if isinstance(controls, ControlColumns) else columns(controls)
         return self._fill(given, prefill_gpus, timed=True).estimates()
 
     def reasons(self, controls: ControlColumns, prefill_gpus: Ints | None = None) -> Ints:
-        """Return [n] ``Reason`` codes at less cost than ``estimate``; raises the same errors."""
+        """Return [n] ``Reason`` codes, at a lower cost than ``estimate``. Raises the same errors as ``estimate``."""
         return self._fill(controls, prefill_gpus, timed=False).reason
 
     def _fill(self, given: ControlColumns, prefill_gpus: Ints | None, *, timed: bool) -> _Rows:
-        """Fill all columns; RRA's seconds, on which no memory depends, only if ``timed``."""
+        """Return all columns. Seconds of RRA are filled only if ``timed``, because no memory need depends on them."""
         gpus, rra = self.setting.cluster.gpus, given.strategy == _RRA
         for steps in (given.decode_steps.min(initial=1), given.decode_steps.max(initial=1)):
             require_steps(self.setting.task, int(steps))
@@ -294,14 +297,14 @@ class Estimator:
     def _fill_rra(self, given: ControlColumns, rows: _Rows, at: Ints, layout: Layout, *, timed: bool) -> None:
         setting = self.setting
         new, steps = given.prefill_batch[at].astype(np.float64), given.decode_steps[at]
-        # The loads of all phase lengths one below another; a schedule's iterations begin at its offset.
+        # The loads of all phase lengths are stacked; a schedule's iterations begin at its offset.
         distinct, inverse = np.unique(steps, return_inverse=True)
         offset = np.concatenate([[0], np.cumsum(distinct)[:-1]])[inverse]
         loads = np.ascontiguousarray(np.concatenate([setting.phase(int(n)).columns() for n in distinct]))
         parts = np.where(given.micro_batches[at] > 0, given.micro_batches[at], len(layout.stages))
         new = new * setting.batches.size_factor(new / np.minimum(parts, new))
         batch = new * loads[offset, 0]
-        # B_E requests are prefilled in as many parts however few of them decode.
+        # B_E requests are prefilled in this many parts, even if fewer of them decode.
         parts = np.minimum(parts, np.maximum(np.floor(batch).astype(np.int64), given.prefill_batch[at]))
         prefilling = new / np.minimum(parts, new)
         rows.prefilled[at], rows.micro_batches[at], rows.decode_batch[at] = new, parts, batch
@@ -320,7 +323,7 @@ class Estimator:
             )  # fmt: skip
             out[:, 2] += out[:, 1] * np.where(parts > 1, MODEL_ERROR, 0.0)
             rows.seconds[at] = out
-        # Memory: the iteration with the largest cache of a phase, and the larger of a prefill and a decode visit.
+        # Memory is that of a phase's iteration with the largest cache, and of the larger of prefill and decode visit.
         largest = np.array([int(np.argmax(setting.phase(int(n)).kv_tokens)) for n in distinct], dtype=np.int64)
         load = loads[offset + largest[inverse]]
         kv_high = new * load[:, 1] + setting.z * np.sqrt(new * load[:, 3])
@@ -340,7 +343,7 @@ class Estimator:
             kv_transfer_s(model, memory, side, task.mean_prompt_tokens) for side in (layout.prefill, layout.decode)
         )
         degrees = {stage.tp for stage in layout.stages}
-        # Standard deviations by which a batch of nothing but the longest prompt exceeds the mean batch.
+        # By how many standard deviations a batch of only the longest prompts exceeds the mean batch.
         spread = max(task.prompt_variance**0.5, _NARROW * task.mean_prompt_tokens)
         longest = np.asarray((task.max_prompt_tokens - task.mean_prompt_tokens) * np.sqrt(new) / spread)
         compiled("waa_rows")(

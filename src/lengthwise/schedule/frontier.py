@@ -1,8 +1,8 @@
-"""Throughput against the latency bound: the frontier of each strategy, where another one takes over, static batches.
+"""Throughput against the latency bound: the frontier of each strategy, their breakpoints, and static batches.
 
 The search covers some latency bounds between the minimum latency and that of the highest throughput, all with the same
-estimates. At these the frontier is optimal; between them it underestimates the throughput. A long frontier is thinned
-so that the largest relative loss of throughput at any bound is minimal, and zero at the searched ones.
+estimates. The frontier is optimal at these bounds and underestimates the throughput between them. A long frontier is
+thinned so that the largest relative loss of throughput at any bound is minimal, and zero at the searched bounds.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 BOUNDS = 14
 """Bounds searched per strategy, in addition to those near its minimum latency."""
 NEAR_MINIMUM = (1.0, 1.02, 1.05, 1.1)
-"""Multiples of the minimum latency that are searched too: there throughput rises most with latency."""
+"""Multiples of the minimum latency that are also searched, because throughput rises most there."""
 MAX_POINTS = 100
-"""Points of a thinned frontier, unless more bounds than these were searched."""
+"""Largest number of points of a thinned frontier, unless more bounds were searched."""
 OVERTAKE = 1.1
-"""A kind of schedule takes over only where the previous one has less even at a bound looser by this factor."""
+"""A kind of schedule takes over only if the previous kind has less even at a bound looser by this factor."""
 MULTIPLE, MAX_STATIC_BATCH = 4, 4096
 """Sizes of static batches: all below MULTIPLE, then its multiples up to MAX_STATIC_BATCH."""
 
@@ -44,8 +44,8 @@ _HALVINGS = 30
 _NEARBY = (0.55, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35, 1.55, 1.8)
 
 
-class _Seen(NamedTuple):
-    """An evaluated schedule; ``space`` is the number of its space."""
+class _Evaluated(NamedTuple):
+    """An evaluated schedule. ``space`` is the index of the search space."""
 
     latency_s: float
     rps: float
@@ -56,18 +56,19 @@ class _Seen(NamedTuple):
 def frontiers(planner: Planner, bounds: int = BOUNDS) -> Fronts:
     """Return the frontier of each feasible strategy, from the minimum latency to the highest throughput.
 
-    ``bounds`` are searched per strategy, among them no bound at all, in addition to those near the minimum latency.
+    Each strategy is searched at ``bounds`` latency bounds, one of which is infinite, and at some near its minimum
+    latency.
     """
     return evaluated_fronts(planner, explore(planner, bounds))
 
 
 def explore(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[float]]:
-    """Search bounds for each strategy and return them; the planner stores the estimates."""
+    """Search each strategy at several latency bounds, and return these bounds. The planner stores the estimates."""
     searched_s = {}
     for strategy in dict.fromkeys(space.strategy for space in planner.spaces):
         spaces = _spaces(planner, strategy)
         searched_s[strategy] = _search_between(planner, spaces, bounds)
-        for space in spaces:  # The best points so far with other batches: steps between two bounds pass over them.
+        for space in spaces:  # Between two bounds the search skips points: try the best ones with other batch sizes.
             points, latency_s, rps = space.evaluated_points()
             best, batches = points[_best_so_far(latency_s, rps)], space.variables[0].values
             nearby = [best]
@@ -84,7 +85,7 @@ def _spaces(planner: Planner, strategy: Strategy) -> list[SearchSpace]:
 
 
 def _search_between(planner: Planner, spaces: Sequence[SearchSpace], bounds: int) -> list[float]:
-    """Search bounds from the minimum latency on, next always in the steepest or widest gap; return the bounds."""
+    """Search ``bounds`` latency bounds and return them. Each one divides the steepest or widest gap that is left."""
     ends = [one.best for one in planner.search(math.inf, spaces) if one.result.best]
     if not ends:
         return []
@@ -113,12 +114,12 @@ def _max_rps(space: SearchSpace, bound_s: float) -> float:
 
 
 def best_evaluated_rps(planner: Planner, bound_s: float) -> float:
-    """Return the highest throughput evaluated so far within a bound."""
+    """Return the highest throughput of the schedules evaluated so far that meet a bound."""
     return max((_max_rps(space, bound_s) for space in planner.spaces), default=0.0)
 
 
 def evaluated_fronts(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
-    """Return the thinned frontiers of what a planner has evaluated, exact at the given bounds of each strategy."""
+    """Return each strategy's thinned frontier of all evaluated schedules. It is exact at the bounds ``at_s``."""
     fronts = []
     for strategy, exact_s in at_s.items():
         spaces = _spaces(planner, strategy)
@@ -131,16 +132,16 @@ def evaluated_fronts(planner: Planner, at_s: Mapping[Strategy, Sequence[float]])
 
 
 def non_dominated(spaces: Sequence[SearchSpace]) -> list[FrontPoint]:
-    """Return the evaluated schedules that no other of the spaces beats in both latency and throughput, by latency."""
+    """Return the evaluated schedules that no other beats in both latency and throughput, ordered by latency."""
     return _front_points(spaces, _undominated(spaces))
 
 
-def _undominated(spaces: Sequence[SearchSpace]) -> list[_Seen]:
-    seen: list[_Seen] = []
+def _undominated(spaces: Sequence[SearchSpace]) -> list[_Evaluated]:
+    seen: list[_Evaluated] = []
     for number, space in enumerate(spaces):
         points, latency_s, rps = space.evaluated_points()
         best = _best_so_far(latency_s, rps)
-        seen += [_Seen(float(latency_s[i]), float(rps[i]), number, tuple(points[i].tolist())) for i in best]
+        seen += [_Evaluated(float(latency_s[i]), float(rps[i]), number, tuple(points[i].tolist())) for i in best]
     best_rps, found = 0.0, []
     for one in sorted(seen, key=lambda one: (one.latency_s, -one.rps, one.space, one.point)):
         if one.rps > best_rps:
@@ -150,14 +151,13 @@ def _undominated(spaces: Sequence[SearchSpace]) -> list[_Seen]:
 
 
 def _best_so_far(latency_s: Floats, rps: Floats) -> list[int]:
-    """Return the indices with more throughput than any of lower latency, by latency."""
+    """Return the indices of points with more throughput than all points of lower latency, ordered by latency."""
     order = np.lexsort((-rps, latency_s))
     before = np.concatenate([[0.0], np.maximum.accumulate(rps[order])[:-1]]) if len(order) else rps
     return [int(i) for i in order[rps[order] > before]]
 
 
-def _front_points(spaces: Sequence[SearchSpace], found: Sequence[_Seen]) -> list[FrontPoint]:
-    """Return evaluated schedules with all their estimates, with one call per space."""
+def _front_points(spaces: Sequence[SearchSpace], found: Sequence[_Evaluated]) -> list[FrontPoint]:
     points: dict[int, FrontPoint] = {}
     for number in {one.space for one in found}:
         at = [i for i, one in enumerate(found) if one.space == number]
@@ -169,9 +169,9 @@ def _front_points(spaces: Sequence[SearchSpace], found: Sequence[_Seen]) -> list
 
 
 def thinned(latency_s: Floats, rps: Floats, exact_s: Sequence[float]) -> list[int]:
-    """Return the indices of about ``MAX_POINTS`` points of a frontier, in order.
+    """Return the indices of about ``MAX_POINTS`` points that represent a frontier, ascending.
 
-    The largest relative loss of throughput at any bound is minimal; at the bounds ``exact_s`` there is none.
+    They minimize the largest relative loss of throughput at any bound. At the bounds ``exact_s`` there is no loss.
     """
     if len(rps) <= MAX_POINTS:
         return list(range(len(rps)))
@@ -186,7 +186,7 @@ def thinned(latency_s: Floats, rps: Floats, exact_s: Sequence[float]) -> list[in
 
 
 def growth_steps(rps: Floats, factor: float, required: Iterable[int]) -> list[int]:
-    """Return the required indices, and from each on the next one whose throughput has grown by more than a factor."""
+    """Return the required indices and, between them, the indices at which throughput has grown by ``factor`` again."""
     found, stops = [0], sorted(required)
     while found[-1] < stops[-1]:
         after = int(np.searchsorted(rps, factor * rps[found[-1]], side="right"))
@@ -195,10 +195,11 @@ def growth_steps(rps: Floats, factor: float, required: Iterable[int]) -> list[in
 
 
 def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
-    """Return the bounds from which another strategy or degree is the best of all.
+    """Return the latency bounds from which on another kind of schedule is the best.
 
-    A kind takes over where the previous one has less even at an ``OVERTAKE`` times looser bound: kinds that overtake
-    each other at every step of the batch size count as equal.
+    A kind is a strategy at a tensor-parallel degree. It takes over only if the previous kind has less throughput even
+    at a bound that is looser by ``OVERTAKE``. Kinds that overtake each other at every step of the batch size count as
+    equal.
     """
     points = sorted(
         (p for _, front in fronts for p in front), key=lambda p: (p.constrained_latency_s, -p.row.throughput_rps)
@@ -223,22 +224,22 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 
 @dataclass(frozen=True)
 class StaticBatches:
-    """Static batches that fit in memory, as schedules by size; latencies are from the prefill to the last token.
+    """Static batches that fit in memory, one schedule for each batch size.
 
-    Latencies of ``rows`` are those of outputs of maximum length, ``quantile_latency_s`` those at the quantile of the
-    output length that latency bounds are for.
+    Latencies are from the prefill to the last token. In ``rows`` they are of outputs of maximum length, and in
+    ``quantile_latency_s`` of outputs at the quantile for which latency bounds hold.
     """
 
     rows: tuple[ScheduleRow, ...]
     quantile_latency_s: tuple[float, ...] = ()
 
     def best(self, bound_s: float) -> ScheduleRow | None:
-        """Return the batch of the highest throughput that meets a bound; None: none does."""
+        """Return the batch of the highest throughput that meets a bound, or None if no batch meets it."""
         good = (row for row in self.rows if row.latency_s <= bound_s)
         return max(good, key=lambda row: row.throughput_rps, default=None)
 
     def front(self, at_s: float = math.inf) -> tuple[FrontPoint, ...]:
-        """Return the thinned frontier by latency, exact at one bound."""
+        """Return the thinned frontier, ordered by latency. At the bound ``at_s`` it is exact."""
         rps = np.array([row.throughput_rps for row in self.rows])
         before = np.maximum.accumulate(np.concatenate([[0.0], rps]))[:-1]
         best = [self.rows[i] for i in np.flatnonzero(rps > before)]
@@ -246,14 +247,14 @@ class StaticBatches:
         return tuple(FrontPoint(best[i].latency_s, best[i]) for i in thinned(latency_s, rps[rps > before], [at_s]))
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
-        """Return quantiles of ``quantile_latency_s`` over batches in multiples of four: ExeGPT (section 7.1)."""
+        """Return quantiles of ``quantile_latency_s`` over sizes that are multiples of four (ExeGPT, section 7.1)."""
         pairs = zip(self.rows, self.quantile_latency_s, strict=True)
         latency_s = [seconds for row, seconds in pairs if row.prefill_batch % MULTIPLE == 0]
         return tuple(np.quantile(latency_s, quantiles).tolist()) if latency_s else ()
 
 
 def static_batches(estimator: Estimator) -> StaticBatches:
-    """Return all static batches of an estimator's task on its cluster; no rows where none fits."""
+    """Return all static batches of an estimator's task on its cluster. ``rows`` is empty if none fits in memory."""
     setting = estimator.setting
     tp, layout = _widest_layout(setting)
     if not layout.stages:
@@ -302,7 +303,7 @@ def static_batches(estimator: Estimator) -> StaticBatches:
 
 
 def _widest_layout(setting: Setting) -> tuple[int, Layout]:
-    """Return the largest degree that divides the cluster within a node, and its stages; no stages if layers lack."""
+    """Return the largest degree that divides the cluster and fits in a node, and its layout (empty if none exists)."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     for tp in sorted(setting.tables, reverse=True):
         if tp <= node and gpus % tp == 0:
@@ -316,7 +317,7 @@ def _widest_layout(setting: Setting) -> tuple[int, Layout]:
 def _pass_s(
     setting: Setting, layout: Layout, seqs: Floats, kv_tokens: Floats | float, *, prefill: bool
 ) -> tuple[Floats, Floats]:
-    """Return the seconds of a pass through all stages, and of the slowest stage's visit."""
+    """Return the seconds of a pass through all stages, and the seconds of a visit to the slowest stage."""
     total, slowest = np.zeros(seqs.shape), np.zeros(seqs.shape)
     for (stage, first, last), count in stage_kinds(layout.stages).items():
         packed = setting.packed(stage.tp)

@@ -1,9 +1,9 @@
-"""What a schedule yields under other lengths or other costs than planned (ExeGPT, section 7.6).
+"""What a schedule achieves under other lengths or other costs than planned (ExeGPT, section 7.6).
 
-``drift`` evaluates the chosen schedule for outputs whose mean, spread or skewness moves up or down. The bound limits
-the latency at the quantile of these outputs (the paper's SLA (a)), or at the fixed length of
-``Assumptions.output_tokens`` (b). A row also has the best schedule for these outputs, and ``margin``: the least
-tightening of the bound at planning whose schedule still meets the original bound under these outputs.
+``drift`` evaluates the chosen schedule for outputs whose mean, spread or skewness changes. The bound limits the latency
+at the quantile of these outputs (the paper's SLA (a)), or at the fixed length ``Assumptions.output_tokens`` (b). A row
+also has the best schedule for these outputs, and ``margin``: by how much the bound must be tightened at planning so
+that the schedule still meets the original bound under these outputs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ESTIMATES = ("throughput_rps", "latency_s", "latency_high_s")
 
 
 def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] = MOVES) -> tuple[DriftRow, ...]:
-    """Return a row per move of the output lengths; without any spread only the mean moves."""
+    """Return a row for each change of the output lengths. If all outputs are equally long, only their mean changes."""
     setting, bound_s = planner.estimator.setting, choice.bound_s
     max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
     tightened = lru_cache(maxsize=len(MARGINS))(lambda margin: planner.best_row(bound_s * (1 - margin)))
@@ -65,24 +65,24 @@ def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] =
             is_satisfied=satisfied,
             replanned=replanned,
             margin=0.0 if satisfied else first_margin(planner, estimator, bound_s, tightened),
-            reload=replanned is not None and moves_weights(choice.row, replanned),
+            reload=replanned is not None and needs_loading(choice.row, replanned),
         )
         rows.append(row)
     return tuple(rows)
 
 
 def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
-    """Return a distribution whose mean or sd is ``1 + change`` times as large, or whose skewness is ``change`` more.
+    """Return a distribution whose mean, sd or skewness (``what``) differs, with the same other two moments.
 
-    The other two moments stay, but for rounding to whole tokens and the limits 1 and ``max_tokens``. It raises
-    InputError if ``what`` is not "mean", "sd" or "skewness".
+    A mean or sd is multiplied by ``1 + change``, and ``change`` is added to a skewness. The moments are approximate,
+    because lengths are rounded to whole tokens from 1 to ``max_tokens``. Raises InputError for another ``what``.
     """
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean, sd, skewness = moments(pmf)
     if what == "mean":
-        return placed(tokens + mean * change, pmf, max_tokens)
+        return as_pmf(tokens + mean * change, pmf, max_tokens)
     if what == "sd":
-        return placed(mean + (tokens - mean) * (1 + change), pmf, max_tokens)
+        return as_pmf(mean + (tokens - mean) * (1 + change), pmf, max_tokens)
     if what != "skewness":
         raise InputError(f"mean, sd or skewness may move, not {what!r}")
     # Bisect for the c with which the standard scores z + c (z^2 - 1) have the desired skewness, or the nearest.
@@ -93,19 +93,22 @@ def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
         bent -= pmf @ bent
         bent /= math.sqrt(pmf @ bent**2)
         low, high = (bend, high) if pmf @ bent**3 < skewness + change else (low, bend)
-    return placed(mean + sd * bent, pmf, max_tokens)
+    return as_pmf(mean + sd * bent, pmf, max_tokens)
 
 
 def moments(pmf: Floats) -> tuple[float, float, float]:
-    """Return mean, standard deviation and skewness; 0 for the last two where there is no spread."""
+    """Return mean, standard deviation and skewness. The last two are 0 if all lengths are equal."""
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean = float(pmf @ tokens)
     sd = math.sqrt(max(float(pmf @ (tokens - mean) ** 2), 0.0))
     return (mean, sd, float(pmf @ ((tokens - mean) / sd) ** 3)) if sd > 1e-9 * mean else (mean, 0.0, 0.0)
 
 
-def placed(tokens: Floats, pmf: Floats, max_tokens: int) -> Floats:
-    """Return probabilities of whole tokens; a value between two of them is divided so that the mean stays."""
+def as_pmf(tokens: Floats, pmf: Floats, max_tokens: int) -> Floats:
+    """Return the distribution of fractional lengths ``tokens`` that have the probabilities ``pmf``.
+
+    Each probability is divided between the two integers next to the length, so that the mean stays the same.
+    """
     within = np.clip(tokens, 1.0, float(max_tokens))
     below = np.floor(within).astype(np.int64)
     above = np.minimum(below + 1, max_tokens)
@@ -117,7 +120,10 @@ def placed(tokens: Floats, pmf: Floats, max_tokens: int) -> Floats:
 
 
 def evaluate_deployed(estimator: Estimator, row: ScheduleRow, *, worst_case: bool) -> tuple[ScheduleRow, float]:
-    """Return a deployed schedule, its split unchanged, under an estimator's task, and the constrained latency."""
+    """Return a deployed schedule as estimated by ``estimator``, and the latency to which a bound applies.
+
+    The split of the GPUs stays as in ``row``, even if the strategy would now choose another.
+    """
     steps = min(row.decode_steps, estimator.setting.task.max_output_tokens)
     controls = replace(controls_of(row), decode_steps=steps)
     got = estimator.estimate([controls], np.array([row.prefill_gpus], dtype=np.int64))
@@ -127,9 +133,9 @@ def evaluate_deployed(estimator: Estimator, row: ScheduleRow, *, worst_case: boo
 def first_margin(
     planner: Planner, estimator: Estimator, bound_s: float, tightened: Callable[[float], ScheduleRow | None]
 ) -> float:
-    """Return the first margin whose schedule meets the bound for an estimator's task; NaN: none does.
+    """Return the smallest margin whose schedule meets the bound under an estimator's task, or NaN if none does.
 
-    ``tightened`` returns the planner's choice at a margin.
+    ``tightened`` returns the schedule that the planner chooses at a margin.
     """
     for margin in MARGINS if math.isfinite(bound_s) else ():
         row = tightened(margin)
@@ -140,8 +146,8 @@ def first_margin(
     return math.nan
 
 
-def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
-    """Return whether one schedule cannot become the other without loading weights."""
+def needs_loading(row: ScheduleRow, other: ScheduleRow) -> bool:
+    """Return whether weights must be loaded to change from one schedule to the other."""
     return (row.family, row.prefill_gpus) != (other.family, other.prefill_gpus)
 
 
@@ -149,8 +155,8 @@ def moves_weights(row: ScheduleRow, other: ScheduleRow) -> bool:
 class Sample:
     """Requests from which a task's lengths were estimated.
 
-    ``prompt_tokens`` are [n] and ``output_tokens`` [m]; None: the distribution is known. If they are ``paired``, those
-    at the same index belong to the same request.
+    ``prompt_tokens`` are [n] and ``output_tokens`` [m]. One may be None if its distribution is known. If they are
+    ``paired``, values at the same index belong to the same request.
     """
 
     prompt_tokens: Ints | None
@@ -166,11 +172,11 @@ class Sample:
 
     @property
     def requests(self) -> int:
-        """Return the number of requests, of two columns that of the shorter one."""
+        """Return the number of requests, or the smaller number if prompts and outputs differ in number."""
         return min(len(side) for side in (self.prompt_tokens, self.output_tokens) if side is not None)
 
     def resampled(self, known: TaskLengths, rng: np.random.Generator) -> TaskLengths:
-        """Return the lengths of a bootstrap sample of the same size; known distributions stay."""
+        """Return the lengths of a bootstrap sample of the same size. Known distributions stay the same."""
         prompt, output = self.prompt_tokens, self.output_tokens
         if self.paired and prompt is not None and output is not None:
             rows = rng.integers(0, len(prompt), len(prompt))
@@ -184,7 +190,7 @@ class Sample:
         return TaskLengths(pmf(prompt, known.prompt_pmf), pmf(output, known.output_pmf))
 
 
-def over_resamples(
+def spread_over_resamples(
     estimator: Estimator,
     row: ScheduleRow,
     sample: Sample,
@@ -194,7 +200,7 @@ def over_resamples(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Spread:
-    """Return the spread of a deployed schedule over ``draws`` bootstrap samples of the lengths, fewer if very large."""
+    """Return the interval of a deployed schedule's estimates over up to ``draws`` bootstrap samples of the lengths."""
     task, rng = estimator.setting.task, np.random.default_rng(seed)
     draws = min(draws, max(MIN_RESAMPLES, _MAX_DRAWN_REQUESTS // sample.requests))
     others = (estimator.replace(task=sample.resampled(task, rng)) for _ in range(draws))
@@ -202,7 +208,7 @@ def over_resamples(
     return _spread("lengths", rows, bound_s, SAMPLING_LEVEL, sample.requests)
 
 
-def over_costs(
+def spread_over_costs(
     estimator: Estimator,
     row: ScheduleRow,
     perturbed: Sequence[TablesByDegree],
@@ -211,7 +217,7 @@ def over_costs(
     worst_case: bool = True,
     level: float = 0.9,
 ) -> Spread:
-    """Return the spread of a deployed schedule over perturbed cost tables, at least one set, one per draw."""
+    """Return the interval of a deployed schedule's estimates over one or more sets of ``perturbed`` cost tables."""
     if not perturbed:
         raise InputError("an interval of the costs needs perturbed tables; there are none")
     others = (estimator.replace(tables=tables) for tables in perturbed)
@@ -221,8 +227,8 @@ def over_costs(
     return replace(spread, **ends)
 
 
-def banded(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:
-    """Return frontiers with an interval of each schedule's throughput over perturbed cost tables."""
+def with_bands(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:
+    """Return the frontiers with the interval of each schedule's throughput over ``perturbed`` cost tables."""
     if not perturbed:
         return fronts
     others = [estimator.replace(tables=tables) for tables in perturbed]
@@ -247,7 +253,7 @@ def _spread(
     ends = {}
     for name in _ESTIMATES:
         values = np.array([getattr(row, name) for row, _ in rows])
-        # With infinite latencies among the draws an end must be one of the values, not between two of them.
+        # If some latencies are infinite, an end must be one of the values, not an interpolation.
         method: Literal["hazen", "inverted_cdf"] = "hazen" if np.isfinite(values).all() else "inverted_cdf"
         ends[name] = tuple(np.quantile(values, _tails(level), method=method).tolist())
     return Spread(

@@ -15,22 +15,23 @@ from lengthwise.schema.workload import Floats
 from lengthwise.workload import Joint, Marginal, draw, preset
 
 MAX_TOKENS = 2**20
-"""Longest prompt or output of a table."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Batch sizes at which dynamic adjustment is sampled; interpolated in between, constant beyond."""
 
 _BISECTIONS = 54
 _NEGLIGIBLE = 1e-12
+TAIL_LEVEL = 0.9999
+"""An unbounded distribution ends at this quantile: the few longer requests count as that long."""
 _SUM_TOLERANCE = 1e-6
 _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 
 
 @dataclass(frozen=True, eq=False)
 class TaskLengths:
-    """Lengths of a task's requests. Prompts and outputs count as independent, as in ExeGPT's simulator.
+    """Distributions of the lengths of a task's requests. Prompts and outputs are independent, as in ExeGPT's simulator.
 
-    ``prompt_pmf`` and ``output_pmf`` are [longest + 1] the probability of each number of tokens; 0 at 0 tokens.
-    ``name`` is a label in tables and reports.
+    ``prompt_pmf`` and ``output_pmf`` [longest + 1] are the probabilities of 0, 1, 2, ... tokens. The probability of 0
+    tokens is 0. ``name`` is a label in tables and reports.
     """
 
     prompt_pmf: Floats
@@ -50,9 +51,9 @@ class TaskLengths:
 
     @classmethod
     def from_marginals(cls, prompt: Marginal, output: Marginal, name: str = "") -> TaskLengths:
-        """Return the whole-token distributions of two marginals, exact to rounding.
+        """Return the distributions of two marginals, rounded to whole tokens.
 
-        It raises InputError if a tail reaches beyond ``MAX_TOKENS``; give the marginal a maximum.
+        Raises InputError if a tail is longer than ``MAX_TOKENS``. In this case give the marginal a maximum.
         """
         return cls(_discretize(prompt, "prompts"), _discretize(output, "outputs"), name)
 
@@ -60,7 +61,7 @@ class TaskLengths:
     def from_samples(cls, prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, name: str = "") -> TaskLengths:
         """Return the empirical distributions of observed lengths.
 
-        It raises InputError if a column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
+        Raises InputError if a column is empty, or a length is not an integer from 1 to ``MAX_TOKENS``.
         """
         return cls(_histogram(prompt_tokens, "prompts"), _histogram(output_tokens, "outputs"), name)
 
@@ -71,7 +72,7 @@ class TaskLengths:
 
     @classmethod
     def from_preset(cls, name: str, samples: int = 1 << 17, seed: int = 0) -> TaskLengths:
-        """Return the lengths of a named workload: exact where it has two marginals, else from ``samples`` draws."""
+        """Return a named workload's lengths, exact for two marginals and otherwise counted over ``samples`` draws."""
         named = preset(name)
         if isinstance(named.lengths, Joint):
             return cls.from_marginals(named.lengths.prompt, named.lengths.output, named.name)
@@ -90,7 +91,7 @@ class TaskLengths:
 
     @cached_property
     def prompt_variance(self) -> float:
-        """Return the variance of the prompt length; exactly 0 for prompts of one length."""
+        """Return the variance of the prompt length. It is exactly 0 if all prompts are equally long."""
         tokens = np.arange(len(self.prompt_pmf))
         return float(self.prompt_pmf @ (tokens - self.mean_prompt_tokens) ** 2)
 
@@ -101,17 +102,17 @@ class TaskLengths:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Return the longest prompt."""
+        """Return the tokens of the longest prompt."""
         return len(self.prompt_pmf) - 1
 
     @property
     def max_output_tokens(self) -> int:
-        """Return the longest output."""
+        """Return the tokens of the longest output."""
         return len(self.output_pmf) - 1
 
     @property
     def max_request_tokens(self) -> int:
-        """Return the longest prompt and output together."""
+        """Return the tokens of a request with the longest prompt and the longest output."""
         return self.max_prompt_tokens + self.max_output_tokens
 
     def prompt_quantile(self, level: float) -> int:
@@ -123,19 +124,20 @@ class TaskLengths:
         return _quantile(self.output_pmf, level)
 
     def decode_survival(self, prefill_output_tokens: int = 1) -> Floats:
-        """Return [longest - prefill_output_tokens] shares of requests that need a 1st, 2nd, ... decode iteration.
+        """Return [longest - prefill_output_tokens] the shares of requests that need a 1st, 2nd, ... decode iteration.
 
-        The prefill of a request produces the first ``prefill_output_tokens`` of its output.
+        The first ``prefill_output_tokens`` tokens of each output need no iteration, because the prefill produces them.
         """
         at_least = np.cumsum(self.output_pmf[::-1])[::-1]
         return np.asarray(np.minimum(at_least[1 + prefill_output_tokens :], 1.0))
 
     def require_within(self, model: ModelSpec) -> None:
-        """Raise InputError unless the model's context holds the longest prompt with the longest output."""
+        """Raise InputError unless the longest prompt and the longest output together fit in the model's context."""
         if self.max_request_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
-                f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum"
+                f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum, such as "
+                "workload.max_output_tokens"
             )
 
 
@@ -152,12 +154,11 @@ def _histogram(tokens: npt.ArrayLike, side: str) -> Floats:
 
 
 def _discretize(marginal: Marginal, side: str) -> Floats:
-    """Return the pmf of a rounded marginal: bisect for the level at which its quantile passes each half token."""
-
     def tokens_at(level: Floats) -> Floats:
         return np.asarray(np.maximum(np.rint(marginal.quantile(level)), 1.0))
 
-    longest = int(tokens_at(np.array([1 - _NEGLIGIBLE]))[0])
+    is_bounded = np.isfinite(marginal.quantile(np.ones(1)))[0]
+    longest = int(tokens_at(np.array([1 - _NEGLIGIBLE if is_bounded else TAIL_LEVEL]))[0])
     if longest > MAX_TOKENS:
         raise InputError(
             f"{side} must not be longer than {MAX_TOKENS} tokens; a tail reaches {longest}. Give a maximum."
@@ -184,30 +185,30 @@ def _quantile(pmf: Floats, level: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class AdjustedBatches:
-    """Prefill batches under ExeGPT's dynamic adjustment, by target batch size (``SIZES``).
+    """Prefill batches under ExeGPT's dynamic adjustment, for each target batch size in ``SIZES``.
 
-    ``prompts`` is their mean number of prompts divided by the target size. ``ranges`` is (q - mean) / mean, with q the
-    quantile of a batch's tokens at the level.
+    ``prompts`` are the mean prompts of a batch over the target size. ``ranges`` are the shares by which the tokens of a
+    batch, at the level's quantile, exceed their mean.
     """
 
     prompts: Floats
     ranges: Floats
 
     def size_factor(self, seqs: Floats) -> Floats:
-        """Return [n] mean prompts of batches over their target sizes ``seqs``."""
+        """Return [n] the mean prompts of a batch over its target size ``seqs``."""
         return np.asarray(np.interp(seqs, SIZES, self.prompts))
 
     def relative_range(self, seqs: Floats) -> Floats:
-        """Return [n] relative ranges of the tokens of batches of ``seqs`` prompts."""
+        """Return [n] the relative range of a batch of ``seqs`` prompts, interpolated from ``ranges``."""
         return np.asarray(np.interp(seqs, SIZES, self.ranges))
 
 
 UNADJUSTED = AdjustedBatches(np.ones(len(SIZES)), np.full(len(SIZES), np.inf))
-"""Batches without a threshold; an infinite range means that nothing limits it."""
+"""Batches without a threshold; their infinite ranges set no limit."""
 
 
 def adjusted_batches(task: TaskLengths, threshold: float, level: float) -> AdjustedBatches:
-    """Return the effect of a threshold on a task's prefill batches, sampled with fixed seeds."""
+    """Return a task's prefill batches as adjusted by a threshold. The batches are sampled with fixed seeds."""
     if task.prompt_variance == 0:
         return UNADJUSTED
     return _sampled_batches(task.prompt_pmf.tobytes(), threshold, level)
@@ -222,7 +223,6 @@ def _sampled_batches(pmf_bytes: bytes, threshold: float, level: float) -> Adjust
 
 
 def _sample_batches(cdf: Floats, mean: float, size: int, threshold: float, level: float) -> tuple[float, float]:
-    """Return (mean prompts, relative range of tokens) of batches cut from streams of random prompts."""
     rng, target = np.random.default_rng([size, 1]), size * mean
     low, high = (1 - threshold) * target, (1 + threshold) * target
     tokens, prompts = np.zeros(_STREAMS), np.zeros(_STREAMS)
@@ -231,7 +231,7 @@ def _sample_batches(cdf: Floats, mean: float, size: int, threshold: float, level
         new = np.searchsorted(cdf, rng.random(_STREAMS) * cdf[-1], side="right").astype(np.float64)
         total, below = tokens + new, tokens < low
         fits = (total <= high) & ((prompts < size) | below)
-        # A batch that is too small still takes a prompt beyond the upper limit if that is nearer to the target.
+        # A batch that is too small accepts a prompt beyond the upper limit if the total is then nearer to the target.
         closed = (prompts > 0) & ~(fits | (below & (tokens + total < 2 * target)))
         if closed.any():
             finished.append((prompts[closed], tokens[closed]))
@@ -246,7 +246,7 @@ class PhaseLoads:
 
     Attributes:
         seqs: [N_D] sequences; the first is B_D / B_E.
-        kv_tokens: [N_D] cached tokens that these read.
+        kv_tokens: [N_D] cached tokens that these sequences read.
         seqs_variance: [N_D] variance of ``seqs``.
         kv_variance: [N_D] variance of ``kv_tokens``.
     """
@@ -257,14 +257,14 @@ class PhaseLoads:
     kv_variance: Floats
 
     def columns(self) -> Floats:
-        """Return [N_D, 4] all four as columns, in this order."""
+        """Return [N_D, 4] the attributes as columns, in the order above."""
         return np.column_stack([self.seqs, self.kv_tokens, self.seqs_variance, self.kv_variance])
 
 
 def phase_loads(task: TaskLengths, steps: int, prefill_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
-    """Return the steady-state loads of phases of ``steps`` (N_D) decode iterations, at most the longest output.
+    """Return the steady-state loads of phases with ``steps`` (N_D) decode iterations, at most the longest output.
 
-    With ``paper`` completions follow ExeGPT's formula; the variances are those of renewal theory either way.
+    With ``paper`` requests complete by ExeGPT's formula. The variances always follow renewal theory.
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, prefill_output_tokens)
@@ -286,10 +286,10 @@ def phase_loads(task: TaskLengths, steps: int, prefill_output_tokens: int = 1, *
 
 
 def paper_completions(task: TaskLengths, steps: int, prefill_output_tokens: int = 0) -> Floats:
-    """Return [N_D] ExeGPT's P_D(U): the share of the decode batch that completes at each iteration U of a phase.
+    """Return [N_D] ExeGPT's P_D(U), the share of the decode batch that completes at iteration U of a phase.
 
-    ``P_D(U | n)`` is 1 at ``U = n`` for ``n <= N_D``, else ``1 / ceil(n / N_D)`` at ``U = 1 + (n - 1) mod N_D``.
-    Requests that need no decode iteration are excluded.
+    For outputs of n iterations it is 1 at ``U = n`` if ``n <= N_D``, else ``1 / ceil(n / N_D)`` at ``U = 1 + (n - 1)
+    mod N_D``. Requests that need no decode iteration are excluded.
     """
     require_steps(task, steps)
     needs = task.output_pmf[1 + prefill_output_tokens :]
@@ -301,13 +301,13 @@ def paper_completions(task: TaskLengths, steps: int, prefill_output_tokens: int 
 
 
 def phase_position(steps: int, iterations: int) -> tuple[int, int]:
-    """Return (number of phases, iteration within the last one) at which a request's last iteration is done."""
+    """Return in which phase, and in which iteration of this phase, a request completes. Both are counted from 1."""
     phases = max(1, -(-iterations // steps))
     return phases, iterations - (phases - 1) * steps
 
 
 def require_steps(task: TaskLengths, steps: int) -> None:
-    """Raise InputError unless a phase has from 1 to as many decode iterations as the longest output has tokens."""
+    """Raise InputError unless ``steps`` is at least 1 and at most the tokens of the longest output."""
     if not 1 <= steps <= task.max_output_tokens:
         raise InputError(
             f"decode_steps must be from 1 to the longest output ({task.max_output_tokens} tokens); it is {steps}"
@@ -315,7 +315,7 @@ def require_steps(task: TaskLengths, steps: int) -> None:
 
 
 def _by_iteration(task: TaskLengths, steps: int, prefill_output_tokens: int) -> tuple[Floats, Floats]:
-    """Return [phases since admission, N_D] shares of requests alive, and the iteration of its own each is at."""
+    """Return shares of running requests, and their iterations so far, as arrays [phases since admission, N_D]."""
     alive = task.decode_survival(prefill_output_tokens)
     phases = max(1, -(-len(alive) // steps))
     padded = np.zeros(phases * steps)

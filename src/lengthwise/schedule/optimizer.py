@@ -1,25 +1,25 @@
 """The best point under a latency bound, by branch and bound over monotone variables (ExeGPT, Algorithm 1).
 
-A step up in a variable raises throughput T and latency L, or leaves them equal. A block is the set of points between a
-corner a and a corner b.
+A step up in a variable raises throughput T and latency L, or leaves them equal. A block is all points between corners a
+and b.
 
-**Guarantee.** Let e_T and e_L be the tolerances and g the accepted gap (e_T unless given). If for all x <= y of which
-one meets the bound, T(x) <= T(y) (1 + e_T) and L(x) <= L(y) (1 + e_L), then the result has at least 1 / (1 + g) of the
-best throughput of any point that meets the bound. About a variable of unknown direction nothing is assumed: x and y are
-equal in it, and no block spans two of its values.
+**Guarantee.** Let e_T and e_L be the tolerances and g the accepted gap (e_T unless given). Assume that T(x) <= T(y) (1
++ e_T) and L(x) <= L(y) (1 + e_L) for all x <= y of which one meets the bound. Then the result has at least 1 / (1 + g)
+of the best throughput of any point that meets the bound. Nothing is assumed about a variable of unknown direction: x
+and y are equal in it, and no block spans two of its values.
 
-**Proof.** Every point is evaluated or lies in a block that is discarded, for one of two reasons. *Too slow*: L(a) >
-bound (1 + e_L). Each y of the block has L(y) >= L(a) / (1 + e_L) > bound. *No better*: T(b) (1 + e_T) <= T* (1 + g),
-where T* is the best so far. Each x of the block that meets the bound has T(x) <= T(b) (1 + e_T) <= T* (1 + g). T* only
-grows. A block inherits the tightest of its ancestors' corners, as they bound it too. At T(b) = T* a block remains while
-its minimum latency is below that of the best, so that ties end at the fastest point.
+**Proof.** Every point is evaluated or lies in a block that is discarded for one of two reasons. *Too slow*: L(a) >
+bound (1 + e_L). Then each y of the block has L(y) >= L(a) / (1 + e_L) > bound. *No better*: T(b) (1 + e_T) <= T* (1 +
+g), where T* is the best so far. Then each x of the block that meets the bound has T(x) <= T(b) (1 + e_T) <= T* (1 + g).
+T* only grows. A block inherits the tightest corners of its ancestors, because they bound it as well. At T(b) = T* a
+block remains while its minimum latency is below that of the best point, so that ties end at the fastest point.
 
-An infeasible point has infinite latency, so it is too slow with all points above it. Its throughput bounds nothing,
-unless the performance function states what it would be.
+An infeasible point has infinite latency, so it is too slow, as are all points above it. Its throughput bounds nothing,
+unless the performance function returns the throughput that it would have.
 
-**Differences from the published algorithm.** Every evaluated point counts as T*, lower corners too, and every returned
-point meets the bound. Blocks are compared with T* when they are created and again when they are taken, in the order of
-their upper corners, and are split across the side with the longest share of its range.
+**Differences from the published algorithm.** Every evaluated point, also a lower corner, may set T*, and every returned
+point meets the bound. Blocks are compared with T* when they are created and again when they are taken from the queue,
+which is ordered by their upper corners. A block is split across the side that is longest relative to its range.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Floats, Ints
 
-Bools = npt.NDArray[np.bool_]
 Place = tuple[int, ...]
 Key = tuple[float, float, Place]
 
@@ -46,10 +44,10 @@ _NO_POINT: Key = (math.inf, math.inf, ())
 
 @dataclass(frozen=True)
 class Variable:
-    """An integer variable of distinct values, ordered by their effect.
+    """An integer variable with distinct values.
 
-    A later value raises throughput and latency if ``rising``, else it lowers both. None: unknown; its values are
-    searched side by side, which costs more.
+    If the variable is ``rising``, each later value raises throughput and latency. If not, each later value lowers both.
+    If ``rising`` is None, the direction is unknown: all values are searched separately, which costs more.
     """
 
     name: str
@@ -66,10 +64,10 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class Perf:
-    """Performance of points, one row each: latency, infinite where the point is infeasible, and throughput.
+    """Performance of points, one row each. The latency of an infeasible point is infinite.
 
-    Of an infeasible point it is the throughput that it would have, which saves the search many points; 0 or NaN:
-    unknown.
+    The throughput of an infeasible point is the one that it would have if it were feasible, which saves the search many
+    points. If unknown, it is 0 or NaN.
     """
 
     latency_s: Floats
@@ -81,7 +79,7 @@ Performance = Callable[[Ints], Perf]
 
 
 class _Box:
-    """All points of some variables. A place is a point by the index of each value in order of rising effect."""
+    """All points of some variables. A place is a point as indices of values, in an order of rising throughput."""
 
     def __init__(self, perf: Performance, variables: Sequence[Variable]) -> None:
         if not variables:
@@ -93,7 +91,10 @@ class _Box:
         self.size = math.prod(self.shape)
 
     def blocks(self) -> Iterator[tuple[Place, Place]]:
-        """Yield the lowest and highest corners of the largest blocks in which every variable that differs rises."""
+        """Yield the (lowest, highest) corners of the blocks in which all remaining controls are monotone.
+
+        There is one block for each combination of values of the controls whose direction is unknown.
+        """
         ranges = [range(n) if unknown else (0,) for n, unknown in zip(self.shape, self._unknown, strict=True)]
         for lowest in itertools.product(*ranges):
             sides = zip(lowest, self.shape, self._unknown, strict=True)
@@ -106,7 +107,6 @@ class _Box:
         return EvaluatedPoint(self.point(key[2]), key[0], -key[1])
 
     def evaluate(self, places: Ints) -> Perf:
-        """Return the performance at places, one row each; raises InputError unless they are numbers of 0 or more."""
         got = self._perf(np.stack([values[places[:, axis]] for axis, values in enumerate(self._values)], axis=1))
         latency, throughput = np.asarray(got.latency_s, np.float64), np.asarray(got.throughput_rps, np.float64)
         shapes = latency.shape, throughput.shape
@@ -123,7 +123,6 @@ class _Box:
         return Perf(latency, throughput)
 
     def chunks(self, points: int) -> Iterator[tuple[slice, Ints, Perf]]:
-        """Evaluate all places in order, ``points`` at a time; yield their range, the places and their performance."""
         for start in range(0, self.size, points):
             numbers = np.arange(start, min(start + points, self.size), dtype=np.int64)
             places = np.stack(np.unravel_index(numbers, self.shape), axis=1).astype(np.int64)
@@ -132,7 +131,7 @@ class _Box:
 
 @dataclass(frozen=True)
 class EvaluatedPoint:
-    """A point, by the variables' values, and its performance."""
+    """A point, given by the values of its variables, and the point's performance."""
 
     point: Place
     latency_s: float
@@ -143,11 +142,15 @@ class EvaluatedPoint:
 class SearchResult:
     """The feasible point of the highest throughput that a search found under the bound.
 
-    Of equal throughput ``best`` is that of minimum latency, then of minimum effect, first variable first; None: no
-    evaluated point meets the bound. ``fastest`` is the evaluated point of minimum latency, whether it meets the bound
-    or not; infinite latency if all are infeasible. ``evaluated`` of the ``total`` points were evaluated, each once. The
-    best of all points has at most (1 + ``gap``) times the throughput of ``best``, if the tolerances hold; infinite:
-    nothing is known.
+    Attributes:
+        best: None if no point meets the bound. Of points of equal throughput it is the one of minimum latency, then the
+            lowest.
+        fastest: The evaluated point of minimum latency, even beyond the bound. Its latency is infinite if none is
+            feasible.
+        evaluated: Number of evaluated points, each of which was evaluated once.
+        total: Number of all points.
+        gap: If the tolerances hold, no point has more than (1 + ``gap``) times the throughput of ``best``. Infinite if
+            nothing is known.
     """
 
     best: EvaluatedPoint | None
@@ -159,10 +162,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Assumed deviation from monotonicity: shares by which a lower point's values exceed a higher one's.
+    """Assumed deviations from monotonicity: by which share a lower point's value may exceed a higher point's.
 
-    ``gap`` is the share of throughput that may be missed. None: as ``throughput``, which costs nothing; 0 costs the
-    evaluation of all points within the tolerance of the best.
+    ``gap`` is the share of throughput that the search may miss. If None, it equals ``throughput``, at no cost. If 0,
+    the search evaluates all points within the tolerance of the best.
     """
 
     throughput: float = 0.02
@@ -176,7 +179,7 @@ class Tolerances:
 
     @property
     def accepted(self) -> float:
-        """Return the accepted gap."""
+        """Return the share of throughput that the search may miss: ``gap``, or ``throughput`` if that is None."""
         return self.throughput if self.gap is None else self.gap
 
 
@@ -190,28 +193,34 @@ def branch_and_bound(
     batch_size: int = 16,
     max_points: int | None = None,
 ) -> SearchResult:
-    """Return the point of the highest throughput, to the accepted gap, whose latency meets a bound.
+    """Return the point of the highest throughput, within the accepted gap, whose latency meets a bound.
 
-    An infinite bound allows any feasible point. Throughput of ``known_rps`` is available elsewhere: points with no more
-    are not searched for, and the gap is that of the better of both. A wave splits ``batch_size`` blocks; more mean
-    fewer and larger calls, and some wasted evaluations. After ``max_points`` evaluations the search ends with the
-    remaining gap. It raises InputError if an argument is out of range, or the performance function returns invalid
-    values.
+    Raises InputError if an argument is out of range or a performance value is invalid.
+
+    Args:
+        bound_s: Latency bound. Any feasible point meets an infinite bound.
+        known_rps: Throughput that is available elsewhere. Points with no more are not searched for, and the gap refers
+            to the better of both.
+        batch_size: Blocks that each round splits. A larger value means fewer, larger calls and some wasted evaluations.
+        max_points: Evaluations after which the search ends with the remaining gap.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if batch_size < 1:
-        raise InputError(f"a wave must be 1 block or more, not {batch_size}")
+        raise InputError(f"batch_size must be 1 block or more, not {batch_size}")
     search = _Search(_Box(perf, variables), bound_s, known_rps, tolerances or Tolerances())
     return search.run(batch_size, math.inf if max_points is None else max_points)
 
 
 Entry = tuple[float, float, Place, Place]
-"""Of the queue: -(upper throughput), minimum latency, lowest and highest corner."""
+"""An entry of the queue: -(upper throughput), minimum latency, lowest and highest corner of a block."""
 
 
 class _Search:
-    """The evaluated points, the queue of blocks that may hold a better one, and the potential of discarded blocks."""
+    """One run of ``branch_and_bound``: evaluated points, and a queue of blocks that may contain a better point.
+
+    ``_discarded_rps`` is the highest throughput that a discarded block can still contain.
+    """
 
     def __init__(self, box: _Box, bound_s: float, known_rps: float, tolerances: Tolerances) -> None:
         self._box, self._bound_s = box, bound_s
@@ -220,14 +229,13 @@ class _Search:
         self._improvement = self._slack / (1 + tolerances.accepted)
         self._known: dict[Place, tuple[float, float]] = {}
         """Latency and throughput of each evaluated place; infinite throughput: unknown."""
-        # Minimum (-throughput, latency, place) of those that meet the bound; minimum (latency, -throughput, place).
+        # The best is the minimum (-throughput, latency, place), the fastest the minimum (latency, -throughput, place).
         self._best: Key = (-known_rps, -math.inf, ()) if known_rps > 0 else _NO_POINT
         self._fastest = _NO_POINT
         self._queue: list[Entry] = []
         self._discarded_rps = 0.0
 
     def run(self, batch_size: int, max_points: float) -> SearchResult:
-        """Split blocks until none can hold a better point, or too few evaluations are left to split one."""
         blocks = list(self._box.blocks())
         if max_points < 2 * len(blocks):
             raise InputError(f"at least {2 * len(blocks)} points must be allowed here, not {max_points}")
@@ -246,7 +254,6 @@ class _Search:
         return SearchResult(best, self._box.evaluated(self._fastest), len(self._known), self._box.size, gap)
 
     def _evaluate(self, places: Iterable[Place]) -> None:
-        """Evaluate the new ones among some places, in one call."""
         new = [place for place in dict.fromkeys(places) if place not in self._known]
         if not new:
             return
@@ -260,7 +267,7 @@ class _Search:
                 self._fastest = min(self._fastest, (latency_s, -rps if feasible else 0.0, place))
 
     def _enqueue(self, half: Entry) -> None:
-        """Queue a block whose corners are evaluated if others of its points may be better than the best."""
+        """Add a block to the queue if a point between its evaluated corners may be better than the best point."""
         loss, min_s, lowest, highest = half
         latency_s, rps = self._known[lowest][0], self._known[highest][1]
         entry = max(loss, -rps), max(min_s, latency_s), lowest, highest
@@ -269,7 +276,7 @@ class _Search:
             heapq.heappush(self._queue, entry)
 
     def _discard(self, entry: Entry) -> bool:
-        """Return whether a block holds nothing better than the best so far; if so, record what it could hold."""
+        """Return whether no point of a block can beat the best point. If so, record the block's highest throughput."""
         loss, latency_s, place = self._best
         entry_loss = entry[0] * self._improvement
         if entry_loss > loss or (entry_loss == loss and entry[1:3] >= (latency_s, place)):
@@ -286,7 +293,7 @@ class _Search:
         return taken
 
     def _halves(self, entry: Entry) -> Iterator[Entry]:
-        """Yield the halves of a block cut across its longest side; those of a line share the point in the middle."""
+        """Yield the two halves of a block, cut across its longest side. The halves of a line share the middle point."""
         loss, min_s, lowest, highest = entry
         sides = zip(lowest, highest, self._box.shape, strict=True)
         shares = [(high - low) * (1 / max(1, length - 1)) for low, high, length in sides]
@@ -298,7 +305,7 @@ class _Search:
 
 
 def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> SearchResult:
-    """Return what ``branch_and_bound`` does, by evaluating all points, ``chunk`` at a time to bound the memory."""
+    """Return the result of ``branch_and_bound`` by evaluating all points, ``chunk`` at a time to limit the memory."""
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if chunk < 1:
@@ -323,9 +330,9 @@ def _min_key(first: Floats, second: Floats, places: Ints) -> Key:
 
 
 def evaluate_grid(perf: Performance, variables: Sequence[Variable], chunk: int = CHUNK) -> Perf:
-    """Return the performance of all points, an axis per variable in the order of its effect.
+    """Return the performance of all points, with one axis per variable.
 
-    Throughput is NaN where a point is infeasible.
+    Along each axis throughput and latency are expected to rise. The throughput of an infeasible point is NaN.
     """
     box = _Box(perf, variables)
     latency_s, throughput_rps = np.empty(box.size), np.empty(box.size)
@@ -333,62 +340,3 @@ def evaluate_grid(perf: Performance, variables: Sequence[Variable], chunk: int =
         latency_s[numbers], throughput_rps[numbers] = got.latency_s, got.throughput_rps
     throughput_rps[latency_s == math.inf] = np.nan
     return Perf(latency_s.reshape(box.shape), throughput_rps.reshape(box.shape))
-
-
-@dataclass(frozen=True)
-class NonMonotone:
-    """Shares of the feasible points of a box that break monotonicity along one variable, by latency and by throughput.
-
-    A point breaks it if an earlier one on its line, all other variables being equal, has a value that is higher by
-    more than the tolerance, which is relative to the point's own value or to the given scale. ``gaps`` is the share of
-    feasible points with an infeasible one before them on the line, ``points`` the number of feasible points.
-    """
-
-    variable: str
-    tolerance: float
-    latency: float
-    throughput: float
-    gaps: float
-    points: int
-
-
-def non_monotone(
-    perf: Performance,
-    variables: Sequence[Variable],
-    tolerances: Sequence[float] = (0.02, 0.05, 0.10),
-    *,
-    latency_scale_s: float | None = None,
-    throughput_scale_rps: float | None = None,
-) -> tuple[NonMonotone, ...]:
-    """Return a row for each variable of known direction and each tolerance, over all combinations of the others.
-
-    Every point is evaluated. The scales are those of the tolerances; None: the point's own value. The paper uses a
-    latency bound and the achieved throughput.
-    """
-    grid = evaluate_grid(perf, variables)
-    feasible = np.isfinite(grid.latency_s)
-
-    def share(broken: Bools) -> float:
-        return float((broken & feasible).sum() / max(1, feasible.sum()))
-
-    def broken(values: Floats, axis: int, tolerance: float, scale: float | None) -> float:
-        before = _max_before(np.where(feasible, values, -np.inf), axis)
-        slack = tolerance * (np.where(feasible, values, 0.0) if scale is None else scale)
-        return share(before > np.where(feasible, values, np.inf) + slack)
-
-    rows = []
-    for axis, variable in enumerate(variables):
-        if variable.rising is None:
-            continue
-        gaps = share(_max_before(np.where(feasible, 0.0, 1.0), axis) > 0)
-        for tolerance in tolerances:
-            latency = broken(grid.latency_s, axis, tolerance, latency_scale_s)
-            throughput = broken(grid.throughput_rps, axis, tolerance, throughput_scale_rps)
-            rows.append(NonMonotone(variable.name, tolerance, latency, throughput, gaps, int(feasible.sum())))
-    return tuple(rows)
-
-
-def _max_before(values: Floats, axis: int) -> Floats:
-    """Return the maximum before each point on its line; minus infinity where there is none."""
-    maxima = np.moveaxis(np.maximum.accumulate(values, axis=axis), axis, 0)
-    return np.moveaxis(np.concatenate([np.full_like(maxima[:1], -np.inf), maxima[:-1]]), 0, axis)

@@ -1,4 +1,4 @@
-"""The complete plan: the chosen schedule with its alternatives, frontier, drift and timeline, and other systems."""
+"""The complete plan: the chosen schedule with its alternatives, frontier, drift, timeline, and other systems."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ Progress = Callable[[int, int], None]
 """Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
 
 MIN_GAIN = 0.02
-"""Relative gain in throughput below which parts are not reported: a search may miss as much."""
+"""Parts with a smaller relative gain in throughput are not reported, as a search may miss as much."""
 WARM_UP_ROUNDS = 3
-"""Rounds from an empty pipeline that a timeline omits."""
+"""Number of rounds that a timeline omits, because they start with an empty pipeline."""
 MAX_BARS = 2500
-"""Bars of a timeline, from its start on."""
 
 
 def other_systems(
@@ -61,9 +60,9 @@ def other_systems(
 
 
 def best_parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0.0) -> ScheduleParts | None:
-    """Return the division of the GPUs into equal, separate parts that serves most under a bound.
+    """Return the best division of the GPUs into equal parts under a bound. All parts have the same schedule.
 
-    None: no division serves noticeably more than ``above_rps``, the throughput of all GPUs together.
+    The result is None if no division serves noticeably more than ``above_rps``, the throughput of all GPUs together.
     """
     setting, found = planner.estimator.setting, []
     for size in part_sizes(setting.cluster.gpus, setting.cluster.node.gpus):
@@ -81,7 +80,7 @@ def best_parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0
 
 
 def part_sizes(gpus: int, node_gpus: int) -> list[int]:
-    """Return the GPUs of a part: divisors of a node, even if some GPUs remain, or whole nodes that use all GPUs."""
+    """Return possible sizes of a part in GPUs: divisors of a node, or multiples of a node that divide all GPUs."""
     within = [size for size in range(1, node_gpus + 1) if node_gpus % size == 0]
     nodes = [size for size in range(2 * node_gpus, gpus, node_gpus) if gpus % size == 0]
     return [size for size in within + nodes if size < gpus]
@@ -89,7 +88,7 @@ def part_sizes(gpus: int, node_gpus: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Visit:
-    """One micro-batch on one stage, from ``start_s`` to ``end_s``."""
+    """The time that one micro-batch spends on one stage."""
 
     stage: int
     start_s: float
@@ -100,11 +99,11 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Stages and times of one schedule; without stages and times where no layout is possible.
+    """Stages and times of one schedule. Both are empty if no layout is possible.
 
-    ``prefill_s`` is [prefill stages] the seconds of a prefill visit (RRA's timeline has shorter and longer ones),
-    ``decode_s`` [N_D, decode stages] of a decode visit at each iteration. ``timeline`` has the visits of a part of
-    the steady state, from 0 s on; WAA: stages in the order of the layout.
+    ``prefill_s`` [prefill stages] are the seconds of a prefill visit (on RRA's timeline they differ by micro-batch).
+    ``decode_s`` [N_D, decode stages] are the seconds of a decode visit at each iteration. ``timeline`` has the visits
+    of a part of the steady state, from 0 s on. Its stages are in the order of the layout, prefill before decode.
     """
 
     controls: Controls
@@ -116,7 +115,7 @@ class Explanation:
 
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
-    """Return one schedule in detail, with a timeline of some rounds (WAA: prefills); raises as ``estimate`` does."""
+    """Return one schedule in detail, with a timeline of ``rounds`` prefills. Raises the errors of ``estimate``."""
     estimates = estimator.estimate([controls])
     if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
         return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())
@@ -166,7 +165,6 @@ def _explain_waa(setting: Setting, controls: Controls, estimates: Estimates, rou
 
 
 def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float, parts: int) -> Floats:
-    """Return [N_D, stages] seconds of decode visits of one of ``parts`` micro-batches, as the estimate has them."""
     load, uneven, new = setting.phase(steps), part_factor(new, parts, parts - 1), new / parts
     present, factor = np.array([presence(seqs, max(new, 1.0), False) for seqs in (new * load.seqs).tolist()]).T
     seqs, kv_tokens = new * load.seqs * factor, new * load.kv_tokens * factor
@@ -187,17 +185,18 @@ def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float
 def round_visits(
     prefill_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
 ) -> list[Visit]:
-    """Return every visit of ``rounds`` rounds of RRA, from an empty pipeline.
+    """Return every visit of ``rounds`` rounds of RRA that start with an empty pipeline.
 
-    A micro-batch enters a stage once it has left the stage before and the stage is free; its next iteration starts once
-    its last one has left the last stage. Stages serve iterations in order, and micro-batches in order within them.
+    A micro-batch enters a stage once it has left the stage before and the stage is free. It starts its next iteration
+    once it has left the last stage. Stages serve iterations in order, and within each the micro-batches in order.
 
     Args:
         prefill_s: [stages] seconds of a prefill visit.
         decode_s: [N_D, stages] seconds of a decode visit at each iteration.
-        micro_batches: Micro-batches in the pipeline.
-        rounds: Prefills, each with N_D decode iterations.
-        scale: Factor on ``prefill_s`` of each micro-batch that prefills; empty: all prefill, at a factor of 1.
+        micro_batches: Number of micro-batches in the pipeline.
+        rounds: Number of prefills, each with N_D decode iterations.
+        scale: [at most micro_batches] factor on ``prefill_s`` of each micro-batch that prefills, in every round. If
+            empty, all micro-batches prefill at a factor of 1.
     """
     prefill, decodes = np.asarray(prefill_s, dtype=np.float64), np.asarray(decode_s, dtype=np.float64)
     scales = np.asarray(scale, dtype=np.float64)
@@ -216,9 +215,9 @@ def round_visits(
 def pipelined_visits(
     visit_s: npt.ArrayLike, period_s: float, micro_batches: int, turns: int, kind: Kind
 ) -> list[Visit]:
-    """Return visits of ``turns`` turns of a pipeline that starts one at most every ``period_s`` (WAA).
+    """Return the visits of ``turns`` passes of every micro-batch. A pass starts every ``period_s`` seconds (WAA).
 
-    Prefills wait for each other only at the stages; a micro-batch's decode waits for its previous one.
+    A prefill waits only until a stage is free. A decode also waits until its micro-batch's previous pass has ended.
     """
     seconds = np.asarray(visit_s, dtype=np.float64)
     free_s, ready_s = [0.0] * len(seconds), [0.0] * micro_batches
@@ -231,7 +230,6 @@ def pipelined_visits(
 
 
 def _pass_stages(seconds: Floats, free_s: list[float], ready_s: list[float], job: int, kind: Kind) -> list[Visit]:
-    """Return one micro-batch's visits of all stages; updates ``ready_s`` of the job and ``free_s`` of the stages."""
     visits = []
     for stage, visit_s in enumerate(seconds.tolist()):
         start_s = max(ready_s[job], free_s[stage])
@@ -251,11 +249,14 @@ def build_plan(
     seed: int = 0,
     progress: Progress = lambda *_: None,
 ) -> SchedulePlan:
-    """Return the best schedule under a bound with the runners-up, frontier, drift, timeline and static batches.
+    """Return the best schedule under a bound with alternatives, frontier, drift, timeline and static batches.
 
-    ``metadata`` are fixed parameters by name. With ``exhaustive`` every schedule is evaluated for the choice.
-    ``baselines`` are other systems to compare with (``SYSTEMS``), which takes longer than all the rest; ``seed`` is
-    that of their lengths, and ``progress`` is called with the number of their configurations simulated so far, and 0.
+    Args:
+        metadata: Fixed parameters by name, for display.
+        exhaustive: Whether every schedule is evaluated for the choice.
+        baselines: Names of other systems for comparison (``SYSTEMS``), which take longer than everything else.
+        seed: Seed of the baselines' lengths.
+        progress: Called with (configurations simulated so far, 0).
 
     Raises:
         InputError: The bound is not above 0.

@@ -1,10 +1,10 @@
 """The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
 
-Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next. As throughput is
-not quite monotone where there are few decode iterations between prefills, RRA's result is then improved by local
-search (``refine``). The bound is for an output at the quantile ``Assumptions.level``, or of ``output_tokens``. It is on
-the latency with batches' work at the upper end of its range at this level (99 % by default), as in the paper ("We do
-consider this variance when determining control variables", section 7.9), or on the expected one (``worst_case=False``).
+Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next one. Throughput
+is not quite monotone if there are few decode iterations between prefills, so a local search improves the result for RRA
+(``refine``). The bound holds for an output at the quantile ``Assumptions.level``, or of ``output_tokens``. It applies
+to the latency if the batches' work is at the same quantile (99 % by default), as in the paper ("We do consider this
+variance when determining control variables", section 7.9), or to the expected latency (``worst_case=False``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -47,7 +48,7 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class SpaceResult:
-    """A search space, the result of its search, and an upper bound on the throughput of all its schedules."""
+    """A search space, the result of a search, and an upper bound on the throughput of all schedules in the space."""
 
     space: SearchSpace
     result: SearchResult
@@ -55,15 +56,15 @@ class SpaceResult:
 
     @property
     def best(self) -> EvaluatedPoint:
-        """Return the best point of a search that found one."""
+        """Return the best point, which must exist."""
         assert self.result.best is not None
         return self.result.best
 
 
 def refine(results: Sequence[SpaceResult], bound_s: float) -> list[SpaceResult]:
-    """Return search results improved by local search, as estimates are not quite monotone.
+    """Return the search results, improved by local search, because estimates are not quite monotone.
 
-    The evaluations count towards the results.
+    The evaluations of the local search are added to those of the results.
     """
     before = [one.space.evaluated for one in results]
     if not any(one.result.best for one in results):
@@ -78,7 +79,6 @@ def refine(results: Sequence[SpaceResult], bound_s: float) -> list[SpaceResult]:
 
 
 def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
-    """Return the result with the fastest of all phase lengths at its fastest point."""
     fastest = one.result.fastest
     if not math.isfinite(fastest.latency_s):
         return one
@@ -91,10 +91,7 @@ def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
 
 
 def _climb(one: SpaceResult, bound_s: float) -> EvaluatedPoint | None:
-    """Return the best point reached over better and better neighbours from the best of a space ever evaluated.
-
-    RRA also starts where the search found nothing, since its bounds are approximate.
-    """
+    """Return the end point of a local search that starts at the best point evaluated so far in a space."""
     space, best = one.space, one.result.best
     seen = space.best_evaluated(bound_s) if best or space.strategy is Strategy.RRA else None
     if seen is not None:
@@ -122,10 +119,7 @@ def _point(points: Ints, got: Perf, at: int) -> EvaluatedPoint:
 
 
 def _ridge(space: SearchSpace, point: Place, bound_s: float) -> Ints:
-    """Return [n, variables] by phase length the largest RRA batch that meets a bound.
-
-    The layouts are that of a point, and those of the fewest and of the most groups.
-    """
+    """Return [n, variables] the largest RRA batch that meets a bound, for some phase lengths and numbers of groups."""
     steps = phase_lengths(point[1], space.variables[1].values[-1])
     groups = np.unique([point[2], space.variables[2].values[0], space.variables[2].values[-1]])
     grid = np.array([(step, group) for group in groups for step in steps], dtype=np.int64)
@@ -134,7 +128,7 @@ def _ridge(space: SearchSpace, point: Place, bound_s: float) -> Ints:
 
 
 def phase_lengths(steps: int, longest: int) -> Ints:
-    """Return phase lengths to try: all short ones, some long ones, and those next to a known one."""
+    """Return phase lengths to try: all short ones, some long ones up to ``longest``, and neighbours of ``steps``."""
     longer = SHORT_PHASE * RATIO ** np.arange(1 + np.log(max(longest / SHORT_PHASE, 1.0)) / np.log(RATIO))
     near = [steps - 1, steps, steps + 1, longest]
     tried = np.concatenate([np.arange(1, SHORT_PHASE), longer.astype(np.int64), near])
@@ -142,7 +136,7 @@ def phase_lengths(steps: int, longest: int) -> Ints:
 
 
 def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
-    """Return [n] the largest batch of each row of (iterations, groups) that meets a bound; 0: none does."""
+    """Return [n] the largest batch that meets a bound for each (iterations, groups) of the grid, or 0 if none does."""
     low = np.zeros(len(grid), dtype=np.int64)
     high = np.full(len(grid), space.variables[0].values[-1] + 1, dtype=np.int64)
     while (wide := high - low > 1).any():
@@ -156,7 +150,7 @@ def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen schedule and its search."""
+    """The chosen schedule, and facts about the search that found it."""
 
     bound_s: float
     controls: Controls
@@ -165,10 +159,10 @@ class Choice:
 
 
 class Planner:
-    """All schedules of a task on a cluster; estimates are kept from one bound to the next.
+    """Chooses among all schedules of a task on a cluster. Estimates are stored, so that later bounds reuse them.
 
-    A bound applies to ``latency_high_s`` if ``worst_case``, else to ``latency_s``. ``tolerances`` are the assumed
-    deviation of the estimates from monotonicity. It raises InputError if no strategy or degree is given, or only WAA on
+    A bound limits ``latency_high_s`` if ``worst_case`` and ``latency_s`` otherwise. ``tolerances`` are assumed
+    deviations from monotonicity. Raises InputError if there are no strategies or degrees, or if only WAA is given for
     one GPU.
     """
 
@@ -189,15 +183,12 @@ class Planner:
             raise InputError("WAA needs at least 2 GPUs, one to prefill and one to decode; there is 1. Use RRA.")
         self.estimator, self.strategies, self.worst_case = estimator, tuple(strategies), worst_case
         self._degrees, self._tolerances, self._clock = tuple(degrees), tolerances or Tolerances(), clock
-        self.spaces = [
-            SearchSpace(estimator, strategy, tp, worst_case=worst_case)
-            for strategy in dict.fromkeys(strategies)
-            for tp in sorted(set(degrees), reverse=True)
-            if tp <= gpus
-        ]
+        largest_first = sorted({tp for tp in degrees if tp <= gpus}, reverse=True)
+        kinds = product(dict.fromkeys(strategies), largest_first)
+        self.spaces = [SearchSpace(estimator, strategy, tp, worst_case=worst_case) for strategy, tp in kinds]
 
     def with_estimator(self, estimator: Estimator) -> Planner:
-        """Return a planner of another estimator, for example one of other lengths."""
+        """Return a planner with the same options and another estimator, for example one of other lengths."""
         return Planner(
             estimator, self._degrees, self.strategies,
             worst_case=self.worst_case, tolerances=self._tolerances, clock=self._clock,
@@ -206,8 +197,8 @@ class Planner:
     def best(self, bound_s: float = math.inf, *, separately: bool = False, exhaustive: bool = False) -> Choice:
         """Return the best schedule that meets a bound, to within ``ScheduleSearch.gap``.
 
-        ``separately`` searches every space to its end, so that the best of each is known, at a higher cost;
-        ``exhaustive`` evaluates every schedule.
+        If ``separately``, every search space is searched to its end at a higher cost, so that the best schedule of each
+        is known. If ``exhaustive``, every schedule is evaluated.
 
         Raises:
             InputError: The bound is not above 0.
@@ -219,7 +210,7 @@ class Planner:
             results = refine(results, bound_s)
         found = [one for one in results if one.result.best]
         if not found:
-            raise _nothing_meets(self, results, bound_s)
+            raise _unmet_bound(self, results, bound_s)
         max_rps = max(one.best.throughput_rps for one in found)
         ties = [one for one in found if one.best.throughput_rps >= max_rps * (1 - TIE)]
         chosen = min(ties, key=lambda one: one.best.latency_s)
@@ -247,7 +238,7 @@ class Planner:
         return Choice(bound_s, chosen.space.controls(chosen.best.point), row, search)
 
     def best_row(self, bound_s: float = math.inf) -> ScheduleRow | None:
-        """Return the best schedule that meets a bound; None: no schedule does."""
+        """Return the best schedule that meets a bound, or None if no schedule meets it."""
         try:
             return self.best(bound_s).row
         except ScheduleError:
@@ -262,9 +253,10 @@ class Planner:
         exhaustive: bool = False,
         known_rps: float = 0.0,
     ) -> list[SpaceResult]:
-        """Return the search results of the spaces with schedules; unless ``separately``, each builds on the previous.
+        """Return the search results of all non-empty spaces.
 
-        Throughput up to ``known_rps``, available elsewhere, is not searched for.
+        The search looks only for schedules with more throughput than ``known_rps``, which is available elsewhere, and,
+        unless ``separately``, more than the schedules of the spaces before.
         """
         results: list[SpaceResult] = []
         for space in (space for space in spaces if space.variables):
@@ -279,7 +271,7 @@ class Planner:
 def _search(
     space: SearchSpace, bound_s: float, known_rps: float, tolerances: Tolerances, *, evaluate_all: bool
 ) -> SearchResult:
-    """Search a space; of the places of its box only those that are schedules count as evaluated."""
+    """Search a space. Points beyond the end of a run are no schedules, so they do not count as evaluated."""
     if evaluate_all:
         found = exhaustive(space.perf_uncached, space.variables, bound_s)
         return replace(found, evaluated=space.size, total=space.size)
@@ -304,9 +296,10 @@ def best_schedule(
     assumptions: Assumptions = Assumptions(),
     strategies: Sequence[Strategy] = ALL,
 ) -> Choice:
-    """Return the choice of ``Planner.best`` for a task on a cluster; without ``tables`` from the roofline model.
+    """Return the choice of ``Planner.best`` for a task on a cluster. By default ``tables`` are the roofline model's.
 
-    It raises the same errors, and InputError if the task exceeds the model's context, or only WAA is given for one GPU.
+    Raises the errors of ``Planner.best``, and InputError if the task exceeds the model's context, or only WAA is given
+    for one GPU.
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)
@@ -314,19 +307,19 @@ def best_schedule(
 
 
 def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:
-    """Return the powers of two that divide the heads, within a node and the cluster."""
+    """Return the powers of two that divide the number of heads and fit in a node and in the cluster."""
     largest = min(cluster.gpus, cluster.node.gpus)
     powers = (2**i for i in range(largest.bit_length()))
     return tuple(tp for tp in powers if tp <= largest and model.attention.heads % tp == 0)
 
 
 def min_evaluated_s(spaces: Iterable[SearchSpace]) -> float:
-    """Return the minimum latency among the schedules evaluated so far; infinite: none is feasible."""
+    """Return the minimum latency of the schedules evaluated so far, or infinity if no schedule is feasible."""
     return min((float(space.evaluated_points()[1].min(initial=math.inf)) for space in spaces), default=math.inf)
 
 
 def rounded_up(seconds: float) -> str:
-    """Return a number with three significant digits, rounded up."""
+    """Format a number with three significant digits, rounded up."""
     digits = 2 - math.floor(math.log10(seconds))
     return f"{math.ceil(seconds * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
@@ -342,8 +335,7 @@ def _reason_for_less(one: SpaceResult, best: ScheduleRow | None, chosen: Schedul
     return f"{100 * (1 - best.throughput_rps / chosen.throughput_rps):.1f} % less"
 
 
-def _nothing_meets(planner: Planner, results: Sequence[SpaceResult], bound_s: float) -> ScheduleError:
-    """Return the error that no schedule meets the bound: the minimum latency, and what dominates it."""
+def _unmet_bound(planner: Planner, results: Sequence[SpaceResult], bound_s: float) -> ScheduleError:
     setting = planner.estimator.setting
     feasible = [one for one in results if math.isfinite(one.result.fastest.latency_s)]
     if not feasible:
@@ -370,7 +362,6 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _infeasibility(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
-    """Return why no schedule is feasible: in one sentence where it is the weights, else by reason."""
     reasons = [space.infeasible_reason for space in spaces]
     weights, cache = (REASONS[reason] in reasons for reason in (Reason.WEIGHTS, Reason.CACHE))
     if weights and not cache:
@@ -399,7 +390,6 @@ def _infeasibility(setting: Setting, spaces: Sequence[SearchSpace]) -> str:
 
 
 def _min_weight_bytes(setting: Setting, spaces: Sequence[SearchSpace]) -> float:
-    """Return the weights on the fullest GPU, minimum over the layouts of spaces whose weights do not fit."""
     layers, gpus, none, minimum = setting.model.layers, setting.cluster.gpus, np.zeros(1), math.inf
     for space in (space for space in spaces if space.infeasible_reason == REASONS[Reason.WEIGHTS]):
         for groups in range(1, gpus // space.tp + 1) if space.tp > 1 else (0,):

@@ -1,4 +1,4 @@
-"""The schedules of one strategy at one tensor-parallel degree, as a box for branch and bound."""
+"""The schedules of one strategy at one tensor-parallel degree, as points that branch and bound can search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 2**14
-"""Largest prefill batch of a search."""
+EVERY_PHASE, PHASE_STEP = 1024, 0.02
+"""Longer phases than this many decode iterations are searched in steps of this share."""
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REASONS = {
     Reason.WEIGHTS: "its weights do not fit the GPUs",
@@ -27,20 +28,20 @@ REASONS = {
 
 
 class SearchSpace:
-    """The schedules of a strategy at a degree, each estimated at most once.
+    """The schedules of a strategy at a tensor-parallel degree. Each schedule is estimated at most once.
 
     RRA has the variables (B_E, N_D, groups). A larger batch raises throughput and latency, more decode iterations
-    between prefills lower both; about groups nothing is assumed.
+    between prefills lower both. Nothing is assumed about groups.
 
     WAA has the variables (B_E, run). A larger batch may move GPUs between prefill and decode, which breaks
-    monotonicity; so batches are divided into runs with the same split, micro-batches and groups. Within a run a larger
-    batch raises throughput and latency; about runs nothing is assumed. Points beyond the end of a run are infeasible;
-    branch and bound sees the throughput of its last batch there.
+    monotonicity. Therefore batches are divided into runs with the same split, micro-batches and groups. Within a run a
+    larger batch raises throughput and latency. Nothing is assumed about runs. Points beyond the end of a run are
+    infeasible; at these the search sees the throughput of the run's last batch.
 
-    ``groups`` are the numbers of groups of ``tp`` GPUs to try; None: 1 to as many as fit, or 0 if ``tp`` is 1 (every
-    GPU is a stage of its own). ``prefill_gpus``: number of GPUs that prefill under WAA; None: chosen by the strategy.
-    ``variables`` are empty if no schedule is feasible, and ``infeasible_reason`` is why. Of ``size`` schedules
-    ``evaluated`` were estimated so far.
+    ``groups`` are the numbers of groups of ``tp`` GPUs to try. If None, they are 1 to as many as fit, or 0 if ``tp`` is
+    1 (every GPU is a stage of its own). ``prefill_gpus`` is the number of GPUs that prefill under WAA. If None, the
+    strategy chooses it. If no schedule is feasible, ``variables`` is empty and ``infeasible_reason`` says why.
+    ``evaluated`` of ``size`` schedules have been estimated so far.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class SearchSpace:
             longest = estimator.setting.task.max_output_tokens
             self.variables = (
                 Variable("prefill_batch", tuple(range(1, max_batch + 1))),
-                Variable("decode_steps", tuple(range(1, longest + 1)), rising=False),
+                Variable("decode_steps", _phase_lengths(longest), rising=False),
                 Variable("tp_groups", found, rising=None),
             )
-            self.size = max_batch * longest * len(found)
+            self.size = max_batch * len(self.variables[1].values) * len(found)
         elif max_batch:
             self.runs = self._runs_of_one_split(found, max_batch)
             self.variables = (
@@ -81,7 +82,7 @@ class SearchSpace:
             self.size = int(self.runs[:, 1].sum())
 
     def perf(self, points: Ints) -> Perf:
-        """Return the performance of points; each is estimated once."""
+        """Return the performance of points. Points that were estimated before are not estimated again."""
         keys: list[Place] = list(map(tuple, points.tolist()))
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         if new:
@@ -95,14 +96,14 @@ class SearchSpace:
         return Perf(known[:, 0], known[:, 1])
 
     def perf_uncached(self, points: Ints) -> Perf:
-        """Return the performance of points, storing nothing; without memory, the throughput if it sufficed."""
+        """Return the performance of points without storing it. Points that exceed the memory count as if they fit."""
         got = self.estimates(points)
         latency_s = got.constrained_latency_s(worst_case=self._worst_case)
         runs = self.within(points) & (got.decode_batch <= self._max_num_seqs)
         return Perf(np.where(runs, latency_s, np.inf), got.unconstrained_rps)
 
     def within(self, points: Ints) -> npt.NDArray[np.bool_]:
-        """Return [n] whether points are schedules, not places beyond the end of a run."""
+        """Return [n] whether points are schedules. Points beyond the end of a WAA run are no schedules."""
         if self.strategy is Strategy.RRA:
             return np.ones(len(points), dtype=np.bool_)
         return np.asarray(points[:, 0] < self.runs[points[:, 1], 1])
@@ -113,7 +114,7 @@ class SearchSpace:
         return self._estimator.estimate(controls, self._split(len(controls)))
 
     def columns(self, points: Ints) -> ControlColumns:
-        """Return points as control variables."""
+        """Return the control variables of points."""
         if self.strategy is Strategy.RRA:
             return self._columns(*points.T)
         run = self.runs[points[:, 1]]
@@ -124,26 +125,26 @@ class SearchSpace:
         return self.columns(np.array([point], dtype=np.int64)).row(0)
 
     def row(self, point: Place) -> ScheduleRow:
-        """Return one point as a schedule with its estimates."""
+        """Return the schedule of one point, with its estimates."""
         return row_of(self.controls(point), self.estimates(np.array([point], dtype=np.int64)))
 
     def evaluated_points(self) -> tuple[Ints, Floats, Floats]:
-        """Return ([n, variables] points, [n] latencies, [n] throughputs) of the feasible ones estimated so far."""
+        """Return the feasible points estimated so far [n, variables], their latencies [n] and throughputs [n]."""
         points = np.array(list(self._known), dtype=np.int64).reshape(-1, max(len(self.variables), 1))
         known = np.array(list(self._known.values())).reshape(-1, 2)
         feasible = np.isfinite(known[:, 0])
         return points[feasible], known[feasible, 0], known[feasible, 1]
 
     def best_evaluated(self, bound_s: float) -> Place | None:
-        """Return the point of the highest throughput among those estimated so far that meet a bound."""
+        """Return the point of the highest throughput estimated so far that meets a bound, or None if no point does."""
         points, latency_s, rps = self.evaluated_points()
         good = np.flatnonzero(latency_s <= bound_s)
         return tuple(points[good[np.argmax(rps[good])]].tolist()) if len(good) else None
 
     def neighbors(self, point: Place) -> Ints:
-        """Return [n, variables] RRA points near a point: decode batches of about its size at other phase lengths.
+        """Return [n, variables] RRA points with decode batches of about the same size and other phase lengths.
 
-        With few decode iterations between prefills throughput is least monotone, as micro-batches wait.
+        They are worth trying because throughput is least monotone with few decode iterations between prefills.
         """
         if self.strategy is not Strategy.RRA:
             return np.array([point], dtype=np.int64)
@@ -160,7 +161,7 @@ class SearchSpace:
         return np.unique(found.astype(np.int64), axis=0)
 
     def second_variable_line(self, point: Place) -> Ints:
-        """Return [n, variables] the points that differ from one in the second variable only, if it has a direction."""
+        """Return [n, variables] the points that differ from ``point`` only in N_D. For WAA this is only the point."""
         second = self.variables[1]
         values = (point[1],) if second.rising is None else second.values
         points = np.tile(np.array(point, dtype=np.int64), (len(values), 1))
@@ -171,7 +172,6 @@ class SearchSpace:
         return None if self._prefill_gpus is None else np.full(n, self._prefill_gpus, dtype=np.int64)
 
     def _columns(self, batch: Ints, second: Ints, groups: Ints) -> ControlColumns:
-        """Return control columns; ``second`` is N_D for RRA, the micro-batches for WAA."""
         rra, ones = self.strategy is Strategy.RRA, np.ones(len(batch), dtype=np.int64)
         return ControlColumns(
             strategy=CODES.index(self.strategy) * ones,
@@ -183,7 +183,6 @@ class SearchSpace:
         )
 
     def _possible_groups(self, requested: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Return the numbers of groups of which some layout has a layer for every stage; if none, set the reason."""
         setting = self._estimator.setting
         gpus, layers = setting.cluster.gpus, setting.model.layers
         groups = requested
@@ -207,7 +206,7 @@ class SearchSpace:
         return tuple(m for m in MICRO_BATCHES if m < max(self._estimator.setting.cluster.gpus, 2))
 
     def _largest_batch(self, groups: tuple[int, ...]) -> int:
-        """Return the largest prefill batch that fits in memory in some way, to 1/16; if none, 0 and set the reason."""
+        """Return the largest prefill batch that fits in memory, to 1/16. If none fits, return 0 and set the reason."""
         powers = 2 ** np.arange(MAX_BATCH.bit_length())
         fits = np.flatnonzero(self._fits(powers, groups))
         if not len(fits):
@@ -220,7 +219,11 @@ class SearchSpace:
         return max(int(between[last + 1]) - 1, low) if last + 1 < len(between) else 2 * low
 
     def _fits(self, batches: Ints, groups: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        """Return [batches] whether they fit in memory in some way; RRA with the longest phases, which cache least."""
+        """Return [batches] whether some schedule with that prefill batch and these GPU groups fits in memory.
+
+        For RRA it is enough to test the longest phase, which needs the least memory. If no batch fits, the reason is
+        stored in ``infeasible_reason``.
+        """
         longest = self._estimator.setting.task.max_output_tokens
         second = (longest,) if self.strategy is Strategy.RRA else self._micro_batches()
         grid = np.meshgrid(batches, np.array(second), np.array(groups), indexing="ij")
@@ -233,7 +236,6 @@ class SearchSpace:
         return np.asarray(fits)
 
     def _runs_of_one_split(self, groups: tuple[int, ...], max_batch: int) -> Ints:
-        """Return ``runs``: every run of batches that WAA splits alike; a single one if the split is fixed."""
         if self._prefill_gpus is not None:
             return np.array([(1, max_batch, micro, group) for group in groups for micro in self._micro_batches()])
         grid = np.meshgrid(groups, self._micro_batches(), np.arange(1, max_batch + 1), indexing="ij")
@@ -248,7 +250,7 @@ _ESTIMATED = {field.name for field in fields(Estimates)} & {field.name for field
 
 
 def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow:
-    """Return one row of estimates with its control variables."""
+    """Return a schedule with these control variables and the estimates of row ``at``."""
     return ScheduleRow(
         strategy=controls.strategy.value,
         prefill_batch=controls.prefill_batch,
@@ -264,6 +266,13 @@ def controls_of(row: ScheduleRow) -> Controls:
     strategy = Strategy(row.strategy)
     micro_batches = None if strategy is Strategy.RRA else row.micro_batches
     return Controls(strategy, row.prefill_batch, row.decode_steps, micro_batches, row.tp, row.tp_groups)
+
+
+def _phase_lengths(longest: int) -> tuple[int, ...]:
+    """Return all numbers of decode iterations up to EVERY_PHASE, then some in steps of PHASE_STEP to ``longest``."""
+    count = math.ceil(math.log(max(longest / EVERY_PHASE, 1)) / math.log1p(PHASE_STEP))
+    longer = np.geomspace(min(EVERY_PHASE, longest), longest, count + 1).round().astype(int).tolist()
+    return tuple(sorted({*range(1, min(EVERY_PHASE, longest) + 1), *longer}))
 
 
 def _has_layers(layers: int, gpus: int, tp: int, groups: int) -> bool:

@@ -1,9 +1,9 @@
-"""Simulations of saturated replicas with random lengths; schedules as deployments that the engine runs.
+"""Simulations of saturated replicas with random lengths, and schedules as deployments that the engine runs.
 
-All requests arrive at once. The first ones served (until the mix of running requests is stationary) and the last ones
-(while the queue runs empty) are excluded. Throughput is the rate of starts in between, with an interval from ten
-consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules, read off a
-regression line through the latencies of the outputs nearest to the requested length.
+All requests arrive at once. Results exclude the first requests, until the mix of running requests is stationary, and
+the last ones, while the queue empties. Throughput is the rate of starts in between; its interval comes from ten
+consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules. It is the
+value at the requested output length of a regression line through the nearest outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 10**7
 """Cache blocks of a deployment whose memory has been checked before: it never runs out."""
 UNLIMITED_SEQS = 2**14
-"""Sequences of a deployment that nothing else limits."""
 _WARM_UP_TURNS = 3
 """Times that every slot changes its request before measurement starts."""
 _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
@@ -43,9 +42,9 @@ _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 
 @dataclass(frozen=True)
 class SimulationSpec:
-    """What is measured of every configuration: latencies for outputs of ``output_tokens``, over about ``requests``.
+    """What a simulation measures: latencies of outputs of ``output_tokens``, over about ``requests`` requests.
 
-    ``level`` is the share of such outputs within ``latency_high_s``; ``seed`` draws the lengths.
+    ``level`` is the share of such outputs that complete within ``latency_high_s``; ``seed`` determines the lengths.
     """
 
     task: TaskLengths
@@ -57,12 +56,13 @@ class SimulationSpec:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Results of one replica; ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of its throughput.
+    """Results of the simulation of a replica, or of several equal ones.
 
-    ``latency_s`` is the mean at the requested output length, ``latency_high_s`` that within which the level's share of
-    such outputs is done; of batches that run to completion: of outputs of the task's maximum length. ``first_s`` is the
-    mean time from the first step to the first token, ``token_s`` that between tokens; ``residents`` are the mean
-    running sequences, ``used_blocks`` the mean cache blocks in use.
+    ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of the throughput. ``latency_s`` is the mean at the
+    requested output length. The level's share of such outputs is complete within ``latency_high_s``. For batches that
+    run to completion, ``latency_high_s`` is the latency of outputs of maximum length. ``first_s`` is the mean time from
+    the first step to the first token, ``token_s`` the mean time between tokens. ``residents`` are the mean running
+    sequences, ``used_blocks`` the mean cache blocks in use.
     """
 
     throughput_rps: float
@@ -76,18 +76,17 @@ class Simulated:
     used_blocks: float
 
     def times(self, replicas: int) -> Simulated:
-        """Return the results of ``replicas`` equal replicas."""
+        """Return the results of ``replicas`` equal replicas together."""
         rates = {name: getattr(self, name) * replicas for name in ("throughput_rps", "low_rps", "high_rps")}
         return replace(self, **rates)
 
 
 def _measured_requests(requests: int, batch: int) -> int:
-    """Return how many requests to measure: fewer where few run at a time, but at least two per slot."""
     return max(requests // _MIN_SHARE, min(requests, _PER_SEQ * batch), _MIN_TURNS * batch)
 
 
 def simulate_replica(deployment: Deployment, spec: SimulationSpec, concurrency: int | None = None) -> Simulated:
-    """Simulate continuous batching; with ``concurrency`` a request arrives when one of so many finishes."""
+    """Simulate continuous batching. With ``concurrency``, this many requests are in the system at any time."""
     slots = concurrency or deployment.limits.max_num_seqs
     measured, warm_up = _measured_requests(spec.requests, slots), _WARM_UP_TURNS * slots
     after = math.ceil(slots * spec.output_tokens / spec.task.mean_output_tokens)
@@ -103,7 +102,7 @@ def simulate_replica(deployment: Deployment, spec: SimulationSpec, concurrency: 
 
 
 def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simulated:
-    """Simulate batches that run to completion: each request stays until the longest of its batch is done."""
+    """Simulate batches that run to completion: each request stays until the longest of its batch is complete."""
     batch = deployment.limits.max_num_seqs
     batches = max(SPANS, -(-_measured_requests(spec.requests, batch) // batch))
     prompts, outputs = _sample_lengths(spec, (batches + 2) * batch)
@@ -124,9 +123,9 @@ def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simu
 
 
 def latency_at(output_tokens: Ints, elapsed_s: Floats, requested: int, level: float) -> tuple[float, float]:
-    """Return (mean, ``level`` quantile) of the latency at ``requested`` output tokens.
+    """Return the mean and the ``level`` quantile of the latency of outputs of ``requested`` tokens.
 
-    Latencies of similar outputs are taken as normal around a regression line.
+    The latencies of outputs of similar length are assumed to be normally distributed around a regression line.
     """
     distance = (output_tokens - requested).astype(np.float64)
     count = min(len(distance), max(MIN_NEAREST, math.ceil(NEAREST * (1 - level) * len(distance))))
@@ -141,7 +140,6 @@ def latency_at(output_tokens: Ints, elapsed_s: Floats, requested: int, level: fl
 
 
 def _sample_lengths(spec: SimulationSpec, n: int) -> tuple[Ints, Ints]:
-    """Return [n] prompts and outputs, stratified samples of their distributions in random order."""
     rng = np.random.default_rng(spec.seed)
 
     def sample(pmf: Floats) -> Ints:
@@ -158,7 +156,7 @@ def _simulate(deployment: Deployment, prompts: Ints, outputs: Ints, concurrency:
 
 
 def _rate(started_s: Floats, first: int, measured: int) -> tuple[float, float, float]:
-    """Return (starts per second, ends of its interval) of sorted start times from index ``first`` on."""
+    """Return starts per second, with the ends of the interval, over ``measured`` requests from index ``first`` on."""
     marks = first + np.arange(SPANS + 1) * measured // SPANS
     each_s = np.diff(started_s[marks]) / np.diff(marks)
     mean_s = float(started_s[first + measured] - started_s[first]) / measured
@@ -167,9 +165,10 @@ def _rate(started_s: Floats, first: int, measured: int) -> tuple[float, float, f
 
 
 def _token_statistics(records: Records, inside: Ints, deployment: Deployment) -> tuple[float, float, float, float]:
-    """Return (seconds to the first token, between tokens, running sequences, blocks in use) while these run.
+    """Return the means of four quantities: first-token time, time between tokens, running sequences, blocks in use.
 
-    Under disaggregation sequences and blocks are those of a decoding replica.
+    ``inside`` are the measured requests in order of start. Under disaggregation sequences and blocks are counted on a
+    decoding replica.
     """
     got, totals = records.requests, records.totals
     started_s, first_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
@@ -189,7 +188,7 @@ def _token_statistics(records: Records, inside: Ints, deployment: Deployment) ->
 
 @dataclass(frozen=True)
 class Replica:
-    """One of ``replicas`` equal pipelines of ``pp`` stages of ``tp`` GPUs each."""
+    """A way to divide a cluster: ``replicas`` equal pipelines, each with ``pp`` stages of ``tp`` GPUs."""
 
     tp: int
     pp: int
@@ -198,7 +197,7 @@ class Replica:
 
 
 def replicas_of(setting: Setting) -> tuple[Replica, ...]:
-    """Return all divisions of a cluster into equal replicas of equal stages that use every GPU, large degrees first."""
+    """Return all divisions of a cluster into equal replicas of equal stages, large degrees first. All GPUs are used."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     found = []
     for tp in sorted(setting.tables, reverse=True):
@@ -214,7 +213,7 @@ def replicas_of(setting: Setting) -> tuple[Replica, ...]:
 
 
 def cache_tokens(setting: Setting, layout: Layout, step_tokens: float, step_seqs: float) -> int:
-    """Return the tokens whose cache fits next to the weights and the activations of a step; 0: none."""
+    """Return how many tokens of KV cache fit next to the weights and the activations of a step, or 0 if none fit."""
     free, memory = math.inf, setting.memory(layout.stages)
     for stage, first, last in stage_kinds(layout.stages):
         needs = memory[stage.tp]
@@ -232,21 +231,21 @@ def memory_share(setting: Setting, layout: Layout, cached_tokens: float, step_to
 
 
 def max_request_blocks(setting: Setting) -> int:
-    """Return the cache blocks of the longest request of the task."""
+    """Return the cache blocks of the task's longest possible request."""
     return -(-setting.task.max_request_tokens // BLOCK_TOKENS)
 
 
 def step_seqs(replica: Replica, batch: int) -> int:
-    """Return the sequences of one step: as many steps are in flight as there are stages."""
+    """Return the sequences of one step if the batch is divided evenly among one step per stage of the replica."""
     return -(-batch // replica.pp)
 
 
 def replica_deployment(
     setting: Setting, replica: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int
 ) -> Deployment:
-    """Return a deployment of one replica with ``batch`` sequences, an equal part of them in each stage's step.
+    """Return a deployment of one replica with ``batch`` sequences, of which each stage's step has an equal part.
 
-    Its cost tables are the estimator's of that degree, without the front end: the queue is full anyway.
+    Its cost tables are the estimator's without the front end, because the queue is always full.
     """
     cluster, layout = setting.cluster, replica.layout
     layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
@@ -271,15 +270,14 @@ def replica_deployment(
 
 
 def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float | None = None) -> Deployment:
-    """Return a schedule on the estimator's cluster as a deployment for a saturated queue.
+    """Return a deployment that runs a schedule on the estimator's cluster with a full queue.
 
-    RRA is one replica with phases; its memory is checked by the estimate and unlimited here. WAA is disaggregated: a
-    replica that prefills, with room for ``resident_batches``, and one that decodes, with slots for the decode batch.
-    ``threshold`` is that of dynamic adjustment; None: no adjustment.
+    RRA is one replica with phases. Its memory is unlimited here, because the estimate has checked the memory. WAA is
+    disaggregated: one replica prefills, with room for ``resident_batches``, and one decodes, with slots for the decode
+    batch. ``threshold`` is the threshold of dynamic adjustment, or None for no adjustment.
 
     Raises:
-        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, whose decode GPUs project prompts,
-            which the engine does not model.
+        InputError: The schedule is infeasible, or is WAA of an encoder-decoder, which the engine does not model.
     """
     expected, setting = estimator.estimate([controls]), estimator.setting
     if not expected.feasible[0]:
@@ -300,12 +298,12 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
         return _pipeline_deployment(setting, layout.stages, limits, batching)
     if setting.model.encoder_layers:
         raise InputError(
-            "WAA of an encoder-decoder cannot be simulated: its decode GPUs project prompts, which the engine's do "
-            f"not; {setting.model.name} is one"
+            "WAA of an encoder-decoder cannot be simulated, because the engine does not model that its decode GPUs "
+            f"project prompts; {setting.model.name} is an encoder-decoder"
         )
     layout = waa_layout(layers, gpus, int(expected.prefill_gpus[0]), controls.tp, controls.tp_groups)
     batches = resident_batches(setting.model, len(layout.prefill))
-    # Blocks of the prefilled batches at the level, half of each request's last one empty; at least one longest request.
+    # The blocks hold the prefilled batches at the level (last blocks half empty on average) or the longest request.
     seqs = float(batches * controls.prefill_batch)
     tokens = float(setting.prompt_tokens_high(np.array([seqs]))[0]) + seqs * BLOCK_TOKENS / 2
     blocks = max(math.ceil(tokens / BLOCK_TOKENS), max_request_blocks(setting))
@@ -322,10 +320,10 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
 
 
 def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
-    """Return the requests in the system at a time; None: unlimited, as phases admit requests themselves (RRA).
+    """Return how many requests may be in the system, or None under RRA, whose phases limit admission themselves.
 
-    WAA's prefills would run ahead of its decodes as far as memory allows, and prefilled requests would wait for a slot.
-    The limit is the slots, the requests in prefill and transfer, and two more batches.
+    Without a limit WAA's prefills run ahead of its decodes as far as memory allows, and prefilled requests wait for a
+    slot. The limit is the sum of the slots, the requests in prefill and transfer, and two more batches.
     """
     if controls.strategy is Strategy.RRA:
         return None
@@ -342,7 +340,6 @@ def _decode_slots(setting: Setting, controls: Controls) -> int:
 def _pipeline_deployment(
     setting: Setting, stages: tuple[Stage, ...], limits: EngineLimits, batching: str, blocks: int = UNLIMITED_BLOCKS
 ) -> Deployment:
-    """Return a replica of groups and single GPUs, one stage each, on the cost tables of the estimate."""
     cluster, degree = setting.cluster, max(stage.tp for stage in stages)
     single = np.array([int(stage.tp != degree) for stage in stages])
     cost = replace(setting.tables[degree], stage_layers=np.array([stage.layers for stage in stages]))

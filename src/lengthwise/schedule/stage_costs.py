@@ -1,4 +1,4 @@
-"""Seconds and memory of a stage, from cost tables of each tensor-parallel degree."""
+"""Seconds and memory of a stage, derived from the cost tables of each tensor-parallel degree."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _SLOPE_SPAN = 256
 def cluster_tables(
     model: ModelSpec, cluster: Cluster, degrees: Iterable[int], host: HostOverhead = HostOverhead()
 ) -> dict[int, CostTables]:
-    """Return roofline tables by degree; neighbouring stages communicate over the slowest link of the cluster.
+    """Return cost tables of the roofline model for each degree.
 
-    It raises InputError if a degree does not divide the heads.
+    Neighbouring stages use the cluster's slowest link. Raises InputError if a degree does not divide the heads.
     """
     limits = EngineLimits(max_num_seqs=MAX_STEP_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS)
     tables = {}
@@ -56,12 +56,12 @@ def cluster_tables(
     return tables
 
 
-def for_prompts(tables: CostTables, task: TaskLengths) -> DegreeTables:
-    """Return cost tables in the form of the compiled loops, with the cost of a random prompt of the task."""
+def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
+    """Return cost tables in the form that compiled loops read, with the costs of a random prompt of the task."""
     pmf, tokens, mean = task.prompt_pmf, np.arange(len(task.prompt_pmf), dtype=np.float64), task.mean_prompt_tokens
     prompt = np.array([mean, task.mean_square_prompt, task.prompt_variance, 0.0, 0.0, 0.0])
     if tables.rule.kind != MERGED:
-        # One layer's attention of each prompt without context; beyond the table by its last slope.
+        # One layer's attention of each prompt without context, extrapolated linearly beyond the table.
         column = tables.prefill_s[:, 0]
         axis = np.array([grid_value(index) for index in range(len(column))], dtype=np.float64)
         slope = (column[-1] - column[-2]) / (axis[-1] - axis[-2])
@@ -117,16 +117,16 @@ def compiled(name: str) -> Any:
 
 
 def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Return scratch arrays of the recurrence: ready, first, last, started, before."""
+    """Return scratch arrays for ``steady_round``: ready, first, last, started, before."""
     before = np.zeros((4, max(micro_batches, groups)))
     return np.zeros(micro_batches), np.zeros(groups), np.zeros(groups), np.zeros(micro_batches), before
 
 
 def projected_share(model: ModelSpec) -> float:
-    """Return the share of a layer's products over a prompt that project cross-attention keys and values, else 0.
+    """Return the share of a layer's matrix products over a prompt that projects cross-attention keys and values.
 
-    In the tables one layer stands for an encoder layer and these projections. Under WAA the decode GPUs receive the
-    encoder's output and project it.
+    It is 0 for decoder-only models. One layer of the tables stands for an encoder layer and these projections. Under
+    WAA the decode GPUs receive the encoder's output and project it.
     """
     if not model.encoder_layers:
         return 0.0
@@ -146,12 +146,12 @@ def visits_s(
     share: float = 1.0,
     more_tokens: npt.ArrayLike = 0.0,
 ) -> Floats:
-    """Return [n] seconds of visits of a ``stage``: (layers, first, last); the column arguments are broadcast.
+    """Return [n] seconds that micro-batches spend on a ``stage`` (layers, is first, is last). Arguments are broadcast.
 
-    A prefill is of ``seqs`` prompts (its attention is the mean over the task's prompts, not that of a mean prompt), a
-    decode of one token of ``seqs`` sequences with ``kv_tokens`` in the cache. The ``first`` stage embeds, and waits for
-    the host; the ``last`` one samples, the others send on. ``share`` is that of a layer's matrix products: of an
-    prefill, or over ``more_tokens`` of newly prefilled prompts that a decode projects on top.
+    A prefill visit computes ``seqs`` prompts. The attention seconds are a mean over the task's prompts, not the seconds
+    of a mean prompt. A decode visit computes one token for each of ``seqs`` sequences, with ``kv_tokens`` in the cache.
+    The first stage embeds and waits for the host, the last one samples, the others send. ``share`` is the share of a
+    layer's matrix products that a prefill computes, or that a decode also computes for ``more_tokens`` of new prompts.
     """
     columns = (seqs, kv_tokens, *stage, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
@@ -165,11 +165,11 @@ def visits_s(
 class StageMemory:
     """Bytes on one GPU of a stage, at one tensor-parallel degree.
 
-    ``layer_bytes`` are the weights of a decoder layer, mean over the layers, ``encoder_bytes`` those of the encoder per
-    decoder layer (0 for decoder-only models), ``embedding_bytes`` the token table of a first stage, ``head_bytes`` the
-    head of a last stage; of a ``tied`` head its own copy, unless the stage is also the first. ``kv_layer_bytes`` is the
-    cache of one token in one layer, ``token_bytes`` are activations of a token in a visit, ``seq_bytes`` logits of a
-    sequence.
+    ``layer_bytes`` are the weights of a decoder layer, averaged over the layers, and ``encoder_bytes`` the weights of
+    the encoder per decoder layer (0 for decoder-only models). ``embedding_bytes`` is the token table of a first stage.
+    ``head_bytes`` is the head of a last stage. If it is ``tied``, only a last stage that is not also the first has a
+    copy. ``kv_layer_bytes`` is the cache of one token in one layer, ``token_bytes`` the activations of one token in a
+    visit, and ``seq_bytes`` the logits of one sequence.
     """
 
     layer_bytes: float
@@ -182,7 +182,7 @@ class StageMemory:
     seq_bytes: float
 
     def weight_bytes(self, layers: int, role: Role, *, first: bool, last: bool) -> float:
-        """Return the weights of a stage; of an encoder-decoder a WAA stage holds only the stack it runs."""
+        """Return the weight bytes of a stage. In WAA of an encoder-decoder it has only the encoder or the decoder."""
         layer_bytes = self.layer_bytes + self.encoder_bytes
         if self.encoder_bytes and role != "both":
             layer_bytes = self.encoder_bytes if role == "prefill" else self.layer_bytes
@@ -191,7 +191,7 @@ class StageMemory:
 
 
 def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
-    """Return the memory needs of one degree, which must divide the heads, derived from ``cost.plan_memory``."""
+    """Return the memory needs at one degree, from ``cost.plan_memory``. The degree must divide the number of heads."""
 
     def plan(tokens: int, seqs: int) -> KvPlan:
         limits = EngineLimits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
@@ -215,14 +215,14 @@ def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
 
 
 def available_bytes(model: ModelSpec, cluster: Cluster) -> float:
-    """Return the memory of a GPU for weights, cache and activations when all GPUs communicate."""
+    """Return a GPU's memory for weights, cache and activations, less buffers for communication among all GPUs."""
     limits = EngineLimits(gpu_memory_utilization=cluster.gpu_memory_utilization)
     parallel = Parallelism(pp=min(cluster.gpus, model.layers))
     return plan_memory(model, cluster.gpu, parallel, limits, model.max_model_len, num_blocks=1).available_bytes
 
 
 def stage_kinds(stages: tuple[Stage, ...]) -> Counter[tuple[Stage, bool, bool]]:
-    """Return how many stages there are of each (stage, is first, is last), in pipeline order."""
+    """Return how many stages of each kind (stage, is first, is last) a pipeline has, in its order."""
     last = len(stages) - 1
     return Counter((stage, place == 0, place == last) for place, stage in enumerate(stages))
 
@@ -235,10 +235,10 @@ def stage_bytes(
     tokens: Floats,
     seqs: Floats,
 ) -> tuple[Floats, float]:
-    """Return ([n] bytes on the fullest GPU of a pipeline, weights on the GPU with the most).
+    """Return [n] the bytes on a pipeline's fullest GPU, and the weight bytes on the GPU with most weights.
 
-    ``cached_tokens`` are [n] tokens in the cache, each of ``bytes_per_token`` on each GPU (None: the KV cache of the
-    stage's layers); ``tokens`` and ``seqs`` are [n] those of the largest visit.
+    ``cached_tokens`` [n] are the tokens in the cache, which take ``bytes_per_token`` on each GPU (if None, the KV cache
+    of the stage's layers). The largest visit has ``tokens`` and ``seqs`` [n].
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):
@@ -252,14 +252,14 @@ def stage_bytes(
 
 
 def transfer_bytes_per_token(model: ModelSpec) -> float | None:
-    """Return the bytes of encoder output per prompt token that an encoder-decoder transfers; None: its KV cache."""
+    """Return the encoder output's bytes per prompt token. None for decoder-only models, which transfer KV cache."""
     return model.hidden * max(2.0, dtype_bytes(model.dtype)) if model.encoder_layers else None
 
 
 def kv_transfer_s(
     model: ModelSpec, memory: Mapping[int, StageMemory], stages: tuple[Stage, ...], tokens: float
 ) -> float:
-    """Return the seconds that a prompt's transfer occupies the busiest GPU's link to host memory, one direction."""
+    """Return how long a prompt's transfer occupies the link of the busiest GPU to host memory, in one direction."""
     per_token = transfer_bytes_per_token(model)
     if per_token is None:
         per_token = cache_bytes_per_token(memory, stages)
@@ -267,13 +267,13 @@ def kv_transfer_s(
 
 
 def cache_bytes_per_token(memory: Mapping[int, StageMemory], stages: tuple[Stage, ...]) -> float:
-    """Return the bytes of a token's KV cache on the GPU of a pipeline that holds most of it."""
+    """Return the KV cache bytes of one token on the GPU with the most layers of a pipeline."""
     return max(stage.layers * memory[stage.tp].kv_layer_bytes for stage in stages)
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A task on a cluster, with memoized values that depend on nothing else."""
+    """A task on a cluster with a model. Values that depend only on these are computed once."""
 
     task: TaskLengths
     cluster: Cluster
@@ -289,18 +289,18 @@ class Setting:
 
     @cached_property
     def z(self) -> float:
-        """Return the standard deviations between the mean and the level of a normal distribution."""
+        """Return by how many standard deviations a normal quantile at the level exceeds the mean."""
         return NormalDist().inv_cdf(self.assumptions.level)
 
     @cached_property
     def batches(self) -> AdjustedBatches:
-        """Return the prefill batches under dynamic adjustment."""
+        """Return the prefill batches under dynamic adjustment. Without a threshold they are unadjusted."""
         threshold = self.assumptions.threshold
         return UNADJUSTED if threshold is None else adjusted_batches(self.task, threshold, self.assumptions.level)
 
     @cached_property
     def bound_tokens(self) -> int:
-        """Return the output length that the latency bound is for: the level's quantile, or a fixed one."""
+        """Return the output length for which the latency bound holds: fixed, or the level's quantile."""
         fixed = self.assumptions.output_tokens
         return self.task.output_quantile(self.assumptions.level) if fixed is None else fixed
 
@@ -315,22 +315,22 @@ class Setting:
         return available_bytes(self.model, self.cluster)
 
     def packed(self, tp: int) -> DegreeTables:
-        """Return the packed tables of a degree, or raise InputError if it has no cost tables."""
+        """Return the tables of a degree as ``DegreeTables``. Raises InputError if there are none."""
         if tp not in self.tables:
             degrees = sorted(self.tables)
             raise InputError(f"cost tables must be given for tensor-parallel degree {tp}; there are those of {degrees}")
         if tp not in self._packed:
-            self._packed[tp] = for_prompts(self.tables[tp], self.task)
+            self._packed[tp] = packed_tables(self.tables[tp], self.task)
         return self._packed[tp]
 
     def memory(self, stages: tuple[Stage, ...]) -> dict[int, StageMemory]:
-        """Return the memory needs at each of the stages' degrees."""
+        """Return the memory needs of stages, by tensor-parallel degree."""
         for tp in {stage.tp for stage in stages} - set(self._memory):
             self._memory[tp] = stage_memory(self.model, self.cluster, tp)
         return self._memory
 
     def phase(self, steps: int, *, renewal: bool = False) -> PhaseLoads:
-        """Return the loads of phases of ``steps`` iterations; ``renewal``: by renewal theory in any case (WAA)."""
+        """Return the loads of phases of ``steps`` iterations. ``renewal`` (WAA) excludes the paper's formula."""
         paper = self.assumptions.paper_completions and not renewal
         key = steps, paper
         if key not in self._phases:
@@ -338,7 +338,7 @@ class Setting:
         return self._phases[key]
 
     def prompt_tokens_high(self, seqs: Floats) -> Floats:
-        """Return [n] prompt tokens of ``seqs`` requests at the level."""
+        """Return [n] the level's quantile of the total prompt tokens of ``seqs`` requests."""
         spread = self.z * np.sqrt(seqs * self.task.prompt_variance)
         return np.asarray(np.minimum(seqs * self.task.mean_prompt_tokens + spread, seqs * self.task.max_prompt_tokens))
 
@@ -352,7 +352,7 @@ class Setting:
         share: float = 1.0,
         more_tokens: float = 0.0,
     ) -> Floats:
-        """Return [stages, n] seconds of a visit of each stage; arguments as of ``visits_s``."""
+        """Return [stages, n] the seconds of a visit to each stage. The arguments have the meaning of ``visits_s``."""
         last = len(stages) - 1
         seconds = [
             visits_s(
@@ -370,7 +370,7 @@ class Setting:
 
 
 def stage_groups(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
-    """Return (groups, count) as the compiled loops take them: equal neighbouring stages form a group."""
+    """Return ``groups`` and ``count`` as ``_kernel`` defines them. Equal neighbouring stages form a group."""
     rows: list[list[float]] = []
     for place, stage in enumerate(stages):
         row = [1.0, stage.layers, stage.tp == 1, place == 0, place == len(stages) - 1]
@@ -384,7 +384,7 @@ def stage_groups(stages: tuple[Stage, ...]) -> tuple[Floats, Floats]:
 
 @lru_cache(maxsize=64)
 def normal_scores(most: int) -> Floats:
-    """Return [most + 1, most]; row n: expected smallest, ..., largest of n standard normals (Blom, 1958)."""
+    """Return [most + 1, most] where row n has the expected values of n sorted standard normal draws (Blom, 1958)."""
     scores = np.zeros((most + 1, most))
     for n in range(2, most + 1):
         scores[n, :n] = [NormalDist().inv_cdf((i + 0.625) / (n + 0.25)) for i in range(n)]

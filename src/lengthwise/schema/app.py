@@ -21,7 +21,7 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Machine:
-    """GPUs of one kind in one node."""
+    """A number of GPUs of one kind in one node."""
 
     gpu: GpuSpec
     node: NodeSpec
@@ -30,7 +30,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The GPUs of an application, numbered through its machines in order."""
+    """The machines on which an application runs. Their GPUs have numbers from 0 on, machine after machine."""
 
     machines: tuple[Machine, ...]
 
@@ -41,18 +41,18 @@ class Cluster:
 
     @cached_property
     def machine_of(self) -> Ints:
-        """Return [gpus] the number of each GPU's machine."""
+        """Return the number of each GPU's machine, as an array [gpus]."""
         return np.repeat(np.arange(len(self.machines)), [m.gpus for m in self.machines])
 
     @cached_property
     def first_of(self) -> tuple[int, ...]:
-        """Return the number of each machine's first GPU."""
+        """Return the number of the first GPU of each machine."""
         return tuple(np.cumsum([0, *(m.gpus for m in self.machines)])[:-1].tolist())
 
 
 @dataclass(frozen=True, order=True)
 class ModelPlan:
-    """A model's execution plan: ``dp`` replicas of ``pp`` stages of ``tp`` GPUs each, all of the kind ``gpu``."""
+    """A model's execution plan: ``dp`` replicas, each with ``pp`` stages of ``tp`` GPUs of the kind ``gpu``."""
 
     model: int
     gpu: str
@@ -62,12 +62,12 @@ class ModelPlan:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of all replicas."""
+        """Return the number of GPUs of all replicas."""
         return self.dp * self.tp * self.pp
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """Return (gpu, tp, pp): replicas of one shape can stay when ``dp`` changes."""
+        """Return (gpu, tp, pp). If a new plan has the same shape, replicas that both plans have are not restarted."""
         return self.gpu, self.tp, self.pp
 
 
@@ -80,12 +80,12 @@ Placement = dict[int, tuple[Replica, ...]]
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica becomes ready ("resident", "wake" from sleep, or "start") and how many seconds that takes."""
+    """How a replica becomes ready when a stage starts: it is "resident", must "wake" from sleep, or must "start"."""
 
     model: int
     replica: Replica
     how: str
-    seconds: float  # including those of engines that leave its GPUs first
+    seconds: float  # including those in which other engines leave its GPUs
 
 
 @dataclass(frozen=True)
@@ -101,20 +101,20 @@ class AppStage:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of all plans."""
+        """Return the number of GPUs of all plans."""
         return sum(plan.gpus for plan in self.plans)
 
 
 @dataclass(frozen=True)
 class AppSpan:
-    """One GPU's activity over a period."""
+    """What one GPU does during a period: it runs or loads a model, or is idle for a stated reason."""
 
     gpu: int
     start_s: float
     end_s: float
-    # "run", "load", or the reason that it is idle: "waiting_for_parents" (of a running model, or of all
-    # candidates), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free" (by the
-    # plan: more GPUs would gain less than loading costs), "tail" (all remaining models run).
+    # "run", "load", or the reason why it is idle: "waiting_for_parents" (the running model, or every candidate, waits
+    # for outputs of others), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free"
+    # (deliberately: more GPUs would gain less than loading costs), "tail" (all remaining models already run).
     what: str
     model: int = -1  # by number; -1: none
     plan: ModelPlan | None = None
@@ -122,7 +122,7 @@ class AppSpan:
 
 @dataclass(frozen=True)
 class AppMethod:
-    """A planning method, compared with others on the same draws of lengths."""
+    """The result of one planning method. All methods are compared on the same random draws of output lengths."""
 
     name: str
     makespan: Estimate  # seconds, the mean over draws not used for planning, and its interval
@@ -131,8 +131,7 @@ class AppMethod:
     stages: int
     gain: float
     makespans_s: tuple[float, ...] = ()  # seconds of each draw, the same draws for every method
-    # Seconds of planning until engines of the first stage start; all, unless they start meanwhile.
-    lead_s: float = math.nan
+    lead_s: float = math.nan  # seconds of planning until the engines of the first stage start; NaN: ``search_s``
 
     def __post_init__(self) -> None:
         if math.isnan(self.lead_s):
@@ -141,7 +140,7 @@ class AppMethod:
 
 @dataclass(frozen=True)
 class AppWhatIf:
-    """The makespan under a change, and its difference on common draws (negative: sooner)."""
+    """The makespan under a hypothetical change, and its difference on the same draws (negative if shorter)."""
 
     name: str
     makespan: Estimate
@@ -156,13 +155,12 @@ class AppPlan:
     method: str
     stages: tuple[AppStage, ...]
     planned: tuple[tuple[ModelPlan, ...], ...]
-    # Plans of models without a stage: they had no work in the lengths used for planning.
-    reserve: tuple[ModelPlan, ...]
+    reserve: tuple[ModelPlan, ...]  # plans of models without work in the draws used for planning, so without a stage
     makespan: Estimate  # seconds, the mean over draws not used for planning, and its 95 % interval
-    makespans_s: tuple[float, ...]  # [draws] of each of them
+    makespans_s: tuple[float, ...]  # [draws] makespan of each draw
     quantiles_s: dict[float, float]  # by level: 0.05, 0.5, 0.95
     spans: tuple[AppSpan, ...]
-    flops: tuple[float, ...]  # [models] of all tasks
+    flops: tuple[float, ...]  # [models] FLOPs of all tasks
     tokens: tuple[int, ...]  # [models] output tokens of all tasks
     methods: tuple[AppMethod, ...] = ()
     what_ifs: tuple[AppWhatIf, ...] = ()
@@ -171,7 +169,7 @@ class AppPlan:
 
     @property
     def idle_s(self) -> dict[str, float]:
-        """Return the GPU-seconds without a running model, by reason (``AppSpan.what``), loading included."""
+        """Return the GPU-seconds in which no model runs, by reason (``AppSpan.what``). "load" is one of the reasons."""
         found = defaultdict[str, float](float)
         for span in self.spans:
             if span.what != "run":
@@ -181,9 +179,9 @@ class AppPlan:
 
 @dataclass(frozen=True)
 class Coins:
-    """Random events that decide which tasks become present, drawn or observed at run time."""
+    """Random events that decide which tasks of an application are present. At run time they are observed, not drawn."""
 
-    chance: Floats  # [k] probability that a coin succeeds, given that the one before it did
+    chance: Floats  # [k] probability that a coin succeeds, given that the coin before it succeeded
     after: Ints  # [k] number of the coin before it, which is smaller, or -1
 
     def __len__(self) -> int:
@@ -198,8 +196,8 @@ class Coins:
 class Tasks:
     """All potential calls of an application to its models: one row per task, parents before children.
 
-    Which tasks become present is drawn (or observed at run time) by *coins*: a branch that is taken, a round of a loop
-    that is still needed, an item of a list that exists. A task is present if its coin and all coins before it succeed.
+    *Coins* decide which tasks are present: a branch is taken, a round of a loop is needed, an item of a list exists. A
+    task is present if its coin, and all coins before that coin, succeed.
     """
 
     calls: tuple[str, ...]
@@ -209,7 +207,7 @@ class Tasks:
     row: Ints  # [n] row of the inputs
     round: Ints  # [n] round of a loop, from 0
     index: Ints  # [n] item of a fan-out, from 0
-    prompt_tokens: Ints  # [n] of the prompt without the parents' outputs
+    prompt_tokens: Ints  # [n] tokens of the prompt without the parents' outputs
     max_tokens: Ints  # [n] longest requested output
     known_tokens: Ints  # [n] output length if it is known beforehand, else 0
     parent_start: Ints  # [n+1] first index of a task's parents in ``parent``
@@ -234,7 +232,7 @@ class Tasks:
 
     @cached_property
     def children(self) -> tuple[Ints, Ints]:
-        """Return (start [n+1], child [m]): the tasks that wait for each task, by number."""
+        """Return (start [n+1], child [m]): the tasks ``child[start[i] : start[i + 1]]`` wait for task i."""
         child = np.repeat(np.arange(len(self)), np.diff(self.parent_start))
         order = np.argsort(self.parent, kind="stable")
         start = np.searchsorted(self.parent[order], np.arange(len(self) + 1))
@@ -243,7 +241,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class TaskDraw:
-    """One outcome of the tasks' presence and lengths."""
+    """One draw of which tasks are present and of their lengths."""
 
     present: Flags  # [n] whether the task is present
     prompt_tokens: Ints  # [n] with the parents' outputs, cut to the model's limit

@@ -1,4 +1,4 @@
-"""The cost format: every source of timing compiles to these tables.
+"""The format of step costs, to which every source of timing is converted.
 
 ``T`` is the tokens of a step, ``B`` its sequences. All entries are seconds. Beyond the last entry of a one-dimensional
 table, its last slope continues.
@@ -8,13 +8,13 @@ Two rules for attention:
 * ``PER_REQUEST``: a step's prefill attention is the sum over its prompts of ``prefill_s`` at (chunk, context before the
   chunk); its decode attention is ``decode_s`` at (sequences, KV tokens over all of them). Both tables are on the axis
   of ``grid_value`` and are interpolated bilinearly.
-* ``MERGED`` (Vidur's): all prompts are one of sqrt(sum chunk^2) tokens over the sum of their contexts, all decodes have
-  the mean context. Contexts are rounded up to ``step_tokens`` and the tables are read without interpolation:
-  ``prefill_s[chunk, context / step_tokens]``, ``decode_s[sequences, mean context / step_tokens]``. ``merge_factor``
-  multiplies either if it merges more than one.
+* ``MERGED`` (Vidur's): all prompts count as one prompt of sqrt(sum chunk^2) tokens over the sum of their contexts, and
+  all decodes have their mean context. Contexts are rounded up to ``step_tokens``, and the tables are read without
+  interpolation: ``prefill_s[chunk, context / step_tokens]``, ``decode_s[sequences, mean context / step_tokens]``. If
+  there is more than one prompt, ``merge_factor`` multiplies prefill attention; likewise for decodes.
 
-Dense masks add ``masked_s`` for each pair of a query and a key of another sequence, to prefill attention for prompts'
-queries and to decode attention for decodes' queries.
+With dense masks, each pair of a query and a key of different sequences adds ``masked_s``: to prefill attention if the
+query is of a prompt, to decode attention if it is of a decode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_MEASURED = "rows that were made up and not measured"
 
 
 def grid_value(index: int) -> int:
-    """Return the ``index``-th point of the attention axes: 0..31 by ones, then 16 points per octave."""
+    """Return the ``index``-th point of the attention axes: every integer up to 31, then 16 points per octave."""
     if index < 2 * GRID_PER_OCTAVE:
         return index
     octave, step = divmod(index, GRID_PER_OCTAVE)
@@ -44,7 +44,7 @@ def grid_value(index: int) -> int:
 
 @lru_cache(maxsize=256)
 def grid_axis(largest: int) -> Ints:
-    """Return the attention axis from 0 to the first point at or above ``largest``; read-only."""
+    """Return the attention axis from 0 to the first point at or above ``largest``. The array is read-only."""
     values = [0]
     while values[-1] < largest or len(values) < 2:
         values.append(grid_value(len(values)))
@@ -55,7 +55,7 @@ def grid_axis(largest: int) -> Ints:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """Rule by which the attention tables are read; see the module's docstring."""
+    """The rule by which the attention tables are read. The module's docstring defines both kinds."""
 
     kind: int = PER_REQUEST
     step_tokens: int = 64
@@ -64,7 +64,7 @@ class AttentionRule:
 
 @dataclass(frozen=True)
 class FitError:
-    """Relative errors of one operator of a measured profile on held-out rows."""
+    """Relative errors of the fit of one operator on held-out rows of a measured profile."""
 
     operator: str
     median: float
@@ -73,15 +73,14 @@ class FitError:
 
 @dataclass(frozen=True)
 class PartError:
-    """Error of the seconds of one part of a step as a factor that all steps share, so that it does not average out.
+    """The error of the predicted seconds of one part of a step, as one random factor of all steps.
 
     ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked", "step" (all of them
     together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is the standard
     deviation of log(measured / predicted) on held-out points.
 
-    If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation there; None: the same on
-    both. For "front", it applies to the delay, not to the serial time of a request: a slow draw would limit every
-    deployment to few requests a second.
+    If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation on that side, and otherwise
+    None. For "front", it applies only to the delay, because a slow draw of the serial time would limit every rate.
     """
 
     part: str
@@ -91,11 +90,11 @@ class PartError:
 
 @dataclass(frozen=True)
 class Reach:
-    """The largest step that the measurements behind the tables cover; beyond it the tables extrapolate.
+    """The largest step that the measurements behind the tables cover. Beyond it, the tables extrapolate.
 
     ``tokens`` and ``seqs`` are of a step, ``chunk`` of one prompt in a step, ``context`` of one request (prompt and
     output), ``kv_tokens`` of all sequences of a step, and ``prefix`` the tokens of a prompt that are cached before a
-    chunk (0: prompts were only measured without a cached prefix). None: unknown, or unbounded.
+    chunk (0: prompts were only measured without a cached prefix). None means unknown or unbounded.
     """
 
     tokens: int | None = None
@@ -108,10 +107,10 @@ class Reach:
 
 @dataclass(frozen=True)
 class CostEvidence:
-    """What cost tables rest on; no engine reads it.
+    """The evidence for cost tables. Engines do not read it.
 
     Attributes:
-        source: Origin of the seconds, in words.
+        source: Origin of the seconds, as a text.
         fit: Cross-validated errors by operator, if a profile was fitted.
         errors: Errors of the parts, if they were measured.
         reach: The largest step that was measured.
@@ -125,18 +124,18 @@ class CostEvidence:
 
 @dataclass(frozen=True)
 class Front:
-    """The way from a client to the engine's queue: HTTP, tokenising, a serial front process.
+    """The front end between clients and the engine's queue: HTTP, tokenising, a serial front process.
 
-    The front serves one request at a time, first come first served, in ``serial_s`` seconds each; ``request_s`` more
-    seconds delay a request without blocking others. It enters the engine at
-    ``max(arrival, when the front is free) + serial_s + request_s``.
+    The front end serves one request at a time, first come first served, in ``serial_s`` seconds each. A further delay
+    of ``request_s`` seconds does not block other requests. A request enters the engine at
+    ``max(arrival, when the front end is free) + serial_s + request_s``.
     """
 
     request_s: float = 0.0
     serial_s: float = 0.0
 
     def entries_s(self, arrival_s: Floats) -> Floats:
-        """Return [n] times at which requests enter the engine, in their order (Lindley's recursion, unrolled)."""
+        """Return the times [n] at which requests with these arrivals enter the engine (by Lindley's recursion)."""
         before = self.serial_s * np.arange(len(arrival_s))
         free_s = np.maximum.accumulate(arrival_s - before) + before + self.serial_s
         return np.asarray(free_s + self.request_s)
@@ -147,7 +146,7 @@ class CostTables:
     """Seconds of one step of one replica, by part.
 
     A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)`` and, on the first stage, ``first_s[T]`` and
-    ``host_s[B]``; on the last one ``head_s[B]``; on all but the last one ``send_s[T]``.
+    ``host_s[B]``; on the last stage ``head_s[B]``; on every other stage ``send_s[T]``.
 
     Attributes:
         layer_s: [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write.
@@ -159,13 +158,12 @@ class CostTables:
         prefill_s: [chunk, context] one layer's prefill attention, by the rules above.
         decode_s: [sequences, KV tokens] one layer's decode attention.
         stage_layers: [PP] layers of each pipeline stage.
-        beside_prompts: [sequences, KV tokens] on the axes of ``decode_s`` (rule PER_REQUEST): factor of a step's decode
-            attention if prompts are in the step, since kernels have a fast path for batches of single queries; None: 1.
-        front: Delay of a request in front of the engine, shared by all replicas of the deployment.
-        masked_s: One layer's seconds for each (query, key) pair of a step whose key is of another sequence. Attention
-            that masks every query against the keys of the complete batch computes and discards such pairs; 0: it
-            knows a query's own keys. A batch of one has none.
-        other: Stages of another tensor-parallel degree; None: all are alike.
+        beside_prompts: [sequences, KV tokens], on the axes of ``decode_s`` (rule PER_REQUEST): factor on the decode
+            attention of a step with prompts, since kernels have a fast path for batches of single queries; None: 1.
+        front: Front end of the engine, which all replicas of the deployment share.
+        masked_s: One layer's seconds for each (query, key) pair of different sequences. Attention that masks every
+            query against the keys of the complete batch computes and discards such pairs; 0: it skips them.
+        other: Stages of another tensor-parallel degree; None: all stages are alike.
     """
 
     layer_s: Floats
@@ -187,11 +185,11 @@ class CostTables:
 
 @dataclass(frozen=True)
 class OtherDegree:
-    """Stages of another tensor-parallel degree than the rest (partial tensor parallelism).
+    """The stages whose tensor-parallel degree differs from the other stages' degree (partial tensor parallelism).
 
     Attributes:
-        tables: Their tables, with the same ``rule``; only seconds and ``beside_prompts`` are read.
-        stages: [PP] 1 for a stage of this degree, else 0.
+        tables: Cost tables of these stages, with the same ``rule``; only seconds and ``beside_prompts`` are read.
+        stages: [PP] 1 for these stages, else 0.
     """
 
     tables: CostTables

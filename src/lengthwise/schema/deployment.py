@@ -1,4 +1,4 @@
-"""Deployments: a model on GPUs with its split, scheduler, cost and memory."""
+"""Deployments: a model on GPUs, with its parallelism, scheduler, costs and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Tensor-parallel degree, pipeline stages, and independent replicas."""
+    """Tensor-parallel degree, number of pipeline stages, and number of independent replicas."""
 
     tp: int = 1
     pp: int = 1
@@ -27,13 +27,13 @@ class Parallelism:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of all replicas."""
+        """Return the number of GPUs of all replicas."""
         return (self.tp * (self.pp - self.single_stages) + self.single_stages) * self.replicas
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits and settings of an engine; those that vLLM has, too, have its names, except the dtypes."""
+    """Limits and settings of an engine, named as in vLLM if vLLM has them (except the dtypes)."""
 
     max_num_seqs: int = 256  # sequences resident on a replica
     max_num_batched_tokens: int = 2048
@@ -41,16 +41,15 @@ class EngineLimits:
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None  # None: the model's own, cut to the size of the KV cache
     max_step_seqs: int | None = None  # sequences of one step; None: ``max_num_seqs``
-    # Share of the KV blocks that admission keeps free; None: that of the engine whose memory policy is used.
+    # Share of the KV blocks that admission leaves free; None: that of the engine whose memory policy is used.
     watermark: float | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
-    # When a client gives up, counted from its send (noticed once the request has entered).
+    # Time after which a client gives up, counted from when it sent the request (noticed once the request has entered).
     timeout_s: float = float("inf")
-    # A preempted request recomputes only those of its blocks that others have taken (prompts share none here).
+    # A preempted request recomputes only the blocks that other requests have taken (prompts do not share blocks here).
     enable_prefix_caching: bool = False
-    # Steps of a replica in its pipeline at a time, including those that wait between stages; None: as many as stages.
-    max_in_flight: int | None = None
+    max_in_flight: int | None = None  # steps in a replica's pipeline at a time, waiting ones too; None: one per stage
 
     def __post_init__(self) -> None:
         required = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
@@ -71,31 +70,26 @@ class EngineLimits:
 
 
 _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
-"""Default watermarks by memory policy: of vLLM v0 and of Vidur. vLLM v1 keeps no blocks free."""
+"""Default watermarks by memory policy, those of vLLM v0 and of Vidur; vLLM v1 keeps no blocks free."""
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A scheduler: one policy for each decision, a name or a policy object."""
+    """A scheduler: one policy for each kind of decision, given by its name or as a policy object."""
 
     rank: Any = "fcfs"  # orders the waiting requests (smallest first)
-    # Orders the running requests when memory runs out (largest is preempted first).
-    victim: Any = "latest_admitted"
+    victim: Any = "latest_admitted"  # orders the running requests if memory runs out (largest is preempted first)
     batching: Any = "unified"  # forms a step
     memory: Any = "paged"  # admits requests to KV memory
-    # Handling of the KV cache of a preempted request: "recompute" or "swap".
-    preemption_mode: str = "recompute"
+    preemption_mode: str = "recompute"  # or "swap": how a preempted request gets its KV cache back
     router: Any = "round_robin"  # chooses a replica
     preemption: Any = "never"  # whether a waiting request may preempt a running one
-    # Groups arrivals into bins of similar length; full bins wait as batches (None: no bins).
-    binning: Any = None
-    # Starvation bound. A request that waited this long in total (from the client's send) precedes all that
-    # have not, in order of arrival, and is not preempted for another.
+    binning: Any = None  # groups arrivals into bins of similar length, and full bins wait as batches; None: no bins
+    # Starvation bound. A request that has waited this long in total since the client sent it precedes all others, in
+    # order of arrival, and is not preempted for another.
     max_wait_s: float = float("inf")
-    # Longest time from its client's send that the first request of a bin waits for the bin to fill.
-    batch_wait_s: float = float("inf")
-    # A replica considers preemptions after an arrival that ranks before all waiting requests, and again after
-    # this many steps.
+    batch_wait_s: float = float("inf")  # longest time that a bin waits to be full, from when its first request was sent
+    # Preemptions are considered when an arrival ranks before all waiting requests, and again after this many steps.
     preemption_interval_steps: int = 50
 
     def __post_init__(self) -> None:
@@ -112,9 +106,9 @@ NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a 
 
 @dataclass(frozen=True)
 class KvPlan:
-    """The memory of one replica; bytes are of its fullest GPU."""
+    """The memory of one replica, in bytes of its fullest GPU."""
 
-    num_blocks: int  # that requests can use: vLLM's num_gpu_blocks less NULL_BLOCKS
+    num_blocks: int  # blocks that requests can use: vLLM's num_gpu_blocks less NULL_BLOCKS
     block_size: int
     weight_bytes: float
     activation_bytes: float
@@ -126,11 +120,11 @@ class KvPlan:
 
 @dataclass(frozen=True)
 class KVTransfer:
-    """Transfer of a request's KV cache from its prefill replica to its decode replica.
+    """Transfer of a request's KV cache from the prefill replica to the decode replica.
 
     A transfer takes ``fixed_s`` plus the time in which ``bytes_per_s`` moves ``bytes_per_token`` for each cached token,
     while both sides continue their steps. With ``one_at_a_time``, a replica sends one request at a time and receives
-    one at a time; the others queue in the order in which their transfers were admitted.
+    one at a time. The others queue in the order in which their transfers were admitted.
     """
 
     fixed_s: float = 0.0
@@ -147,16 +141,16 @@ class KVTransfer:
 
     @property
     def token_s(self) -> float:
-        """Seconds of one cached token."""
+        """Return the seconds in which one cached token is moved."""
         return self.bytes_per_token / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class DecodeSide:
-    """Replicas that only decode requests which the deployment's replicas have prefilled.
+    """Replicas that only decode. The deployment's other replicas prefill the requests.
 
     Their numbers follow those of the prefill replicas. Rank, victim policy, bounds on waiting, block size,
-    ``max_model_len`` and the clients' timeout are those of the deployment, for both sides.
+    ``max_model_len`` and timeout of the deployment apply to both sides.
     """
 
     parallel: Parallelism
@@ -167,14 +161,14 @@ class DecodeSide:
     batching: Any = "unified"
     # Admission policy of the KV memory; it admits a complete request before the transfer of its cache starts.
     memory: Any = "paged"
-    # "recompute" returns the request to the replica that prefilled it, "swap" stays.
+    # A preempted request returns to the replica that prefilled it ("recompute") or remains here ("swap").
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """All inputs of the engine, resolved: no files to read, and no names to look up but those of policies."""
+    """All inputs of the engine, resolved. The engine reads no file, and looks up only names of policies."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -186,7 +180,7 @@ class Deployment:
     kv: KvPlan
     max_model_len: int
     name: str = ""
-    decode: DecodeSide | None = None  # replicas that decode, the others then only prefill; None: all do both
+    decode: DecodeSide | None = None  # replicas that decode; the others then only prefill. None: all do both
 
     @property
     def price_per_hour_usd(self) -> float:
@@ -195,7 +189,7 @@ class Deployment:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs of both sides."""
+        """Return the number of GPUs of all replicas, prefill and decode side together."""
         return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
 
     @property
@@ -206,7 +200,7 @@ class Deployment:
         return default if self.limits.watermark is None else self.limits.watermark
 
     def decoding(self) -> Deployment:
-        """Return the decode side as a deployment, with this one's rank, bounds on waiting and client timeout."""
+        """Return the decode side as a deployment of its own, with this one's rank, bounds on waiting and timeout."""
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")
@@ -222,7 +216,7 @@ class Deployment:
         )
 
     def require_one_side(self, owner: str) -> None:
-        """Require that every replica both prefills and decodes; ``owner`` names the feature in the InputError."""
+        """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""
         if self.decode is not None:
             raise InputError(
                 f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "

@@ -12,15 +12,15 @@ class LengthwiseError(Exception):
 
 
 class InputError(LengthwiseError):
-    """An input, or an engine that the run needs, cannot be used; the user can change that. The CLI exits with 2."""
+    """An input, or an engine that the run needs, cannot be used. The user can mend that. The CLI exits with 2."""
 
 
 class InternalError(LengthwiseError):
-    """Internal error: an invariant of lengthwise is violated; please report it. The CLI exits with 1."""
+    """An invariant of lengthwise is violated: an internal error. Please report it. The CLI exits with 1."""
 
 
 class UnknownNameError(InputError):
-    """An unknown ``name`` of a ``kind`` ("model", "GPU", "rank policy"); the message lists the nearest known names."""
+    """An unknown ``name`` of a ``kind`` ("model", "GPU", "rank policy"). The message lists the nearest known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], or_else: str = "") -> None:
         known = sorted(known)
@@ -38,7 +38,7 @@ class ScenarioError(InputError):
 
 
 class TraceError(InputError):
-    """A trace file or a row of it cannot be used; the message names the file and, for a row, the line."""
+    """A trace file or a row of it cannot be used. The message names the file and, for a row, the line."""
 
 
 class ProfileError(InputError):
@@ -46,11 +46,11 @@ class ProfileError(InputError):
 
 
 class DoesNotFitError(InputError):
-    """The model does not fit the GPUs; the message gives the shortfall and a configuration that fits."""
+    """The model does not fit the GPUs. The message gives the shortfall and a configuration that fits."""
 
 
 class ScheduleError(InputError):
-    """No schedule meets the latency bound; the message gives the minimum latency and its limiting cause."""
+    """No schedule meets the latency bound. The message gives the minimum latency and its limiting cause."""
 
 
 class PolicyError(InputError):
@@ -62,11 +62,11 @@ class OutputError(InputError):
 
 
 class EngineError(InputError):
-    """A real engine did not start, exited, or was not ready in time; the message holds its last output."""
+    """A real engine did not start, exited, or was not ready in time. The message holds its last output."""
 
 
 class MissingExtraError(InputError):
-    """A feature needs an optional dependency; the message names the extra to install."""
+    """A feature needs an optional dependency. The message names the extra to install."""
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional dependency: pip install 'lengthwise[{extra}]'")
@@ -75,7 +75,7 @@ class MissingExtraError(InputError):
 
 @contextmanager
 def noted(note: str) -> Iterator[None]:
-    """Add a note to an InputError that is raised within."""
+    """Add a note to an InputError that the block raises."""
     try:
         yield
     except InputError as error:

@@ -9,11 +9,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its uncertainty; NaN is unknown."""
+    """A number with its uncertainty. An unknown number, or an interval that is not known, is NaN."""
 
     value: float
     half_width: float = math.nan  # of the confidence interval over the random requests
-    # Interval from the cost model's error, if that is as large here as on the measured points.
+    # Interval that results from the cost model's error, if the error is as large here as at the measured points.
     model_low: float = math.nan
     model_high: float = math.nan
 
@@ -29,28 +29,31 @@ class Estimate:
 
     @property
     def has_interval(self) -> bool:
-        """Return whether the half-width is known."""
+        """Return whether the confidence interval is known."""
         return not math.isnan(self.half_width)
 
     @property
     def has_model_interval(self) -> bool:
-        """Return whether the cost model's error is known."""
+        """Return whether the interval of the cost model's error is known."""
         return not math.isnan(self.model_low) and not math.isnan(self.model_high)
 
     def scaled(self, factor: float) -> Self:
-        """Return the estimate in another unit."""
+        """Return the estimate and its intervals, multiplied by ``factor``."""
         names = ("value", "half_width", "model_low", "model_high")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
 @dataclass(frozen=True)
 class DrawnEstimate(Estimate):
-    """An estimate with a value per draw of the cost model's error; a model has the same draws on all equal GPUs."""
+    """An estimate with its value under each random draw of the cost model's error.
+
+    Draw k is the same error for all estimates of one model on one GPU, so two of them can be compared draw by draw.
+    """
 
     draws: tuple[float, ...] = ()
 
     def scaled(self, factor: float) -> Self:
-        """Return the estimate in another unit."""
+        """Return the estimate and its intervals, multiplied by ``factor``."""
         return replace(super().scaled(factor), draws=tuple(draw * factor for draw in self.draws))
 
 

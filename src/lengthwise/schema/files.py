@@ -1,4 +1,4 @@
-"""Write files atomically."""
+"""Writes files atomically."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lengthwise.schema.errors import OutputError
 
 
 def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
-    """Write a file atomically: on any failure the old content remains.
+    """Write a file atomically. On any failure the old content remains.
 
-    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. Links are followed; a
+    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. Links are followed. A
     device or a pipe (``/dev/stdout``) is written in place.
 
     Args:
@@ -64,7 +64,7 @@ def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
 
 
 def obstacle(target: Path) -> str:
-    """Return why no file can be at a path, whatever the permissions; "" if one can."""
+    """Return why a path cannot be a file, regardless of permissions, or "" if it can be one."""
     if target.is_dir():
         return "it is a folder; give the name of a file"
     if not target.parent.exists():

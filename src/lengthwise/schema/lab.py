@@ -10,7 +10,7 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 FCFS, ORACLE = "fcfs", "oracle"
 """The two ends of the gap: first come first served, and shortest first with known lengths."""
 
-ONE_SEED, NOT_COMPARED = "one seed", "not compared"
+ONE_SEED, UNDECIDED, NOT_COMPARED = "one seed", "undecided", "not compared"
 """Reasons of an undecided verdict."""
 
 
@@ -25,7 +25,7 @@ class LoadUnit(StrEnum):
     """Requests per second."""
 
     def text(self, load: float) -> str:
-        """Return a load with its unit: "90 % of capacity", "3x the average rate", "2.5 requests/s"."""
+        """Return a load with its unit, such as "90 % of capacity", "3x the average rate" or "2.5 requests/s"."""
         if self is LoadUnit.CAPACITY:
             return f"{100 * load:g} % of capacity"
         return f"{load:g}x the average rate" if self is LoadUnit.ALONE else f"{load:g} requests/s"
@@ -35,12 +35,13 @@ class LoadUnit(StrEnum):
 class Cell:
     """One policy with one predictor under one load and batch size, over all seeds.
 
-    ``values`` maps metrics to estimates. Of the runs: "jct.mean", "jct.p50", "jct.p99", "ttft.mean", "wait.mean",
-    "wait.max" (total time in queues, also after preemptions) in seconds, "slowdown.mean", "slowdown.p99" (JCT relative
-    to the same request in isolation), "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
-    "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all sequences are in use) and
-    "served" (share of requests). Paired by seed with the same requests under other policies: "gap_closed" (share of the
-    gap in mean JCT between FCFS and the oracle), and "jct.mean", "jct.p50", "jct.p99" with "/fcfs" or "/oracle".
+    ``values`` maps metrics to estimates. Metrics of the runs are "jct.mean", "jct.p50", "jct.p99", "ttft.mean",
+    "wait.mean", "wait.max" (total time in queues, also after preemptions) in seconds, "slowdown.mean", "slowdown.p99"
+    (JCT relative to the same request in isolation), "requests_per_s", "preemptions_per_request",
+    "recomputed_tokens_per_request", "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all
+    sequences are in use) and "served" (share of requests). Metrics paired by seed with the same requests under other
+    policies are "gap_closed" (share of the gap in mean JCT between FCFS and the oracle), and "jct.mean", "jct.p50",
+    "jct.p99" with "/fcfs" or "/oracle".
     """
 
     policy: str
@@ -51,39 +52,40 @@ class Cell:
     values: dict[str, Estimate]
 
     def __getitem__(self, metric: str) -> Estimate:
-        """Return the estimate of a metric, UNKNOWN if it was not measured."""
+        """Return the estimate of a metric, or UNKNOWN if it was not measured."""
         return self.values.get(metric, UNKNOWN)
 
     @property
     def name(self) -> str:
-        """Return policy and predictor."""
+        """Return the policy and the predictor as a label."""
         return f"{self.policy} ({self.predictor})" if self.predictor else self.policy
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether length-aware scheduling is worth it at one load and batch size."""
+    """The answer whether length-aware scheduling is worth it at one load and batch size."""
 
     batch: int
     load: float
     is_improvement: bool
-    # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval) or
-    # "not compared" (the policies served other requests).
+    # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval),
+    # "undecided" (the interval allows no gain and a large one) or "not compared" (the policies served other requests).
     reason: str
     best: str  # names the evaluated cell; "": none
     description: str
 
     @property
     def head(self) -> str:
-        """Return the verdict in a few words."""
+        """Return the verdict in a few words, such as "Worth it"."""
         if self.is_improvement:
             return "Worth it"
-        return {ONE_SEED: "Not sure", NOT_COMPARED: "Cannot be compared"}.get(self.reason, "Not worth it")
+        unsure = {ONE_SEED: "Not sure", UNDECIDED: "Not sure", NOT_COMPARED: "Cannot be compared"}
+        return unsure.get(self.reason, "Not worth it")
 
 
 @dataclass(frozen=True)
 class LabTable:
-    """All results of a lab; ``cells`` has every policy, predictor, load and batch size, with FCFS and the oracle."""
+    """All results of a lab. ``cells`` has every combination of policy, predictor, load and batch size."""
 
     name: str
     metadata: dict[str, str]

@@ -1,4 +1,4 @@
-"""Names of metrics: the home of their keys, aliases, labels, units and directions.
+"""The names of metrics: keys, aliases, labels, units, and whether less or more is better.
 
 A name is a latency with a statistic ("ttft.p99", "jct.mean") or a key alone ("requests_per_s"). Fields of records and
 summaries add the unit: "ttft_s".
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LESS, MORE, NEITHER = -1, 1, 0  # which direction is better
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # those that are always reported
+LESS, MORE, NEITHER = -1, 1, 0  # what is better
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # quantiles that are always reported
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; ``unit`` is that of its numbers, "share" one of 0 to 1, and ``better`` a direction."""
+    """One metric. The unit "share" means a number from 0 to 1. ``better`` is LESS, MORE or NEITHER."""
 
     key: str
     label: str
@@ -58,16 +58,22 @@ ALIASES = {alias: metric.key for metric in LATENCIES.values() for alias in metri
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return the key, with aliases replaced, and the statistic of a name; "" if it has none."""
+    """Split a name into a key, with aliases replaced, and a statistic ("" if the name has none)."""
     key, _, statistic = name.partition(".")
     return ALIASES.get(key, key), statistic
 
 
+def unit_of(name: str) -> str:
+    """Return the unit of a metric after a space (" s"), or "" for a share, a plain number or an unknown name."""
+    unit = (LATENCIES | OTHERS).get(split(name)[0], Metric("", "", "")).unit
+    return f" {unit}" if unit not in {"", "share"} else ""
+
+
 def is_quantile(statistic: str) -> bool:
-    """Return whether a statistic is a quantile's name, such as "p99" or "p99.9"."""
+    """Return whether a statistic is a quantile, such as "p99" or "p99.9"."""
     return bool(re.fullmatch(r"p\d+(\.\d+)?", statistic)) and 0 < float(statistic[1:]) < 100
 
 
 def quantile_level(statistic: str) -> float:
-    """Return the level of a quantile's name ("p99": 0.99)."""
+    """Return the level of a quantile: 0.99 for "p99"."""
     return float(statistic[1:]) / 100

@@ -24,7 +24,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit: ``metric`` (a name of ``Point.values``) is at most ``bound``, or at least with ``at_least``."""
+    """A requirement on a metric of ``Point.values``: at most ``bound``, or at least ``bound`` if ``at_least``."""
 
     metric: str
     bound: float
@@ -32,11 +32,11 @@ class Limit:
 
     @property
     def direction(self) -> str:
-        """Return the sign between metric and bound."""
+        """Return the sign between the metric and its bound: ">=" or "<="."""
         return ">=" if self.at_least else "<="
 
     def is_satisfied(self, value: float) -> bool:
-        """Return whether a value satisfies the limit; NaN (nothing to measure) does."""
+        """Return whether a value satisfies the limit. NaN (there was nothing to measure) satisfies it."""
         return not (value < self.bound if self.at_least else value > self.bound)
 
 
@@ -52,12 +52,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Point:
-    """Metrics of one deployment under one load, means over seeds.
+    """Metrics of one deployment under one load, each the mean over seeds.
 
     ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on (s), "within_slo" as a share
     of requests, "requests_per_s", "output_tokens_per_s", "usd_per_million_output_tokens", "usd_per_thousand_requests",
     "energy_j_per_output_token", "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
-    "served" (share of requests neither rejected nor timed out). ``satisfied``: all limits hold.
+    "served" (share of requests neither rejected nor timed out). ``satisfied`` is whether all limits hold.
     """
 
     rate_rps: float
@@ -65,13 +65,13 @@ class Point:
     satisfied: bool
 
     def value(self, metric: str) -> float:
-        """Return the value of a metric, NaN if it was not measured."""
+        """Return the value of a metric, or NaN if it was not measured."""
         return self.values.get(metric, UNKNOWN).value
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Why a configuration was rejected or pruned; empty for others."""
+    """The reason why a configuration was rejected or pruned. Both texts are empty for other configurations."""
 
     reason: str = ""  # in a sentence
     region: str = ""  # short name shared by configurations with the same reason
@@ -79,7 +79,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a configuration by closed forms; NaN: not computed."""
+    """Bounds on a configuration's objective and rate, from formulas, without simulation. NaN: not computed."""
 
     objective: float = float("nan")
     rate_rps: float = float("nan")  # above it the queue grows
@@ -87,7 +87,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What stops a higher rate."""
+    """What prevents a configuration from serving a higher rate."""
 
     binds: str = ""  # the limit that bounds the rate (its metric), or "throughput"
     cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence
@@ -127,7 +127,7 @@ class Trade:
 
 @dataclass(frozen=True)
 class Shift:
-    """The best configuration under another bound of one limit; ``objective`` NaN: none satisfies the bound."""
+    """The best configuration if one limit had another ``bound``. ``objective`` is NaN if none meets all limits."""
 
     metric: str
     bound: float
@@ -137,7 +137,10 @@ class Shift:
 
 @dataclass(frozen=True)
 class Region:
-    """Configurations rejected or pruned for the same reason: their number, an example, and their common settings."""
+    """The configurations rejected or pruned for one reason.
+
+    ``example`` is the complete reason of one of them; ``settings`` are values that are typical of them.
+    """
 
     name: str
     count: int
@@ -147,7 +150,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Spent:
-    """Effort of a search; ``reused`` evaluations come from an earlier run."""
+    """The effort of a search. ``reused`` counts evaluations that an earlier run had saved."""
 
     candidates: int
     simulated: int
@@ -172,8 +175,7 @@ class Plan:
     tied: int  # number of choices at the top that neither sampling nor model error separates from the best one
     cause: tuple[str, ...]
     frontiers: dict[str, tuple[Trade, ...]]
-    # Sensitivity to each limit, by metric and rising bound, including the requested one.
-    shifts: tuple[Shift, ...]
+    shifts: tuple[Shift, ...]  # sensitivity to each limit, by metric and rising bound, including the requested one
     regions: tuple[Region, ...]
     effort: Spent
     level: float = 0.95
@@ -181,13 +183,13 @@ class Plan:
 
     @property
     def best(self) -> Choice | None:
-        """Return the best configuration, None if none satisfies the limits."""
+        """Return the best configuration, or None if no configuration satisfies the limits."""
         return next((first for first in self.choices[:1] if first.status is Status.RANKED), None)
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The best configuration of one plan under the objective of another."""
+    """The loss if the configuration that is best by one objective is used for another objective."""
 
     optimum_of: str
     used_for: str
@@ -197,7 +199,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Study:
-    """Plans of several objectives, and the loss of using one plan's optimum for another."""
+    """Plans for several objectives, and the loss if the optimum of one objective is used for another."""
 
     name: str
     plans: tuple[Plan, ...]

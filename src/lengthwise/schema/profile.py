@@ -1,4 +1,4 @@
-"""Measured operators of a device: one row for each point, with the spread over its repeats.
+"""Measured operators of a device: one row for each measured point, with the spread over its repetitions.
 
 A row belongs to an operator of a model's shard (``tp`` >= 1; then ``ProfileFacts.model`` names the model), or to a
 kernel without a model (``tp`` 0) that its shape columns describe. Columns that do not apply to a row are 0.
@@ -63,7 +63,7 @@ TEXT_COLUMNS = ("operator", "dtype", "kv_dtype", "backend")
 """``backend``: the kernel's or library's name if known, such as an attention backend or "nccl"."""
 
 MADE_UP = "made_up"
-"""Of ``ProfileFacts.machine``: {operator: [TP degree, ...]} whose rows are no measurements."""
+"""Key of ``ProfileFacts.machine``: {operator: [TP degree, ...]} whose rows are not measurements."""
 
 COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
@@ -86,7 +86,7 @@ class ProfileFacts:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured points as columns of one length; missing columns are filled with 0, "" or (``spread_s``) NaN.
+    """Measured points as columns of one length. Missing columns are filled with 0, "" or (``spread_s``) NaN.
 
     Raises:
         ProfileError: A column is unknown, has another length, or an invalid value.
@@ -151,17 +151,17 @@ class Profile:
         return tuple(int(tp) for tp in np.unique(self.columns["tp"]) if tp > 0)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Profile:
-        """Return the rows that a mask selects."""
+        """Return a profile of the rows that a mask selects."""
         return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
 
     def made_up(self, operator: str) -> tuple[int, ...]:
-        """Return the TP degrees of an operator with rows that were not measured, ascending."""
+        """Return the TP degrees, ascending, at which the rows of an operator are estimates, not measurements."""
         unmeasured = self.metadata.machine.get(MADE_UP, {}).get(operator, ())
         present = set(self.of(operator)["tp"].tolist()) if unmeasured else set()
         return tuple(sorted(present & set(unmeasured)))
 
     def of(self, operator: str, tp: int | None = None) -> Profile:
-        """Return the rows of one operator, and of one TP degree if given."""
+        """Return a profile of the rows of one operator, at one TP degree if ``tp`` is given."""
         mask = self.columns["operator"] == operator
         if tp is not None:
             mask &= self.columns["tp"] == tp

@@ -28,27 +28,29 @@ class Status(IntEnum):
 
 
 class Rejection(IntEnum):
-    """Reason of a rejection: not even an idle replica could take the request, or a parent did not finish."""
+    """The reason of a rejection: even an idle replica cannot take the request, or one of its parents did not finish."""
 
     NONE = 0
     PROMPT_REACHES_MAX_MODEL_LEN = 1
     PROMPT_ABOVE_TOKEN_BUDGET = 2
-    PROMPT_ABOVE_KV_MEMORY = 3
+    REFUSED_BY_MEMORY_POLICY = 3  # even on an idle replica, by its watermark
     PARENT_NOT_FINISHED = 4
 
 
 @dataclass(frozen=True)
 class RequestRecords:
-    """[n] columns in the order of the workload; the time of an event that did not happen is NaN.
+    """The requests as columns [n] in the order of the workload. The time of an event that did not happen is NaN.
 
     Attributes:
         arrival_s: When the client sent the request. A child (``Workload.after``) is sent when its parents have
-            finished, or rejected when one of them cannot finish. NaN: never sent, since the run ended before.
-        output_tokens: Produced tokens.
-        replica: -1 if no replica took the request.
+            finished, and rejected when one of them cannot finish. It is NaN if the run ended before that.
+        output_tokens: Number of produced tokens.
+        replica: Replica that last admitted the request, or -1 if none did.
         scheduled_s: Start of its first step.
-        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission or the end.
-        rejection: ``Rejection``.
+        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission, or to the timeout of
+            a request that was in a queue then.
+        rejection: Number of a ``Rejection``.
+        cached_tokens: Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
     """
 
     arrival_s: Floats
@@ -62,18 +64,20 @@ class RequestRecords:
     preemptions: npt.NDArray[np.int32]
     queued_for_s: Floats
     rejection: npt.NDArray[np.int8]
+    cached_tokens: Ints | None = None
 
 
 @dataclass(frozen=True)
 class StepRecords:
-    """[m] columns by step, in the order in which steps were formed.
+    """The steps as columns [m], in the order in which they were formed.
 
     Attributes:
         start_s: When the step was formed.
-        end_s: When its last stage ended.
-        prefill_tokens: Computed prompt tokens, of ``prefill_seqs`` prompts; each of ``decode_seqs`` adds one token.
-        kv_blocks: Allocated blocks when the step was formed.
-        waiting: Waiting requests when the step was formed.
+        end_s: When its last pipeline stage ended.
+        decode_seqs: Number of decodes; each computes one token.
+        prefill_tokens: Computed prompt tokens of the ``prefill_seqs`` prompts.
+        kv_blocks: Number of allocated blocks when the step was formed.
+        waiting: Number of waiting requests when the step was formed.
     """
 
     start_s: Floats
@@ -90,9 +94,10 @@ class StepRecords:
 class TokenGaps:
     """Times between consecutive tokens of a request (TBT, also called ITL), pooled over all requests.
 
-    ``histogram[k]`` counts gaps in [``edges_s[k]``, ``edges_s[k+1]``), the last bin also larger ones. Except for the
-    first, a bin is at most 1/128 of its lower edge wide, so that the quantile at a bin's middle is within 0.4 % of the
-    true one. Small runs also have every distinct gap, ``gap_s`` ascending with its ``count``; otherwise both are None.
+    ``histogram[k]`` counts the gaps in [``edges_s[k]``, ``edges_s[k+1]``); the last bin also counts all longer gaps.
+    Except for the first, a bin is at most 1/128 of its lower edge wide, so that a quantile read at the middle of a bin
+    is within 0.4 % of the true one. Small runs also list every distinct gap, ``gap_s`` (ascending), and how often it
+    occurs, ``count``; in other runs both are None.
     """
 
     histogram: Ints
@@ -106,14 +111,16 @@ class TokenGaps:
 
 @dataclass(frozen=True)
 class ReplicaTotals:
-    """[replicas] sums over all steps; ``layer_s`` to ``send_s`` are summed over all pipeline stages.
+    """Sums over all steps of each replica, as columns [replicas].
 
     Attributes:
         tokens: Computed tokens, including recomputed ones.
-        attention_pairs: (query, key) pairs.
-        kv_read_tokens: Cached tokens read by decodes.
-        busy_s: Wall time with at least one step in flight; ``layer_s`` to ``send_s`` split the stages' busy time.
-        kv_block_s: Allocated KV blocks times the seconds of their steps.
+        attention_pairs: (query, key) pairs that attention computed.
+        kv_read_tokens: Cached tokens that decodes read.
+        busy_s: Time with at least one step in flight.
+        layer_s: Seconds of the layers without collectives and attention. ``layer_s`` to ``send_s`` are parts of the
+            steps' time, each summed over all pipeline stages; ``first_s`` is the token embedding.
+        kv_block_s: Blocks in use in a step times its seconds, summed over steps.
     """
 
     steps: Ints
@@ -135,9 +142,10 @@ class ReplicaTotals:
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Sums over all replicas in time bins of ``bin_s`` seconds; a step counts in the bin of its end.
+    """Sums over all replicas in time bins of ``bin_s`` seconds. A step counts in the bin in which it ends.
 
-    ``step_s`` is the time in steps; the ``*_s`` products divided by it are means over steps.
+    ``step_s`` is the time in steps. ``seqs_s``, ``waiting_s`` and ``kv_blocks_s`` are products of a quantity and the
+    time in steps. Divided by ``step_s``, they are means over that time.
     """
 
     bin_s: float
@@ -151,10 +159,10 @@ class TimeSeries:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run; ``end_s`` is the time of the last event.
+    """The records of a run. ``end_s`` is the time of the last event.
 
-    If the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last step in flight at the
-    limit. Such a step is in all sums, but its tokens are not counted.
+    If the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last step that was in flight
+    at the limit. All sums include such a step, but no request gets a token from it.
     """
 
     requests: RequestRecords
@@ -174,12 +182,12 @@ IDLE_SHARE = 0.4
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """Arrival times of streamed chunks, request after request; request i has the rows ``start[i]:start[i + 1]``.
+    """Arrival times of streamed chunks, one request after the other.
 
     Attributes:
-        start: [n+1].
-        at_s: [chunks] ascending within a request, on the clock of the records.
-        tokens: [chunks] tokens of the chunk; 0: unknown.
+        start: [n+1] request i has the chunks ``start[i]:start[i + 1]``.
+        at_s: [chunks] times on the clock of the records, ascending within a request.
+        tokens: [chunks] number of tokens in each chunk; 0: unknown.
     """
 
     start: npt.NDArray[np.int64]
@@ -189,19 +197,19 @@ class TokenTimes:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Records of a run, simulated or measured, with its requests and warnings about its quality.
+    """Records of a simulated or measured run, its requests, and warnings about the quality of the records.
 
     Attributes:
         records: In a measured run, ``arrival_s`` is when a request was due, not when a late client sent it, so that
-            latencies include the delay; ``steps`` is None and sums over steps are 0.
-        workload: The requests in the same order; ``output_tokens`` are the requested ones.
+            latencies include the delay; ``steps`` is None, and sums over steps are 0.
+        workload: The requests in the same order, with the requested ``output_tokens``.
         source: "simulate", "bench", or the program that wrote the results ("vllm bench serve", "guidellm", ...).
         metadata: JSON-able: url, engine and version, served model, arguments, start (ISO), machine, clock; if known,
             "prefix_cache" (prompt tokens looked up and found) and "deployment" (model, "model_shape" as in
             ``shape_facts``, gpu, tp, pp, replicas, limits).
         warnings: A sentence each: a late client, a partial run, lengths that differ from the requested ones.
-        client_s: [n] the client's own part of TTFT and JCT, from when a request was due until its headers were sent;
-            NaN: never sent. None: unknown.
+        client_s: [n] the client's own part of TTFT and JCT: the time from when a request was due until its headers were
+            sent, or NaN if the request was never sent. None if unknown.
     """
 
     records: Records
@@ -231,7 +239,7 @@ class RunResult:
 
 
 def shape_facts(model: ModelSpec) -> dict[str, int]:
-    """Return the shapes that identify a model under any name; its fine-tunes and quantisations share them."""
+    """Return the shapes that identify a model under any name, and that its fine-tunes and quantisations share."""
     attention, ffn = model.attention, model.ffn
     return {
         "layers": model.layers,

@@ -21,10 +21,8 @@ SYSTEM_NAMES = {
 class ScheduleRow:
     """A schedule and its estimated performance."""
 
-    # "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``.
-    strategy: str
-    # New requests per prefill, B_E; of a static schedule its batch; of another system the largest number of
-    # sequences on a replica.
+    strategy: str  # "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``
+    # New requests per prefill, B_E; of a static schedule its batch; of another system max. sequences on a replica.
     prefill_batch: int
     decode_steps: int
     micro_batches: int
@@ -47,7 +45,7 @@ class ScheduleRow:
 
     @property
     def words(self) -> str:
-        """Return its label: "RRA, B_E = 52, N_D = 13, 1 x TP 4", "vLLM v1, batch 64, steps of 2,048 tokens, TP 4"."""
+        """Return a label such as "RRA, B_E = 52, N_D = 13" or "vLLM v1, batch 64, steps of 2,048 tokens, TP 4"."""
         if self.strategy in SYSTEM_NAMES:
             parts = [SYSTEM_NAMES[self.strategy], f"batch {self.prefill_batch:,}"]
             parts += [f"steps of {self.chunk_tokens:,} tokens"] if self.chunk_tokens else []
@@ -70,7 +68,7 @@ class ScheduleRow:
 
     @property
     def family(self) -> tuple[str, int, int]:
-        """Return (strategy, tp, groups), which change only by reloading weights (as does WAA's split)."""
+        """Return (strategy, tp, groups). A change to another family, or another split of WAA, must reload weights."""
         return self.strategy, self.tp if self.tp_groups else 1, self.tp_groups
 
 
@@ -81,20 +79,19 @@ def _split_label(tp: int, stages: int, replicas: int) -> str:
 
 @dataclass(frozen=True)
 class LatencyBound:
-    """A bound on the latency of an output of ``tokens``."""
+    """A bound on the latency of an output of ``tokens`` tokens."""
 
     limit_s: float  # infinite: none
     tokens: int
-    level: float = 0.99  # of the output lengths; ``tokens`` is that quantile unless it was given
+    level: float = 0.99  # ``tokens`` is this quantile of output lengths unless it was given
     worst_case: bool = True  # whether the bound limits ``latency_high_s`` rather than ``latency_s``
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Uncertainty of an unchanged schedule's performance."""
+    """How uncertain the performance of a fixed schedule is because of one source of uncertainty."""
 
-    # "lengths": other samples of the requests behind the length distribution; "costs": errors of the tables.
-    source: str
+    source: str  # "lengths": other samples of the requests behind the distribution; "costs": errors of the tables
     draws: int
     level: float  # share of the draws within each interval
     requests: int  # requests behind the length distribution; 0 for costs
@@ -106,7 +103,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainty by source, and sentences on what it leaves out and where measurements are extrapolated."""
+    """Uncertainty by source. ``notes`` name uncertainty that is left out, and measurements that are extrapolated."""
 
     spreads: tuple[Spread, ...] = ()
     notes: tuple[str, ...] = ()
@@ -118,9 +115,8 @@ class ScheduleSide:
 
     strategy: str
     tp: int
-    best: ScheduleRow | None  # the best one that meets the bound; None: none does
-    # Upper bound of the throughput of this side's schedules that meet the latency bound; approximate for RRA
-    # (``at_most_proved``).
+    best: ScheduleRow | None  # the best schedule that meets the bound; None: none does
+    # Upper bound of the throughput of all its schedules that meet the latency bound (see ``at_most_proved``).
     at_most_rps: float
     points: int
     evaluated: int
@@ -128,17 +124,17 @@ class ScheduleSide:
 
     @property
     def at_most_proved(self) -> bool:
-        """Return whether ``at_most_rps`` is proved; for RRA it is only if all of its schedules were estimated."""
+        """Return whether ``at_most_rps`` is proved. For RRA, this requires that all of its schedules were estimated."""
         return self.strategy != "rra" or self.evaluated >= self.points
 
 
 @dataclass(frozen=True)
 class ScheduleSearch:
-    """The search for a schedule: the result of every side, and how far the best of all can be from the choice.
+    """The search for a schedule: the result of each side, and how much better the optimum can be.
 
-    ``evaluated`` of ``points`` schedules were estimated, in ``seconds``. The best of all has at most (1 + ``gap``)
-    times the chosen throughput, if the tolerances hold. Those of RRA's short phases do not: with RRA among the sides
-    the gap is approximate, unless all schedules were evaluated.
+    ``evaluated`` of ``points`` schedules were estimated, in ``seconds``. The optimum has at most (1 + ``gap``) times
+    the throughput of the chosen schedule, if the search's tolerances hold. They do not hold for RRA's short phases: if
+    RRA is among the sides, the gap is approximate, unless all schedules were evaluated.
     """
 
     sides: tuple[ScheduleSide, ...]
@@ -150,7 +146,7 @@ class ScheduleSearch:
 
 @dataclass(frozen=True)
 class ScheduleParts:
-    """The GPUs split into ``copies`` parts of ``gpus`` GPUs that serve independently; remaining GPUs are idle."""
+    """A split of the GPUs into ``copies`` independent parts of ``gpus`` GPUs each. The remaining GPUs are idle."""
 
     gpus: int
     copies: int
@@ -158,29 +154,28 @@ class ScheduleParts:
 
     @property
     def throughput_rps(self) -> float:
-        """Return the throughput of all parts."""
+        """Return the throughput of all parts together."""
         return self.copies * self.row.throughput_rps
 
     @property
     def words(self) -> str:
-        """Return its label, such as "2 parts of 8 GPUs" or "4 GPUs alone"."""
+        """Return a label such as "2 parts of 8 GPUs" or "4 GPUs alone"."""
         each = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
         return f"{self.copies} parts of {each}" if self.copies > 1 else f"{each} alone"
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A schedule on its strategy's Pareto front of throughput and latency, with the latency that the bound limits."""
+    """A schedule on the Pareto front of its strategy, with the latency that the bound limits."""
 
     constrained_latency_s: float
     row: ScheduleRow
-    # Its throughput under errors of the cost tables, as in ``Spread``; None: unknown.
-    band_rps: tuple[float, float] | None = None
+    band_rps: tuple[float, float] | None = None  # its throughput under errors of the cost tables; None: unknown
 
 
 @dataclass(frozen=True)
 class StaticBatching:
-    """The largest static batch that meets the bound (None: none does), and the front of all batches."""
+    """The largest static batch that meets the bound (None if no batch does), and the Pareto front of all batches."""
 
     best: ScheduleRow | None = None
     front: tuple[FrontPoint, ...] = ()
@@ -192,8 +187,7 @@ class OtherSystem:
 
     system: str
     best: ScheduleRow | None  # its best configuration under the bound; None: none meets the bound
-    # Lower end of the 95 % interval of the best configuration's throughput; NaN without an interval.
-    low_rps: float
+    low_rps: float  # lower end of the 95 % interval of the best configuration's throughput; NaN without an interval
     high_rps: float
     configurations: int
     front: tuple[FrontPoint, ...]
@@ -201,7 +195,7 @@ class OtherSystem:
 
 @dataclass(frozen=True)
 class Kink:
-    """A latency bound above which another kind of schedule is best."""
+    """A latency bound at which the best kind of schedule changes."""
 
     bound_s: float
     words: str
@@ -209,7 +203,7 @@ class Kink:
 
 @dataclass(frozen=True)
 class DriftRow:
-    """The chosen schedule under another distribution of output lengths."""
+    """How the chosen schedule performs if output lengths have another distribution."""
 
     changed: str  # "mean", "sd" or "skewness"
     change: float  # relative change of mean or sd; absolute change of the skewness
@@ -220,15 +214,15 @@ class DriftRow:
     retained_latency_s: float  # the unchanged schedule's latency that the bound limits; infinite if it cannot run
     is_satisfied: bool
     replanned: ScheduleRow | None  # the best schedule for the new lengths; None: none meets the bound
-    # How much tighter the bound must have been for the schedule chosen under it to meet the bound now; 0: it
-    # does; NaN: no tighter bound suffices.
+    # By how much the bound should have been tighter, so that the schedule chosen under it meets the bound now; 0: it
+    # meets the bound anyway; NaN: no tighter bound suffices.
     margin: float
     reload: bool  # whether re-planning moves weights, and not only batch sizes and phases
 
 
 @dataclass(frozen=True)
 class Redeployment:
-    """Seconds to reload the weights from DRAM and from SSD, and the source of the rates."""
+    """The seconds that reloading the weights takes, from DRAM and from SSD, and the source of these rates."""
 
     dram_s: float
     ssd_s: float
@@ -237,7 +231,7 @@ class Redeployment:
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """One micro-batch on one stage."""
+    """The time that one micro-batch spends on one stage."""
 
     stage: int
     start_s: float
@@ -248,7 +242,7 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What each stage does over time; ``stages`` are the labels by ``TimelineBar.stage``."""
+    """What each stage does over time. ``stages[i]`` is the label of stage i."""
 
     stages: tuple[str, ...] = ()
     bars: tuple[TimelineBar, ...] = ()
@@ -256,7 +250,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """The answer of ``lengthwise schedule``."""
+    """The result of ``lengthwise schedule``."""
 
     name: str
     metadata: dict[str, str]
@@ -271,15 +265,13 @@ class SchedulePlan:
     timeline: Timeline = Timeline()
     uncertainty: Uncertainty = Uncertainty()
     others: tuple[OtherSystem, ...] = ()
-    # Share of the mean within which prefills and decode batches are kept; None: they are not resized.
-    threshold: float | None = None
-    # The GPUs split into parts that serve more than all of them together; None: no split does.
-    parts: ScheduleParts | None = None
+    threshold: float | None = None  # largest share by which a batch deviates from its mean; None: it is not resized
+    parts: ScheduleParts | None = None  # a split that serves more than a schedule of all GPUs; None: there is none
 
 
 @dataclass(frozen=True)
 class LengthFacts:
-    """Moments of prompt and output lengths in tokens, and the output length that the bound is for."""
+    """Moments of the prompt and output lengths in tokens, and the output length to which the bound applies."""
 
     prompt_mean: float
     prompt_sd: float
@@ -297,47 +289,37 @@ class Elsewhere:
     constrained_latency_s: float
     load_s: float  # seconds without service until it runs
     storage: str  # source of the weights: "dram" or "ssd"
-    # Time after which more requests are served than without the reload; infinite: never; NaN if its advantage
-    # is not throughput.
+    # Time after which more requests are served than without the reload; inf: never; NaN if throughput is not the gain.
     repaid_s: float
     cause: str
 
 
 @dataclass(frozen=True)
 class Change:
-    """The decision about a deployed schedule after lengths changed."""
+    """The decision whether to replace a deployed schedule after lengths have changed."""
 
-    before: LengthFacts  # lengths that it was planned for
+    before: LengthFacts  # lengths for which the schedule was planned
     after: LengthFacts  # lengths now
     bound_s: float  # latency bound; infinite: none
     margin: float  # how much tighter the bound was for the new schedule
     free_rps: float  # throughput of the best schedule under the bound without a margin; 0: none meets it
-    # The deployed schedule under the new lengths; None: memory or its batch no longer suffices.
-    retained: ScheduleRow | None
+    retained: ScheduleRow | None  # the deployed schedule under new lengths; None: memory or batch no longer suffices
     retained_latency_s: float  # its latency that the bound limits; infinite if it cannot run
-    # Share of requests slower than the bound under it; at most one minus the bound's quantile before.
+    # Share of requests that exceed the bound under it; before the change, at most one minus the bound's quantile.
     late_share: float
-    # The best schedule now, whether worth the change or not; None: none meets the bound.
-    new: ScheduleRow | None
+    new: ScheduleRow | None  # the best schedule now, even if it is not worth the change; None: none meets the bound
     new_latency_s: float  # its latency that the bound limits
     load_s: float  # seconds without service until it runs: 0 unless weights move
     made: bool  # whether to change
-    # Time after which more requests are served than without the change; infinite: never; NaN if its advantage
-    # is not throughput.
+    # Time after which more requests are served than without the change; inf: never; NaN if throughput is not the gain.
     repaid_s: float
     cause: str  # the reason, in words
-    # A schedule worth a reload where reloading while serving is not allowed; None: there is none.
-    elsewhere: Elsewhere | None = None
+    elsewhere: Elsewhere | None = None  # a schedule worth a reload, if that were allowed while serving; None: none
 
     @property
     def is_satisfied(self) -> bool:
         """Return whether the deployed schedule still meets the bound."""
         return self.retained is not None and self.retained_latency_s <= self.bound_s
-
-    @property
-    def moves_weights(self) -> bool:
-        """Return whether the new schedule has another layout of the weights."""
-        return self.load_s > 0
 
 
 @dataclass(frozen=True)
@@ -346,21 +328,20 @@ class Adaptation:
 
     request: int  # number (from 1) of the request at which the change was certain
     at_s: float
-    started: int  # number of the request from which on lengths are taken to be different
+    started: int  # number of the request from which lengths count as changed
     started_s: float
     requests: int
     sides: tuple[str, ...]  # "prompts", "outputs" or both
     evidence: dict[str, float]  # by side, the value of one unit bet on the change (a betting test martingale)
-    first: bool  # whether it is the alarm; else the same change, estimated from more requests
+    first: bool  # whether this is the alarm, or else the same change estimated from more requests
     change: Change
-    # Bound-limited latency of the first schedule under the new lengths, had nothing been changed.
-    first_latency_s: float
-    first_late_share: float  # share of requests slower than the bound under it
+    first_latency_s: float  # latency (which the bound limits) of the first schedule under the new lengths, unchanged
+    first_late_share: float  # share of requests that would exceed the bound
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The course of a schedule that adapts to lengths over a stream of requests."""
+    """The result of watching a stream of requests: how the schedule adapts when lengths change."""
 
     name: str
     live: str
@@ -372,15 +353,14 @@ class Watched:
     planned_lengths: LengthFacts
     deployed: ScheduleRow
     adaptations: tuple[Adaptation, ...]
-    # How much more a tested request resembles the next one than one fifty later: the larger rank correlation
-    # of both sides. Values well above 0 may cause alarms.
+    # How much more a tested request resembles the next request than the fiftieth after it (rank correlation, the
+    # larger of both sides). Values well above 0 may cause false alarms.
     matching: float
-    # At the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate.
-    evidence: float
+    evidence: float  # at the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate
 
     @property
     def late(self) -> float:
-        """Return how many requests would be slower than the bound under the first schedule."""
+        """Return the expected number of requests that would exceed the bound if the first schedule were not changed."""
         ends = [*(one.started - 1 for one in self.adaptations[1:]), self.requests]
         spans = zip(self.adaptations, ends, strict=True) if self.adaptations else ()
         return sum(one.first_late_share * max(end - one.started + 1, 0) for one, end in spans)

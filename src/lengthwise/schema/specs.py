@@ -1,4 +1,4 @@
-"""Models, GPUs, links and nodes by the numbers that determine cost and memory, and dtypes."""
+"""Models, GPUs, links and nodes, described by the numbers that determine cost and memory; dtypes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lengthwise.schema.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class LinearAttentionSpec:
-    """Layers of gated linear attention (Gated DeltaNet): each sequence has a state, and no token is cached."""
+    """Layers of gated linear attention (Gated DeltaNet): each sequence has a state of fixed size, not cached tokens."""
 
     layers: int  # spread evenly among the layers with attention over cached tokens
     key_heads: int
@@ -20,19 +20,19 @@ class LinearAttentionSpec:
 
     @property
     def conv_channels(self) -> int:
-        """Return the channels of the causal convolution over queries, keys and values."""
+        """Return the number of channels of the causal convolution over queries, keys and values."""
         return 2 * self.key_heads * self.key_head_dim + self.value_heads * self.value_head_dim
 
     @property
     def state_elements(self) -> int:
-        """Return the numbers of one sequence's state in one layer: of the recurrence and of the convolution."""
+        """Return the size of one sequence's state in one layer (recurrence and convolution), in elements."""
         recurrence = self.value_heads * self.key_head_dim * self.value_head_dim
         return recurrence + self.conv_channels * (self.conv_kernel - 1)
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The attention of one layer; MHA, GQA and MQA differ only in ``kv_heads``."""
+    """The attention of one layer. MHA, GQA and MQA differ only in ``kv_heads``."""
 
     heads: int
     kv_heads: int
@@ -41,8 +41,7 @@ class AttentionSpec:
     windowed_layers: int = 0
     v_head_dim: int | None = None
     q_lora_rank: int = 0
-    # Above 0 it is MLA (DeepSeek): the cache stores one latent of ``kv_lora_rank + rope_head_dim`` numbers per
-    # token, shared by all heads.
+    # Above 0: MLA (DeepSeek), where heads share a cached latent of ``kv_lora_rank + rope_head_dim`` numbers a token.
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     bias: bool = False
@@ -65,7 +64,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class FfnSpec:
-    """The feed-forward network of one layer; ``experts`` == 0 is dense."""
+    """The feed-forward network of one layer. It is dense if ``experts`` is 0."""
 
     intermediate: int  # width of a dense layer
     gated: bool = True
@@ -73,14 +72,14 @@ class FfnSpec:
     experts_per_token: int = 0
     expert_intermediate: int = 0  # width of an expert
     shared_intermediate: int = 0  # width of a shared expert, which every token uses too; 0: none
-    dense_layers: int = 0  # of an MoE model
+    dense_layers: int = 0  # number of dense layers of an MoE model
     interleaved: bool = False  # dense layers are spread evenly among the others; otherwise they are the first
     bias: bool = False
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts about a model other than its main shapes."""
+    """Further facts about a model."""
 
     dtype: str = "bfloat16"
     learned_positions: int = 0  # rows of a learned position table (OPT, GPT-3); 0: none
@@ -112,13 +111,13 @@ class ModelSpec:
 
     @property
     def caching_layers(self) -> int:
-        """Return the decoder layers that cache keys and values: all but those of linear attention."""
+        """Return the number of decoder layers that cache keys and values. Layers of linear attention do not."""
         return self.layers - (self.attention.linear.layers if self.attention.linear else 0)
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """A GPU (or a CPU socket) by its data sheet."""
+    """The properties of a GPU (or a CPU socket) from its data sheet."""
 
     name: str
     peak_flops: dict[str, float]  # dense FLOP/s, without sparsity, by dtype (as spelled by ``dtype_name``)
@@ -132,7 +131,7 @@ class GpuSpec:
     aliases: tuple[str, ...] = ()
 
     def flops(self, dtype: str) -> float:
-        """Return the peak FLOP/s for weights of this dtype; formats without hardware support run as bf16."""
+        """Return the peak FLOP/s with weights of this dtype. A dtype without hardware support computes as bf16."""
         for name in (dtype, "bfloat16", "float16", "float32"):
             if name in self.peak_flops:
                 return self.peak_flops[name]
@@ -163,7 +162,7 @@ class NodeSpec:
     aliases: tuple[str, ...] = ()
 
     def link_for(self, gpus: int) -> LinkSpec:
-        """Return the slowest link within a group of this many neighbouring GPUs."""
+        """Return the slowest link that connects this many neighbouring GPUs."""
         if gpus <= self.link_group:
             return self.link
         return self.fallback_link if gpus <= self.gpus else self.network
@@ -190,7 +189,7 @@ _ALIASES = {
 
 
 def dtype_name(name: str) -> str:
-    """Return the standard name of a dtype ("bf16" -> "bfloat16"); raise UnknownNameError."""
+    """Return the standard name of a dtype: "bf16" becomes "bfloat16". An unknown one raises UnknownNameError."""
     name = _ALIASES.get(name.lower(), name.lower())
     if name not in DTYPE_BYTES:
         raise UnknownNameError("dtype", name, [*DTYPE_BYTES, *_ALIASES])
@@ -198,5 +197,5 @@ def dtype_name(name: str) -> str:
 
 
 def dtype_bytes(name: str) -> float:
-    """Return the bytes of one element, without the scales of block formats; raise UnknownNameError."""
+    """Return the bytes of one element, without the scales of block formats. Raises UnknownNameError."""
     return DTYPE_BYTES[dtype_name(name)]

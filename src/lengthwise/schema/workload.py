@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,17 @@ MAX_TOKENS = 1e12
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted output lengths of n requests, with one row for every window of produced tokens.
+    """Predicted output lengths of n requests, with a new prediction after every ``window_tokens`` output tokens.
 
-    Row ``start[i] + w`` is the prediction for request ``i`` after ``w * window_tokens`` tokens; a request's last row
-    holds from there on. The number of rows may depend on the true length, so only the engine looks rows up; a policy
-    sees the numbers of one row.
+    Row ``start[i] + w`` is the prediction for request ``i`` after ``w * window_tokens`` tokens; the last row of a
+    request also applies later. Since the number of rows may reveal the true length, only the engine looks rows up, and
+    a policy sees the numbers of one row.
     """
 
     window_tokens: int  # tokens between two predictions, at least 1
     start: Ints  # [n + 1] int64, increasing
     total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
-    # [m] float64, Gittins rank of the complete distribution, smallest first; the predicted remaining tokens if the
-    # distribution is unknown.
+    # [m] float64, Gittins rank of the distribution, or if that is unknown the predicted remaining tokens.
     gittins_rank: Floats
 
     def __len__(self) -> int:
@@ -60,14 +59,12 @@ class Predictions:
 
     @property
     def first_tokens(self) -> Floats:
-        """Return [n] float64, the predictions before the first token."""
+        """Return the output lengths that are predicted before the first token, as a float64 array [n]."""
         return self.total_tokens[self.start[:-1]]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Predictions:
-        """Return the predictions of these requests, in the order of ``rows``."""
-        lengths = np.diff(self.start)[rows]
-        start = np.concatenate([[0], np.cumsum(lengths)])
-        at = np.repeat(self.start[:-1][rows] - start[:-1], lengths) + np.arange(start[-1])
+        """Return the predictions for the requests with these numbers, in the order of ``rows``."""
+        start, at = _rows_of(self.start, rows)
         return Predictions(self.window_tokens, start, self.total_tokens[at], self.gittins_rank[at])
 
 
@@ -76,10 +73,12 @@ MAX_TENANTS = 1_000_000
 
 @dataclass(frozen=True)
 class After:
-    """Dependencies: request i is sent once all of ``parent[start[i]:start[i + 1]]`` have finished."""
+    """Dependencies: request i is sent when all of its parents, ``parent[start[i]:start[i + 1]]``, have finished."""
 
     start: Ints  # [n+1] int64, from 0, not decreasing
     parent: Ints  # [m] int64, each smaller than the number of its child
+    # [n] float64 or None, seconds from the last parent's end until the request is sent (a user thinks, a tool works).
+    delay_s: Floats | None = None
 
     def __post_init__(self) -> None:
         for name in ("start", "parent"):
@@ -87,6 +86,8 @@ class After:
             _require_whole(name, value)
             object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.int64))
         start, m = self.start, len(self.parent)
+        delay_s = np.ascontiguousarray(np.zeros(len(start) - 1) if self.delay_s is None else self.delay_s, np.float64)
+        object.__setattr__(self, "delay_s", delay_s)
         if start.ndim != 1 or len(start) < 2 or start[0] != 0 or start[-1] != m or (np.diff(start) < 0).any():
             raise InputError(
                 f"after.start must go from 0 to the {m} parents without going down, one entry more than requests; "
@@ -99,34 +100,106 @@ class After:
             raise InputError(
                 f"a parent must come before its child; request {child[bad]} has the parent {self.parent[bad]}"
             )
+        if delay_s.shape != (len(start) - 1,):
+            raise InputError(f"after.delay_s must have one value a request ({len(start) - 1}); it has {len(delay_s)}")
+        good = np.isfinite(delay_s) & (delay_s >= 0)
+        _require(good, delay_s, "after.delay_s must be finite and not negative")
 
     def __len__(self) -> int:
         return len(self.start) - 1
+
+    def take(self, rows: Ints) -> After:
+        """Return the dependencies among the requests ``rows``. Raises InputError if a parent is not among them."""
+        start, at = _rows_of(self.start, rows)
+        child = np.repeat(np.asarray(rows), np.diff(start))
+        assert self.delay_s is not None
+        return After(start, _renumbered(len(self), rows, self.parent[at], child), self.delay_s[rows])
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Which prompts begin with the same tokens.
+
+    Prompt i begins with blocks of ``block_tokens`` tokens, whose contents have the numbers
+    ``block_ids[start[i] : start[i + 1]]``. Two prompts share as many blocks as their lists of numbers begin with in
+    common. A block that the prompt fills only in part shares nothing. A request that is a later turn of a session
+    has no numbers: its prompt begins with the prompt and the output of the request ``previous_turn``. All other
+    tokens occur in one request only.
+    """
+
+    block_tokens: int  # tokens of a block, at least 1
+    start: Ints  # [n + 1] int64, from 0, not decreasing
+    block_ids: Ints  # [m] int64, numbers of contents, at least 0
+    previous_turn: Ints | None = None  # [n] int64, a request before this one, or -1; None: no request has one
+
+    def __post_init__(self) -> None:
+        n = len(self.start) - 1
+        turns = np.full(n, -1) if self.previous_turn is None else self.previous_turn
+        object.__setattr__(self, "previous_turn", turns)
+        for name in ("start", "block_ids", "previous_turn"):
+            value = np.asarray(getattr(self, name))
+            _require_whole(f"prefixes.{name}", value)
+            object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.int64))
+        if self.block_tokens < 1:
+            raise InputError(f"prefixes.block_tokens must be at least 1; it is {self.block_tokens}")
+        start, ids = self.start, self.block_ids
+        if n < 1 or start[0] != 0 or start[-1] != len(ids) or (np.diff(start) < 0).any():
+            raise InputError(f"prefixes.start must go from 0 to the {len(ids)} block_ids without going down")
+        _require(ids >= 0, ids, "prefixes.block_ids must be at least 0")
+        turns = self.turns
+        if turns.shape != (n,):
+            raise InputError(f"prefixes.previous_turn must have one value for each request ({n}); it has {len(turns)}")
+        _require((turns >= -1) & (turns < np.arange(n)), turns, "a previous turn must come before its request")
+        both = (turns >= 0) & (np.diff(start) > 0)
+        _require(~both, turns, "a request has either block_ids or a previous turn, not both")
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    @property
+    def turns(self) -> Ints:
+        """Return for each request ([n] int64) the request that its prompt continues, or -1."""
+        assert self.previous_turn is not None
+        return self.previous_turn
+
+    def take(self, rows: Ints) -> SharedPrefixes:
+        """Return the prefixes of the requests ``rows``. Raises InputError if a previous turn is not among them."""
+        start, at = _rows_of(self.start, rows)
+        turns = self.turns[rows].copy()
+        later = np.flatnonzero(turns >= 0)
+        turns[later] = _renumbered(len(self), rows, turns[later], np.asarray(rows)[later])
+        return SharedPrefixes(self.block_tokens, start, self.block_ids[at], turns)
+
+    def within(self, prompt_tokens: Ints) -> SharedPrefixes:
+        """Return the prefixes of prompts that are cut to ``prompt_tokens`` ([n])."""
+        blocks = -(-np.asarray(prompt_tokens) // self.block_tokens)
+        place = np.arange(len(self.block_ids)) - np.repeat(self.start[:-1], np.diff(self.start))
+        start = np.concatenate([[0], np.cumsum(np.minimum(np.diff(self.start), blocks))])
+        ids = self.block_ids[place < np.repeat(blocks, np.diff(self.start))]
+        return SharedPrefixes(self.block_tokens, start, ids, self.turns)
 
 
 @dataclass(frozen=True)
 class Workload:
     """Requests in order of arrival.
 
-    Only the engine reads ``output_tokens``; a policy sees ``predicted_tokens``.
+    Only the engine reads ``output_tokens``. A policy sees ``predicted_tokens``.
     """
 
     # [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
     arrival_s: Floats
     prompt_tokens: Ints  # [n] int64, at least 1
     output_tokens: Ints  # [n] int64, at least 1
-    # [n] float64 or None, predicted output length before the first token; by default the first rows of
-    # ``predictions``.
+    # [n] float64 or None, predicted output lengths before the first token; default: ``predictions.first_tokens``.
     predicted_tokens: Floats | None = None
     priority: Ints | None = None  # [n] int64 or None; smaller is scheduled first
-    # More columns of length n: "session", "class", "prompt", "block_ids" (object).
-    extra: dict[str, Any] = field(default_factory=dict)
-    concurrency: int | None = None  # requests in the system of a closed loop; None: an open loop
+    extra: dict[str, Any] = field(default_factory=dict)  # more columns [n]: "session", "turn", "class", "prompt"
+    concurrency: int | None = None  # number of requests in the system of a closed loop; None: an open loop
     name: str = ""
     predictions: Predictions | None = None  # predictions that are renewed as tokens arrive
     tenant: Ints | None = None  # [n] int64 from 0 or None; fair schedulers share capacity among tenants
-    # A child is sent when its ``arrival_s`` has come and its parents have finished. None: no dependencies.
-    after: After | None = None
+    after: After | None = None  # a child is sent after its ``arrival_s`` and its parents' ends; None: no dependencies
+    prefixes: SharedPrefixes | None = None  # prompts that begin alike; None: no two prompts do
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -142,12 +215,31 @@ class Workload:
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
 
+    def take(self, rows: Ints, arrival_s: Floats | None = None) -> Workload:
+        """Return the workload of the requests ``rows``, in this order, by default with their own arrivals.
+
+        Raises InputError if a request depends on one that is not among them.
+        """
+        rows = np.asarray(rows, np.int64)
+        columns = {name: value[rows] for name in COLUMNS if (value := getattr(self, name)) is not None}
+        if arrival_s is not None:
+            columns["arrival_s"] = arrival_s
+        parts = {name: part.take(rows) for name in PARTS if (part := getattr(self, name)) is not None}
+        return replace(self, **columns, **parts, extra={name: values[rows] for name, values in self.extra.items()})
+
+    def without_dependencies(self) -> Workload:
+        """Return the workload with every request sent at its arrival; later turns share nothing with earlier ones."""
+        prefixes = self.prefixes and SharedPrefixes(
+            self.prefixes.block_tokens, self.prefixes.start, self.prefixes.block_ids
+        )
+        return replace(self, after=None, prefixes=prefixes)
+
     def require_independent(self, owner: str) -> None:
-        """Raise InputError if requests depend on others; ``owner`` names the feature that cannot use them."""
+        """Raise InputError if requests depend on others. ``owner`` names the feature that does not support that."""
         if self.after is not None:
             raise InputError(
                 f"{owner} does not support requests that depend on others (Workload.after) yet. Remove them "
-                "(dataclasses.replace(workload, after=None)), or simulate"
+                "(workload.without_dependencies()), or simulate"
             )
 
     def _check(self) -> None:
@@ -173,11 +265,39 @@ class Workload:
         if self.tenant is not None:
             good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
             _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
-        for name, part, has in (("predictions", self.predictions, "they have"), ("after", self.after, "it has")):
+        for name in PARTS:
+            part = getattr(self, name)
             if part is not None and len(part) != n:
-                raise InputError(f"{name} must have as many requests as the workload ({n}); {has} {len(part)}")
+                raise InputError(f"{name} must have as many requests as the workload ({n}), not {len(part)}")
+        self._check_prefixes()
         if self.concurrency is not None:
             self._check_closed_loop(self.concurrency)
+
+    def _check_prefixes(self) -> None:
+        prefixes = self.prefixes
+        if prefixes is None:
+            return
+        turns = prefixes.turns
+        later = np.flatnonzero(turns >= 0)
+        before = np.zeros(len(self), np.int64)
+        before[later] = (self.prompt_tokens + self.output_tokens)[turns[later]]
+        short = "the prompt of a later turn must hold the prompt and the output of the turn before it"
+        _require(self.prompt_tokens > before, self.prompt_tokens, f"{short} and at least one new token")
+        most = -(-self.prompt_tokens // prefixes.block_tokens)
+        ids = np.diff(prefixes.start)
+        _require(
+            ids <= most, ids, f"a prompt may have as many block_ids as it has blocks of {prefixes.block_tokens} tokens"
+        )
+        waits = np.zeros(0, np.int64)
+        if self.after is not None:
+            waits = np.repeat(np.arange(len(self)), np.diff(self.after.start)) * len(self) + self.after.parent
+        missing = ~np.isin(later * len(self) + turns[later], waits)
+        if missing.any():
+            i = int(later[np.argmax(missing)])
+            raise InputError(
+                f"a later turn must wait for the turn before it; Workload.after does not give request {i} the parent "
+                f"{turns[i]}"
+            )
 
     def _check_closed_loop(self, concurrency: int) -> None:
         if concurrency < 1:
@@ -197,6 +317,28 @@ COLUMNS: dict[str, type] = {
     "priority": np.int64,
     "tenant": np.int64,
 }
+PARTS = ("predictions", "after", "prefixes")  # records of several rows for a request, or None
+
+
+def _rows_of(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the starts of the lists with the numbers ``rows``, and where their items lie."""
+    counts = np.diff(start)[rows]
+    new = np.concatenate([[0], np.cumsum(counts)])
+    return new, np.repeat(start[:-1][rows] - new[:-1], counts) + np.arange(new[-1])
+
+
+def _renumbered(n: int, rows: Ints, required: Ints, owner: Ints) -> Ints:
+    """Return the places in ``rows`` of the requests ``required``, each of which the request ``owner`` needs."""
+    place = np.full(n, -1)
+    place[rows] = np.arange(len(rows))
+    missing = place[required] < 0
+    if missing.any():
+        i = int(np.argmax(missing))
+        raise InputError(
+            f"request {owner[i]} depends on request {required[i]}, which is left out; take complete sessions, or the "
+            "first requests"
+        )
+    return place[required]
 
 
 def _require_whole(column: str, values: npt.NDArray[Any]) -> None:
@@ -222,7 +364,7 @@ within 3.6 %, 90 % within 10 %. The bytes account for scripts without spaces."""
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the tokens of a text (at least 1) without a tokenizer, from its bytes, words and digits.
+    """Estimate the number of tokens of a text (at least 1) without a tokenizer, from its bytes, words and digits.
 
     Tokenizers differ by 20 % from one another, so use the engine's own counts where lengths must match.
     """

@@ -1,4 +1,4 @@
-"""Which deployment: the cheapest that meets the SLOs."""
+"""Searches for the deployment that meets the SLOs and is best for an objective, for example the cheapest."""
 
 import lazy_loader
 

@@ -1,14 +1,15 @@
-"""Upper bounds on the rate of a deployment, in closed form: no schedule exceeds them, and nothing is simulated.
+"""Closed-form upper bounds on the request rate of a deployment: no schedule exceeds them, and nothing is simulated.
 
-They follow from the cost tables and the mean request. Let W(T) be the shortest time in which a stage computes a step
-of T tokens without attention, Wc its lower convex hull, m the tokens that a request makes the engine compute, and a
-the least attention time that they cost. J steps that complete N requests take at least J Wc(m N / J) + N a (Jensen's
+The bounds follow from the cost tables and the mean request. Let W(T) be the shortest time in which a stage computes a
+step of T tokens without attention, Wc its lower convex hull, m the tokens that the engine computes for a request, and a
+the least attention time of these tokens. J steps that complete N requests take at least J Wc(m N / J) + N a (Jensen's
 inequality). With x = N / J requests completed per step, the rate is at most x / (Wc(m x) + x a).
 
-x is bounded, too: a step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
-token; a step computes no more tokens than its budget, where the batching splits prompts to fit it; it reads at most
-the KV tokens that fit in the cache; and where a quantile q of the time between tokens is limited, a share q of the
-tokens comes from steps that are short enough. Requests also arrive no faster than the front admits them.
+Several limits bound x. A step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
+token. A step computes at most its token budget, if the batching policy splits prompts. A step reads at most the KV
+tokens that fit in the cache, and more only where requests share blocks. If a quantile q of the time between tokens is
+limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive no faster than the
+front end admits them.
 """
 
 from __future__ import annotations
@@ -30,38 +31,39 @@ from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import Load
 
-SLACK = 1.02
-"""Factor on bounds: the requests of a run differ a little from the sample whose means are used."""
+SLACK = 1.02  # factor on bounds, because the requests of a run differ a little from the sample that gives the means
 
 GRID_POINTS = 512
 REJECTION_S = 1e-9
 BUDGETED = ("chunked", "unified", "vidur_sarathi")
-"""Batching whose steps have no more tokens than the budget, or than they decode sequences."""
+"""Batching policies whose steps have at most as many tokens as the budget, or as sequences that they decode."""
 
-SLOPE_SPAN = 256
-"""Entries whose mean slope extrapolates a table, as the engine does."""
+SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table, as in the engine
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Work of a mean request.
+class MeanWork:
+    """The work that a request causes on average.
 
-    ``tokens`` are those computed (prompt and output, less one), ``decodes`` output tokens from decode steps,
-    ``kv_reads`` cached tokens read over all of these steps, ``pairs`` (query, key) pairs of the prompt.
+    ``tokens`` is the number of computed tokens (prompt and output, less one), and ``decodes`` the number of output
+    tokens from decode steps. ``kv_reads`` is the number of cached tokens read over all decode steps, ``kv_own`` the
+    same without tokens whose blocks other requests may use, and ``pairs`` that of (query, key) pairs in the prompt's
+    attention.
     """
 
     tokens: float
     decodes: float
     kv_reads: float
+    kv_own: float
     pairs: float
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The largest rate that a deployment could sustain, and times at that rate.
+    """An upper bound on the rate of a deployment, and the times that follow from it.
 
-    ``min_step_s`` is that of a step of one token, through all stages; ``jct_s`` approximately that of a mean request at
-    full load. ``impossible`` has reasons, by metric, why limits cannot hold at any rate.
+    ``min_step_s`` is the time of a step of one token through all stages. ``jct_s`` is approximately the JCT of a mean
+    request at full load. ``impossible`` has the limits that no rate can meet: the metric of each, and the reason.
     """
 
     rate_rps: float
@@ -71,70 +73,92 @@ class Ceiling:
 
 
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
-    """Return the bound of all schedules of the deployment on such requests under these limits."""
+    """Return an upper bound on the rate that the deployment sustains on such requests under these limits."""
     deployment.require_one_side("a bound on the rate (capacity, search)")
     limits = tuple(limits)
     stages = _Stages(deployment)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
     is_admitted = _admitted(deployment, requests)
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
-    impossible = _impossible(limits, stages, prompt, output)
+    computed = _computed_tokens(deployment, requests)[is_admitted]
+    impossible = _impossible(limits, stages, computed, output)
     min_step_s = float(stages.through_s[1])
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
-    p, d = prompt.astype(np.float64), output.astype(np.float64) - 1
-    needs = Needs(
-        tokens=float((p + d).mean()),
+    p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
+    work = MeanWork(
+        tokens=float((c + d).mean()),
         decodes=float(d.mean()),
         kv_reads=float((p * d + d * (d - 1) / 2).mean()),
-        pairs=float((p * p / 2).mean()),
+        kv_own=float((c * d + d * (d - 1) / 2).mean()),
+        pairs=float((c * (p - c / 2)).mean()),
     )
-    rate, per_step = stages.rate(needs, _completions_per_step(deployment, needs, limits, stages.through_s))
-    jct_s = needs.decodes * per_step / rate * deployment.parallel.pp
+    rate, per_step = stages.rate(work, _completions_per_step(deployment, work, limits, stages.through_s))
+    jct_s = work.decodes * per_step / rate * deployment.parallel.pp
     serial_s = deployment.cost.front.serial_s
-    front_rps = 1 / serial_s if serial_s else math.inf  # all replicas share one front
+    front_rps = 1 / serial_s if serial_s else math.inf  # all replicas have one front end
     total = min(rate * deployment.parallel.replicas, front_rps) * SLACK / float(is_admitted.mean())
     return Ceiling(total, min_step_s, jct_s, impossible)
 
 
 def fits_any(deployment: Deployment, load: Load) -> bool:
-    """Return whether the deployment admits any request of a load."""
+    """Return whether the deployment admits at least one request of the load; it may reject long prompts."""
     return bool(_admitted(deployment, load.sample()).any())
 
 
+def _computed_tokens(deployment: Deployment, requests: Workload) -> npt.NDArray[np.int64]:
+    """Return the prompt tokens [n] that are computed if everything that prompts share is found in the cache."""
+    prompt, prefixes = requests.prompt_tokens, requests.prefixes
+    if prefixes is None or not deployment.limits.enable_prefix_caching:
+        return prompt
+    blocks = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens)
+    before = np.where(prefixes.turns >= 0, (prompt + requests.output_tokens)[prefixes.turns], 0)
+    computed: npt.NDArray[np.int64] = np.maximum(prompt - np.maximum(blocks * prefixes.block_tokens, before), 1)
+    return computed
+
+
 def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
-    """Return [n] which requests are not rejected; rejected ones cost nothing."""
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
     if prompt.max() <= largest * (1 - deployment.watermark):
-        return prompt < deployment.max_model_len
-    # The rules of rejection depend on the scheduler: let the engine apply them.
-    at_once = replace(requests, arrival_s=np.zeros(len(requests)), concurrency=None)
+        return _with_parents(requests, prompt < deployment.max_model_len)
+    # The rules of rejection depend on the scheduler, so the engine applies them.
+    at_once = replace(requests.without_dependencies(), arrival_s=np.zeros(len(requests)), concurrency=None)
     without_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
     records = engine.simulate(at_once, without_front, time_limit_s=REJECTION_S, max_log_steps=0)
-    return np.asarray(records.requests.status != Status.REJECTED)
+    return _with_parents(requests, np.asarray(records.requests.status != Status.REJECTED))
 
 
-def _completions_per_step(deployment: Deployment, needs: Needs, limits: Iterable[Limit], through_s: Floats) -> float:
-    """Return the largest mean number of requests that complete in a step."""
+def _with_parents(requests: Workload, is_admitted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which requests are admitted if a request is rejected whose parents are not all admitted."""
+    after = requests.after
+    if after is None or is_admitted.all():
+        return is_admitted
+    admitted, child = is_admitted.copy(), np.repeat(np.arange(len(requests)), np.diff(after.start))
+    while (lost := admitted[child] & ~admitted[after.parent]).any():
+        admitted[child[lost]] = False
+    return admitted
+
+
+def _completions_per_step(deployment: Deployment, work: MeanWork, limits: Iterable[Limit], through_s: Floats) -> float:
     kv_tokens = deployment.kv.num_blocks * deployment.kv.block_size
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
-    caps = [kv_tokens / needs.kv_reads if needs.kv_reads else math.inf, seqs / (needs.decodes + 1)]
+    caps = [kv_tokens / work.kv_own if work.kv_own else math.inf, seqs / (work.decodes + 1)]
     batching = policy.resolve("batching", deployment.scheduler.batching)
     if batching.builtin and batching.name in BUDGETED:
-        caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / needs.tokens)
-    for limit in limits if needs.decodes else ():
+        caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / work.tokens)
+    for limit in limits if work.decodes else ():
         metric, statistic = split(limit.metric)
         bound_s = limit.bound * SLACK  # times between tokens have the resolution of histogram bins
         if metric == "tbt" and statistic != "mean" and (through_s[1:] <= bound_s).any():
             longest = int(np.flatnonzero(through_s <= bound_s)[-1])
             if longest < len(through_s) - 1:
-                caps.append(longest / (float(statistic[1:]) / 100 * needs.decodes))
+                caps.append(longest / (float(statistic[1:]) / 100 * work.decodes))
     return min(caps)
 
 
 class _Stages:
-    """Least times of steps by their tokens: of each pipeline stage, and through all stages."""
+    """The shortest times of steps by their number of tokens, for each pipeline stage and for all in sequence."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.cost = cost = deployment.cost
@@ -149,17 +173,17 @@ class _Stages:
         self.each_s: Floats = np.minimum.accumulate(each_s[:, ::-1], axis=1)[:, ::-1]
         self.through_s: Floats = self.each_s.sum(axis=0)
 
-    def rate(self, needs: Needs, per_step: float) -> tuple[float, float]:
-        """Return the bound on requests per second of the slowest stage, and requests completed per step there."""
-        attention_s = _prefill_pair_s(self.cost) * needs.pairs + _decode_token_s(self.cost) * needs.kv_reads
+    def rate(self, work: MeanWork, per_step: float) -> tuple[float, float]:
+        """Return the slowest stage's bound on requests per second, and the requests completed per step at it."""
+        attention_s = _prefill_pair_s(self.cost) * work.pairs + _decode_token_s(self.cost) * work.kv_reads
         rows = zip(self.layers, self.slope_s, self.each_s, strict=True)
         stages = {(float(n), float(slope), row.tobytes()): row for n, slope, row in rows}  # equal stages once
         return min(
-            _stage_rate(row, slope, n * attention_s, needs.tokens, per_step) for (n, slope, _), row in stages.items()
+            _stage_rate(row, slope, n * attention_s, work.tokens, per_step) for (n, slope, _), row in stages.items()
         )
 
     def isolated_s(self, prompt: Ints) -> Floats:
-        """Return [n] the least time in which prompts are computed, in chunks of any length one after the other."""
+        """Return the shortest times [n] to compute prompts alone, each in one step or in chunks of any length."""
         last = len(self.through_s) - 1
         excess = np.maximum(prompt - last, 0)
         at_once_s = self.through_s[np.minimum(prompt, last)] + excess * self.slope_s.sum()
@@ -171,24 +195,25 @@ class _Stages:
 def _stage_rate(
     step_s: Floats, slope_s: float, attention_s: float, tokens: float, per_step: float
 ) -> tuple[float, float]:
-    """Return the largest x / (Wc(tokens x) + x attention) over x up to ``per_step``, from above, and its x."""
+    """Return an upper bound of x / (Wc(tokens x) + x attention) for x up to ``per_step``, and the x that has it."""
     hull_tokens, hull_s = hull(step_s, slope_s, per_step * tokens)
     x = np.geomspace(per_step * 1e-6, per_step, GRID_POINTS)
     seconds = np.interp(x * tokens, hull_tokens, hull_s) + x * attention_s
-    rates = x[1:] / seconds[:-1]  # from above within a cell: more requests in less time
+    rates = x[1:] / seconds[:-1]  # upper bounds within each cell: its most requests in its least time
     best = int(np.argmax(rates))
     return float(rates[best]), float(x[best + 1])
 
 
 def hull(step_s: Floats, slope_s: float, max_tokens: float) -> tuple[Floats, Floats]:
-    """Return points of a convex function below ``step_s`` (nondecreasing seconds by tokens): a lower convex hull.
+    """Return the tokens and the seconds at the corners of a lower convex hull.
 
-    Beyond the last entry, the seconds rise by ``slope_s`` per token.
+    The hull lies below ``step_s``, the nondecreasing seconds by tokens; beyond the last entry, these rise by
+    ``slope_s`` per token.
     """
     ends = _piece_ends(len(step_s))
     last = max(max_tokens, 2.0 * len(step_s))
     x = np.append(ends.astype(np.float64), last)
-    y = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the least of each piece, at its end
+    y = step_s[np.concatenate([[0], ends[:-1] + 1])]  # the first and smallest value of each piece, at its end
     y = np.append(y, step_s[-1] + slope_s * (last - ends[-1]))
     corners: list[int] = []
     for c in range(len(x)):
@@ -203,7 +228,7 @@ def hull(step_s: Floats, slope_s: float, max_tokens: float) -> tuple[Floats, Flo
 
 @lru_cache(maxsize=8)
 def _piece_ends(n: int) -> Ints:
-    """Return the last indices of pieces of 0..n-1: single entries first, then pieces of 1 %."""
+    """Return the last indices of pieces of 0 .. n - 1: single entries first, then pieces that grow by 1 %."""
     large = np.geomspace(64, max(n - 1, 65), 420).astype(np.int64)
     ends = np.unique(np.concatenate([np.arange(min(n, 65)), large]))
     return np.unique(np.minimum(ends, n - 1))
@@ -222,7 +247,7 @@ def _prefill_pair_s(cost: CostTables) -> float:
 
 
 def _decode_token_s(cost: CostTables) -> float:
-    """Return the least seconds of one layer's decode attention per cached token read."""
+    """Return the least seconds of one layer's decode attention per cached token that it reads."""
     table = np.asarray(cost.decode_s)
     if cost.rule.kind == MERGED:
         seqs = np.arange(table.shape[0], dtype=np.float64)[1:, None]
@@ -237,7 +262,6 @@ def _min_ratio(seconds: Floats, work: Floats) -> float:
 
 
 def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: Ints) -> dict[str, str]:
-    """Return, by metric, the limits that even an idle deployment breaks, with the evidence."""
     min_step_s, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
     isolated = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * min_step_s}
     isolated |= {name: np.full(int((output > 1).sum()), min_step_s) for name in ("tbt", "tpot")}

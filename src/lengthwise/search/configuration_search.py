@@ -1,7 +1,7 @@
-"""The search over configurations: bounds first, scouting runs for what they leave, exact answers for the best.
+"""The search over configurations: bounds for all, scouting runs for promising ones, exact results for the best.
 
-The next evaluations depend on results, never on timing: configurations are evaluated in batches, and the results of a
-batch are read when all are complete. One worker and a hundred therefore give the same plan.
+The next evaluations depend on results, never on timing. Configurations are evaluated in batches, and the results of a
+batch are read when all are complete. Therefore one worker and a hundred workers give the same plan.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ Choices = dict[str, Choice]
 Progress = Callable[[str, int, int], None]
 
 SUSTAINED_SHARE = 0.97
-"""A point that serves less of its offered rate has a growing queue, and latencies that depend on the run's length."""
+"""A point that serves a smaller share of its offered rate has a growing queue: latencies depend on the run's length."""
 FRONTIER_METRICS = ("ttft.p90", "tbt.p99", "jct.p90")
 
 BOUND_FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
@@ -52,26 +53,26 @@ MAX_SHARED_VALUES = 4
 
 FIRST_BATCH, LARGEST_BATCH = 16, 256
 PRUNING_SHARE = 0.85
-"""A configuration is pruned if its bound is below this share of the scouted objective of the last of the best. If the
-exact answers turn out lower, pruned configurations are scouted after all."""
+"""A configuration is pruned if its bound is below this share of the ``top``-th best scouted objective. If the exact
+results are lower than the scouted ones, pruned configurations are scouted after all."""
 SCOUTING_SHARE = 0.7
-"""A configuration that breaks a limit at this share of the last of the best is pruned by that one run, because even
-short runs, which tolerate overload, show that it is much worse."""
+"""A configuration that breaks a limit at this share of the ``top``-th best scouted objective is pruned by that one run:
+even a short run, which tolerates overload, shows that it is much worse."""
 MAX_RANKED_FACTOR = 2
-"""At most this many times ``top`` configurations are ranked: of many tied ones, some stay scouted."""
+"""At most this many times ``top`` configurations are ranked; if more are tied, the others stay scouted."""
 SCOUTING_ERROR = 0.05
-"""Relative error of scouted objectives, at least; larger where ranked ones showed more."""
+"""Least assumed relative error of scouted objectives; larger if ranked configurations had larger errors."""
 MODEL_ERROR = 0.5
-"""The best configuration of another GPU or model is ranked if, scouted, it is within this share of the best."""
+"""The best configuration of another GPU or model is ranked if its scouted objective is this close to the best one."""
 HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
 
 
 @dataclass
 class Run:
-    """A running search; evaluations are stored if there is a store.
+    """A running search, which stores evaluations if there is a ``store``.
 
     ``identity`` is a text that distinguishes the question from others in the same store. ``progress`` is called with
-    the step's name, its finished and its expected evaluations.
+    the name of a step ("bound", "scout", "rank", "shift"), and its numbers of finished and of expected evaluations.
     """
 
     bench: Bench
@@ -91,15 +92,15 @@ class Run:
         self.restart()
 
     def restart(self) -> None:
-        """Set the start of the search to now."""
+        """Restart the clock of the search."""
         self.started_s = self.clock()
 
     def seconds(self) -> float:
         """Return the seconds since the search started."""
         return self.clock() - self.started_s
 
-    def each(self, step: str, choices: Sequence[Choice], extra: tuple[Any, ...] = ()) -> list[Choice]:
-        """Return the choices after a step, in their order."""
+    def evaluated(self, step: str, choices: Sequence[Choice], extra: tuple[Any, ...] = ()) -> list[Choice]:
+        """Return the choices after one step of evaluation, in their order; the store may have some results."""
         tasks = [Task(step, choice, extra) for choice in choices]
         keys, found = [""] * len(tasks), dict[int, Choice]()
         if self.store is not None:
@@ -128,11 +129,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Options:
-    """Extent of a search.
+    """How thorough a search is.
 
-    ``top`` configurations are ranked; more if they could be among the best. With ``exhaustive`` every configuration
-    that can run is scouted, none pruned; with ``sensitivity`` other bounds of each limit are searched, too.
-    ``strategy`` proposes configurations of spaces that are too large to enumerate; None: all are evaluated.
+    ``top`` configurations are ranked (evaluated exactly), and more if they could be among the best. With
+    ``exhaustive``, every configuration that can run is scouted (simulated briefly) and none is pruned. With
+    ``sensitivity``, other bounds of each limit are searched, too. A ``strategy`` proposes configurations of a space too
+    large to enumerate; without it, all are evaluated.
     """
 
     top: int = 10
@@ -149,9 +151,10 @@ def search(
     options: Options = Options(),
     metadata: dict[str, str] | None = None,
 ) -> Plan:
-    """Return the plan of a question over configurations, unless a strategy of the options proposes these.
+    """Return the plan that answers a question: all configurations, the best ones first.
 
-    ``axes`` are those that vary, for reports; ``metadata`` is a description of the question, for headings.
+    ``settings`` are the configurations, unless the options have a strategy, which proposes them. ``axes`` are the
+    settings that vary, for reports. ``metadata`` describes the question, for headings.
     """
     question = run.bench.question
     evaluated = _explored(run, options.strategy) if options.strategy else _scouted(settings, run, options)
@@ -188,13 +191,12 @@ def search(
 
 
 def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[Choice]:
-    """Return every configuration: scouted, rejected, or pruned by its bound."""
     question = run.bench.question
     run.expected["bound"] = len(settings)
-    bounded = run.each("bound", _unevaluated(settings))
+    bounded = run.evaluated("bound", _unevaluated(settings))
     done = [c for c in bounded if c.status is not Status.PRUNED]
     pending = [c for c in bounded if c.status is Status.PRUNED]
-    waiting = sorted(pending, key=lambda c: _order(c.bounds.objective, question))
+    waiting = sorted(pending, key=lambda c: _sort_value(c.bounds.objective, question))
     pruned: list[Choice] = []
     at, size = 0, FIRST_BATCH
     run.expected["scout"] = len(waiting)
@@ -202,7 +204,7 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
         scouted = [c.objective.value for c in done if c.status is Status.SCOUTED]
         limit, threshold = math.nan, tuple[float, ...]()
         if len(scouted) >= options.top and not options.exhaustive:
-            last = sorted(scouted, key=lambda value: _order(value, question))[options.top - 1]
+            last = sorted(scouted, key=lambda value: _sort_value(value, question))[options.top - 1]
             if question.objective.higher_is_better:
                 limit, threshold = last * PRUNING_SHARE, (last * SCOUTING_SHARE,)
             else:
@@ -213,7 +215,7 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
             is_worse = not math.isnan(choice.bounds.objective) and better(limit, choice.bounds.objective, question)
             is_worse = is_worse and _hardware(choice) in {*tried, *map(_hardware, promising)}
             (pruned if is_worse else promising).append(choice)
-        done += run.each("scout", promising, threshold)
+        done += run.evaluated("scout", promising, threshold)
         run.expected["scout"] = len(waiting) - len(pruned)
         at, size = at + size, min(2 * size, LARGEST_BATCH)
     exclusion = Exclusion("even without queueing it would be worse", "cannot be among the best")
@@ -225,20 +227,19 @@ def _unevaluated(settings: Sequence[Settings]) -> list[Choice]:
 
 
 def _explored(run: Run, strategy: Strategy[Settings]) -> list[Choice]:
-    """Return the configurations that a strategy proposes, batch by batch."""
     question, done = run.bench.question, list[Choice]()
     while batch := strategy.suggest():
-        bounded = run.each("bound", _unevaluated(batch))
-        scouted = iter(run.each("scout", [c for c in bounded if c.status is Status.PRUNED]))
+        bounded = run.evaluated("bound", _unevaluated(batch))
+        scouted = iter(run.evaluated("scout", [c for c in bounded if c.status is Status.PRUNED]))
         results = [next(scouted) if c.status is Status.PRUNED else c for c in bounded]
-        scores = {c.key: -_order(c.objective.value, question) for c in results if c.status is Status.SCOUTED}
+        scores = {c.key: -_sort_value(c.objective.value, question) for c in results if c.status is Status.SCOUTED}
         strategy.report([(c.settings, scores.get(c.key)) for c in results])
         done += results
     return done
 
 
 def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]:
-    """Return the same choices, with exact results for all that could be among the best."""
+    """Return the same choices, where those that could be among the best are RANKED: evaluated exactly."""
     question = run.bench.question
     by_key = {c.key: c for c in evaluated}
     rough = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
@@ -246,36 +247,41 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
 
     def best_first() -> list[Choice]:
         ranked = (c for c in exact.values() if c.status is Status.RANKED)
-        return sorted(ranked, key=lambda c: _order(c.objective.value, question))
+        return sorted(ranked, key=lambda c: _sort_value(c.objective.value, question))
 
-    while batch := _contenders(by_key, exact, rough, best_first(), question, options):
+    while batch := _next_to_rank(by_key, exact, rough, best_first(), question, options):
         run.expected["rank"] = len(exact) + len(batch)
         threshold: tuple[float, ...] = ()
         ranked = best_first()
         if len(ranked) >= options.top and batch != _other_hardware(by_key, exact, ranked, question):
-            # below what the best reaches at least, a rough result suffices
-            best, half = ranked[0].objective, _half(ranked[0])
+            # a rough result suffices below the lower end of the best one's interval
+            best, half = ranked[0].objective, _half_width(ranked[0])
             threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
-        for choice in run.each("rank", batch, threshold):
+        for choice in run.evaluated("rank", batch, threshold):
             exact[choice.key] = by_key[choice.key] = choice
         pruned = [c for c in by_key.values() if c.status is Status.PRUNED and not c.simulations]
         if len(ranked := best_first()) < options.top:
             pruned = pruned[:LARGEST_BATCH]
-        else:  # scouting promised more than exact results reached
+        else:  # exact results may be lower than scouted ones
             last = ranked[options.top - 1].objective.value
             pruned = [c for c in pruned if better(c.bounds.objective, last, question)]
-        for choice in run.each("scout", [replace(c, exclusion=Exclusion()) for c in pruned]):
+        for choice in run.evaluated("scout", [replace(c, exclusion=Exclusion()) for c in pruned]):
             by_key[choice.key] = choice
             rough[choice.key] = choice.objective.value
     return list(by_key.values())
 
 
-def _contenders(
+def _next_to_rank(
     by_key: Choices, exact: Choices, rough: dict[str, float], ranked: list[Choice], question: Question, options: Options
 ) -> list[Choice]:
-    """Return the configurations to rank next: the first ``top``, then all that may still beat the best."""
+    """Return the scouted configurations of ``by_key`` to simulate exactly next; none ends the search.
+
+    Until ``options.top`` are ranked, these are the best scouted ones. After that, they are those that can beat the best
+    of ``ranked``, if scouting errs by ``SCOUTING_ERROR`` or by the largest error seen so far: ``exact`` are the
+    configurations simulated exactly, and ``rough`` their scouted objectives by key.
+    """
     waiting = [c for c in by_key.values() if c.status is Status.SCOUTED and c.key not in exact]
-    waiting.sort(key=lambda c: _order(c.objective.value, question))
+    waiting.sort(key=lambda c: _sort_value(c.objective.value, question))
     if len(ranked) < options.top:
         return waiting[: options.top - len(ranked)]
     sign = 1 if question.objective.higher_is_better else -1
@@ -287,15 +293,15 @@ def _contenders(
 
 
 def _hardware(choice: Choice) -> tuple[str, ...]:
-    """Return the settings that configurations with common errors of the cost model share."""
+    """Return the settings that determine the cost model's error, so that choices with equal ones share it."""
     return tuple(str(choice.settings.get(key)) for key in HARDWARE)
 
 
 def _other_hardware(by_key: Choices, exact: Choices, ranked: list[Choice], question: Question) -> list[Choice]:
-    """Return the best configuration of each GPU and model that has none yet and may equal the best by model error."""
+    """Return the best choice on each unranked GPU and model that may win, given the cost model's error."""
     tried, best = {_hardware(c) for c in exact.values()}, ranked[0].objective.value if ranked else math.nan
     firsts: dict[tuple[str, ...], Choice] = {}
-    for choice in sorted(by_key.values(), key=lambda c: _order(c.objective.value, question)):
+    for choice in sorted(by_key.values(), key=lambda c: _sort_value(c.objective.value, question)):
         if question.model_draws and choice.status is Status.SCOUTED and _hardware(choice) not in tried:
             firsts.setdefault(_hardware(choice), choice)
     factor = 1 + MODEL_ERROR if question.objective.higher_is_better else 1 / (1 + MODEL_ERROR)
@@ -303,7 +309,7 @@ def _other_hardware(by_key: Choices, exact: Choices, ranked: list[Choice], quest
 
 
 def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
-    """Return ranked choices, the best and those that are tied with it first; then scouted, pruned and rejected ones."""
+    """Return the choices in order: tied with the best, other ranked ones, scouted, pruned, rejected."""
     statuses = list(Status)
 
     def key(c: Choice) -> tuple[Any, ...]:
@@ -313,7 +319,7 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
         if c.at is not None:
             limits = [limit for limit in question.slo_limits.limits if not limit.at_least]
             used = max((c.at.value(limit.metric) / limit.bound for limit in limits), default=0.0)
-        return statuses.index(c.status), _order(value, question), used, -c.bounds.rate_rps, c.key
+        return statuses.index(c.status), _sort_value(value, question), used, -c.bounds.rate_rps, c.key
 
     ordered = sorted(choices, key=key)
     ranked = [c for c in ordered if c.status is Status.RANKED]
@@ -321,57 +327,60 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
     return [*(c for c in ranked if c not in worse), *worse, *ordered[len(ranked) :]]
 
 
-def _order(value: float, question: Question) -> float:
-    """Return a number that is smaller for better objectives; infinite for NaN."""
+def _sort_value(value: float, question: Question) -> float:
     if math.isnan(value):
         return math.inf
     return -value if question.objective.higher_is_better else value
 
 
-def _half(choice: Choice) -> float:
-    """Return the half-width of the objective; 0 where it is unknown."""
+def _half_width(choice: Choice) -> float:
     half = choice.objective.half_width
     return 0.0 if math.isnan(half) else half
 
 
 def separated(best: Choice, other: Choice, question: Question) -> bool:
-    """Return whether neither sampling nor the cost model's error can make another choice as good as the best.
+    """Return whether ``other`` is worse than ``best`` by more than sampling and model errors explain."""
+    return not losses(best, other, question)[0] <= 0
 
-    Common errors cancel: on one GPU, a model's choices are compared draw by draw, others by all pairs of draws.
+
+def losses(best: Choice, other: Choice, question: Question) -> tuple[float, float]:
+    """Return how much worse the objective of ``other`` is than that of ``best``, at least and at most.
+
+    The range covers sampling errors and the cost model's error. Errors that both share cancel: choices with the same
+    GPU and model are compared draw by draw, others over all pairs of draws.
     """
     a, b = (np.array(getattr(c.objective, "draws", ()) or (c.objective.value,)) for c in (best, other))
     is_paired = len(a) == len(b) and _hardware(best) == _hardware(other)
     with np.errstate(invalid="ignore"):
         gains = a - b if is_paired else np.subtract.outer(a, b).ravel()
-    sign = 1 if question.objective.higher_is_better else -1
-    smallest = float(np.quantile(sign * np.nan_to_num(gains), (1 - LEVEL) / 2, method="hazen"))
-    return not min(sign * (best.objective.value - other.objective.value), smallest) <= _half(best) + _half(other)
+    sign, half = 1 if question.objective.higher_is_better else -1, _half_width(best) + _half_width(other)
+    levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    low, high = np.quantile(sign * np.nan_to_num(gains), levels, method="hazen").tolist()
+    loss = sign * (best.objective.value - other.objective.value)
+    return min(loss, low) - half, max(loss, high) + half
 
 
 def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
-    """Return, by latency metric, the frontier of cost against it, over all points that meet the other limits."""
     limited = [limit.metric for limit in limits if split(limit.metric)[0] in LIMITED]
     return {metric: frontier(choices, metric, limits) for metric in dict.fromkeys([*limited, *FRONTIER_METRICS])}
 
 
 def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) -> tuple[Trade, ...]:
-    """Return the Pareto front of cost and latency, from the cheapest to the fastest."""
+    """Return the Pareto front of cost and the latency ``metric``, from the cheapest to the fastest."""
     others = [limit for limit in limits if limit.metric != metric]
 
     def is_eligible(point: Point) -> bool:
-        # NaN: all requests come at once, and there is no rate to sustain.
+        # NaN: all requests arrive at once, and there is no rate to sustain.
         is_sustained = not point.value("requests_per_s") < SUSTAINED_SHARE * point.rate_rps
         is_satisfied = all(limit.is_satisfied(point.value(limit.metric)) for limit in others)
         return math.isfinite(point.value(metric)) and is_sustained and is_satisfied
 
-    trades = [
-        Trade(c.name, p.rate_rps, usd_per_thousand(c, p.rate_rps), p.value(metric), p.values[metric])
-        for c in choices
-        if c.status in (Status.RANKED, Status.SCOUTED)
-        for p in c.points
-        if is_eligible(p)
-    ]
+    trades: list[Trade] = []
     front: list[Trade] = []
+    for c in choices:
+        for p in filter(is_eligible, c.points if c.status in (Status.RANKED, Status.SCOUTED) else ()):
+            cost_usd = usd_per_thousand(c, p.rate_rps)
+            trades.append(Trade(c.name, p.rate_rps, cost_usd, p.value(metric), p.values[metric]))
     for trade in sorted(trades, key=lambda t: (t.cost_usd, t.latency_s)):
         if not front or trade.latency_s < front[-1].latency_s:
             front.append(trade)
@@ -379,18 +388,18 @@ def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) ->
 
 
 def usd_per_thousand(choice: Choice, rate_rps: float) -> float:
-    """Return the cost of a thousand requests at a rate."""
+    """Return the cost of a thousand requests at a rate, in dollars."""
     return choice.price_per_hour_usd / 3600 / rate_rps * 1000
 
 
 def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shift, ...]:
-    """Return the best requests per dollar by the bound of each latency limit, over ranked configurations.
+    """Return the most requests per dollar if one latency limit had another bound, for each limit and factor.
 
-    Under another bound, a configuration's objective is its exact one times the ratio of two rough results for the same
-    requests: with the other bound and with the requested one.
+    Only ranked configurations are considered. The objective of one under another bound is its exact one times a ratio:
+    a rough result with the other bound, divided by a rough one with the requested bound for the same requests.
     """
     if question.objective.name != "requests_per_dollar":
-        return ()  # at a given rate, another bound changes complete replicas, or nothing
+        return ()  # at a given rate, another bound changes the number of replicas or nothing
     found = []
     for limit in question.slo_limits.limits:
         if split(limit.metric)[0] not in LIMITED:
@@ -398,7 +407,7 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
         fastest = {trade.choice for trade in frontier(ranked, limit.metric, question.slo_limits.limits)[-LEADERS:]}
         choices = [c for at, c in enumerate(ranked) if at < LEADERS or c.name in fastest]
         run.expected["shift"] = run.done.get("shift", 0) + len(choices) * len(BOUND_FACTORS)
-        rough = {factor: run.each("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}
+        rough = {factor: run.evaluated("shift", choices, (limit.metric, factor)) for factor in BOUND_FACTORS}
         for factor in BOUND_FACTORS:
             best, name = math.nan, ""
             for choice, other, requested in zip(choices, rough[factor], rough[1.0], strict=True):
@@ -406,19 +415,24 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
                 value = choice.objective.value * other.objective.value / base if base else math.nan
                 if better(value, best, question):
                     best, name = value, choice.name
+            # Rough results differ by chance, but a tighter bound never gives more than the requested one.
+            exact = ranked[0].objective.value
+            best = min(best, exact) if factor < 1 else max(best, exact) if factor > 1 else best
             found.append(Shift(limit.metric, limit.bound * factor, name, best))
     return tuple(found)
 
 
 def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
-    """Return, for each axis, a sentence that compares the winner with the best choice of another value."""
+    """Return a sentence for each axis: the winner against the best choice with another value of the axis."""
     if not choices or choices[0].status is not Status.RANKED:
         return ()
     best, sentences = choices[0], []
     for key in axes:
         known = (c for c in choices if c.status in (Status.RANKED, Status.SCOUTED))
         keyed = (c for c in known if key in c.settings and key in best.settings)
-        other = next((c for c in keyed if c.settings[key] != best.settings[key]), None)
+        others = (c for c in keyed if c.settings[key] != best.settings[key])
+        # By value: ties come first in the ranking, and a tie on another GPU says nothing of this setting.
+        other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
         if other is None:
             continue
         setting = f"{key.rpartition('.')[2]} = {best.settings[key]}"
@@ -427,14 +441,16 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         if not separated(best, other, question):
             sentences.append(f"{head}does not differ significantly{rough}.")
         else:
-            ratio = other.objective.value / best.objective.value
-            more = "less" if ratio < 1 else "more"
-            sentences.append(f"{head}has {abs(ratio - 1):.0%} {more} {question.objective.label}{rough}.")
+            value, more = best.objective.value, "less" if question.objective.higher_is_better else "more"
+            low, high = (loss / value for loss in losses(best, other, question))
+            loss = abs(other.objective.value / value - 1)
+            sentences.append(
+                f"{head}has {loss:.0%} ({low:.0%} to {high:.0%}) {more} {question.objective.label}{rough}."
+            )
     return tuple(sentences)
 
 
 def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
-    """Return rejected and pruned choices grouped by their region, the largest group first."""
     groups: dict[str, list[Choice]] = {}
     for choice in choices:
         if choice.exclusion.region:
@@ -452,21 +468,16 @@ def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
 
 
 def study(name: str, plans: Sequence[Plan], runs: Sequence[Run]) -> Study:
-    """Return the plans, with each winner evaluated for the questions of the others (Vidur's Figure 1b).
+    """Return the plans, and how each plan's winner does for the questions of the others (Vidur's Figure 1b).
 
-    Only questions with the same objective are compared. ``runs`` are the searches that made the plans.
+    Only questions with the same objective are compared. ``runs`` are the searches that returned the plans.
     """
-    swaps = [
-        _swap(one, other, run)
-        for one in plans
-        for other, run in zip(plans, runs, strict=True)
-        if one.objective == other.objective and one.best is not None and other.best is not None and len(plans) > 1
-    ]
-    return Study(name, tuple(plans), tuple(swaps))
+    answered = [(plan, run) for plan, run in zip(plans, runs, strict=True) if plan.best is not None and len(plans) > 1]
+    pairs = ((one, other, run) for (one, _), (other, run) in product(answered, answered))
+    return Study(name, tuple(plans), tuple(_swap(*pair) for pair in pairs if pair[0].objective == pair[1].objective))
 
 
 def _swap(one: Plan, other: Plan, run: Run) -> Swap:
-    """Return the best choice of one plan, ranked for the question of another."""
     assert one.best is not None  # checked by the caller
     assert other.best is not None
     choice = next((c for c in other.choices if c.key == one.best.key), None)
@@ -474,7 +485,7 @@ def _swap(one: Plan, other: Plan, run: Run) -> Swap:
         return Swap(one.name, other.name, UNKNOWN, math.nan)
     if choice.status in (Status.SCOUTED, Status.PRUNED):
         run.expected["rank"] = run.done.get("rank", 0) + 1
-        choice = run.each("rank", [replace(choice, exclusion=Exclusion())])[0]
+        choice = run.evaluated("rank", [replace(choice, exclusion=Exclusion())])[0]
     value: Estimate = choice.objective if choice.status is Status.RANKED else UNKNOWN
     own, best = value.value, other.best.objective.value
     above, below = (best, own) if other.objective.higher_is_better else (own, best)

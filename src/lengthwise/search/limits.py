@@ -1,4 +1,4 @@
-"""Limits of a search, how far a run uses them, and the question that a search answers."""
+"""The limits of a search, how far a run uses them, and the question that a search answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.metric_names import QUANTILES, is_quantile, quantile_level, split
 from lengthwise.schema.plan import Limit, Objective
 from lengthwise.schema.records import TokenGaps
-from lengthwise.search.measurement import SCALAR_METRICS, Window, values_of
+from lengthwise.search.measurement import SCALAR_METRICS, Window, window_metrics
 
 WAITS = {"ttft": "ttft_s", "jct": "jct_s", "queueing_delay": "queueing_delay_s"}
-"""Latencies that grow with the queue; a request that is not served breaks any limit on them."""
+"""Latencies that grow with the queue; they are infinite for a request that is not served."""
 
 LIMITED = (*WAITS, "tpot", "tbt")
+
+LONGEST_WAIT_S = 3600.0
+"""A bound on a wait above it is not measured: any queue that breaks it grows, and a growing queue is a limit, too."""
 
 DEFAULT = Limit("queueing_delay.p99", 5.0)
 """Vidur's limit (section 6): a rate is sustained if 99 % of the requests are scheduled within 5 s."""
@@ -26,41 +29,41 @@ DEFAULT = Limit("queueing_delay.p99", 5.0)
 
 @dataclass(frozen=True)
 class SloLimits:
-    """Limits that must hold together; "within_slo" counts requests within ``slo``."""
+    """Limits that must all hold. The metric "within_slo" is the share of requests that meet ``slo``."""
 
     limits: tuple[Limit, ...]
     slo: Slo | None = None
 
     def with_bound(self, metric: str, factor: float) -> SloLimits:
-        """Return these limits with the bound of one limit multiplied."""
+        """Return these limits, with the bound of the limit on ``metric`` multiplied by ``factor``."""
         limits = (replace(x, bound=x.bound * factor) if x.metric == metric else x for x in self.limits)
         return replace(self, limits=tuple(limits))
 
     @property
     def guard_s(self) -> float:
-        """Return the largest bound on a wait; if the SLO bounds no wait, at least that of the default limit."""
+        """Return the largest measured bound on a wait: requests in this span before a run's end are not judged."""
         waits = [limit.bound for limit in self.limits if split(limit.metric)[0] in WAITS]
-        slos = [] if self.slo is None else [v for k, v in self.slo.limits.items() if k != "tpot_s"]
-        if self.slo is not None and not slos:
-            slos = [DEFAULT.bound]
-        return max([*waits, *slos, 0.0])
+        slo = {} if self.slo is None else self.slo.limits
+        slos = [bound for name, bound in slo.items() if name != "tpot_s"] or [DEFAULT.bound] * (self.slo is not None)
+        measured = [bound for bound in (*waits, *slos) if bound <= LONGEST_WAIT_S]
+        return max(measured, default=DEFAULT.bound if waits or slos else 0.0)
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Return the usual quantiles and those of the limits, by name."""
+        """Return the levels of the quantiles to measure, by name: the usual ones and those in the limits."""
         named = [split(limit.metric)[1] for limit in self.limits]
         return QUANTILES | {s: quantile_level(s) for s in named if s.startswith("p")}
 
     @property
     def needs_sums(self) -> bool:
-        """Return whether a limit needs sums over the window, and so a run of its beginning."""
+        """Return whether a limit needs sums over the window, for which the warm-up is simulated once more."""
         return any(split(limit.metric)[0] not in (*WAITS, "within_slo") for limit in self.limits)
 
     def usage(self, window: Window) -> dict[str, float]:
-        """Return how far each limit is used, by metric: at most 1 if it holds, 0 if there is nothing to measure.
+        """Return the usage of each limit by metric: at most 1 if the limit holds, 0 if there is nothing to measure.
 
-        For a quantile it is the share of requests (or tokens) beyond the bound divided by the allowed share, which is
-        exact even where a quantile of few values is not.
+        For a quantile, the usage is the share of requests (or tokens) beyond the bound, divided by the allowed share.
+        This is exact even if there are too few values for an exact quantile.
         """
         used = {limit.metric: self._usage_of(window, limit) for limit in self.limits}
         return {metric: 0.0 if math.isnan(share) else share for metric, share in used.items()}
@@ -73,23 +76,21 @@ class SloLimits:
             waits = window.censored_waits_s(WAITS[metric], limit.bound)
             return float(waits.mean()) / limit.bound if len(waits) else 0.0
         if metric not in LIMITED or statistic == "mean":
-            value = values_of(window, self.guard_s, self.quantiles)[limit.metric]
+            value = window_metrics(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
         return _share_above(window, metric, limit.bound) / (1 - quantile_level(statistic))
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Return the limits, with the default one added if none of them bounds a growing queue."""
+    """Return the limits, and in addition DEFAULT if none of them bounds the waiting time in a growing queue."""
     is_bounded = any(split(limit.metric)[0] in (*WAITS, "within_slo") for limit in limits)
     return limits if is_bounded else (*limits, DEFAULT)
 
 
 def check_limit(limit: Limit) -> Limit:
-    """Return a valid limit.
+    """Return the limit if it is valid.
 
-    Raises:
-        InputError: The statistic is no quantile, or the bound is out of range.
-        UnknownNameError: There is no such metric.
+    Raises UnknownNameError if there is no such metric, and InputError if its statistic or bound is not valid.
     """
     metric, statistic = split(limit.metric)
     if metric in LIMITED:
@@ -111,18 +112,18 @@ def check_limit(limit: Limit) -> Limit:
 
 
 def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
-    """Return the share of requests that met every limit of ``slo``; NaN without requests."""
+    """Return the share of the window's requests that met all limits of ``slo``; NaN without requests."""
     if slo is None:
         raise InputError("within_slo needs limits for a single request: set [slo] ttft, tpot or jct")
-    met = [
-        (window.tpot_s(guard_s) if name == "tpot_s" else window.waits_s(name, guard_s)) <= bound
-        for name, bound in slo.limits.items()
-    ]
+    met = []
+    for name, bound in slo.limits.items():
+        waits_s = window.waits_s if bound <= LONGEST_WAIT_S else window.censored_waits_s
+        met.append((window.tpot_s(guard_s) if name == "tpot_s" else waits_s(name, guard_s)) <= bound)
     return float(np.all(met, axis=0).mean()) if met and len(met[0]) else math.nan
 
 
 def good_rate_rps(window: Window, slo: Slo) -> float:
-    """Return the requests per second that finish in the window and met every limit of ``slo``."""
+    """Return the number per second of requests that finished in the window and met all limits of ``slo``."""
     good = slo.met(window.records.requests)["all"] & window.finished()
     return float(good.sum()) / (window.end_s - window.start_s)
 
@@ -140,7 +141,7 @@ def _share_above(window: Window, metric: str, bound: float) -> float:
 
 
 def gaps_above(gaps: TokenGaps, bound: float) -> float:
-    """Return the share of times between tokens above ``bound``, with a uniform distribution within each bin."""
+    """Return the share of times between tokens above ``bound``, as if they were uniform within each bin."""
     if gaps.total == 0:
         return 0.0
     at = int(np.searchsorted(gaps.edges_s, bound, side="right")) - 1
@@ -166,17 +167,17 @@ OBJECTIVES = {
 UNLIMITED_GPUS = 2**31
 
 AT_RATE = ("cost_at_rate", "fewest_gpus")
-"""Objectives that search the smallest number of replicas that sustains a rate."""
+"""Objectives for which the search finds the smallest number of replicas that sustains a rate."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question that each configuration is evaluated for, of one of ``OBJECTIVES``.
+    """The question that a search answers for each configuration; ``objective`` is one of ``OBJECTIVES``.
 
-    ``rate_rps`` is the offered load, where the objective needs one; "energy" without one is at capacity. ``max_gpus``
-    are those of all replicas together, ``requests`` those of an offline batch ("makespan"). Ranked configurations reach
-    the relative half-width ``precision`` at ``level``, over ``seeds`` independent repetitions, and are repeated
-    ``model_draws`` times in short runs under perturbed cost tables.
+    ``rate_rps`` is the offered load, for objectives that need one; without it, "energy" is measured at capacity.
+    ``max_gpus`` limits the GPUs of all replicas together. ``requests`` is the number of requests in an offline batch
+    ("makespan"). Ranked configurations reach the relative half-width ``precision`` at the confidence ``level``, over
+    ``seeds`` independent repetitions. ``model_draws`` short runs use cost tables with random errors.
     """
 
     objective: Objective
@@ -200,7 +201,7 @@ class Question:
 
 
 def objective(name: str) -> Objective:
-    """Return the objective of this name, or raise UnknownNameError."""
+    """Return the objective with this name; raises UnknownNameError if there is none."""
     if name not in OBJECTIVES:
         raise UnknownNameError("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

@@ -1,4 +1,4 @@
-"""The load of a search: the same requests for every configuration, at any rate."""
+"""The load of a search: every configuration serves the same requests, at any rate."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from lengthwise.schema.workload import Floats, Workload
 SMALLEST_DRAW = 2**12
 DRAW_GROWTH = 2**4
 LARGEST_DRAW = 2**20
+SENT_SHARE = 0.95  # of the requests of sessions, at the end of the warm-up
 
 Draw = Callable[[int, int], Workload]
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Requests by seed, whose arrival times a rate stretches.
+    """Requests for each seed; their arrival times are stretched to any rate.
 
     Every configuration serves the same requests in the same order (common random numbers), so that two results differ
-    by the configurations alone. Draws are cached. They have one of three sizes, so that a run does not depend on
-    earlier draws. ``draw`` maps (seed, number of requests) to a workload, whose own rate does not matter; it may return
-    fewer requests (a short trace). There are ``seeds`` different seeds (None: unlimited) of ``most`` requests at most.
+    by the configurations alone. Of requests that wait for others, only the starts of their sessions are stretched: the
+    delays within a session remain, and the rate counts all requests. ``draw`` maps (seed, number of requests) to a
+    workload, whose own rate does not matter; it may return fewer requests (a short trace). Draws are cached and have
+    one of three sizes, so that a run does not depend on earlier draws. There are ``seeds`` different seeds (None:
+    unlimited) with at most ``most`` requests each.
     """
 
     draw: Draw
@@ -43,13 +46,13 @@ class Load:
         return Load, (self.draw, self.name, self.seeds, self.most)
 
     def seeds_up_to(self, count: int) -> range:
-        """Return ``count`` seeds, or fewer if the load has fewer."""
+        """Return ``count`` seeds, or all seeds of the load if it has fewer."""
         return range(min(count, self.seeds or count))
 
     def at(self, seed: int, requests: int, rate_rps: float) -> Workload:
-        """Return the first ``requests`` of a seed, with arrivals at this mean rate.
+        """Return the first ``requests`` requests of a seed, which arrive at the mean rate ``rate_rps``.
 
-        It raises InputError if the rate is not positive and finite, or the requests have no arrival times to stretch.
+        Raises InputError if the rate is not positive and finite, or the requests have no arrival times to stretch.
         """
         if not rate_rps > 0 or math.isinf(rate_rps):
             raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
@@ -57,7 +60,6 @@ class Load:
         n = min(requests, len(workload))
         if n < 2:
             raise InputError(f"a rate needs at least two requests; the workload has {n}")
-        workload.require_independent("a search for a rate")
         since_s = workload.arrival_s[:n] - workload.arrival_s[0]
         if workload.concurrency is not None or not since_s[-1] > 0:
             raise InputError(
@@ -66,13 +68,35 @@ class Load:
             )
         return _first(workload, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
+    def ramp_s(self, jct_s: float) -> float:
+        """Return by how much the rate lags behind at the start of a run, because sessions have not reached later turns.
+
+        It is the time from the start of a session until SENT_SHARE of the requests have been sent, if each takes
+        ``jct_s``; 0 if no request waits for others.
+        """
+        after = self.sample().after
+        if after is None:
+            return 0.0
+        assert after.delay_s is not None
+        since_s = np.zeros(len(after))
+        for i, (start, end) in enumerate(zip(after.start[:-1], after.start[1:], strict=True)):
+            if start < end:
+                since_s[i] = since_s[after.parent[start:end]].max() + jct_s + after.delay_s[i]
+        return float(np.quantile(since_s, SENT_SHARE))
+
+    @property
+    def requests_per_session(self) -> float:
+        """Return the mean number of requests that one start of a session leads to; 1 if no request waits for others."""
+        sample = self.sample()
+        return 1.0 if sample.after is None else len(sample) / float((np.diff(sample.after.start) == 0).sum())
+
     def batch(self, seed: int, requests: int) -> Workload:
-        """Return the first ``requests`` of a seed, which all arrive at time 0."""
+        """Return the first ``requests`` requests of a seed; all arrive at time 0."""
         workload = self._drawn_workload(seed, requests)
         return _first(workload, np.zeros(min(requests, len(workload))))
 
     def sample(self) -> Workload:
-        """Return about 4,096 requests of the first seed, for estimates."""
+        """Return about 4,096 requests of the first seed, from which means are estimated."""
         return self._drawn_workload(0, SMALLEST_DRAW)
 
     def _drawn_workload(self, seed: int, requests: int) -> Workload:
@@ -87,10 +111,4 @@ class Load:
 
 
 def _first(workload: Workload, arrival_s: Floats) -> Workload:
-    first = slice(0, len(arrival_s))
-    names = ("prompt_tokens", "output_tokens", "predicted_tokens", "priority", "tenant")
-    columns = {name: column[first] for name in names if (column := getattr(workload, name)) is not None}
-    if workload.predictions is not None:
-        columns["predictions"] = workload.predictions.take(np.arange(len(arrival_s)))
-    extra = {key: column[first] for key, column in workload.extra.items()}
-    return replace(workload, arrival_s=arrival_s, extra=extra, concurrency=None, **columns)
+    return replace(workload, concurrency=None).take(np.arange(len(arrival_s)), arrival_s)

@@ -1,4 +1,4 @@
-"""Statistics of a run's steady state: from the end of the warm-up until the last arrival."""
+"""Statistics of a run's steady state, from the end of the warm-up to the last arrival."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import OTHERS, QUANTILES
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Floats, Workload
+from lengthwise.search.load import SENT_SHARE
 from lengthwise.statistics import mean_estimate
 
-WARMUP_SHARE = 0.2
-"""Share of a run's time that is excluded, because the batches fill up from empty."""
+WARMUP_SHARE = 0.2  # share of a run's time that is excluded, because the batches are empty at its start
 
 HARDWARE_METRICS = ("busy_share", "kv_utilization", "batch_seqs", "mfu", "mbu", "power_w", "energy_j_per_output_token")
 SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodput"))
-"""Metrics without a statistic that a window has without an SLO."""
+"""Metrics of a window that have no statistic and need no SLO."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a run from ``start_s`` to ``end_s``, the last arrival, at which the run stopped.
+    """The measured part of a run: from ``start_s`` to ``end_s``, the last arrival, where the simulation stopped.
 
-    ``before`` is the same run stopped at ``start_s``. Equal inputs give equal bytes, so that it is exactly the
-    beginning of ``records``: sums over the window are differences of the two. None: the window is the complete run.
+    ``before`` is the same simulation, stopped at ``start_s``; None means that the window is the complete run.
+    Simulations are deterministic, so ``before`` is exactly the beginning of ``records``; sums over the window are their
+    differences.
     """
 
     deployment: Deployment
@@ -44,17 +45,18 @@ class Window:
     end_s: float
 
     def waits_s(self, column: str, guard_s: float) -> Floats:
-        """Return [m] a latency of arrivals in the window, except those of its last ``guard_s``.
+        """Return the values [m] of a latency column for the requests that arrived in the window.
 
-        It is infinite where it did not end: the request was rejected, timed out or still ran for at least ``guard_s``.
+        The last ``guard_s`` seconds of the window do not count. The latency is infinite if the request was rejected or
+        timed out, or still waited at the end of the run.
         """
         values = request_column(self._arrivals(guard_s), column)
         return np.where(np.isnan(values), math.inf, values)
 
     def censored_waits_s(self, column: str, guard_s: float) -> Floats:
-        """Return [m] the same latencies, with those of unfinished requests censored at the end of the run.
+        """Return the latencies of ``waits_s``. An unfinished request counts as if it finished at the end of the run.
 
-        They serve for means, which one infinity would make infinite in a run of any length.
+        These values are for means, which one infinite latency would make infinite.
         """
         arrivals = self._arrivals(guard_s)
         values = request_column(arrivals, column)
@@ -63,9 +65,10 @@ class Window:
         return np.where(np.isnan(values), math.inf, values)
 
     def tpot_s(self, guard_s: float) -> Floats:
-        """Return [m] TPOT of the same arrivals, until the end for unfinished ones.
+        """Return the TPOT [m] of the same requests as ``waits_s``.
 
-        It is 0 without a second token and infinite without a first one.
+        An unfinished request is measured until the end of the run. The TPOT is 0 without a second token, and infinite
+        without a first one.
         """
         r = self._arrivals(guard_s)
         until_s = np.where(np.isnan(r.finished_s), self.end_s, r.finished_s)
@@ -75,18 +78,17 @@ class Window:
 
     def _arrivals(self, guard_s: float) -> RequestRecords:
         r = self.records.requests
-        ends = np.searchsorted(r.arrival_s, [self.start_s, max(self.start_s, self.end_s - guard_s)])
-        return _rows(r, slice(*ends))
+        return _rows(r, (r.arrival_s >= self.start_s) & (r.arrival_s < max(self.start_s, self.end_s - guard_s)))
 
     def queue_growth(self) -> float:
-        """Return the growth of the queue of unprocessed requests over the window, as a share of its arrivals."""
+        """Return by how many unscheduled requests the queue grew over the window, as a share of the arrivals."""
         r = self.records.requests
         is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (
             int((is_served & (r.arrival_s <= at_s) & ~(r.scheduled_s <= at_s)).sum())
             for at_s in (self.start_s, self.end_s)
         )
-        arrivals = int(np.searchsorted(r.arrival_s, self.end_s) - np.searchsorted(r.arrival_s, self.start_s))
+        arrivals = int(((r.arrival_s >= self.start_s) & (r.arrival_s < self.end_s)).sum())
         return (last - first) / max(arrivals, 1)
 
     def gaps(self) -> TokenGaps:
@@ -98,47 +100,49 @@ class Window:
         return dataclasses.replace(total, **sums)
 
     def finished(self) -> npt.NDArray[np.bool_]:
-        """Return [n] which requests finished in the window."""
+        """Return whether each request finished in the window, [n]."""
         finished_s = self.records.requests.finished_s
         return np.asarray((finished_s > self.start_s) & (finished_s <= self.end_s))
 
     def as_records(self) -> Records:
-        """Return the window as a run: its sums, the requests that finished in it, its length."""
+        """Return the window as records of a run, with the requests that finished in it and its own sums."""
         totals = self.records.totals
         if self.before is not None:
             names = [f.name for f in dataclasses.fields(totals)]
             totals = type(totals)(**{n: getattr(totals, n) - getattr(self.before.totals, n) for n in names})
-        return dataclasses.replace(
-            self.records,
-            requests=_rows(self.records.requests, self.finished()),
-            totals=totals,
-            gaps=self.gaps(),
-            end_s=self.end_s - self.start_s,
-        )
+        requests, span_s = _rows(self.records.requests, self.finished()), self.end_s - self.start_s
+        return dataclasses.replace(self.records, requests=requests, totals=totals, gaps=self.gaps(), end_s=span_s)
 
 
 def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
     return type(requests)(**{f.name: getattr(requests, f.name)[rows] for f in dataclasses.fields(requests)})
 
 
-def observe(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
-    """Simulate a workload of an open loop, and return its steady part.
+def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
+    """Simulate an open-loop workload, and return its steady part: the window after the warm-up.
 
-    ``seed`` is that of routers that draw. Without ``sums`` the window has no sums and gaps, which take a second run, of
-    its beginning.
+    ``seed`` is for routers that draw. With ``sums``, a second run of the warm-up gives the window's sums and times
+    between tokens. With sessions, the warm-up lasts until SENT_SHARE of the requests come no later in their sessions,
+    but at most half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
     simulated = partial(engine.simulate, workload, deployment, seed=seed, max_log_steps=0)
+    records = simulated(time_limit_s=end_s)
+    if workload.after is not None:
+        since_s = records.requests.arrival_s - workload.arrival_s
+        sent_s = float(np.quantile(since_s[np.isfinite(since_s)], SENT_SHARE))
+        start_s = min(max(start_s, sent_s), end_s / 2)
     before = simulated(time_limit_s=start_s) if sums else None
-    return Window(deployment, simulated(time_limit_s=end_s), before, start_s, end_s)
+    return Window(deployment, records, before, start_s, end_s)
 
 
-def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, float]:
-    """Return the metrics of a window by name, as in Point.values, except within_slo.
+def window_metrics(window: Window, guard_s: float, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, float]:
+    """Return the metrics of a window by name, as in ``Point.values``, but without "within_slo".
 
-    TTFT and queueing delay cover arrivals in the window except those of its last ``guard_s``: infinite where they
-    lasted longer, and censored at the end in means. JCT and TPOT cover the requests that finished in it.
+    TTFT and queueing delay cover the arrivals in the window, without its last ``guard_s``. Requests that still wait
+    count as infinite; in means, they count as if they ended with the run. JCT and TPOT cover the requests that finished
+    in the window.
     """
     finished = window.as_records()
     values: dict[str, float] = {}
@@ -152,8 +156,8 @@ def values_of(window: Window, guard_s: float, quantiles: Mapping[str, float] = Q
     return values | _gap_statistics(window.gaps(), quantiles) | _scalars(window, finished)
 
 
-def mean_point(runs: Sequence[Mapping[str, float]], level: float) -> dict[str, Estimate]:
-    """Return each metric's mean over seeds with its t interval."""
+def mean_values(runs: Sequence[Mapping[str, float]], level: float) -> dict[str, Estimate]:
+    """Return the mean of each metric over seeds, with its t interval."""
     with np.errstate(invalid="ignore"):
         return {name: mean_estimate([run[name] for run in runs], level) for name in runs[0]}
 

@@ -1,4 +1,4 @@
-"""Evaluation of configurations, the same in every worker, step by step: bound, scouting run, exact, rough answer."""
+"""Evaluation of configurations, the same in every worker, in steps: bound, scouting run, exact and rough results."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.metric_names import unit_of
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
 from lengthwise.search.limits import AT_RATE, Question, SloLimits
 from lengthwise.search.load import Load
-from lengthwise.search.measurement import Window, mean_point
+from lengthwise.search.measurement import Window, mean_values
 from lengthwise.search.space import Settings
 from lengthwise.statistics import drawn_estimate
 
 CURVE_SEEDS = 4
-OPERATING_STEPS, OPERATING_STEP = 5, 0.985
-"""Attempts to find an operating point that holds, each at this share of the previous rate."""
-SCOUTED_SHARE = 0.95
-"""Share of the rough capacity at which a scouted configuration is measured."""
+SCOUTED_SHARE = 0.95  # share of the rough capacity at which a scouted configuration is measured
 MAX_REPLICAS_FACTOR = 3
-"""If this many times the replicas that one alone suggests do not suffice, more replicas do not help."""
+"""Largest factor on the number of replicas that the rate of one suggests; if it is too small, more do not help."""
 OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
-BINDING_SHARE = 0.8  # use of a limit from which it binds at a given rate
+BINDING_SHARE = 0.8  # usage from which a limit binds at a given rate
 AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
-EXACT_LENGTHS = 8
-"""Runs of a ranked configuration are this many times longer than a scouting run."""
+EXACT_LENGTHS = 8  # runs of a ranked configuration are this many times longer than a scouting run
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One deployment under one load, for one question."""
+    """The evaluation of one deployment under one load for one question, in steps.
+
+    Each step takes a choice and returns it with its results: a bound, a scouting run, exact results ("rank"), or a
+    rough objective under another bound ("shift").
+    """
 
     deployment: Deployment
     load: Load
     question: Question
 
     def shift(self, choice: Choice) -> Choice:
-        """Return a rough objective: the capacity on few seeds, starting from the known one."""
+        """Return the choice with a rough objective, from a short search that starts at the known capacity."""
         found = capacity_search.rough_capacity(
             self.deployment, self.load, self.question.slo_limits, choice.capacity_rps.value
         )
@@ -56,18 +57,18 @@ class Evaluation:
         return _with_effort(choice, found.effort, objective=Estimate(value))
 
     def with_model_error(self, point: Point, effort: Effort, rate_rps: Estimate = UNKNOWN) -> Point:
-        """Return a point with model intervals from short runs; costs follow from a capacity ``rate_rps``."""
+        """Return a point with intervals of the cost model's error, from short runs with perturbed cost tables."""
         limits, level = self.question.slo_limits, self.question.level
         tried = comparable_deployments(self.deployment, self.question.model_draws)
         if len(tried) == 1:
             return point
         top = replace(ceiling(self.deployment, self.load.sample(), limits.limits), rate_rps=point.rate_rps)
-        length, measure = capacity_search.run_length(top, limits), capacity_search.point_at
+        length, measure = capacity_search.run_length(top, self.load, limits), capacity_search.point_at
         runs = [measure(point.rate_rps, one, self.load, limits, length, range(1), level, effort) for one in tried]
-        return self.drawn(point, runs, rate_rps)
+        return self.with_intervals(point, runs, rate_rps)
 
-    def drawn(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
-        """Return a point with model intervals from runs, the first without error; keep the objective's draws."""
+    def with_intervals(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
+        """Return a point with intervals of the cost model's error from ``runs``; the first one has no error."""
         values = dict[str, Estimate]()
         for name, estimate in point.values.items():
             drawn = values[name] = drawn_estimate(estimate, [run.value(name) for run in runs])
@@ -90,15 +91,15 @@ def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
 
 
 def rejected(choice: Choice, exclusion: Exclusion, effort: Effort | None = None, **changes: Any) -> Choice:
-    """Return a choice that cannot be used, with the effort of finding this out and other changes."""
+    """Return the choice as REJECTED, with the effort that led to it, and with other ``changes`` of fields."""
     return _with_effort(choice, effort or Effort(), status=Status.REJECTED, exclusion=exclusion, **changes)
 
 
 class AtCapacity(Evaluation):
-    """Objectives at the largest rate that holds the limits: requests per dollar, energy."""
+    """Objectives at the largest rate at which the limits hold: requests per dollar, energy."""
 
     def bound(self, choice: Choice) -> Choice:
-        """Return the choice with its upper bound, REJECTED where an idle deployment breaks a limit."""
+        """Return the choice with its upper bound; REJECTED if an idle deployment breaks a limit."""
         top = ceiling(self.deployment, self.load.sample(), self.question.slo_limits.limits)
         if top.impossible:
             return self._impossible(choice, top.impossible)
@@ -110,19 +111,19 @@ class AtCapacity(Evaluation):
         return self.question.objective.name == "requests_per_dollar"
 
     def scout(self, choice: Choice, threshold: float = math.nan) -> Choice:
-        """Return the choice with a rough capacity, PRUNED where a limit breaks at the ``threshold`` objective."""
+        """Return the choice with a rough capacity.
+
+        It stays PRUNED if a limit breaks at the rate that gives the objective ``threshold``. It is REJECTED if a limit
+        breaks at every rate.
+        """
         slo_limits, rate = self.question.slo_limits, threshold * choice.price_per_hour_usd / 3600
         if self._is_per_dollar and rate < choice.bounds.rate_rps:
             found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
                 reason = f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}"
-                return _with_effort(
-                    choice,
-                    found.effort,
-                    bounds=replace(choice.bounds, objective=threshold),
-                    exclusion=Exclusion(reason, f"breaks {found.binds} far below the best"),
-                    bottleneck=Bottleneck(found.binds),
-                )
+                bounds, bottleneck = replace(choice.bounds, objective=threshold), Bottleneck(found.binds)
+                exclusion = Exclusion(reason, f"breaks {found.binds} far below the best")
+                return _with_effort(choice, found.effort, bounds=bounds, exclusion=exclusion, bottleneck=bottleneck)
         found = capacity_search.scout(self.deployment, self.load, slo_limits)
         if not found.rate_rps.value > 0:
             return self._rejected(choice, found)
@@ -130,18 +131,13 @@ class AtCapacity(Evaluation):
         return self._measured(choice, found, at, Status.SCOUTED)
 
     def rank(self, choice: Choice, threshold: float = math.nan) -> Choice:
-        """Return the choice with its capacity and load curve; SCOUTED if it is below the ``threshold`` objective."""
+        """Return the choice with capacity and load curve; still SCOUTED if it is worse than ``threshold``."""
         question, min_rps = self.question, 0.0
         if self._is_per_dollar and not math.isnan(threshold):
             min_rps = threshold * choice.price_per_hour_usd / 3600
+        limits, most, level = question.slo_limits, question.seeds, question.level
         found = capacity_search.capacity(
-            self.deployment,
-            self.load,
-            question.slo_limits,
-            precision=question.precision,
-            seeds=question.seeds,
-            level=question.level,
-            min_rps=min_rps,
+            self.deployment, self.load, limits, precision=question.precision, seeds=most, level=level, min_rps=min_rps
         )
         rate = found.rate_rps
         if not rate.value > 0:
@@ -150,18 +146,13 @@ class AtCapacity(Evaluation):
             rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
             bottleneck = Bottleneck(found.binds)
             return _with_effort(choice, found.effort, objective=rough, capacity_rps=rate, bottleneck=bottleneck)
-        found = capacity_search.with_model_error(
-            found, self.deployment, self.load, question.slo_limits, question.model_draws
-        )
-        seeds = range(min(CURVE_SEEDS, question.seeds, self.load.seeds or CURVE_SEEDS))
+        found = capacity_search.with_model_error(found, self.deployment, self.load, limits, question.model_draws)
+        seeds = range(min(CURVE_SEEDS, most, self.load.seeds or CURVE_SEEDS))
 
         def measure(rate_rps: float, share: float = 1.0) -> Point:
             return self._measure(rate_rps, found, max(MIN_REQUESTS, int(found.requests * share)), seeds)
 
-        at = measure(found.low_rps)
-        for _ in range(OPERATING_STEPS):
-            if not at.satisfied:  # near the crossing, chance decides; the operating point must hold
-                at = measure(at.rate_rps * OPERATING_STEP)
+        at = capacity_search.operating_point(found.low_rps, limits, measure)
         rates = {at.rate_rps: found.rate_rps}
         curve = capacity_search.curve(at, measure)
         points = tuple(self.with_model_error(one, found.effort, rates.get(one.rate_rps, UNKNOWN)) for one in curve)
@@ -177,17 +168,10 @@ class AtCapacity(Evaluation):
         objective = found.rate_rps.scaled(3600 / choice.price_per_hour_usd)
         if self.question.objective.name == "energy":
             objective = at.values["energy_j_per_output_token"]
-        return _with_effort(
-            choice,
-            found.effort,
-            status=status,
-            objective=objective if status is Status.RANKED else Estimate(objective.value),
-            capacity_rps=found.rate_rps,
-            bounds=replace(choice.bounds, rate_rps=found.ceiling.rate_rps),
-            at=at,
-            points=(at,),
-            bottleneck=Bottleneck(found.binds),
-        )
+        objective = objective if status is Status.RANKED else Estimate(objective.value)
+        bounds, bottleneck = replace(choice.bounds, rate_rps=found.ceiling.rate_rps), Bottleneck(found.binds)
+        measured = replace(choice, status=status, objective=objective, capacity_rps=found.rate_rps, bounds=bounds)
+        return _with_effort(measured, found.effort, at=at, points=(at,), bottleneck=bottleneck)
 
     def _rejected(self, choice: Choice, found: Capacity) -> Choice:
         lowest = found.ceiling.rate_rps * capacity_search.FLOOR_SHARE
@@ -196,10 +180,10 @@ class AtCapacity(Evaluation):
 
 
 class AtRate(Evaluation):
-    """Objectives at a given rate: cost or GPUs of the replicas that sustain it, goodput, energy."""
+    """Objectives at a given rate: cost or GPUs of the replicas that sustain the rate, goodput, energy."""
 
     def bound(self, choice: Choice) -> Choice:
-        """Return the choice with its bound, REJECTED where no number of replicas holds the limits."""
+        """Return the choice with its bound; REJECTED if the limits break for every number of replicas."""
         top = ceiling(self.deployment, self.load.sample(), self.question.slo_limits.limits)
         if top.impossible:
             return self._impossible(choice, top.impossible)
@@ -214,7 +198,7 @@ class AtRate(Evaluation):
         return replace(choice, bounds=Bounds(self._size(deployment) if is_sized else math.nan, top.rate_rps))
 
     def scout(self, choice: Choice, _threshold: float = math.nan) -> Choice:
-        """Return the choice with a rough number of replicas, for which bounds are tight, and the metrics of one run."""
+        """Return the choice with the metrics of one run, and replicas by the rough capacity of a single one."""
         deployment, effort = self.deployment, Effort()
         if self._finds_replicas(choice):
             one = capacity_search.scout(deployment, self.load, self.question.slo_limits)
@@ -227,7 +211,7 @@ class AtRate(Evaluation):
         return self._measured(choice, deployment, effort, range(1), 1, Status.SCOUTED)
 
     def rank(self, choice: Choice, _threshold: float = math.nan) -> Choice:
-        """Return the choice with its load curve and the fewest replicas that hold the rate, if it finds them."""
+        """Return the choice with its load curve and the fewest replicas, unless the settings fix their number."""
         deployment, effort, is_certain = self.deployment, Effort(), True
         seeds = self.load.seeds_up_to(self.question.seeds)
         if self._finds_replicas(choice):
@@ -238,15 +222,17 @@ class AtRate(Evaluation):
                 return self._too_many_gpus(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
-            half = 0.0 if is_certain else self._size(deployment) / deployment.parallel.replicas
-            size, spent = Estimate(ranked.objective.value, half), Effort()
+            of_one = self._size(deployment) / deployment.parallel.replicas
+            size, spent = Estimate(ranked.objective.value, 0.0 if is_certain else of_one), Effort()
             tried = comparable_deployments(self.deployment, self.question.model_draws)
             if self._finds_replicas(choice) and len(tried) > 1:
                 known = deployment.parallel.replicas
                 needed = [replace(self, deployment=x).fewest_replicas(known, range(1), spent, 1)[0] for x in tried]
                 sizes = [self._size(self._resized(max(1, known + count - needed[0]))) for count in needed]
                 size = drawn_estimate(size, sizes)
-            # From here on, names tell how many replicas were found.
+                low, high = math.floor(size.model_low / of_one + 1e-9), math.ceil(size.model_high / of_one - 1e-9)
+                size = replace(size, model_low=low * of_one, model_high=high * of_one)  # complete replicas
+            # From here on, the choice's name includes the number of replicas.
             found = {REPLICAS: deployment.parallel.replicas} if self._finds_replicas(choice) else {}
             ranked = _with_effort(ranked, spent, objective=size, settings=choice.settings | found)
         return ranked
@@ -254,7 +240,10 @@ class AtRate(Evaluation):
     def fewest_replicas(
         self, guess: int, seeds: range, effort: Effort, lengths: int = EXACT_LENGTHS
     ) -> tuple[int, bool]:
-        """Return the fewest replicas that sustain the rate, and whether this is significant over the seeds."""
+        """Return the fewest replicas that sustain the rate, and whether sampling leaves this number certain.
+
+        It is certain if, beyond the spread over seeds, it holds the limits and one replica less breaks them.
+        """
         replicas, low, high, step = guess, 0, 0, 1
         usage_of: dict[int, tuple[float, float]] = {}
         most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
@@ -267,7 +256,7 @@ class AtRate(Evaluation):
             if usage <= 1:
                 high = replicas
             elif replicas > last:
-                return replicas, False  # something other than replicas is lacking
+                return replicas, False  # more replicas do not help
             else:
                 low = replicas
             replicas = (low + high) // 2 if low and high else max(1, high - step) if high else low + step
@@ -277,7 +266,6 @@ class AtRate(Evaluation):
     def _measured(
         self, choice: Choice, deployment: Deployment, effort: Effort, seeds: range, lengths: int, status: Status
     ) -> Choice:
-        """Return the choice with its metrics at the rate, REJECTED if they break a limit."""
         question, requests = self.question, self._requests(deployment, lengths)
 
         def measure(rate_rps: float, share: float = 1.0, max_seeds: int = CURVE_SEEDS) -> Point:
@@ -299,17 +287,12 @@ class AtRate(Evaluation):
             points = tuple(sized.with_model_error(one, effort) for one in capacity_search.curve(at, measure))
             at = points[AT]
         objective = at.values[metric] if metric else Estimate(self._size(deployment), 0.0)
-        return _with_effort(
-            # The curve's runs count as effort: it is measured before the effort is read.
-            replace(measured, at=at, points=points),
-            effort,
-            status=status,
-            objective=objective if is_ranked else Estimate(objective.value),
-            bottleneck=Bottleneck(self._tightest(at)),
-        )
+        objective = objective if is_ranked else Estimate(objective.value)
+        measured = replace(measured, at=at, points=points, bottleneck=Bottleneck(self._tightest(at)))
+        return _with_effort(measured, effort, status=status, objective=objective)  # with the effort of the curve
 
     def _tightest(self, at: Point, share: float = BINDING_SHARE) -> str:
-        """Return the metric of the limit that is nearest to its bound, "" if it is used less than ``share``."""
+        """Return the metric of the limit with the largest usage; "" if this is below ``share``."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
@@ -322,13 +305,13 @@ class AtRate(Evaluation):
         return tightest.metric if not used(tightest) < share else ""
 
     def _size(self, deployment: Deployment) -> float:
-        """Return the objective of a number of replicas: GPUs or dollars per hour."""
         is_gpus = self.question.objective.name == "fewest_gpus"
         return float(deployment.parallel.gpus if is_gpus else deployment.price_per_hour_usd)
 
     def _requests(self, deployment: Deployment, lengths: int) -> int:
         top = ceiling(deployment, self.load.sample(), self.question.slo_limits.limits)
-        return capacity_search.run_length(replace(top, rate_rps=self._rate_rps), self.question.slo_limits) * lengths
+        top, limits = replace(top, rate_rps=self._rate_rps), self.question.slo_limits
+        return capacity_search.run_length(top, self.load, limits) * lengths
 
     @property
     def _rate_rps(self) -> float:
@@ -357,7 +340,7 @@ class Makespan(Evaluation):
     """The makespan of an offline batch, whose requests all arrive at time 0."""
 
     def bound(self, choice: Choice) -> Choice:
-        """Return the choice with the shortest makespan of any schedule and seed."""
+        """Return the choice with a lower bound on the makespan, for all schedules and seeds."""
         seeds = self.load.seeds_up_to(self.question.seeds)
         batches = [self.load.batch(seed, self.question.requests) for seed in seeds]
         rates = [ceiling(self.deployment, batch).rate_rps for batch in batches]
@@ -377,35 +360,31 @@ class Makespan(Evaluation):
         at = self._run(self.deployment, seeds, effort)
         if status is Status.RANKED:
             tried = comparable_deployments(self.deployment, question.model_draws)
-            at = self.drawn(at, [self._run(one, range(1), effort) for one in tried]) if len(tried) > 1 else at
+            if len(tried) > 1:
+                at = self.with_intervals(at, [self._run(one, range(1), effort) for one in tried])
         makespan = at.values.pop("makespan")
-        measured = _with_effort(
-            choice,
-            effort,
-            status=status,
-            objective=makespan if status is Status.RANKED else Estimate(makespan.value),
-            at=at,
-            points=(at,),
-            bottleneck=Bottleneck("throughput"),
-        )
+        objective = makespan if status is Status.RANKED else Estimate(makespan.value)
+        measured = replace(choice, at=at, points=(at,), bottleneck=Bottleneck("throughput"))
+        measured = _with_effort(measured, effort, status=status, objective=objective)
         if (served := at.value("served")) < 1:
             reason = f"{1 - served:.1%} of the requests can never fit"
             return rejected(measured, Exclusion(reason, "does not serve all requests"))
         for limit in question.slo_limits.limits:
-            if not limit.is_satisfied(value := at.value(limit.metric)):
-                exclusion = Exclusion(f"{limit.metric} is {value:.3g}", f"breaks {limit.metric}")
-                return rejected(measured, exclusion)
+            found, unit = at.values.get(limit.metric, UNKNOWN), unit_of(limit.metric)
+            if not limit.is_satisfied(found.value):
+                spread = f"\N{PLUS-MINUS SIGN} {found.half_width:.2g}{unit}" if found.has_interval else "in one run"
+                reason = f"{limit.metric} is {found.value:.3g}{unit} {spread}; the limit is {limit.bound:g}{unit}"
+                return rejected(measured, Exclusion(reason, f"breaks {limit.metric}"))
         return measured
 
     def _run(self, deployment: Deployment, seeds: range, effort: Effort) -> Point:
-        """Return the metrics of the batch, the makespan among them, and add the runs to ``effort``."""
         windows = []
         for seed in seeds:
             batch = self.load.batch(seed, self.question.requests)
             records = engine.simulate(batch, deployment, seed=seed, max_log_steps=0)
             windows.append(Window(deployment, records, None, -1.0, records.end_s))
             effort.simulations, effort.requests = effort.simulations + 1, effort.requests + len(batch)
-        makespan = mean_point([{"makespan": window.end_s} for window in windows], self.question.level)
+        makespan = mean_values([{"makespan": window.end_s} for window in windows], self.question.level)
         rate_rps = len(windows[0].records.requests.arrival_s) / makespan["makespan"].value
         at = capacity_search.point_of(rate_rps, windows, SloLimits(()), self.question.level)
         return replace(at, values=at.values | makespan)
@@ -422,7 +401,7 @@ _EVALUATIONS: dict[str, type[AtCapacity | AtRate | Makespan]] = {
 
 
 def evaluation_of(deployment: Deployment, load: Load, question: Question) -> AtCapacity | AtRate | Makespan:
-    """Return the evaluation of a deployment for a question; energy is that at the question's rate if it has one."""
+    """Return the evaluation for the question's objective. With a rate, "energy" is measured at this rate."""
     is_energy_at_rate = question.objective.name == "energy" and question.rate_rps is not None
     kind = _EVALUATIONS["cost_at_rate" if is_energy_at_rate else question.objective.name]
     return kind(deployment, load, question)
@@ -434,9 +413,9 @@ REPLICAS = "deployment.replicas"
 
 @dataclass(frozen=True)
 class Task:
-    """One step ("bound", "scout", "rank" or "shift") of one configuration's evaluation.
+    """One step ("bound", "scout", "rank" or "shift") in the evaluation of one configuration.
 
-    ``extra`` holds arguments of the step: a threshold of ``scout`` and ``rank``; metric and factor of ``shift``.
+    ``extra`` are the arguments of the step: the threshold of "scout" and "rank"; the metric and the factor of "shift".
     """
 
     step: str
@@ -446,9 +425,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Bench:
-    """Evaluates configurations step by step.
+    """Evaluates configurations, one step at a time.
 
-    ``build`` maps settings to a deployment of one replica; it raises InputError where it cannot run.
+    ``build`` maps settings to a deployment of one replica, and raises InputError if the configuration cannot run.
     """
 
     build: Build
@@ -456,7 +435,7 @@ class Bench:
     question: Question
 
     def __call__(self, task: Task) -> Choice:
-        """Return the choice after one step of its evaluation."""
+        """Return the choice of a task, with the results of the task's step."""
         choice, question, extra = task.choice, self.question, task.extra
         if task.step == "bound":
             return self._bound(choice)
@@ -467,11 +446,11 @@ class Bench:
         return step(choice, *extra)
 
     def _bound(self, choice: Choice) -> Choice:
-        """Return a configuration with its bound in closed form: PRUNED until it is simulated, or REJECTED."""
+        """Return the choice with its closed-form bound: REJECTED if it cannot run, else PRUNED until simulated."""
         try:
             deployment = self._deployment(choice.settings)
         except (UnknownNameError, PolicyError):
-            raise  # an error in the question, not a configuration that cannot run
+            raise  # the question is wrong, not the configuration
         except InputError as error:
             regions = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
             region = next((name for kind, name in regions.items() if isinstance(error, kind)), "cannot be built")
@@ -488,7 +467,7 @@ class Bench:
         return evaluation_of(deployment, self.load, self.question).bound(choice)
 
     def _deployment(self, settings: Settings) -> Deployment:
-        """Return the deployment with the replicas of the settings; with one if the search finds their number."""
+        """Return the deployment, with one replica if the search has to find the number of replicas."""
         one = self.build({key: value for key, value in settings.items() if key != REPLICAS})
         one.require_one_side("a search")
         replicas = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
@@ -499,13 +478,13 @@ class Bench:
 
 
 def sized(deployment: Deployment, gpus: int) -> Deployment:
-    """Return the deployment with the number of replicas that makes up ``gpus`` GPUs."""
+    """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one."""
     parallel = deployment.parallel
     return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp))))
 
 
 def better(a: float, b: float, question: Question) -> bool:
-    """Return whether objective ``a`` is better than ``b``; NaN is never better."""
+    """Return whether objective ``a`` is better than ``b``; every number is better than NaN."""
     if math.isnan(a) or math.isnan(b):
         return not math.isnan(a) and math.isnan(b)
     return a > b if question.objective.higher_is_better else a < b

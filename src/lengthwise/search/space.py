@@ -1,4 +1,4 @@
-"""The configurations that a search chooses from."""
+"""The space of configurations that a search chooses from."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MAX_CANDIDATES = 1_000_000
 
 @dataclass(frozen=True)
 class Space:
-    """Axes (the key of a setting and its values), and alternatives with further axes.
+    """Axes, which map the key of a setting to its values, and alternatives with further axes.
 
-    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, of each axis of one of
-    them. Schedulers with different parameters, for example, are alternatives.
+    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, one value of each axis of
+    one alternative in ``any_of``. For example, schedulers with different parameters are alternatives.
     """
 
     axes: Axes
     any_of: tuple[Axes, ...] = ()
 
     def alternatives(self) -> list[Axes]:
-        """Return all axes of each alternative."""
+        """Return the axes of each alternative, with the common axes; without alternatives, the common ones."""
         return [self.axes | own for own in self.any_of] or [dict(self.axes)]
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class Space:
                     yield settings
 
     def values(self) -> Axes:
-        """Return every key that varies, with all its values in order."""
+        """Return all axes, each with the values that it has in any alternative."""
         found: dict[str, dict[str, Any]] = {}
         for axes in self.alternatives():
             for key, values in axes.items():
@@ -55,9 +55,9 @@ class Space:
 
 
 def checked(space: Space) -> Space:
-    """Return a space that can be searched.
+    """Return the space if it can be searched.
 
-    It raises InputError if an axis has no value, or there are too many configurations to enumerate.
+    Raises InputError if an axis has no value, or there are too many configurations to enumerate.
     """
     for axes in space.alternatives():
         for key, values in axes.items():
@@ -72,7 +72,7 @@ def checked(space: Space) -> Space:
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """Return one text for equal settings, in any order."""
+    """Return a text that is the same for equal settings in any order."""
     return json.dumps(dict(settings), sort_keys=True, default=str)
 
 
@@ -86,7 +86,7 @@ _NAMES = {
 
 
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a short unique name for each configuration, of the settings that differ."""
+    """Return a short unique name for each configuration, from the settings that differ."""
     order = list(_NAMES)
     keys = dict.fromkeys(key for settings in many for key in settings)
     varied = [

@@ -1,4 +1,4 @@
-"""Store of evaluations: an append-only SQLite file of results, keyed by the content of their question."""
+"""A store of evaluations: an append-only SQLite file of results, keyed by the content of their questions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ DECIDING = (
     "_jit.py", "statistics.py", "schema", "catalog", "workload", "cost", "policy", "predict", "theory", "engine",
     "metrics", "search", "config", "usecases",
 )  # fmt: skip
-"""Packages that decide an evaluation. config and usecases belong to them, because a key contains the scenario's text.
+"""Packages that determine a result. config and usecases are among them, because a key contains the scenario's text.
 cli and report only present numbers, and backend runs real engines."""
 
 
 class Store:
-    """Results by key, in one SQLite file that several processes may read and append to at once.
+    """Results by key, in one SQLite file that several processes may read and append to at the same time.
 
-    A stored result never changes: the first one under a key stays. SQLite's write-ahead log (``-wal``, ``-shm``) needs
-    memory that all processes share, so that they must run on one machine. On a cluster, only the driver writes.
+    A stored result never changes: the first one under a key remains. SQLite's write-ahead log (``-wal``, ``-shm``)
+    needs memory that all processes share, so these processes must run on one machine. On a cluster, only the driver
+    writes.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -43,11 +44,10 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path | str) -> Store:
-        """Open the store of a folder; both are created where they are missing.
+        """Open the store in a folder; the folder and the file are created if they do not exist.
 
-        Raises:
-            InputError: The file is no store, or a newer lengthwise wrote it.
-            OutputError: The folder cannot be written.
+        Raises InputError if the file is not a store or a newer lengthwise wrote it, and OutputError if the folder
+        cannot be written.
         """
         path = Path(folder) / FILE
         with _translated_errors(path):
@@ -63,16 +63,16 @@ class Store:
         return cls(connection, path)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the value of a key; None if it has none."""
+        """Return the value of a key; None if the key has no value."""
         with _translated_errors(self.path):
             row = self.connection.execute("SELECT value FROM evaluations WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store JSON values, NaN and infinities included, unless the key (``content_key``) has some.
+        """Store JSON values, including NaN and infinities, unless the key (see ``content_key``) already has some.
 
-        They are on the disk when this returns; floats are exact. It raises OutputError if they cannot be written: a
-        full disk, a read-only file, a lock that is not released.
+        When this returns, the values are on the disk; floats are stored exactly. Raises OutputError if the values
+        cannot be written: the disk is full, the file is read-only, or a lock is not released.
         """
         text = json.dumps(value, separators=(",", ":"))
         statement = "INSERT INTO evaluations (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING"
@@ -97,7 +97,7 @@ class Store:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the table, or check that the file is a store; then set how it is written."""
+    """Create the table, or check that the file is a store; then set the journal mode."""
 
     def schema_version() -> int:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -150,10 +150,10 @@ def _translated_errors(path: Path) -> Iterator[None]:
 
 
 def content_key(*parts: object) -> str:
-    """Return the SHA-256 of the parts' content in hexadecimal, which is the same on every machine.
+    """Return the SHA-256 of the content of ``parts`` in hexadecimal, which is the same on every machine.
 
-    Parts are JSON values, others raise TypeError; the order of keys does not matter, tuples equal lists, floats are
-    exact, NaN and infinities are values, and 1 and 1.0 differ.
+    Parts are JSON values; other types raise TypeError. The order of keys does not matter, and tuples equal lists.
+    Floats are exact and may be NaN or infinite, and 1 and 1.0 differ.
     """
 
     def check_keys(part: object) -> None:  # JSON would write the keys 1 and "1" alike
@@ -171,7 +171,7 @@ def content_key(*parts: object) -> str:
 
 @lru_cache
 def code_version() -> str:
-    """Return the SHA-256 of everything that decides a result, because other code may give other results.
+    """Return the SHA-256 of all code that determines a result, because other code may give other results.
 
     It covers the sources and data files of ``DECIDING``, and the versions of lengthwise, NumPy, Numba and SciPy.
     """
@@ -185,9 +185,9 @@ def code_version() -> str:
     root = Path(__file__).parents[1]
     libraries = [installed(library) for library in ("lengthwise", "numba", "numpy", "scipy")]
     digest = hashlib.sha256(repr(libraries).encode())
-    rooms = [root / name for name in DECIDING]
-    contents = [path for room in rooms for kind in ("*.py", "*.toml", "*.lwp") for path in room.rglob(kind)]
-    for path in sorted({path for path in [*rooms, *contents] if path.is_file()}):
+    roots = [root / name for name in DECIDING]
+    contents = [path for one in roots for kind in ("*.py", "*.toml", "*.lwp") for path in one.rglob(kind)]
+    for path in sorted({path for path in [*roots, *contents] if path.is_file()}):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
     return digest.hexdigest()
@@ -199,7 +199,7 @@ def to_dict(choice: Choice) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Choice:
-    """Return the choice of ``to_dict``."""
+    """Return the choice from the values of ``to_dict``."""
     estimates = {name: _estimate(values[name]) for name in ("objective", "capacity_rps")}
     at = None if values["at"] is None else _point(values["at"])
     points = tuple(map(_point, values["points"]))

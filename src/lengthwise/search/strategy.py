@@ -17,32 +17,30 @@ C = TypeVar("C")
 
 
 class Strategy(Protocol[C]):
-    """Proposes candidates of one kind.
+    """Proposes candidates of type C.
 
-    A strategy is deterministic: equal results bring equal batches, for any number of workers and any order of results.
+    A strategy is deterministic: equal results lead to equal batches, for any number of workers and order of results.
     """
 
     def suggest(self) -> list[C]:
-        """Return the candidates to evaluate next, none of them twice; empty at the end of the search."""
+        """Return the candidates to evaluate next; none is suggested twice, and an empty list ends the search."""
 
     def report(self, results: Sequence[tuple[C, float | None]]) -> None:
-        """Take the scores of suggested candidates; higher is better, None is infeasible."""
+        """Learn from the scores of suggested candidates; higher is better, None means infeasible."""
 
 
 _ALTERNATIVE = "alternative"
-_MAX_DRAWS = 4  # proposals that are already evaluated, before an unseen candidate replaces them
+_MAX_DRAWS = 4  # proposals that repeat earlier ones, before an unseen candidate replaces them
 
 
 class Bayesian:
     """Bayesian optimization over settings, by Optuna's tree-structured Parzen estimator.
 
-    Axes of numbers are ordered, others are categorical. An axis with the same values in several alternatives is one
-    parameter of the estimator, so that results with one scheduler inform about the others. In total ``trials`` settings
-    are proposed, ``batch_size`` at a time; the same seed and results bring the same settings.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
-        InputError: There are no alternatives, an axis has no values, or a number is less than 1.
+    Axes whose values are numbers are ordered, and other axes are categorical. An axis with the same values in several
+    alternatives (say, for two schedulers) is one parameter, so that results of one inform about the other. The
+    strategy proposes ``trials`` settings in total, ``batch_size`` at a time; the same seed and results lead to the same
+    settings. Raises MissingExtraError if Optuna is not installed, and InputError if there are no alternatives, an axis
+    has no values, or a number is less than 1.
     """
 
     def __init__(self, axes: Sequence[Axes], trials: int, seed: int, batch_size: int = 8) -> None:
@@ -70,7 +68,7 @@ class Bayesian:
             self._study: Any = optuna.create_study(direction="maximize", sampler=sampler)
 
     def suggest(self) -> list[Settings]:
-        """Return the next batch; empty if all trials are made or no settings are left."""
+        """Return the next batch; it is empty after ``trials`` proposals, or if no settings are left."""
         batch: list[Settings] = []
         with _quiet(self._optuna):
             while len(batch) < min(self._batch_size, self._remaining):
@@ -81,9 +79,9 @@ class Bayesian:
         return batch
 
     def report(self, results: Sequence[tuple[Settings, float | None]]) -> None:
-        """Take the scores to maximize; None or NaN is infeasible, and worse than any score.
+        """Learn from the scores, which are maximized; None or NaN means infeasible, which is worse than any score.
 
-        It raises InputError if settings were not suggested, or were reported before.
+        Raises InputError if settings were not suggested, or were reported before.
         """
         for settings, score in results:
             if (trial := self._open.pop(settings_key(settings), None)) is None:
@@ -95,7 +93,6 @@ class Bayesian:
                     self._study.tell(trial, score)
 
     def _proposed(self) -> Settings | None:
-        """Return a new proposal of the estimator; None if it repeats evaluated settings."""
         for _ in range(_MAX_DRAWS):
             trial = self._study.ask()
             settings = self._space.suggested(trial)
@@ -105,7 +102,7 @@ class Bayesian:
         return None
 
     def _unseen(self) -> Settings | None:
-        """Return settings that were not proposed, from a random place on; None if all were."""
+        """Return the next settings after a random start that were not proposed before; None if all were."""
         start = int(self._rng.integers(self._space.size))
         for step in range(self._space.size):
             parameters = self._space.parameters((start + step) % self._space.size)
@@ -127,8 +124,6 @@ class Bayesian:
 
 
 class _Space:
-    """The alternatives as Optuna's parameters, which are indices into tuples of values."""
-
     def __init__(self, axes: Sequence[Axes]) -> None:
         self._alternatives = [dict(alternative) for alternative in axes]
         self._sizes = [math.prod(len(values) for values in alternative.values()) for alternative in axes]
@@ -145,7 +140,6 @@ class _Space:
             self._names.append(names)
 
     def suggested(self, trial: Any) -> Settings:
-        """Return the settings of a trial, which draws the alternative and then its parameters."""
         at = trial.suggest_categorical(_ALTERNATIVE, range(len(self._alternatives)))
         drawn = {_ALTERNATIVE: at}
         for axis, values in self._alternatives[at].items():
@@ -162,7 +156,6 @@ class _Space:
         return {axis: values[parameters[self._names[at][axis]]] for axis, values in axes}
 
     def parameters(self, index: int) -> dict[str, int]:
-        """Return the parameters of one of ``size`` points."""
         at = 0
         while index >= self._sizes[at]:
             index, at = index - self._sizes[at], at + 1
@@ -174,7 +167,6 @@ class _Space:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Suppress Optuna's log lines and its warnings about experimental options inside the context."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Tasks on several workers: threads, processes or a Ray cluster behind one interface."""
+"""Runs tasks on several workers: threads, processes or a Ray cluster, with one interface."""
 
 from __future__ import annotations
 
@@ -27,30 +27,27 @@ from lengthwise.search.store import code_version
 T = TypeVar("T")
 R = TypeVar("R")
 
-WAKE_S = 0.2
-"""Longest delay of a Ctrl-C."""
+WAKE_S = 0.2  # longest time until a Ctrl-C takes effect
 MAX_CHUNK, CHUNKS_PER_WORKER = 8, 16
-RAY_RETRIES = 3
-"""Retries of a chunk whose node or process was lost; errors of the work itself are not retried."""
-CHUNKS_PER_CPU = 2
-"""Chunks in flight per CPU of a cluster: one runs, one waits at the node."""
+RAY_RETRIES = 3  # retries of a chunk whose node or process was lost; errors of the work itself are not retried
+CHUNKS_PER_CPU = 2  # chunks in flight per CPU of a cluster: one runs, one waits at the node
 CONNECT_TIMEOUT_S = 5.0
 
 
 class Workers(Protocol):
-    """Runs tasks. Made by ``threads``, ``processes`` or ``ray``; does one run at a time."""
+    """Runs lists of tasks. The functions ``threads``, ``processes`` and ``ray`` yield workers."""
 
     def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        """Yield each task's index and result, in the order of completion.
+        """Yield the index and the result of each task, in the order of completion.
 
-        The first error of a task is raised here with its original type. Waiting tasks are then not started, and running
-        ones not awaited. The same holds if the caller stops the iteration. If ``work`` is the same object as in the
-        previous run, processes reuse their copy.
+        The first error of a task is raised in the caller with its original type. Then waiting tasks are not started,
+        and the caller does not wait for running ones; the same holds if the caller stops the iteration. Processes
+        retain their copy of ``work`` until a run with another object.
         """
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use, or of the machine if the system does not limit it."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -62,9 +59,10 @@ def _worker_count(jobs: int | None) -> int:
 
 
 def chunks(tasks: int, jobs: int) -> list[range]:
-    """Return the task indices in chunks: large enough to be cheap to send, small enough to balance the load.
+    """Return the task indices in chunks, which are sent to a worker as one message.
 
-    Few tasks, which may be long, get a chunk each; a worker gets at least CHUNKS_PER_WORKER chunks.
+    They are large enough to be cheap to send, and small enough to balance the load: a worker gets at least
+    CHUNKS_PER_WORKER chunks. If there are few tasks, which may be long, each is a chunk.
     """
     size = max(1, min(MAX_CHUNK, tasks // (jobs * CHUNKS_PER_WORKER)))
     return [range(start, min(start + size, tasks)) for start in range(0, tasks, size)]
@@ -72,13 +70,13 @@ def chunks(tasks: int, jobs: int) -> list[range]:
 
 @contextmanager
 def threads(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield ``jobs`` threads, at least 1 (None: one per CPU), for compiled code, which releases the lock."""
+    """Yield workers in ``jobs`` threads (None: one per CPU). They suit compiled code, which releases the GIL."""
     yield _Threads(_worker_count(jobs))
 
 
 @dataclass(frozen=True)
 class _Threads:
-    """Daemon threads, so that Ctrl-C does not wait for compiled code; each run starts new ones."""
+    """Daemon threads, so that Ctrl-C does not wait for compiled code; each run starts new threads."""
 
     jobs: int
 
@@ -117,11 +115,10 @@ class _Threads:
                 waiting.put(None)
 
 
-Answer = tuple[list[Any], "SentError | None"]
-"""The results of a chunk up to the first error, and that error."""
+ChunkResult = tuple[list[Any], "SentError | None"]  # the results of a chunk up to the first error, and that error
 
 
-def _answer(work: Callable[[Any], Any], tasks: Iterable[Any]) -> Answer:
+def _run_chunk(work: Callable[[Any], Any], tasks: Iterable[Any]) -> ChunkResult:
     results: list[Any] = []
     try:
         for task in tasks:
@@ -131,8 +128,7 @@ def _answer(work: Callable[[Any], Any], tasks: Iterable[Any]) -> Answer:
     return results, None
 
 
-def _results(chunk: range, answer: Answer) -> Iterator[tuple[int, Any]]:
-    """Yield the index and result of each task of a chunk, and raise its error."""
+def _results(chunk: range, answer: ChunkResult) -> Iterator[tuple[int, Any]]:
     results, error = answer
     yield from zip(chunk, results, strict=False)
     if error is not None:
@@ -141,9 +137,9 @@ def _results(chunk: range, answer: Answer) -> Iterator[tuple[int, Any]]:
 
 @dataclass(frozen=True)
 class SentError:
-    """An error on its way to another process, rebuilt there from its parts.
+    """An error in a form that can be sent to another process, which rebuilds the error from its parts.
 
-    Pickle would call its class with ``args``, which fails where a class takes other arguments than its message.
+    Pickle would call the class with ``args``, which fails if the class takes other arguments than the message.
     """
 
     kind: type[Exception]
@@ -153,7 +149,7 @@ class SentError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return an error in a form that can be pickled; of one that cannot, a RuntimeError with its message."""
+        """Return the parts of an error; if it cannot be pickled, those of a RuntimeError with its message."""
         trace = "".join(traceback.format_exception(error))
         sent = cls(type(error), error.args, error.__dict__, trace)
         try:
@@ -163,7 +159,7 @@ class SentError:
         return sent
 
     def as_raised(self) -> Exception:
-        """Return the error, with the worker's traceback as its cause."""
+        """Return the original error, with the worker's traceback as its cause."""
         error = self.kind.__new__(self.kind, *self.arguments)
         error.__dict__.update(self.state)
         error.__cause__ = _WorkerTraceback(self.trace)
@@ -180,11 +176,11 @@ Pipe = connection.Connection
 
 @contextmanager
 def processes(jobs: int | None = None) -> Iterator[Workers]:
-    """Yield workers in ``jobs`` processes, at least 1 (None: one per CPU), for work that is mostly Python.
+    """Yield workers in ``jobs`` processes (None: one per CPU), for work that is mostly Python.
 
-    ``work``, tasks and results must be picklable. Each process imports what ``work`` needs, and the program's main
-    module, so that a script must start its work under ``if __name__ == "__main__":``. Compile an engine before
-    (``engine.warm_up()``); otherwise each process compiles it.
+    ``work``, tasks and results must be picklable. Each process imports the modules of ``work`` and the program's main
+    module, so a script must start its work under ``if __name__ == "__main__":``. Engines should be compiled before
+    (``engine.warm_up()``); otherwise each process compiles them.
     """
     pool = _ProcessPool(_worker_count(jobs))
     try:
@@ -237,9 +233,9 @@ class _ProcessPool:
         for _, process in members:
             process.join()
 
-    def _received(self, pipe: Pipe) -> Answer:
+    def _received(self, pipe: Pipe) -> ChunkResult:
         try:
-            answer: Answer = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of a child process
+            answer: ChunkResult = pickle.loads(pipe.recv_bytes())  # noqa: S301 - of a child process
         except (EOFError, ConnectionResetError) as error:
             process = self.members[pipe]
             process.join()
@@ -254,7 +250,7 @@ class _ProcessPool:
 
 
 def _started_process(work: bytes) -> tuple[Pipe, SpawnProcess]:
-    """Start a process with Ctrl-C blocked, so that it never receives it, not even before it can ignore it."""
+    """Start a worker process that ignores Ctrl-C; the signal is blocked until the process can ignore it."""
     context = multiprocessing.get_context("spawn")
     parent_end, child_end = context.Pipe()
     process = context.Process(target=_serve, args=(child_end, work), daemon=True)
@@ -271,24 +267,22 @@ def _started_process(work: bytes) -> tuple[Pipe, SpawnProcess]:
     return parent_end, process
 
 
-def _serve(pipe: Pipe, load: bytes) -> None:
-    """Do chunks in a worker process until the parent closes the pipe."""
+def _serve(pipe: Pipe, pickled_work: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     work: Callable[[Any], Any] | None = None
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             tasks = pipe.recv_bytes()
             try:
-                work = pickle.loads(load) if work is None else work  # noqa: S301 - of the parent process
-                result = pickle.dumps(_answer(work, pickle.loads(tasks)))  # noqa: S301
+                work = pickle.loads(pickled_work) if work is None else work  # noqa: S301 - of the parent process
+                result = pickle.dumps(_run_chunk(work, pickle.loads(tasks)))  # noqa: S301
             except Exception as error:  # noqa: BLE001 - work or results that cannot be pickled
                 result = pickle.dumps(([], SentError.of(error)))
             pipe.send_bytes(result)
 
 
-def _die_with_parent() -> None:
-    """End this process with its parent, even if the parent is killed during a task."""
+def _exit_with_parent() -> None:
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
@@ -298,15 +292,11 @@ def _die_with_parent() -> None:
 def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]:
     """Yield workers on a Ray cluster, one per CPU of the cluster; needs the extra ``ray``.
 
-    Every node must have the same lengthwise, NumPy, Numba and SciPy as this process, which is checked before the first
-    task. If this process is already connected to Ray, that connection is used and left open. The address "local" starts
-    a cluster on this machine, with ``jobs`` CPUs, that ends with the context; otherwise it is an address of
-    ``ray.init``: "auto", "host:port", "ray://host:port".
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: No cluster responds at the address, ``jobs`` is less than 1, or a node has another lengthwise or
-            none.
+    The address "local" starts a cluster on this machine with ``jobs`` CPUs, which ends with the context. Any other
+    address is one of ``ray.init``: "auto", "host:port", "ray://host:port". If this process is already connected to Ray,
+    it uses that connection and leaves it open. Every node must have the same lengthwise, NumPy, Numba and SciPy as this
+    process. Raises MissingExtraError if Ray is not installed, and InputError, before the first task, if no cluster
+    responds at the address, ``jobs`` is less than 1, or the versions of a node differ.
     """
     cpus = _worker_count(jobs)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -319,7 +309,7 @@ def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]
     if not is_joined:
         local: dict[str, Any] = {"num_cpus": cpus, "include_dashboard": False} if address == "local" else {}
         try:
-            # Where nothing listens, Ray itself retries for a minute, then ends the complete process.
+            # If nothing listens at the address, Ray retries for a minute and then ends this process.
             host, _, port = address.removeprefix("ray://").rpartition(":")
             if host and port.isdigit():
                 socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
@@ -337,7 +327,6 @@ def ray(address: str = "local", *, jobs: int | None = None) -> Iterator[Workers]
 
 
 def _node_versions() -> tuple[str, str]:
-    """Return this node's version of lengthwise, and of everything that decides a result."""
     return version("lengthwise"), code_version()
 
 
@@ -374,22 +363,22 @@ class _Cluster:
     cpus: int
 
     def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
-        remote = self.ray.remote(max_retries=RAY_RETRIES)(_node_answer)
-        # Pickled as Ray does it (functions of a script by value), but loaded by _node_answer, for a clear error. In a
+        remote = self.ray.remote(max_retries=RAY_RETRIES)(_run_chunk_on_node)
+        # Ray's pickle sends functions of a script by value. _run_chunk_on_node loads the work, for a clear error. In a
         # list, Ray passes the reference instead of the object.
-        load = [self.ray.put(self.ray.cloudpickle.dumps(work))]
+        work_reference = [self.ray.put(self.ray.cloudpickle.dumps(work))]
         waiting = deque(chunks(len(tasks), self.cpus))
         running: dict[Any, range] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < CHUNKS_PER_CPU * self.cpus:
                     chunk = waiting.popleft()
-                    running[remote.remote(load, [tasks[at] for at in chunk])] = chunk
+                    running[remote.remote(work_reference, [tasks[at] for at in chunk])] = chunk
                 ready, _ = self.ray.wait(list(running), timeout=WAKE_S)
                 for reference in ready:
                     chunk = running.pop(reference)
                     try:
-                        answer: Answer = self.ray.get(reference)
+                        answer: ChunkResult = self.ray.get(reference)
                     except self.ray.exceptions.RayError as error:
                         raise LengthwiseError(
                             f"the Ray cluster could not do a task in {RAY_RETRIES + 1} attempts: {_first_line(error)}"
@@ -404,17 +393,17 @@ def _first_line(error: Exception) -> str:  # of Ray's long message, which names 
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _node_answer(load: list[Any], tasks: list[Any]) -> Answer:
+def _run_chunk_on_node(work_reference: list[Any], tasks: list[Any]) -> ChunkResult:
     try:
-        work = _loaded_work(load[0])
+        work = _loaded_work(work_reference[0])
     except Exception as error:  # noqa: BLE001 - a module that the node lacks, raised as an error of the work
         return [], SentError.of(error)
-    return _answer(work, tasks)
+    return _run_chunk(work, tasks)
 
 
 @lru_cache(maxsize=1)
 def _loaded_work(reference: Any) -> Any:
-    """Return the work, loaded once per process rather than once per chunk."""
+    """Return the work, which is loaded once per process rather than once per chunk."""
     import ray
 
     return pickle.loads(ray.get(reference))  # noqa: S301 - of the driver

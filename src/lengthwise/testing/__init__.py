@@ -1,4 +1,4 @@
-"""Conformance kits for plug-in authors, and emulated servers for tests (and the demo, in processes of its own)."""
+"""Conformance kits for plug-in authors, and emulated servers for tests and for the demo."""
 
 import lazy_loader
 

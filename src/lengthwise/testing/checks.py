@@ -15,7 +15,7 @@ def require(condition: bool, message: str) -> None:
 def run_checks(
     checks: Mapping[str, Callable[..., None]], skip: Collection[str], arguments: Callable[[], tuple[Any, ...]]
 ) -> list[str]:
-    """Run all checks but those to skip, each with new arguments; return the names of those passed."""
+    """Run all checks but ``skip``, each with new arguments. Return the names of the checks that passed."""
     passed = [name for name in checks if name not in skip]
     for name in passed:
         checks[name](*arguments())

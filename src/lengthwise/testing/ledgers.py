@@ -32,7 +32,7 @@ class _Task:
 
 
 class ModelLedger:
-    """A naive ``Ledger`` in memory: the reference that stores are compared with."""
+    """A simple ``Ledger`` in memory, which is the reference for the comparison with other ledgers."""
 
     def __init__(self) -> None:
         self._identity, self._fence = "", 0
@@ -42,7 +42,7 @@ class ModelLedger:
         self._metadata: dict[str, str] = {}
 
     def open(self, identity: str, tasks: Tasks) -> bool:
-        """Create the tasks of a run; return True if it existed."""
+        """Create the tasks of a run. Return True if the run already existed."""
         if identity == self._identity:
             return True
         self._identity = identity
@@ -55,7 +55,7 @@ class ModelLedger:
         return False
 
     def _propagate(self) -> None:
-        """Make waiting tasks ready or blocked; parents come before their children, so that one pass suffices."""
+        """Make waiting tasks ready or blocked. One pass suffices because parents come before children."""
         for task in self._tasks:
             states = {self._tasks[parent].state for parent in task.parents}
             if task.state == State.WAITING and states & {State.DEAD, State.BLOCKED}:
@@ -64,7 +64,7 @@ class ModelLedger:
                 task.state = State.READY
 
     def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
-        """Lease the first ready tasks of a model."""
+        """Lease the first ready tasks of a model, at most ``most``."""
         leases: list[Lease] = []
         for number, task in enumerate(self._tasks):
             is_ready = task.state == State.READY and task.model == model and task.not_before_s <= now_s
@@ -75,21 +75,21 @@ class ModelLedger:
         return leases
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Extend the leases of an owner; return their number."""
+        """Extend all leases of an owner, and return their number."""
         leased = [task for task in self._tasks if task.state == State.LEASED and task.owner == owner]
         for task in leased:
             task.until_s = now_s + lease_s
         return len(leased)
 
     def expire(self, *, now_s: float) -> int:
-        """Make tasks with expired leases ready; return their number."""
+        """Make the tasks with expired leases ready, and return the number of these tasks."""
         expired = [task for task in self._tasks if task.state == State.LEASED and task.until_s <= now_s]
         for task in expired:
             task.state = State.READY
         return len(expired)
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """End leases one after the other; return which were valid."""
+        """End leases in order. Return for each ending whether its lease was valid."""
         accepted = [self._finalize(ending) for ending in endings]
         self._propagate()
         return accepted
@@ -108,28 +108,28 @@ class ModelLedger:
         return True
 
     def results(self, keys: Sequence[str]) -> dict[str, Output]:
-        """Return outputs by key."""
+        """Return the outputs of the keys that have a result."""
         return {key: self._results[key] for key in keys if key in self._results}
 
     def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
-        """Return outputs of done and skipped tasks."""
+        """Return the outputs of the tasks that are done or skipped."""
         rows = {number: self._row(number) for number in tasks if number < len(self._tasks)}
         return {n: row.output for n, row in rows.items() if row.state in {State.DONE, State.SKIPPED}}
 
     def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
-        """Store partial outputs of keys without a result."""
+        """Store partial outputs of the keys that have no result."""
         self._partials.update((key, partial) for key, partial in partials if key not in self._results)
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
-        """Return partial outputs by key."""
+        """Return the partial outputs of the keys that have one."""
         return {key: self._partials[key] for key in keys if key in self._partials}
 
     def counts(self) -> dict[tuple[int, State], int]:
-        """Return the number of tasks by call and state."""
+        """Return the number of tasks for each pair of call and state."""
         return dict(Counter((task.call, task.state) for task in self._tasks))
 
     def rows(self, first: int, most: int) -> list[TaskRow]:
-        """Return a range of tasks."""
+        """Return the tasks from number ``first`` on, at most ``most``."""
         return [self._row(number) for number in range(first, min(first + most, len(self._tasks)))]
 
     def _row(self, number: int) -> TaskRow:
@@ -142,11 +142,11 @@ class ModelLedger:
         return dict(self._metadata)
 
     def note(self, metadata: dict[str, str]) -> None:
-        """Store notes; an empty value removes one."""
+        """Store notes by name. A note with an empty value is removed."""
         self._metadata = {name: value for name, value in {**self._metadata, **metadata}.items() if value}
 
     def close(self) -> None:
-        """Do nothing; an in-memory ledger has no resources."""
+        """Do nothing, because an in-memory ledger has no resources."""
 
 
 def parents_of(tasks: Tasks, number: int) -> list[int]:
@@ -154,8 +154,8 @@ def parents_of(tasks: Tasks, number: int) -> list[int]:
     return [int(p) for p in tasks.parent[tasks.parent_start[number] : tasks.parent_start[number + 1]]]
 
 
-def some_tasks(rng: np.random.Generator, count: int, *, models: int = 2, calls: int = 3, max_parents: int = 3) -> Tasks:
-    """Return a random graph: chains, fans, parents listed twice, tasks without parents."""
+def draw_tasks(rng: np.random.Generator, count: int, *, models: int = 2, calls: int = 3, max_parents: int = 3) -> Tasks:
+    """Return a random graph of tasks, some with no parents, several children, or a parent listed twice."""
     parents = [rng.integers(0, max(1, i), size=int(rng.integers(0, max_parents + 1)) if i else 0) for i in range(count)]
     start = np.concatenate([[0], np.cumsum([len(p) for p in parents])]).astype(np.int64)
     parent = np.concatenate([np.zeros(0), *parents]).astype(np.int64)
@@ -175,7 +175,7 @@ _ENDINGS = (State.DONE, State.DONE, State.DONE, State.READY, State.SKIPPED, Stat
 
 
 class _RandomWalk:
-    """Random operations on two handles of one store, each repeated on the model."""
+    """Performs the same random operations on a ledger, through two handles, and on a ``ModelLedger``."""
 
     OPERATIONS = (*["lease", "finalize"] * 3, "save", "heartbeat", "expire", "note", "reopen", "open")
 
@@ -184,11 +184,10 @@ class _RandomWalk:
         self._handles = [open_ledger(), open_ledger()]
         self._now_s, self._num_runs, self._counter = 0.0, 0, 0
         self._leases: list[Lease] = []
-        self._tasks = some_tasks(rng, _TASKS)
+        self._tasks = draw_tasks(rng, _TASKS)
         self.open()
 
     def run(self) -> None:
-        """Raise AssertionError at the first operation after which store and model differ or an invariant breaks."""
         for step in range(STEPS):
             operation = str(self._rng.choice(self.OPERATIONS))
             where = f"step {step}, {operation}"
@@ -199,16 +198,15 @@ class _RandomWalk:
                                  ("metadata", ()), ("outputs", (range(_TASKS + 1),))):  # fmt: skip
                 actual, expected = getattr(handle, name)(*values), getattr(self._model, name)(*values)
                 require(actual == expected, f"{where}: {name} must be {expected}; the ledger returned {actual}")
-            violation = broken_law(self._tasks, handle.rows(0, 99))
+            violation = broken_invariant(self._tasks, handle.rows(0, 99))
             require(not violation, f"{where}: {violation}")
         for handle in self._handles:
             handle.close()
 
     def open(self) -> tuple[Any, Any]:
-        """Open the same run, or a new one with probability 0.1."""
         if self._num_runs == 0 or self._rng.random() < 0.1:
             self._num_runs += 1
-            self._tasks = some_tasks(self._rng, _TASKS)
+            self._tasks = draw_tasks(self._rng, _TASKS)
         return self._both("open", f"run {self._num_runs}", self._tasks)
 
     def lease(self) -> tuple[Any, Any]:
@@ -220,7 +218,6 @@ class _RandomWalk:
         return actual, expected
 
     def finalize(self) -> tuple[Any, Any]:
-        """End recent leases, some of them twice."""
         if not self._leases:
             return None, None
         recent = self._leases[-8:]
@@ -274,20 +271,20 @@ _UNUSUAL_TEXTS = ("", "\x00", "\ud800 half a pair", "\U0001f600\u202e", "x" * 1_
 
 
 def check_ledger(open_ledger: OpenLedger, *, seed: int = 0, skip: Sequence[str] = ()) -> list[str]:
-    """Run the checks of ``LEDGER_CHECKS``, in any test runner or without one; return the names of those passed.
+    """Run the checks of ``LEDGER_CHECKS``, with or without a test runner. Return the names of the passed checks.
 
-    ``open_ledger`` opens the store of a name (small letters, digits, ``_``), which is empty at first; the same name
-    again, even while the first one is open, is another handle on the same store. An AssertionError states in a sentence
-    the requirement that a check found broken, and what the ledger returned.
+    ``open_ledger`` opens the store with a name (lower-case letters, digits, ``_``). A store is empty at first. Opening
+    the same name again, even while it is open, returns another handle of the same store. An AssertionError states the
+    requirement that a ledger violates, and what the ledger returned.
     """
     return run_checks(LEDGER_CHECKS, skip, lambda: (open_ledger, seed))
 
 
-def broken_law(tasks: Tasks, rows: Sequence[TaskRow]) -> str:
-    """Return a sentence about the first violated invariant of a ledger's rows; "": none.
+def broken_invariant(tasks: Tasks, rows: Sequence[TaskRow]) -> str:
+    """Return a sentence on the first invariant that a ledger's rows violate, or "" if there is none.
 
-    A task is blocked exactly where a parent is dead or blocked, and waits exactly where, otherwise, a parent is
-    unfinished; exactly the tasks in state DONE have an output; a key has one output.
+    A task is blocked if and only if a parent is dead or blocked. Otherwise it waits if and only if a parent is
+    unfinished. Exactly the tasks in state DONE have an output, and each key has one output.
     """
     if [row.task for row in rows] != list(range(len(tasks))):
         return f"every task must occur once, in order; the ledger has {len(rows)} rows for {len(tasks)} tasks"
@@ -307,15 +304,15 @@ def broken_law(tasks: Tasks, rows: Sequence[TaskRow]) -> str:
 
 
 def results_equal_model(open_ledger: OpenLedger, seed: int) -> None:
-    """Check random operations on two handles, closed and reopened at random, against ``ModelLedger``."""
+    """Check random operations on two handles, sometimes closed and reopened, against ``ModelLedger``."""
     for number in range(4):
         rng = np.random.default_rng([seed, number])
         _RandomWalk(lambda number=number: open_ledger(f"walk_{number}"), ModelLedger(), rng).run()  # type: ignore[misc]
 
 
 def creates_tasks_once(open_ledger: OpenLedger, seed: int) -> None:
-    """Check that another identity creates new tasks, retains results and invalidates earlier leases."""
-    tasks = some_tasks(np.random.default_rng(seed), 30, models=1, max_parents=0)
+    """Check that a new identity creates the tasks anew, retains results and invalidates earlier leases."""
+    tasks = draw_tasks(np.random.default_rng(seed), 30, models=1, max_parents=0)
     ledger, other = open_ledger("layout"), open_ledger("layout")
     _equal("open of a new run", [ledger.open("one", tasks), other.open("one", tasks)], [False, True])
     (lease,) = _lease(ledger, 1)
@@ -333,9 +330,9 @@ def creates_tasks_once(open_ledger: OpenLedger, seed: int) -> None:
 
 
 def first_output_wins(open_ledger: OpenLedger, seed: int) -> None:
-    """Check that a key retains its first output, also one of a stale lease, and that its partial is removed."""
+    """Check that a key retains its first output, even from a stale lease, and loses its partial output."""
     ledger = open_ledger("answers")
-    ledger.open("run", some_tasks(np.random.default_rng(seed), 20, models=1, max_parents=0))
+    ledger.open("run", draw_tasks(np.random.default_rng(seed), 20, models=1, max_parents=0))
     ledger.save([("k", Partial("half", (1, 2), (3,))), ("other", Partial("h"))])
     _equal("saved partials", ledger.partials(["k"]), {"k": Partial("half", (1, 2), (3,))})
     (lease,) = _lease(ledger, 1)
@@ -351,8 +348,8 @@ def first_output_wins(open_ledger: OpenLedger, seed: int) -> None:
 
 
 def stores_any_text(open_ledger: OpenLedger, seed: int) -> None:
-    """Check that any text survives: NUL, half a surrogate pair, a million letters."""
-    tasks = some_tasks(np.random.default_rng(seed), 60, models=1, max_parents=0)
+    """Check that the ledger stores any text: NUL, half a surrogate pair, a million letters."""
+    tasks = draw_tasks(np.random.default_rng(seed), 60, models=1, max_parents=0)
     for number, text in enumerate(_UNUSUAL_TEXTS):
         ledger = open_ledger(f"texts_{number}")
         ledger.open("run", tasks)
@@ -372,7 +369,7 @@ def stores_any_text(open_ledger: OpenLedger, seed: int) -> None:
 def rejects_batches_atomically(open_ledger: OpenLedger, seed: int) -> None:
     """Check that a batch with one invalid ending is rejected completely."""
     ledger = open_ledger("rejection")
-    ledger.open("run", some_tasks(np.random.default_rng(seed), 20, models=1, max_parents=0))
+    ledger.open("run", draw_tasks(np.random.default_rng(seed), 20, models=1, max_parents=0))
     one, two = _lease(ledger, 2)
     before = ledger.rows(0, 20)
     output = Output("x", "stop", 1, 1)
@@ -388,9 +385,9 @@ def rejects_batches_atomically(open_ledger: OpenLedger, seed: int) -> None:
 
 
 def aggregates_match_rows(open_ledger: OpenLedger, seed: int) -> None:
-    """Check lengths and sums against the rows, also for tasks that share an output or were retried."""
+    """Check ``lengths`` and ``sums`` against ``rows``, also for tasks that share an output or are retried."""
     rng = np.random.default_rng(seed)
-    tasks = some_tasks(rng, 60, models=1, max_parents=1)
+    tasks = draw_tasks(rng, 60, models=1, max_parents=1)
     ledger = open_ledger("sums")
     ledger.open("run", tasks)
     states = (State.DONE, State.DONE, State.SKIPPED, State.DEAD, State.READY)
@@ -417,8 +414,8 @@ def aggregates_match_rows(open_ledger: OpenLedger, seed: int) -> None:
 
 
 def concurrent_leases_are_unique(open_ledger: OpenLedger, seed: int) -> None:
-    """Check that four threads which lease and finalize get every task exactly once."""
-    tasks = some_tasks(np.random.default_rng(seed), 300, models=1)
+    """Check that four threads that lease and finalize tasks get each task exactly once."""
+    tasks = draw_tasks(np.random.default_rng(seed), 300, models=1)
     first = open_ledger("crowd")
     first.open("run", tasks)
 
@@ -435,7 +432,7 @@ def concurrent_leases_are_unique(open_ledger: OpenLedger, seed: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         leased = [task for part in pool.map(drain, range(4)) for task in part]
     _equal("tasks leased concurrently", sorted(leased), list(range(300)))
-    _equal("an invariant", broken_law(tasks, first.rows(0, 301)), "")
+    _equal("an invariant", broken_invariant(tasks, first.rows(0, 301)), "")
     first.close()
 
 

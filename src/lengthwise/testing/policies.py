@@ -14,13 +14,13 @@ import numpy as np
 from lengthwise import policy as policies
 from lengthwise.engine import simulate
 from lengthwise.policy import Policy
-from lengthwise.policy.contracts import ARGUMENTS
+from lengthwise.policy.contracts import ARGUMENTS, OF_PREFIXES, ROUTER_ARRAYS
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import LengthwiseError
 from lengthwise.schema.records import Records, Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
-from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.schema.workload import Predictions, SharedPrefixes, Workload
 from lengthwise.statistics import Floats, Ints
 from lengthwise.testing.checks import require, run_checks
 
@@ -34,7 +34,7 @@ _POSITIVE = {"prompt_tokens", "context_tokens", "chunk_tokens", "token_budget", 
 
 
 def calls(policy: Policy, seed: int = 0) -> list[tuple[Any, ...]]:
-    """Return argument lists for the kind of the policy (rank, batching, ...), the same for the same seed."""
+    """Return the arguments of many random calls of a policy. Equal seeds give equal arguments."""
     rng = np.random.default_rng(seed)
     parameters = policy.all_parameters if policy.axis == "batching" else ()
     samples = [_arguments(policy.axis, rng, number) for number in range(_CALLS)]
@@ -54,22 +54,24 @@ def _arguments(axis: str, rng: np.random.Generator, number: int) -> tuple[Any, .
     return tuple(given.values())
 
 
-def _argument(axis: str, name: str, rng: np.random.Generator, top: int, replicas: int) -> Any:
-    if axis == "router" and name in {"waiting", "running", "tokens"}:
+def _argument(axis: str, name: str, rng: np.random.Generator, top: int, replicas: int) -> Any:  # noqa: PLR0911 - by name
+    if axis == "router" and name in ROUTER_ARRAYS:
         return rng.integers(0, top + 1, replicas)
-    if name in {"draw_a", "draw_b"}:
-        return float(rng.random())
+    if name == "previous_replica":
+        return int(rng.integers(-1, replicas))
     if name in {"waiting_key", "running_key"}:
         return float(rng.uniform(-top, top))
     if name in _REMAINING:
         return float(1 + rng.uniform(0, top) * (rng.random() < 0.8))
     if name in _NON_NEGATIVE:
         return float(rng.uniform(0, top) * (rng.random() < 0.8))
+    if name in {"draw_a", "draw_b"}:
+        return float(rng.random())
     return int(rng.integers(1 if name in _POSITIVE else 0, top + 1))
 
 
 def violation(policy: Policy, result: Any, given: dict[str, Any]) -> str:  # noqa: PLR0911 - one return per axis
-    """Return the requirement of the policy's axis that a result violates; "": none."""
+    """Return the rule of the policy's axis that a result violates ("must return ..."), or "" if there is none."""
     match policy.axis:
         case "rank":
             return "" if math.isfinite(result) else "must return a finite key"
@@ -102,7 +104,7 @@ _BATCHINGS = ("unified", "static", "prefill_first", "windowed")
 
 @dataclass(frozen=True)
 class World:
-    """A workload and a deployment that uses the policy."""
+    """A random workload, and a deployment that uses the policy."""
 
     workload: Workload
     deployment: Deployment
@@ -113,7 +115,7 @@ class World:
 
 
 def worlds(policy: Policy, count: int, seed: int) -> list[World]:
-    """Return ``count`` worlds for a policy, the same for the same seed."""
+    """Return ``count`` random worlds for a policy. Equal seeds give equal worlds."""
     return [_world(policy, np.random.default_rng([seed, i]), i) for i in range(count)]
 
 
@@ -133,7 +135,14 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
     axis: dict[str, Any] = {policy.axis: policy}
     scheduler, kv = replace(scheduler, **axis), KvPlan(blocks, 4, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5)
     deployment = Deployment(_MODEL, _GPU, _NODE, parallelism, limits, scheduler, _costs(), kv, max_model_len=_MAX_LEN)
-    return World(_workload(rng, _PREDICTIONS[number % len(_PREDICTIONS)], number), deployment)
+    workload = _workload(rng, _PREDICTIONS[number % len(_PREDICTIONS)], number)
+    if policy.uses(*OF_PREFIXES):
+        deployment = replace(deployment, limits=replace(limits, enable_prefix_caching=True))
+        blocks_shared = rng.integers(0, 1 + workload.prompt_tokens // limits.block_size)
+        start = np.concatenate([[0], np.cumsum(blocks_shared)])
+        ids = rng.integers(0, 3, start[-1])
+        workload = replace(workload, prefixes=SharedPrefixes(limits.block_size, start, ids))
+    return World(workload, deployment)
 
 
 def _workload(rng: np.random.Generator, kind: str, number: int) -> Workload:
@@ -172,7 +181,7 @@ def _predict(rng: np.random.Generator, kind: str, output: Ints) -> Floats:
 
 
 def _costs() -> CostTables:
-    """Return tables with a floor, a slope and a sine, so that a different order of summation changes the result."""
+    """Return cost tables with sine waves, so that a different order of summation changes the result."""
     t, b = np.arange(129) / 128, np.arange(33) / 32
     chunk, context = grid_axis(512), grid_axis(1024)
     return CostTables(
@@ -197,11 +206,11 @@ _MAX_WAITS_S = (0.0, 0.05, 0.3)
 def check_policy(
     policy: Policy, *, compiled: bool = True, count: int = 6, seed: int = 0, skip: Sequence[str] = ()
 ) -> list[str]:
-    """Run the checks of ``POLICY_CHECKS``, in any test runner or without one; return the names of those passed.
+    """Run the checks of ``POLICY_CHECKS``, with or without a test runner. Return the names of the passed checks.
 
-    The policy, of any axis, is made by a decorator of ``lengthwise.policy``. If it need not be ``compiled``, only the
-    reference engine runs it. ``count`` is the number of small simulated worlds. An AssertionError states in a sentence
-    the requirement that a check found broken, and the actual value.
+    A decorator of ``lengthwise.policy`` makes the policy, which may be of any axis. If the policy need not be
+    ``compiled``, only the reference engine runs it. ``count`` is the number of small simulated worlds. An
+    AssertionError states the requirement that the policy violates, and the actual value.
     """
     require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
     samples = worlds(policy, count, seed)
@@ -209,7 +218,7 @@ def check_policy(
 
 
 def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
-    """Check that every result is valid on its axis: no NaN, only existing bins, replicas and blocks."""
+    """Check that every result is valid on its axis: not NaN, and an existing bin, replica or block."""
     function = policies.interpreted(policy)
     for arguments in calls(policy):
         result = _call(policy, function, arguments)
@@ -225,7 +234,7 @@ def deterministic(policy: Policy, _: Sequence[World]) -> None:
 
 
 def compiles(policy: Policy, _: Sequence[World]) -> None:
-    """Check that the kernel can use the policy."""
+    """Check that the policy compiles, so that the compiled kernel can use it."""
     try:
         policies.compiled(policy)
     except LengthwiseError as error:
@@ -233,7 +242,7 @@ def compiles(policy: Policy, _: Sequence[World]) -> None:
 
 
 def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
-    """Check that compiled and interpreted results agree to the last bit."""
+    """Check that the compiled and the interpreted policy return bit-identical results."""
     compiled, interpreted = policies.compiled(policy), policies.interpreted(policy)
     for arguments in calls(policy):
         one, other = compiled(*arguments), interpreted(*arguments)
@@ -242,7 +251,7 @@ def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
 
 
 def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that every request finishes or is rejected because it can never fit."""
+    """Check that every request finishes, or is rejected because it can never fit."""
     for world in samples:
         unfinished = ~np.isin(_run(policy, world).requests.status, (Status.FINISHED, Status.REJECTED))
         message = f"{_label(policy)} must let every request finish; {unfinished.sum()} did not in {world}"
@@ -250,7 +259,7 @@ def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
 
 
 def waiting_is_bounded(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that no later arrival overtakes a request after ``max_wait_s``, and that it then waits for earlier ones."""
+    """Check that a request that waited ``max_wait_s`` is not overtaken, and waits only for earlier requests."""
     for world, max_wait_s in itertools.product(samples, _MAX_WAITS_S):
         scheduler = replace(world.deployment.scheduler, max_wait_s=max_wait_s)
         _check_bound(policy, World(world.workload, replace(world.deployment, scheduler=scheduler)))
@@ -274,7 +283,7 @@ def _check_bound(policy: Policy, world: World) -> None:
 
 
 def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that decisions up to a time do not depend on the lengths of outputs unfinished at that time."""
+    """Check that no decision depends on the lengths of outputs that are unfinished at that time."""
     for world in samples:
         limit_s = 0.6 * _run(policy, world).end_s
         before = _run(policy, world, time_limit_s=limit_s)
@@ -288,14 +297,14 @@ def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
 
 
 def runs_are_repeatable(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that the same world gives the same records."""
+    """Check that repeated simulations of a world give the same records."""
     for world in samples:
         column = _first_difference(_run(policy, world), _run(policy, world))
         require(not column, f"{_label(policy)} must be repeatable; {column} differs in two runs of {world}")
 
 
 def kernel_as_reference(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that the compiled kernel and the reference engine agree to the last bit."""
+    """Check that the compiled kernel and the reference engine give bit-identical records."""
     for world in samples:
         column = _first_difference(_run(policy, world, engine="kernel"), _run(policy, world))
         require(not column, f"{_label(policy)}: kernel and reference must agree; {column} differs in {world}")
@@ -316,7 +325,6 @@ def _run(policy: Policy, world: World, *, engine: str = "reference", time_limit_
 
 
 def _first_difference(a: Records, b: Records) -> str:
-    """Return the name of the first column of requests or steps that differs; "": none."""
     for table in ("requests", "steps"):
         one, other = getattr(a, table), getattr(b, table)
         for field in dataclasses.fields(one):

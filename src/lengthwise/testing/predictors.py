@@ -21,7 +21,7 @@ _MODELS = {"terse": 0.6, "chatty": 1.6}
 
 
 def toy_samples(n: int = 400, seed: int = 0) -> Samples:
-    """Return questions with log-normal output lengths around a median of first words and model; a few are censored."""
+    """Return questions whose median output length depends on their first words and the model. Few are censored."""
     rng = np.random.default_rng(seed)
     kind, thing = rng.integers(len(_PREFIXES), size=n), rng.integers(len(_THINGS), size=n)
     model = [list(_MODELS)[at] for at in rng.integers(len(_MODELS), size=n)]
@@ -43,11 +43,11 @@ _UNUSUAL = ("", " ", "\n\n", "\u6f22\u5b57", "\U0001f600\U0001f680", "e\u0301\u2
 def check_predictor(
     make_predictor: Make, samples: Samples | None = None, *, requires_training: bool = True, skip: Sequence[str] = ()
 ) -> list[str]:
-    """Run the checks of ``PREDICTOR_CHECKS``, in any test runner or without one; return the names of those passed.
+    """Run the checks of ``PREDICTOR_CHECKS``, with or without a test runner. Return the names of the passed checks.
 
-    ``make_predictor`` returns a new untrained predictor; ``samples`` train it (None: ``toy_samples()``). With
-    ``requires_training`` the predictor must be better than a constant on the toy samples. An AssertionError states in a
-    sentence the requirement that a check found broken, and the actual value.
+    ``make_predictor`` returns a new untrained predictor, which is trained with ``samples``, by default
+    ``toy_samples()``. With ``requires_training`` the predictor must be better than a constant on the toy samples. An
+    AssertionError states the requirement that the predictor violates, and the actual value.
     """
     advice = f"pass the class {type(make_predictor).__name__}, or a function, not an instance"
     require(callable(make_predictor), f"check_predictor takes a function that makes predictors: {advice}")
@@ -67,7 +67,7 @@ def answers_in_shape(make: Make, samples: Samples) -> None:
 
 
 def quantiles_in_order(make: Make, samples: Samples) -> None:
-    """Check that quantiles are finite, at least 1 and do not decrease along the levels."""
+    """Check that quantiles are finite, at least 1, and do not decrease with the level."""
     tokens = np.asarray(_predict(_fit(make, samples), samples.prompts, 0).tokens)
     require(bool(np.isfinite(tokens).all()), "predicted lengths must be finite; some are NaN or infinite")
     require(bool((tokens >= 1).all()), f"predicted lengths must be at least 1; the minimum is {tokens.min()}")
@@ -75,7 +75,7 @@ def quantiles_in_order(make: Make, samples: Samples) -> None:
 
 
 def deterministic(make: Make, samples: Samples) -> None:
-    """Check that equal samples make equal predictors, and that repeated predictions are equal."""
+    """Check that equal samples give equal predictors, and that repeated predictions are equal."""
     one, two = _fit(make, samples), _fit(make, samples)
     first, repeated, other = (_quantiles(predictor, samples.prompts, 0) for predictor in (one, one, two))
     require(np.array_equal(first, repeated), "repeated predictions for one prompt must be equal; they differ")
@@ -83,7 +83,7 @@ def deterministic(make: Make, samples: Samples) -> None:
 
 
 def rows_are_independent(make: Make, samples: Samples) -> None:
-    """Check that a prediction does not depend on the order or the other requests of its batch."""
+    """Check that a prediction does not depend on other requests in its batch, or on their order."""
     predictor = _fit(make, samples)
     prompts = samples.prompts.take(np.arange(min(16, len(samples))))
     rows = np.arange(len(prompts))
@@ -113,7 +113,7 @@ def inputs_untouched(make: Make, samples: Samples) -> None:
 
 
 def above_tokens_so_far(make: Make, samples: Samples) -> None:
-    """Check that a total length is above the tokens so far, however many they are."""
+    """Check that a predicted total length is above the tokens so far, however many these are."""
     predictor = _fit(make, samples)
     prompts = samples.prompts.take(np.arange(min(8, len(samples))))
     for age in _AGES:
@@ -126,7 +126,7 @@ def above_tokens_so_far(make: Make, samples: Samples) -> None:
 
 
 def conditions_on_survival(make: Make, samples: Samples) -> None:
-    """Check that tokens so far without their text change a prediction only as survival does."""
+    """Check that with tokens so far but no text, ``predict`` returns ``predict(prompts).given(tokens)``."""
     predictor = _fit(make, samples)
     prompts = samples.prompts.take(np.arange(min(8, len(samples))))
     first = _predict(predictor, prompts, 0)
@@ -155,14 +155,14 @@ def unusual_prompts(make: Make, samples: Samples) -> None:
 
 
 def constant_length(make: Make, samples: Samples) -> None:
-    """Check that a constant output length is learned."""
+    """Check that a predictor learns a constant output length."""
     same = Samples(samples.prompts, np.full(len(samples), 64), np.zeros(len(samples), bool), samples.output)
     mean = float(np.median(_predict(_fit(make, same, " on one constant length"), same.prompts, 0).mean))
     require(48 <= mean <= 96, f"outputs that all have 64 tokens must be predicted as about 64; got {mean:g}")
 
 
 def censored_outputs(make: Make, samples: Samples) -> None:
-    """Check that lengths are predicted above the observed ones where outputs are censored."""
+    """Check that the mean prediction is above the mean observed length if many outputs are censored."""
     limit = max(2, int(np.median(samples.output_tokens)))
     y = np.minimum(samples.output_tokens, limit)
     cut = Samples(samples.prompts, y, samples.censored | (samples.output_tokens > limit), samples.output)

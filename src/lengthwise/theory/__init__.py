@@ -1,4 +1,4 @@
-"""What can be said without an engine: Multi-Bin Batching's formulas, and queues by what is known of lengths."""
+"""What formulas answer without an engine: Multi-Bin Batching, and queues with different knowledge of the lengths."""
 
 import lazy_loader
 

@@ -45,3 +45,4 @@ from .service import exponential_recursion as exponential_recursion
 from .service import exponential_steps as exponential_steps
 from .service import learned as learned
 from .service import uniform_optimal as uniform_optimal
+from .stack_distance import stack_distances as stack_distances

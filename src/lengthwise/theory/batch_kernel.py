@@ -1,7 +1,7 @@
 """Compiled twin of ``batch_server.reference``; a property test checks that both agree to the last bit.
 
-All arrays are passed in. ``waiting[b]`` has the requests of bin b, ``reserved[b]`` their number, ``free_s`` the time at
-which each server is free (length 0: infinitely many servers).
+All arrays are passed in. ``waiting[b]`` has the requests of bin b, ``reserved[b]`` is their number. ``free_s`` is the
+time at which each server becomes free; its length is 0 for infinitely many servers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from lengthwise._jit import jit
 
 @jit
 def _dispatch(b, now_s, service_s, waiting, reserved, free_s, formed_s, start_s, end_s):
-    """Dispatch bin ``b`` to the server that is free first; ties go to the lowest index."""
     servers, begin_s, server = len(free_s), now_s, -1
     if servers > 0:
         server = 0
@@ -33,7 +32,10 @@ def _dispatch(b, now_s, service_s, waiting, reserved, free_s, formed_s, start_s,
 
 @jit
 def _oldest_bin(waiting, reserved):
-    """Return the bin with the earliest first request; -1 where all are empty."""
+    """Return the bin whose first request arrived earliest, or -1 if all bins are empty.
+
+    Bin b holds ``reserved[b]`` requests, whose numbers, in order of arrival, are in ``waiting[b]``.
+    """
     found = -1
     for b in range(len(reserved)):
         if reserved[b] > 0 and (found < 0 or waiting[b, 0] < waiting[found, 0]):
@@ -42,7 +44,7 @@ def _oldest_bin(waiting, reserved):
 
 
 def serve(arrival_s, service_s, bins, batch, max_wait_s, drain, waiting, reserved, free_s, formed_s, start_s, end_s):
-    """Fill ``formed_s``, ``start_s`` and ``end_s`` of every request; return the number of batches."""
+    """Fill ``formed_s``, ``start_s`` and ``end_s`` of every request, and return the number of batches."""
     n, batches = len(arrival_s), 0
     timed = max_wait_s < float("inf")
     oldest = -1  # the bin with the longest wait, where waits are bounded

@@ -1,4 +1,4 @@
-"""Simulation of Multi-Bin Batching without randomness: bins fill, batches queue, servers run them."""
+"""Simulation of Multi-Bin Batching without random draws: bins fill, batches queue, servers run them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lengthwise.theory.service import Floats, check_count, check_counts
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """Times of n requests, infinite for requests in no batch."""
+    """Times of n requests. A request that no batch includes has infinite ``formed_s``, ``start_s`` and ``end_s``."""
 
     arrival_s: Floats  # [n]
     formed_s: Floats  # [n] when the batch was full (or had waited ``max_wait_s``)
@@ -38,7 +38,7 @@ class Served:
 
     @property
     def throughput_rps(self) -> float:
-        """Return served requests over the time from the first arrival to the last end."""
+        """Return the number of served requests over the time from the first arrival to the last end."""
         done = self.served
         span_s = self.end_s[done].max() - self.arrival_s[0] if done.any() else math.nan
         return float(np.count_nonzero(done) / span_s)
@@ -56,18 +56,18 @@ def serve(
     drain: bool = False,
     engine: Literal["compiled", "reference"] = "compiled",
 ) -> Served:
-    """Simulate when every request's batch is formed, started and finished; raise InputError for invalid columns.
+    """Simulate when every request's batch is formed, started and finished. Raises InputError for invalid columns.
 
-    A batch is full at its last member's arrival. Full batches are served in the order in which they were formed, each
-    by the server that is free first (None: infinitely many), for as long as its longest member takes.
+    A batch is formed when its last member arrives. Batches are served in the order in which they were formed, each by
+    the server that is free first. A batch takes as long as its longest member.
 
     Args:
         arrival_s: [n] seconds, non-decreasing.
         service_s: [n] seconds that each request takes alone, at least 0.
         bins: [n] the bin of each request, 0 to ``num_bins`` - 1.
-        max_wait_s: A bin is dispatched when its oldest request has waited this long, before arrivals of that instant
-            join.
-        drain: With an infinite wait: whether to dispatch partial batches at the last arrival.
+        servers: Number of servers. None means infinitely many.
+        max_wait_s: A bin is dispatched when its oldest request has waited this long, before new arrivals join it.
+        drain: Whether to dispatch partial batches at the last arrival, if ``max_wait_s`` is infinite.
         engine: "reference" runs the same in plain Python.
     """
     check_counts(batch, num_bins)
@@ -108,7 +108,7 @@ def reference(  # noqa: C901 - the specification, in one function
     max_wait_s: float,
     drain: bool,
 ) -> Served:
-    """Run ``serve`` in plain Python: the specification of the kernel; 0 ``servers`` are infinitely many."""
+    """Run ``serve`` in plain Python, as the specification of the kernel. 0 ``servers`` means infinitely many."""
     n = len(arrival_s)
     formed_s, start_s, end_s = (np.full(n, math.inf) for _ in range(3))
     waiting: list[deque[int]] = [deque() for _ in range(num_bins)]

@@ -1,7 +1,7 @@
-"""Multi-Bin Batching: throughput, capacity, number of bins for a target, latency, simulations and studies.
+"""Multi-Bin Batching: throughput, capacity, bins needed for a target, latency, simulations and studies.
 
-Requests arrive as a Poisson process and wait in the bin of their (predicted) service time. A full bin of ``batch``
-requests becomes a batch; a batch takes as long as its longest member; batches are served in the order in which they
+Requests arrive as a Poisson process and wait in the bin of their (predicted) service time. A bin with ``batch``
+requests becomes a batch, which takes as long as its longest member. Batches are served in the order in which they
 filled up. The model leaves out continuous batching, prefill and memory.
 """
 
@@ -28,7 +28,7 @@ ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighb
 
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
-    """Return [k, k] the error model of Section 6.2: one bin too low (``below``) or too high (by default as likely)."""
+    """Return a confusion matrix [k, k] for probabilities ``below`` of one bin too low and ``above`` of one too high."""
     check_counts(1, bins)
     above = below if above is None else above
     if not (below >= 0 and above >= 0 and below + above <= 1):
@@ -41,7 +41,7 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
 
 
 def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
-    """Return [k, k] a confusion matrix with this mean accuracy; raise InputError if there is none."""
+    """Return a confusion matrix [k, k] with a mean accuracy of ``accuracy``. Raises InputError if there is none."""
     # ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly.
     check_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
@@ -64,7 +64,7 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
 
 
 def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
-    """Return [k, k] shares of predicted bins by true bin; a bin without requests counts as predicted correctly."""
+    """Return the observed confusion matrix [k, k]. A bin without requests counts as predicted correctly."""
     check_counts(1, bins)
     true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
     if true.shape != predicted.shape or true.ndim != 1:
@@ -79,7 +79,10 @@ def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: 
 
 
 def confuse(true_bin: npt.ArrayLike, confusion: npt.ArrayLike, levels: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return [n] the predicted bins by a ``confusion`` [k, k] and uniform draws ``levels`` [n], to share by runs."""
+    """Return [n] predicted bins of requests with true bins ``true_bin``, by the confusion matrix [k, k].
+
+    ``levels`` [n] are uniform random numbers, one for each request.
+    """
     matrix = _checked_confusion(confusion, len(np.atleast_2d(np.asarray(confusion))))
     true, drawn = np.asarray(true_bin, np.int64), np.asarray(levels, float)
     predicted = np.empty(len(true), np.int64)
@@ -108,7 +111,7 @@ def _joint_shares(times: ServiceTimes, cuts_s: npt.ArrayLike, confusion: npt.Arr
 def expected_batch_s(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None
 ) -> float:
-    """Return the expected service time of a batch, E[T_k] = sum of P(bin) E[max of a batch] (equation 2)."""
+    """Return the expected service time of a batch, E[T_k]: the sum of P(bin) E[longest of a batch] (equation 2)."""
     # With ``confusion`` ([true, predicted], rows of probabilities) a batch has members of several true bins: their
     # distribution is the mixture F, and E[max] the integral of 1 - F^batch, computed without simulation.
     check_counts(batch)
@@ -120,13 +123,13 @@ def expected_batch_s(
 def throughput_rps(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
-    """Return the requests a second of ``servers`` that always have a batch: B / E[T_k] (Proposition 4.1)."""
+    """Return the requests per second of ``servers`` that always have a batch, B / E[T_k] each (Proposition 4.1)."""
     service.check_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
-    """Return the limit of infinitely many bins, c_max = B / mean service time (Remark 4.3)."""
+    """Return the throughput with infinitely many bins, B / mean service time (c_max, Remark 4.3)."""
     check_counts(batch)
     service.check_count("servers", servers)
     return servers * batch / times.mean_s
@@ -144,18 +147,18 @@ def latency_s(
 
 
 def uniform_batch_s(times: UniformTimes, batch: int, bins: int) -> float:
-    """Return E[T_k] = mean + (high - low) / (2 k) x (B - 1) / (B + 1), with the best boundaries (Theorem 4.2)."""
+    """Return E[T_k] with the best boundaries: mean + (high - low) / (2 k) x (B - 1) / (B + 1) (Theorem 4.2)."""
     check_counts(batch, bins)
     return times.mean_s + (times.high_s - times.low_s) / (2 * bins) * (batch - 1) / (batch + 1)
 
 
 def uniform_throughput_rps(times: UniformTimes, batch: int, bins: int) -> float:
-    """Return Thr_k = B / E[T_k] (Theorem 4.2); it grows with the number of bins."""
+    """Return Thr_k = B / E[T_k] (Theorem 4.2). The throughput grows with the number of bins."""
     return batch / uniform_batch_s(times, batch, bins)
 
 
 def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
-    """Return the smallest number of bins with throughput ``target_rps`` (Theorem 4.3; its c_max - epsilon)."""
+    """Return the smallest number of bins with a throughput of ``target_rps`` (Theorem 4.3: c_max - epsilon)."""
     _check_target(times, batch, target_rps)
     if batch == 1:
         return 1
@@ -166,7 +169,10 @@ def uniform_bins_for(times: UniformTimes, batch: int, target_rps: float) -> int:
 def bins_for(
     times: ServiceTimes, batch: int, target_rps: float, rule: Callable[[int], npt.ArrayLike], *, most: int = 1 << 14
 ) -> int | None:
-    """Return the smallest number of bins, up to ``most``, whose cuts by ``rule`` have throughput ``target_rps``."""
+    """Return the smallest number of bins that reaches ``target_rps``, or None if more than ``most`` are needed.
+
+    ``rule`` returns the boundaries for a number of bins.
+    """
     _check_target(times, batch, target_rps)
 
     def is_enough(bins: int) -> bool:
@@ -194,7 +200,7 @@ def _check_target(times: ServiceTimes, batch: int, target_rps: float) -> None:
 
 
 def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: int) -> float:
-    """Return the bound sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate) of E[T_k] (equation 27)."""
+    """Return an upper bound of E[T_k]: sum_{i<k} P(bin i) l_i + P(bin k) (l_{k-1} + H_B / rate) (equation 27)."""
     check_counts(batch)
     cuts = service.check_cuts(cuts_s)
     masses = times.masses(cuts)
@@ -203,7 +209,7 @@ def exponential_bound_s(times: ExponentialTimes, cuts_s: npt.ArrayLike, batch: i
 
 
 def exponential_least_bound_s(times: ExponentialTimes, batch: int, bins: int) -> float:
-    """Return that bound at the boundaries of the recursion: (1 + x_1) / rate (Corollary A.1.1)."""
+    """Return the bound of equation 27 at the boundaries that minimize it: (1 + x_1) / rate (Corollary A.1.1)."""
     # Its choice of x_{k-1} makes the innermost bracket of x_1 + e^-x_1 (.. (x_{k-1} + e^-x_{k-1} H_B)) x_{k-1} + 1, and
     # so on outwards. Throughput is at least B rate / (1 + x_1), and x_1 goes to 0 as the number of bins grows.
     steps = service.exponential_steps(batch, bins)
@@ -216,12 +222,12 @@ def _harmonic(n: int) -> float:
 
 
 def gain(times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: Floats | None = None) -> float:
-    """Return the throughput relative to that of one bin, less 1."""
+    """Return by which share the throughput exceeds the throughput with a single bin."""
     return expected_batch_s(times, [], batch) / expected_batch_s(times, cuts_s, batch, confusion) - 1
 
 
 def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
-    """Return [k - 1] boundaries by the name of a rule."""
+    """Return [k - 1] the boundaries that the named rule chooses (``RULES``)."""
     if rule not in RULES:
         raise InputError(f"boundaries must be one of {', '.join(RULES)}; they are {rule!r}")
     if rule == "equal":
@@ -234,7 +240,7 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 
 
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Return up to k - 1 distinct boundaries in tokens, half a token above the last length of their bin."""
+    """Return up to k - 1 boundaries in tokens. Each is half a token above the longest length of its bin."""
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")
@@ -254,7 +260,10 @@ def runs(
     seeds: Iterable[int] = range(5),
     confusion: npt.ArrayLike | None = None,
 ) -> list[Served]:
-    """Simulate a run by seed: Poisson arrivals (all at once for an infinite rate) in true or confused bins."""
+    """Simulate one run per seed, with Poisson arrivals at ``rate_rps`` or, if it is infinite, all arrivals at once.
+
+    Each request is in its true bin or, with ``confusion``, in a bin that is drawn by this matrix.
+    """
     # The same seed draws the same requests for all bins, rates and confusions.
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
         raise InputError(f"a run needs at least one request and a rate above 0; they are {requests} and {rate_rps:g}")
@@ -287,7 +296,7 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class MultiBinStudy:
-    """Throughput and latency by number of bins."""
+    """Throughput and latency for several numbers of bins."""
 
     batch: int  # requests in a batch
     rule: str
@@ -304,7 +313,7 @@ class MultiBinStudy:
     metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
     def overloads(self, row: Bins) -> bool:
-        """Return whether the arrivals exceed the throughput of one server with a row's bins."""
+        """Return whether requests arrive faster than one server serves them with the row's bins."""
         return math.isfinite(self.rate_rps) and self.rate_rps >= row.throughput_rps
 
 
@@ -326,11 +335,11 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """Compute theory and simulation for several numbers of bins.
 
     Args:
-        rate_rps: Arrivals a second, for latencies.
+        rate_rps: Arrivals per second, for latencies.
         target_share: Share of the capacity to reach, below 1.
         error: Probability of each neighbouring bin (Section 6.2).
-        accuracy: Share of correct predictions by number of bins; errors fall on neighbours.
-        requests: Requests of a simulated run; 0 disables simulation.
+        accuracy: Share of correct predictions, by number of bins. All errors are one bin off.
+        requests: Requests of a simulated run. 0 means no simulation.
         curves: Whether to compute saturation and robustness.
     """
     accuracies = dict(accuracy or {})

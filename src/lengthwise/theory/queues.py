@@ -1,12 +1,12 @@
-"""Mean sojourn times of an M/G/1 queue under several orders of service, by knowledge of the sizes.
+"""Mean sojourn times of an M/G/1 queue under several orders of service, which know more or less about the sizes.
 
-Requests arrive as a Poisson process and have independent sizes. FCFS knows nothing; SJF and SRPT know every size; SPJF
-and SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order by predicted sizes.
+Requests arrive as a Poisson process and have independent sizes. FCFS knows no sizes; SJF and SRPT know all; SPJF and
+SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order by predicted sizes.
 
-For a replica that serves ``slots`` requests at a time, the wait is that at one server of ``slots`` times the speed,
-times Erlang's C over the load (Lee and Longton 1959: exact for FCFS of exponential times); the service time is the
-request's own in a slot. The model leaves out that steps slow down with the batch, that prefills delay
-decodes, that memory may fit fewer than ``slots``, and that preempted requests are recomputed.
+A replica that serves ``slots`` requests at a time is modelled as one server that is ``slots`` times as fast. The wait
+at this server is multiplied by Erlang's C over the load (Lee and Longton 1959: exact for FCFS with exponential times);
+the service time is the request's own in a slot. The model leaves out that larger batches slow down steps, that prefills
+delay decodes, that memory may hold fewer than ``slots`` requests, and that preempted requests are recomputed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORDERS |= {"spjf": "SJF, predicted", "sprpt": "SRPT, predicted"}
 
 @dataclass(frozen=True)
 class Sojourn:
-    """Expected values in the steady state."""
+    """Expected times of a request in the system and in waiting, and the expected slowdown, in the steady state."""
 
     mean_s: float  # time from arrival to completion
     wait_s: float  # the same without the service time: all waiting, interruptions included
@@ -39,7 +39,7 @@ class Sojourn:
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
-    """Return the share of time that a slot is busy, rate x mean / slots; raise InputError unless it is below 1."""
+    """Return the share of time that a slot is busy, rate x mean / slots. Raises InputError unless it is below 1."""
     check_count("slots", slots)
     load = rate_rps * times.mean_s / slots
     if not (math.isfinite(load) and 0 < load < 1):
@@ -57,16 +57,16 @@ def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
-    """Return the sojourn of one server shared by all requests: E[S] / (1 - load) for any distribution.
+    """Return the sojourn if all requests share one server equally: E[S] / (1 - load) for any distribution.
 
-    It models a batch without a limit whose step time grows in proportion to the batch.
+    It models an unlimited batch whose step time is proportional to the batch.
     """
     slowdown = 1 / (1 - load_of(times, rate_rps))
     return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
 
 
 def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest job first, nonpreemptive (Phipps 1956); equal sizes are served in order."""
+    """Return the sojourn under nonpreemptive shortest job first (Phipps 1956). Equal sizes run in order of arrival."""
     # wait(x) = rate E[S^2] / 2 / ((1 - load of < x)(1 - load of <= x))
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
@@ -76,7 +76,7 @@ def sjf(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest remaining time first, preemptive, with known sizes (Schrage, Miller 1966)."""
+    """Return the sojourn under shortest remaining time first, preemptive, for known sizes (Schrage, Miller 1966)."""
     # No schedule of ``slots`` slots has a mean sojourn below that of one slot of ``slots`` times the speed.
     load = load_of(times, rate_rps, slots)
     sizes, shares = times.cells(MAX_CELLS)
@@ -89,7 +89,7 @@ def srpt(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 
 
 def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted job first, nonpreemptive; pairs are equally likely."""
+    """Return the sojourn under nonpreemptive shortest predicted job first. All given pairs are equally likely."""
     # wait(y) = rate E[S^2] / 2 / ((1 - load predicted < y)(1 - load predicted <= y)), by the predictions' order alone.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     load = load_of(SampledTimes(sizes), rate_rps, slots)
@@ -99,9 +99,9 @@ def spjf(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, sl
 
 
 def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, slots: int = 1) -> Sojourn:
-    """Return the sojourn under shortest predicted remaining time first, preemptive; pairs are equally likely."""
-    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); one that outlives
-    # its prediction is not interrupted any more (Mitzenmacher 2019). Of many pairs, evenly spaced ones count.
+    """Return the sojourn under preemptive shortest predicted remaining time first. Given pairs are equally likely."""
+    # A request with prediction y and attained service a has a predicted remainder of max(y - a, 0); once it exceeds
+    # its prediction, it is not interrupted any more (Mitzenmacher 2019). From many pairs evenly spaced ones are taken.
     sizes, predicted = _checked_pairs(sizes_s, predicted_s)
     if len(sizes) > MAX_PAIRS:
         by_prediction = np.lexsort((sizes, predicted))
@@ -112,7 +112,7 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
     below, up_to, order = _predicted_loads(fast, fast_predicted, rate_rps)
     squares = np.frombuffer(_squares_ahead(fast.tobytes(), fast_predicted.tobytes()))
     wait = rate_rps * squares / 2 / ((1 - below) * (1 - up_to))
-    # Time from first to last service: the integral of 1 / (1 - load predicted below the remainder).
+    # The time from first to last service is the integral of 1 / (1 - load with predictions below the remainder).
     ends = np.concatenate(([0.0], fast_predicted[order]))
     load_below = np.concatenate(([0.0], np.cumsum(fast[order])[:-1])) * rate_rps / len(fast)
     cumulative = np.concatenate(([0.0], np.cumsum(np.diff(ends) / (1 - load_below))))
@@ -125,8 +125,8 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
 def with_error(
     times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return ``count`` true sizes and predictions, size x exp(sigma Z), of the true median."""
-    # Sizes are the cells' means, in their proportions; errors are the normal's quantiles, in random order.
+    """Return ``count`` true sizes and their predictions, size x exp(sigma Z) with a standard normal Z."""
+    # Sizes are the means of cells, as often as their shares; errors are quantiles of the normal in random order.
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
     from scipy.special import ndtri
@@ -140,7 +140,7 @@ def with_error(
 
 
 def share_retained(fcfs: Sojourn, predicted: Sojourn, oracle: Sojourn) -> float:
-    """Return the share of the gap in mean sojourn time from ``fcfs`` to ``oracle`` that predictions close."""
+    """Return the share of the oracle's gain in mean time over FCFS that predictions retain, or NaN if it has none."""
     gap = fcfs.mean_s - oracle.mean_s
     return (fcfs.mean_s - predicted.mean_s) / gap if gap > 1e-12 * fcfs.mean_s else math.nan
 
@@ -155,20 +155,20 @@ def erlang_c(load: float, slots: int) -> float:
 
 
 def _sojourn(sizes: Floats, shares: Floats, delay_s: Floats, load: float, slots: int) -> Sojourn:
-    """Convert delays of the fast single server to those of slots, and add the slot's own service time."""
+    """Return the sojourn with ``slots``, from the delays at one server that is ``slots`` times as fast as a slot."""
     delay = delay_s * erlang_c(load, slots) / load
     wait, mean = float(delay @ shares), float(sizes @ shares)
     return Sojourn(mean + wait, wait, float((1 + delay / sizes) @ shares))
 
 
 def _loads(sizes: Floats, shares: Floats, rate_rps: float) -> tuple[Floats, Floats]:
-    """Return the loads of smaller sizes, and of at most as large ones, for each of the sorted, distinct sizes."""
+    """Return for ascending, distinct sizes the load of all smaller sizes, and the load of smaller and equal sizes."""
     up_to = rate_rps * np.cumsum(sizes * shares)
     return np.concatenate(([0.0], up_to[:-1])), up_to
 
 
 def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """Return by request the load of smaller predictions, the load including equal ones, and the sorting order."""
+    """Return by request the loads of smaller and of smaller or equal predictions, and the sorting order."""
     order = np.argsort(predicted, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(sizes[order]))) * rate_rps / len(sizes)
     ranked = predicted[order]
@@ -178,7 +178,7 @@ def _predicted_loads(sizes: Floats, predicted: Floats, rate_rps: float) -> tuple
 
 @lru_cache(maxsize=64)
 def _squares_ahead(sizes_bytes: bytes, predicted_bytes: bytes) -> bytes:
-    """Return mean squares of the work ahead of each prediction y: x^2 if predicted t <= y, else (x - t + y)+^2."""
+    """Return the mean squared work ahead of prediction y: x^2 if prediction t <= y, and max(x - t + y, 0)^2 if not."""
     # Arrays are passed as bytes, so that the slow part is cached: it is the same at every load.
     sizes, predicted = np.frombuffer(sizes_bytes), np.frombuffer(predicted_bytes)
     ahead = np.empty(len(sizes))
@@ -225,7 +225,7 @@ def queue_study(
     seed: int = 0,
     metadata: Sequence[str] = (),
 ) -> QueueStudy:
-    """Compare orders of service, with known sizes and with predictions, at each load."""
+    """Compare orders of service, by known and by predicted sizes, at each load."""
     # ``sigma`` is the error of the predictor (``with_error``), unless ``pairs`` gives (true, predicted) sizes of a real
     # one; ``sigmas`` are the errors of the curves of the retained share.
     check_count("slots", slots)

@@ -1,4 +1,4 @@
-"""Distributions of service times (masses, quantiles, moments, expected maxima) and boundaries of bins."""
+"""Distributions of service times (bin shares, quantiles, moments, expected maxima) and boundaries of bins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above
 
 
 class ServiceTimes(Protocol):
-    """Interface of distributions of service times, in seconds, tokens or another additive unit."""
+    """Interface of a distribution of service times, in seconds, tokens or another unit that can be added."""
 
     # ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
 
@@ -31,21 +31,21 @@ class ServiceTimes(Protocol):
         """Return the expected square of the service time."""
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
-        """Return service times at the cumulative shares ``level``."""
+        """Return the quantiles of the service time at ``level``."""
 
     def masses(self, cuts_s: npt.ArrayLike) -> Floats:
         """Return [k] the share of requests in each bin."""
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return the expected maximum of ``batch`` requests that come from bin i with probability ``shares[i]``."""
+        """Return the expected longest time of ``batch`` requests, each from bin i with probability ``shares[i]``."""
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return sizes and probabilities of at most ``count`` cells with the distribution's mean."""
+        """Return sizes and probabilities of at most ``count`` points that have the same mean as the distribution."""
 
 
 @dataclass(frozen=True)
 class UniformTimes:
-    """Uniform service times: Assumption 3.2 of Multi-Bin Batching."""
+    """Uniformly distributed service times: Assumption 3.2 of Multi-Bin Batching."""
 
     low_s: float
     high_s: float
@@ -75,7 +75,7 @@ class UniformTimes:
         return np.diff(self._ends(cuts_s)) / (self.high_s - self.low_s)
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return high less the integral of F^batch, F the piecewise linear distribution of a member."""
+        """Return high minus the integral of F^batch, where F is the distribution function of one request."""
         ends = self._ends(cuts_s)
         above = np.cumsum(np.asarray(shares, float))
         below = np.concatenate(([0.0], above[:-1]))
@@ -85,7 +85,7 @@ class UniformTimes:
         return float(ends[-1] - np.sum(np.diff(ends) * np.where(width > 1e-12, mean_power, above**batch)))
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return ``count`` equal cells, each at its mean."""
+        """Return the means and probabilities of ``count`` equal intervals."""
         return self.quantile((np.arange(count) + 0.5) / count), np.full(count, 1 / count)
 
     def _ends(self, cuts_s: npt.ArrayLike) -> Floats:
@@ -122,7 +122,7 @@ class ExponentialTimes:
         return -np.diff(self._above(cuts_s))
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return the closed form if all come from one bin (Joshi 1978), else the integral of 1 - F^batch."""
+        """Use a closed form if all requests are of one bin (Joshi 1978), or the integral of 1 - F^batch otherwise."""
         above, mixture = self._above(cuts_s), np.asarray(shares, float)
         ends = np.concatenate(([0.0], np.maximum(check_cuts(cuts_s), 0.0), [np.inf]))
         (used,) = np.nonzero(mixture)
@@ -146,7 +146,7 @@ class ExponentialTimes:
         return total
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return ``count`` cells of equal probability, each at its mean."""
+        """Return the means and probabilities of ``count`` intervals of equal probability."""
         above = 1 - np.arange(count + 1) / count
         with np.errstate(divide="ignore", invalid="ignore"):
             partial_mean = np.where(above > 0, above * (1 - np.log(above)), 0.0)
@@ -157,7 +157,6 @@ class ExponentialTimes:
         return np.concatenate(([1.0], inner, [0.0]))
 
     def _truncated_max_s(self, width_s: float, batch: int) -> float:
-        """Return E[max] of an exponential that is known to be at most ``width_s``."""
         harmonic = np.cumsum(1 / np.arange(1, batch + 1))
         width, inside = self.rate_per_s * width_s, -math.expm1(-self.rate_per_s * width_s)
         if inside <= 0 or inside >= 1:  # an empty bin, or one without an upper end
@@ -172,7 +171,7 @@ class ExponentialTimes:
 
 
 def check_cuts(cuts_s: npt.ArrayLike) -> Floats:
-    """Return the cuts as an array; raise InputError unless they are non-decreasing numbers."""
+    """Return the cuts as an array. Raises InputError unless they are non-decreasing numbers."""
     cuts = np.asarray(cuts_s, float).ravel()
     if np.isnan(cuts).any() or (np.diff(cuts) < 0).any():
         raise InputError(f"boundaries of bins must be numbers that do not decrease; they are {cuts}")
@@ -180,13 +179,13 @@ def check_cuts(cuts_s: npt.ArrayLike) -> Floats:
 
 
 def bin_of(values_s: npt.ArrayLike, cuts_s: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return [n] the bin of each value: above the cut before it, at most the cut after it."""
+    """Return [n] the bin of each value. A value equal to a cut belongs to the lower bin."""
     return np.searchsorted(check_cuts(cuts_s), np.asarray(values_s, float), side="left").astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class SampledTimes:
-    """Equally likely service times ``values_s`` [n], positive seconds in any order."""
+    """Equally likely service times ``values_s`` [n]: positive seconds in any order."""
 
     values_s: npt.ArrayLike
 
@@ -208,7 +207,7 @@ class SampledTimes:
         return float(np.mean(self._sorted**2))
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
-        """Return the smallest values with at least the shares ``level`` of the sample at or below them."""
+        """Return the smallest sampled values with at least a share ``level`` of the sample at or below them."""
         place = np.ceil(np.asarray(level, float) * len(self._sorted) - 1e-9).astype(int) - 1
         return np.asarray(self._sorted[np.clip(place, 0, len(self._sorted) - 1)])
 
@@ -217,7 +216,7 @@ class SampledTimes:
         return np.diff(self._counts(cuts_s)) / len(self._sorted)
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return the sum of value x (F^batch - F before^batch), drawn with replacement."""
+        """Return the expected maximum of members drawn with replacement, the sum of values x the rises of F^batch."""
         counts = np.diff(self._counts(cuts_s))
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.where(counts > 0, np.asarray(shares, float) / counts, 0.0)
@@ -226,7 +225,7 @@ class SampledTimes:
         return float(self._sorted @ np.diff(cdf**batch, prepend=0.0))
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return the distinct values, or, if there are more, ``count`` groups of neighbours at their means."""
+        """Return the distinct values and their shares, or means of ``count`` groups if there are too many values."""
         values, counts = self._distinct
         if len(values) <= count:
             return values, counts / counts.sum()
@@ -250,31 +249,31 @@ MAX_CELLS = 1500  # cells of a distribution among which cuts are learned; the wo
 
 
 def check_counts(batch: int, bins: int = 1) -> None:
-    """Raise InputError unless the batch and the number of bins are integers of at least 1."""
+    """Raise InputError unless the batch and the number of bins are positive integers."""
     check_count("batch", batch)
     check_count("bins", bins)
 
 
 def check_count(name: str, value: int) -> None:
-    """Raise InputError unless ``value`` is an integer of at least 1."""
+    """Raise InputError unless ``value`` is a positive integer."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise InputError(f"{name} must be a whole number of at least 1; it is {value}")
 
 
 def equal_mass(times: ServiceTimes, bins: int) -> Floats:
-    """Return [k - 1] cuts with the same share of requests in every bin (as far as ties of a sample allow)."""
+    """Return [k - 1] cuts that give every bin the same share of requests, as nearly as equal values allow."""
     check_counts(1, bins)
     return times.quantile(np.arange(1, bins) / bins)
 
 
 def uniform_optimal(times: UniformTimes, bins: int) -> Floats:
-    """Return [k - 1] cuts l_i = low + (i / k)(high - low), optimal for uniform times (Lemma 4.1)."""
+    """Return [k - 1] cuts l_i = low + (i / k)(high - low), which are optimal for uniform times (Lemma 4.1)."""
     check_counts(1, bins)
     return times.low_s + (times.high_s - times.low_s) * np.arange(1, bins) / bins
 
 
 def exponential_steps(batch: int, bins: int) -> Floats:
-    """Return [k - 1] x_1 .. x_{k-1}: x_{k-1} = ln H_B, and downwards x_i = ln(1 + x_{i+1}) (Lemma A.1)."""
+    """Return the [k - 1] numbers x_i of Lemma A.1. The last is ln H_B, and before it x_i is ln(1 + x_{i+1})."""
     check_counts(batch, bins)
     steps = np.zeros(bins - 1)
     step = np.sum(1 / np.arange(1, batch + 1)) - 1
@@ -284,14 +283,14 @@ def exponential_steps(batch: int, bins: int) -> Floats:
 
 
 def exponential_recursion(times: ExponentialTimes, batch: int, bins: int) -> Floats:
-    """Return [k - 1] cuts (x_1 + .. + x_i) / rate, which minimise the bound of Appendix A.4 (Lemma A.1)."""
+    """Return [k - 1] cuts (x_1 + .. + x_i) / rate, which minimize the upper bound of Appendix A.4 (Lemma A.1)."""
     return np.cumsum(exponential_steps(batch, bins)) / times.rate_per_s
 
 
 def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
-    """Return [k - 1] cuts with the smallest expected batch time, never worse than equal masses."""
-    # Minimises the sum over bins of P(bin) E[max of a batch in the bin] by dynamic programming over the cells. With
-    # fewer distinct values than bins the cuts of empty bins repeat.
+    """Return [k - 1] cuts with the smallest expected batch time, which is at most the time with ``equal_mass``."""
+    # Dynamic programming over the cells minimizes the sum over bins of P(bin) E[max of a batch in the bin]. If there
+    # are fewer distinct values than bins, the cuts of empty bins repeat.
     check_counts(batch, bins)
     values, weights = times.cells(MAX_CELLS)
     costs = _segment_costs(values, weights, batch)
@@ -308,7 +307,7 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
         end = int(best[end])
         ends.insert(0, end)
     if isinstance(times, SampledTimes) and len(values) < MAX_CELLS:
-        # Cells are the distinct values themselves: a cut may lie on one.
+        # The cells are the distinct values themselves, so that a cut may be one of them.
         cuts = np.array([values[end - 1] for end in ends])
     else:
         cuts = np.array([(values[end - 1] + values[end]) / 2 for end in ends])
@@ -323,9 +322,9 @@ def learned(times: ServiceTimes, batch: int, bins: int) -> Floats:
 
 
 def _segment_costs(values: Floats, weights: Floats, batch: int) -> Floats:
-    """Return [m + 1, m + 1] mass x E[max] of one bin of the cells a .. b - 1; infinite where a >= b."""
-    # With F the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
-    # upper end: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
+    """Return [m + 1, m + 1] mass x E[max] of a bin with cells a to b - 1 at (a, b), or infinity where a >= b."""
+    # If F is the distribution within the bin, E[max] = v_b - sum F_j^B (v_{j+1} - v_j). The sum R is updated for each
+    # upper end b: R(b + 1) = (R(b) + gap) (mass(b) / mass(b + 1))^B, which never underflows.
     m = len(values)
     costs = np.full((m + 1, m + 1), np.inf)
     mass, sums = np.zeros(m), np.zeros(m)  # by first cell of the bin

@@ -1,1 +1,1 @@
-"""What each command does: one use case a file, imported lazily; no argument parsing and no formatting."""
+"""What each command does: one use case per file, imported lazily, without argument parsing or formatting."""

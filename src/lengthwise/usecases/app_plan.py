@@ -1,4 +1,4 @@
-"""Plan an application: expand it over its rows, sample output lengths, and place its models in stages on the GPUs."""
+"""Plan an application: expand it over the input rows, sample output lengths, and place models in stages on the GPUs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lengthwise.schema.app import AppPlan, TaskDraw
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 PlanSearch = Callable[[Callable[[AppPlan], None]], AppPlan]
-"""Return the final plan; call the argument with a first plan before that."""
+"""A function that returns the final plan. Before that it passes a first plan to the function that is its argument."""
 _PLANNING, _EVALUATION = 0, 1
-"""Second entry of the seeds of length samples to plan with, and of those that evaluate the makespan."""
+"""Second entry of a length sample's seed: samples to plan with differ from samples that evaluate the makespan."""
 
 
 def _in_background(search: PlanSearch) -> tuple[Future[AppPlan], Future[AppPlan]]:
-    """Search in a daemon thread; return the first plan, with which engines can start meanwhile, and the final one."""
+    """Run a search in a daemon thread. Return futures of the first plan, to start engines, and of the final plan."""
     first, final = Future[AppPlan](), Future[AppPlan]()
 
     def run() -> None:
@@ -47,7 +47,7 @@ def _in_background(search: PlanSearch) -> tuple[Future[AppPlan], Future[AppPlan]
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """How to plan an application."""
+    """Options for planning an application."""
 
     method: str = DEFAULT  # "lengthwise", or a name of ``apps.plan.METHODS``
     compare: bool = True  # evaluate the other methods too
@@ -69,7 +69,7 @@ class PlanSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlannedApp:
-    """A plan and its inputs."""
+    """An application expanded over its input rows, with samples of output lengths and a plan."""
 
     expanded: Unrolled
     draws: tuple[TaskDraw, ...]
@@ -88,11 +88,12 @@ def planned_app(
     given: AppPlan | None = None,
     early: bool = False,
 ) -> PlannedApp:
-    """Return an application with its plan for these rows.
+    """Expand an application over its input rows, and plan how to run the models on the GPUs.
 
     Args:
+        space: The plans that are possible on the GPUs.
         given: Use this plan instead of a search.
-        early: Return with the first plan found, and refine it in the background while its engines start.
+        early: Return as soon as there is a first plan. A search in the background improves it while engines start.
     """
     settings = settings or PlanSettings()
     sampled = replace(sampled_app(app, rows, settings), space=space)
@@ -111,7 +112,7 @@ def planned_app(
 
 
 def sampled_app(app: App, rows: Rows, settings: PlanSettings | None = None) -> PlannedApp:
-    """Return an application with length samples and without a plan, for given engines."""
+    """Return an application with samples of output lengths but without a plan, for engines that already run."""
     settings = settings or PlanSettings()
     expanded = expand(app, rows.rows, rows.ids)
     if not len(expanded.tasks):
@@ -140,19 +141,18 @@ def _find_plan(
 
 
 def context_lengths(models: Sequence[Model]) -> list[int]:
-    """Return the maximum tokens of prompt and output of each model."""
+    """Return for each model the largest number of tokens of a prompt and its output together."""
     return [model.max_model_len or catalog.model(model.spec).max_model_len for model in models]
 
 
 def length_samples(expanded: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
-    """Return one sample of the output lengths of all tasks for each seed."""
+    """Return for each seed one sample of the output lengths of all tasks."""
     models = expanded.app.models
     lengths, contexts = [model.lengths for model in models], context_lengths(models)
     return tuple(draw(expanded.tasks, lengths, contexts, seed) for seed in seeds)
 
 
 def _notes(expanded: Unrolled) -> list[str]:
-    """Return warnings: models without lengths, and requests that exceed a model's context."""
     tasks, models, notes = expanded.tasks, expanded.app.models, []
     if unknown := [model.name for model in models if model.lengths is None]:
         notes.append(

@@ -1,4 +1,4 @@
-"""Profile an application where it will run, and use the profile in plans and runs."""
+"""Profile an application on the machine where it will run, and use the profile in plans and runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from lengthwise.usecases.app_profile_measurement import (
     shapes,
 )
 
-Key = tuple[str, str, int, int, str]
-"""(model, GPU, tp, pp, how)."""
+Key = tuple[str, str, int, int, str]  # (model, GPU, tp, pp, how)
 _PLACEHOLDER = re.compile(r"\{(tp|pp)\}")
 
 
 class _Overlay:
-    """Replace an application's assumptions by the measurements of a profile."""
+    """Replaces an application's assumptions by the measurements of a profile."""
 
     def __init__(self, folder: Path, app: App, space: Space, loaded: Sequence[EngineConfig]) -> None:
         if not (folder / PROFILE).exists():
@@ -44,7 +43,6 @@ class _Overlay:
         self.notes: list[str] = []  # which measurements exist and which do not
 
     def models(self) -> tuple[Model, ...]:
-        """Return the models with measured lengths and costs."""
         own = identity(self.app)
         changed = {row.model for row in self.profile.lengths if row.source.split("-")[0] != own}
         if any(model.name in changed for model in self.app.models):
@@ -52,7 +50,6 @@ class _Overlay:
         return tuple(self._with_cost(number, self._with_lengths(model)) for number, model in enumerate(self.app.models))
 
     def times(self) -> SwitchTimes:
-        """Return switching times, measured ones before assumed ones."""
         assumed = self.space.times
         measured = dict(self.profile.switch_times().measured)
         for number, model in enumerate(self.app.models):
@@ -115,12 +112,13 @@ def profile_app(
     report: Callable[[str], None] = lambda _: None,
     now_s: Callable[[], float] = time.perf_counter,
 ) -> ProfileRun:
-    """Measure an application on this machine, with the commands that a run starts engines by; return the complete run.
+    """Measure an application on this machine and return the completed measurement.
 
-    Existing measurements of the same commands and rows are reused, so that an interrupted profile continues.
+    Engines are started by the same commands as in a run. Existing measurements of the same commands and rows are
+    reused, so that an interrupted profile continues.
 
     Raises:
-        EngineError: An engine did not start or wake; earlier measurements are kept.
+        EngineError: An engine did not start or wake. Earlier measurements are stored.
         OutputError: The folder cannot be written.
     """
     run = ProfileRun(target, options or ProfileOptions(), folder, report, now_s)
@@ -131,9 +129,10 @@ def profile_app(
 def profiled(
     app: App, space: Space, folder: Path | str, loaded: Sequence[EngineConfig] = ()
 ) -> tuple[App, Space, tuple[str, ...]]:
-    """Return an application and its space of plans with a profile's measurements, and notes on what was measured.
+    """Replace an application's assumed lengths, costs and switching times by the measurements of a profile.
 
-    An engine that starts alike under every plan, as ``loaded`` says, takes as long and costs as much under each.
+    Return the application, the space of plans, and notes on what was measured. If ``loaded`` has one command for
+    all plans of a model, the measurements of one replica hold for replicas of every shape (GPU, tp, pp).
     """
     overlay = _Overlay(Path(folder), app, space, loaded)
     models, times = overlay.models(), overlay.times()
@@ -145,7 +144,7 @@ def profiled(
 
 
 def profile_target(file: AppFile) -> ProfileTarget:
-    """Return what to measure of an application's file: its models on its GPUs, by its own commands."""
+    """Return what to measure: the models that the file names, on the file's GPUs, started by the file's commands."""
     if file.run.launcher == "simulated":
         raise InputError('only real engines can be measured; run.launcher is "simulated". Use --set run.launcher=local')
     if file.cluster is None:

@@ -17,8 +17,7 @@ from lengthwise.schema.files import write_whole
 
 PROFILE, SWITCH_TIMES = "profile.json", "switch-times.toml"
 _VERSION = 1
-Shape = tuple[str, int, int]
-"""(GPU, tp, pp) of one replica."""
+Shape = tuple[str, int, int]  # (GPU, tp, pp) of one replica
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,12 @@ class _ReplicaRow:
 
     @property
     def shape(self) -> Shape:
-        """Return the shape of the replica."""
         return self.gpu, self.tp, self.pp
 
 
 @dataclass(frozen=True)
 class SwitchRow(_ReplicaRow):
-    """Seconds that one replica takes to start, stop, sleep and wake, one entry for each repetition."""
+    """Seconds that one replica takes to start, stop, sleep and wake, one value for each repetition."""
 
     start_s: tuple[float, ...]
     stop_s: tuple[float, ...]
@@ -47,7 +45,7 @@ class SwitchRow(_ReplicaRow):
 
 @dataclass(frozen=True)
 class LengthRow:
-    """Output lengths of a model on a sample of rows."""
+    """Output lengths of a model, measured on a sample of rows."""
 
     model: str
     source: str  # digests of the application and of the sample
@@ -60,39 +58,38 @@ class LengthRow:
 
 @dataclass(frozen=True)
 class CostRow(_ReplicaRow):
-    """Calibrated cost tables of one replica."""
+    """The calibration of one replica's cost tables: the number of requests, and the errors before and after."""
 
     requests: int
     before: float  # mean absolute relative error of single held-out requests' JCT, with the tables before
     after: float  # the same with the calibrated tables
 
 
-_ROWS: dict[str, Any] = {"switches": SwitchRow, "lengths": LengthRow, "costs": CostRow}
-"""By field of a profile."""
+_ROWS: dict[str, Any] = {"switches": SwitchRow, "lengths": LengthRow, "costs": CostRow}  # by field of a profile
 
 
 @dataclass(frozen=True)
 class AppProfile:
-    """All measurements of a folder: a row for each model, or for each model and shape."""
+    """All measurements in a folder. Switching times have a row for each model and shape, other rows are per model."""
 
     switches: tuple[SwitchRow, ...] = ()
     lengths: tuple[LengthRow, ...] = ()
     costs: tuple[CostRow, ...] = ()
 
     def switch(self, model: str, shape: Shape) -> SwitchRow | None:
-        """Return the switching times of a replica."""
+        """Return the switching times of a model's replica of this shape, or None if they were not measured."""
         return next((row for row in self.switches if (row.model, row.shape) == (model, shape)), None)
 
     def length(self, model: str) -> LengthRow | None:
-        """Return the output lengths of a model."""
+        """Return the row of a model's output lengths, or None if they were not measured."""
         return next((row for row in self.lengths if row.model == model), None)
 
     def cost(self, model: str) -> CostRow | None:
-        """Return the calibrated costs of a model."""
+        """Return the row of a model's calibration, or None if the model was not calibrated."""
         return next((row for row in self.costs if row.model == model), None)
 
     def with_row(self, row: SwitchRow | LengthRow | CostRow) -> AppProfile:
-        """Return the profile with a row added; it replaces the row of the same model (and shape, for switches)."""
+        """Return the profile with this row added, in place of an earlier measurement of the same quantity."""
 
         def key(one: SwitchRow | LengthRow | CostRow) -> tuple[Any, ...]:
             return (one.model, one.shape) if isinstance(one, SwitchRow) else (one.model,)
@@ -103,7 +100,7 @@ class AppProfile:
         return replace(self, **changed)
 
     def switch_times(self) -> SwitchTimes:
-        """Return the mean switching times, in the planner's form."""
+        """Return the mean switching times in the form that the planner reads."""
         means: dict[tuple[str, str, int, int, str], float] = {}
         for row in self.switches:
             each = {"start": row.start_s, "wake": row.wake_s, "stop": row.stop_s, "sleep": row.sleep_s}
@@ -112,7 +109,7 @@ class AppProfile:
 
 
 def read_profile(folder: Path) -> AppProfile:
-    """Return the measurements in a folder, none if it has no profile; raise InputError if it is unreadable."""
+    """Return the measurements in a folder, which may have none. Raises InputError if the profile is unreadable."""
     path = folder / PROFILE
     if not path.exists():
         return AppProfile()
@@ -135,7 +132,7 @@ def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_profile(folder: Path, profile: AppProfile) -> None:
-    """Write profile.json and the switching times, each atomically."""
+    """Write profile.json and the file of switching times, each atomically."""
     text = json.dumps({"version": _VERSION, **asdict(profile)}, indent=1) + "\n"
     write_whole(folder / PROFILE, text.encode())
     if profile.switches:
@@ -143,15 +140,15 @@ def write_profile(folder: Path, profile: AppProfile) -> None:
 
 
 def lengths_path(folder: Path, model: str) -> Path:
-    """Return the path of a model's output lengths."""
+    """Return the path of the file with a model's output lengths."""
     return folder / f"lengths-{safe(model)}.csv"
 
 
 def cost_path(folder: Path, model: str) -> Path:
-    """Return the path of a model's cost tables."""
+    """Return the path of the file with a model's cost tables."""
     return folder / f"cost-{safe(model)}.npz"
 
 
 def digest(*words: object) -> str:
-    """Return 16 hex digits that identify these objects by their text."""
+    """Return 16 hexadecimal digits of the SHA-256 of the objects' texts."""
     return hashlib.sha256(json.dumps([str(word) for word in words]).encode()).hexdigest()[:16]

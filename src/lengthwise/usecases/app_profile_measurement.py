@@ -1,4 +1,4 @@
-"""Measure an application on this machine: switching times, output lengths and costs, one after the other."""
+"""Measurement of an application on this machine: switching times, then output lengths, then costs."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ from lengthwise.workload import Empirical
 
 Ints = npt.NDArray[np.int64]
 _MIN_REQUESTS = (24, 32, 48)
-"""By concurrency, lowest first: a calibration fits to at least 50 requests and holds out at least 10."""
+"""For each concurrency, lowest first, so that at least 50 requests are fitted to and at least 10 are held out."""
 _REQUESTS_PER_SEQUENCE = (1, 3, 3)
-_REPEATS = 4
-"""A load is sent this often at most, until other work on the client's machine does not disturb it."""
+_REPEATS = 4  # a load is repeated up to this often if other work on the client's machine disturbs it
 
 
 def calibrate_replica(
@@ -66,12 +65,15 @@ def calibrate_replica(
     *,
     seed: int = 0,
 ) -> tuple[Calibration, int]:
-    """Return cost tables fitted to one replica under load, and the number of requests of the fit; raise EngineError.
+    """Put one replica under load, and return cost tables fitted to it and the number of requests sent.
 
-    Closed loops: one request at a time, the maximum, and their geometric mean. One load is held out of the fit.
-    ``lengths`` are (prompt, output) tokens of each request of the sample.
+    There are three loads: one request at a time, as many as the replica runs at once, and the geometric mean of both.
+    One load is held out of the fit. Requests are drawn from ``lengths``, the prompt and output tokens of a sample.
+
+    Raises:
+        EngineError: The engine of the replica cannot start.
     """
-    with _running(launcher, plan, gpus) as (server, max_num_seqs):
+    with _running_engine(launcher, plan, gpus) as (server, max_num_seqs):
         max_concurrency = min(max_num_seqs, deployment.limits.max_num_seqs)
         loads = list(_loads(max_concurrency, lengths, deployment.max_model_len, seed))
         runs = [_bench(server, load, deployment, seed) for load in loads]
@@ -79,8 +81,8 @@ def calibrate_replica(
 
 
 @contextmanager
-def _running(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Server, int]]:
-    """Start an engine and yield its address and concurrency limit; its event loop pauses while the load is sent."""
+def _running_engine(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tuple[Server, int]]:
+    """Start an engine and yield its address and concurrency limit. The event loop pauses while the caller measures."""
     with asyncio.Runner() as runner:
         engine = runner.run(launcher.start(plan, gpus))
         try:
@@ -92,12 +94,11 @@ def _running(launcher: Launcher, plan: ModelPlan, gpus: Replica) -> Iterator[tup
 
 
 def concurrencies(max_num_seqs: int) -> tuple[int, ...]:
-    """Return the concurrencies to measure at: one, the geometric mean, and the maximum."""
+    """Return the numbers of concurrent requests to measure with: one, the geometric mean, and the maximum."""
     return tuple(sorted({1, max(1, round(max_num_seqs**0.5)), max_num_seqs}))
 
 
 def _loads(max_num_seqs: int, lengths: tuple[Ints, Ints], max_model_len: int, seed: int) -> Iterator[Workload]:
-    """Yield one load for each concurrency, of requests drawn from the sample; every load has other requests."""
     rng = np.random.default_rng(seed)
     levels = concurrencies(max_num_seqs)
     min_requests = _MIN_REQUESTS if len(levels) == 3 else (sum(_MIN_REQUESTS),) * len(levels)
@@ -126,7 +127,7 @@ def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) ->
 
 
 def require_improvement(found: Calibration) -> None:
-    """Raise InputError if the calibrated tables are only worse than the given ones, or disagree with the runs."""
+    """Raise InputError if calibration only increased errors, or changed nothing although runs and tables disagree."""
     if not found.helps:
         raise InputError(f"the calibrated tables are only worse than the given ones: {'; '.join(found.warnings)}")
     if not found.changed and found.disagreement:
@@ -135,13 +136,12 @@ def require_improvement(found: Calibration) -> None:
 
 
 def jct_errors(found: Calibration) -> tuple[float, float]:
-    """Return the mean absolute relative error of single held-out requests' JCT, before and after."""
+    """Return the mean absolute relative errors of the JCT of held-out requests (before, after) the calibration."""
     change = next(change for change in found.changes if change.metric == "jct")
     return change.before, change.after
 
 
-SAMPLE, LOGS = "sample", "logs"
-"""Folders of the sample's run and of the engines' logs, in the profile's folder."""
+SAMPLE, LOGS = "sample", "logs"  # folders in the profile's folder: of the sample's run, and of the engines' logs
 SHAPES = ("smallest", "all")
 _DRAWS = 4
 _PAGE_ROWS = 5_000
@@ -153,7 +153,7 @@ _STATIC_NOTE = (
 
 @dataclass(frozen=True)
 class SampleOutput:
-    """One output of the sample."""
+    """One output of a model in the run of the sampled rows."""
 
     call: str
     row: int
@@ -166,7 +166,7 @@ COLUMNS = tuple(one.name for one in fields(SampleOutput))
 
 
 def sampled_rows(count: int, max_rows: int, seed: int) -> Ints:
-    """Return at most ``max_rows`` row numbers, drawn without replacement, ascending."""
+    """Return at most ``max_rows`` random row numbers, ascending and without repetition."""
     if count <= max_rows:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, max_rows, replace=False)).astype(np.int64)
@@ -175,7 +175,7 @@ def sampled_rows(count: int, max_rows: int, seed: int) -> Ints:
 def run_sample(
     app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher, folder: Path
 ) -> tuple[runs.RunResult, dict[str, list[SampleOutput]]]:
-    """Run the application on these rows, or resume that run; return its result and its outputs by model."""
+    """Run the application on these rows, or resume such a run. Return the result, and the outputs of each model."""
     job = _job(app, rows, space, launcher)
     with runs.RunFolder(folder).taken(resume=True) as ledger:
         completed = runs.run_on_engines(job, ledger, launcher)
@@ -184,7 +184,7 @@ def run_sample(
 
 def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: Launcher) -> runs.Job:
     expanded = expand(app, rows)
-    stages = packed(space, expanded.tasks)
+    stages = packed_stages(space, expanded.tasks)
     plans = tuple(plan for stage in stages for plan in stage)
     contexts = [space.deployment(plan).max_model_len for plan in sorted(plans)]
     lengths = [model.lengths for model in app.models]
@@ -197,8 +197,8 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: La
     return runs.job_of(work, runs.Planned(runs.RunPlan(stages, plans), placer))
 
 
-def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
-    """Return stages that each hold as many models as fit, in the order of their first requests.
+def packed_stages(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
+    """Group the models, ordered by first request, into stages of consecutive models that fit on the GPUs together.
 
     Each model runs on as few GPUs as possible.
     """
@@ -214,7 +214,6 @@ def packed(space: Space, tasks: Tasks) -> tuple[tuple[ModelPlan, ...], ...]:
 
 
 def _outputs(ledger: Ledger, layout: runs.Layout) -> dict[str, list[SampleOutput]]:
-    """Return the outputs by model, in the application's order of tasks."""
     tasks, by_task = layout.tasks, {}
     for first in range(0, len(tasks), _PAGE_ROWS):
         for row in ledger.rows(first, _PAGE_ROWS):
@@ -231,14 +230,14 @@ def _outputs(ledger: Ledger, layout: runs.Layout) -> dict[str, list[SampleOutput
 
 
 def write_outputs(path: Path, outputs: Sequence[SampleOutput]) -> None:
-    """Write outputs as CSV, one line each."""
+    """Write outputs to a CSV file, one per line."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *map(astuple, outputs)])
     write_whole(path, text.getvalue().encode())
 
 
 def read_outputs(path: Path) -> list[SampleOutput]:
-    """Return the outputs of a CSV file; raise InputError if it has none or other columns."""
+    """Return the outputs in a CSV file. Raises InputError if the file has no outputs or other columns."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [tuple(row[name] for name in COLUMNS) for row in csv.DictReader(file)]
@@ -251,10 +250,10 @@ def read_outputs(path: Path) -> list[SampleOutput]:
 
 
 def read_lengths(path: Path) -> Empirical:
-    """Return the distribution of a file's output lengths without a limit.
+    """Return the distribution that a file's output lengths would have without a limit.
 
-    An output that reached its limit is censored. The estimate is Kaplan and Meier's (1958); the mass beyond the longest
-    output is placed on it. If all outputs have one limit, this is the plain empirical distribution.
+    An output that reached its limit is censored. The Kaplan-Meier estimate (1958) is used. It places the probability
+    beyond the longest output on that output. If all outputs have the same limit, this is the empirical distribution.
     """
     outputs = read_outputs(path)
     is_cut = np.array([output.finish_reason == "length" for output in outputs], bool)
@@ -262,15 +261,15 @@ def read_lengths(path: Path) -> Empirical:
 
 
 def uncensored(tokens: Ints, is_cut: npt.NDArray[np.bool_]) -> Empirical:
-    """Return the Kaplan-Meier estimate of lengths, of which those in ``is_cut`` are lower bounds."""
+    """Return the Kaplan-Meier estimate of lengths. A length that ``is_cut`` marks is a lower bound."""
     lengths, cdf = kaplan_meier(tokens, is_cut & (tokens < tokens.max()))
     return Empirical(lengths, np.diff(cdf, prepend=0.0))
 
 
 def mean_over_rows(outputs: Sequence[SampleOutput]) -> Estimate:
-    """Return the mean output tokens with a 95 % interval over rows, since outputs of a row depend on one another.
+    """Return the mean output tokens, with a 95 % interval over rows, because outputs of a row depend on each other.
 
-    A ratio estimator with linearised residuals (Cochran, Sampling Techniques, 6.3).
+    The mean is a ratio estimator with linearized residuals (Cochran, Sampling Techniques, 6.3).
     """
     if not outputs:
         return UNKNOWN
@@ -284,21 +283,20 @@ def mean_over_rows(outputs: Sequence[SampleOutput]) -> Estimate:
 
 @dataclass(frozen=True)
 class ProfileTarget:
-    """What to measure, and where."""
+    """The application to measure, with the engines and GPUs that run it."""
 
     app: App
     rows: Sequence[Mapping[str, Any]]
     loaded: Sequence[EngineConfig]
     space: Space
     timeouts: EngineTimeouts = DEFAULT
-    # By model number: addresses of running engines, which are neither started nor stopped; None: start
-    # engines.
+    # By model number: addresses of running engines, which are not started or stopped; None: start engines.
     urls: Mapping[int, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """How much to measure."""
+    """Options that decide how much is measured."""
 
     models: tuple[str, ...] = ()  # only these; (): all
     rows: int = 32  # maximum rows of the sample; 0: do not measure lengths
@@ -317,7 +315,7 @@ class ProfileOptions:
 
 
 def shapes(space: Space, model: int, choice: str) -> list[ModelPlan]:
-    """Return one-replica plans of a model, fewest GPUs first: all, or the smallest for each kind of GPU."""
+    """Return a model's plans with one replica, fewest GPUs first. "smallest" selects one for each kind of GPU."""
     plans = [plan for plan in space.plans(model) if plan.dp == 1]
     if choice == "all":
         return plans
@@ -333,7 +331,7 @@ def identity(app: App) -> str:
 
 
 def shape_text(plan: ModelPlan) -> str:
-    """Return the shape of a replica in words."""
+    """Return the shape of a replica as text ("A100-80GB, tp=2")."""
     return f"{plan.gpu}, tp={plan.tp}" + (f", pp={plan.pp}" if plan.pp > 1 else "")
 
 
@@ -346,10 +344,13 @@ def switch_seconds(
     now_s: Callable[[], float],
     report: Callable[[int], None] = lambda _: None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return by "start_s", "sleep_s", "wake_s" and "stop_s" the seconds of each of ``times`` starts of a replica.
+    """Start, suspend, wake and stop a replica ``times`` times, and return the seconds that every action took.
 
-    The first start may find weights and caches cold; it counts like the others. An engine that does not start or wake
-    raises EngineError.
+    The keys are "start_s", "stop_s", "sleep_s" and "wake_s". The last two are empty if the engine cannot sleep. The
+    first start counts although weights and caches may be cold.
+
+    Raises:
+        EngineError: The engine fails to start.
     """
 
     async def once() -> dict[str, float]:
@@ -378,7 +379,7 @@ def switch_seconds(
 
 @dataclass
 class ProfileRun:
-    """Measure into a folder; profile.json is written after each measurement."""
+    """Measures an application into a folder, and writes profile.json after each measurement."""
 
     target: ProfileTarget
     options: ProfileOptions
@@ -402,7 +403,7 @@ class ProfileRun:
         self.profile = read_profile(self.folder)
 
     def complete(self) -> None:
-        """Measure everything that the options select and the folder lacks."""
+        """Measure everything that the options select and that is not in the folder yet."""
         if self.target.urls:
             self.notes.append(_STATIC_NOTE)
         else:
@@ -415,7 +416,7 @@ class ProfileRun:
                 self._calibrate(self.plans[number][0])
 
     def _source(self, plan: ModelPlan) -> str:
-        """Return a digest of the command that starts the plan's engine; raise InputError if it cannot be started."""
+        """Return a digest of the command that starts the plan's engine. Raises InputError if there is no command."""
         config = self.target.loaded[plan.model]
         if self.target.urls:
             return digest(config)
@@ -520,7 +521,7 @@ class ProfileRun:
         self._save(CostRow(name, plan.gpu, plan.tp, plan.pp, source, requests, *jct_errors(found)))
 
     def _sampled_lengths(self, name: str) -> tuple[Ints, Ints]:
-        """Return the (prompt, output) tokens of a model's requests in the sample."""
+        """Return the [n] prompt tokens and [n] output tokens of a model's requests in the sample."""
         path = lengths_path(self.folder, name)
         if not path.exists():
             raise InputError("its lengths must be measured before (rows above 0)")

@@ -1,4 +1,4 @@
-"""Run an application: on engines of this machine or a Ray cluster, at given addresses, or in virtual time."""
+"""Run of an application: on engines of this machine or a Ray cluster, at given addresses, or in virtual time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCH_ANSWERS, BATCH_ERRORS = "batch-output.jsonl", "batch-errors.jsonl"
 
 @dataclass(frozen=True)
 class AppRun:
-    """A run that has ended or was interrupted."""
+    """The result of a run that is complete or was interrupted."""
 
     completed: runs.RunResult
     exported: Exported
@@ -39,7 +39,7 @@ class AppRun:
 
 @dataclass(frozen=True)
 class RunMonitor:
-    """Callbacks of a run."""
+    """Functions that a run calls to report its progress."""
 
     progress: Callable[[runs.Progress], None] | None = None
     every_s: float = 0.5  # interval of ``progress`` on the run's clock
@@ -60,14 +60,14 @@ def run_app(
     forms: Sequence[str] = FORMS,
     monitor: RunMonitor | None = None,
 ) -> AppRun:
-    """Run an application by its plan, or resume its run, and write its outputs.
+    """Run an application by its plan, or resume an earlier run, and write the outputs.
 
     Args:
-        store: Location of the ledger; None: in the folder.
+        store: Location of the ledger, which records tasks and answers. If None, the ledger is in the folder.
 
     Raises:
         OutputError: The outputs cannot be written.
-        EngineError: Engines of a model cannot start, or crash repeatedly; recorded answers are written before.
+        EngineError: Engines of a model cannot start, or crash repeatedly. The recorded answers are written first.
     """
     monitor = monitor or RunMonitor()
     planned = _with_request_options(planned, engines)
@@ -110,7 +110,7 @@ def run_app(
 
 
 def _with_request_options(planned: PlannedApp, engines: Engines) -> PlannedApp:
-    """Add the request options of engines to their models, so that results of other options are not reused."""
+    """Add the engines' request options to their models, so that results under other options are not reused."""
     options = [
         json.dumps([one.served, dict(one.body)], sort_keys=True, default=str) if one.served or one.body else ""
         for one in engines.loaded
@@ -123,7 +123,7 @@ def _with_request_options(planned: PlannedApp, engines: Engines) -> PlannedApp:
 
 
 def identity(planned: PlannedApp) -> str:
-    """Return the SHA-256 of the application's calls and models, in hex."""
+    """Return the SHA-256 of the application's calls and models as hexadecimal text."""
     app = planned.expanded.app
     text = repr((app.calls, app.loops, [model.identity() for model in app.models]))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""Load an application's file together with the GPUs and the profile named on the command line."""
+"""Loading of an application's file, with the GPUs and the profile that the command line names."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from lengthwise.usecases.app_plan import PlannedApp, PlanSettings
     from lengthwise.workload import Marginal
 
-TRUE_SEED = (0, 2)
-"""Seed of the lengths of simulated engines; no plan uses it."""
+TRUE_SEED = (0, 2)  # seed of the lengths of simulated engines; no plan uses it
 
 
 @dataclass(frozen=True)
 class ScaledLengths:
-    """A length distribution times a factor."""
+    """A length distribution whose lengths are multiplied by a factor."""
 
     lengths: Marginal
     factor: float
 
     def quantile(self, level: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the tokens at each level."""
+        """Return the quantiles in tokens at the given levels."""
         return np.asarray(self.factor * np.asarray(self.lengths.quantile(np.asarray(level, np.float64))))
 
 
@@ -46,7 +45,7 @@ def _default_timeouts() -> EngineTimeouts:
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines of a run."""
+    """The engines of a run and how they are launched."""
 
     launcher: str = "local"
     # How engines of each model are started and called, in the application's order.
@@ -66,7 +65,7 @@ class Engines:
 
 
 def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher:
-    """Return the launcher for a plan's engines; raise InputError if it cannot start them."""
+    """Return the launcher for a plan's engines. Raises InputError if this launcher cannot start them."""
     from lengthwise.apps.launch import Lengths, LocalLauncher, SimulatedLauncher, StaticLauncher
 
     space, logs = planned.space, folder / "logs"
@@ -99,7 +98,7 @@ def launcher_of(planned: PlannedApp, engines: Engines, folder: Path) -> Launcher
 
 
 def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw:
-    """Return a length sample for simulated engines that no plan uses, scaled by model."""
+    """Return the output lengths of simulated engines. ``factors`` maps a model's number to a factor on its lengths."""
     from lengthwise.usecases.app_plan import length_samples
 
     expanded, models = planned.expanded, list(planned.expanded.app.models)
@@ -113,7 +112,7 @@ def _true_lengths(planned: PlannedApp, factors: Mapping[int, float]) -> TaskDraw
 
 @dataclass(frozen=True, eq=False)
 class AppRequest:
-    """An application that a command plans or runs."""
+    """An application that a command plans or runs, as read from its file."""
 
     file: AppFile
     app: App
@@ -121,7 +120,7 @@ class AppRequest:
     notes: tuple[str, ...]  # which parts of a profile were used
 
     def planned(self, settings: PlanSettings, given: AppPlan | None = None, *, early: bool = False) -> PlannedApp:
-        """Return the application with its plan (see ``planned_app``)."""
+        """Return the application with its plan, as ``planned_app`` does."""
         from lengthwise.usecases.app_plan import planned_app
 
         if self.space is None:
@@ -136,7 +135,7 @@ class AppRequest:
         return replace(plan, notes=tuple(dict.fromkeys((*self.notes, *plan.notes))))
 
     def engines(self, launcher: str | None = None, ray: str = "auto") -> Engines:
-        """Return the engines of the file, or those of another launcher."""
+        """Return the engines that the file describes. ``launcher`` replaces the launcher that the file names."""
         run = self.file.run
         name = launcher or run.launcher
         return Engines(name, self.file.loaded, run.urls or {}, run.timeouts, ray, run.length_factor)
@@ -145,7 +144,7 @@ class AppRequest:
 def load_app_request(
     path: Path, sets: Sequence[str] = (), nodes: Sequence[str] = (), profile: Path | None = None
 ) -> AppRequest:
-    """Load an application's file on these GPUs (default: the file's), with a profile's measurements."""
+    """Load an application's file. ``nodes`` replaces the file's GPUs, and ``profile`` is a folder of measurements."""
     # GPU names are checked before the imports that reading the file needs.
     cluster = parse_cluster(nodes, Path()) if nodes else None
     from lengthwise.apps.plan import Space

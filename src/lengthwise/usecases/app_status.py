@@ -1,4 +1,4 @@
-"""Report the progress of an application's run, or cancel it."""
+"""Progress of an application's run, and its cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise.schema.errors import InputError
 
 @dataclass(frozen=True)
 class AppStatus:
-    """A run, as its ledger has it."""
+    """Progress of a run, read from its ledger."""
 
     tasks: Counter[str]  # by state, in lower case
     models: tuple[ModelStatus, ...]
@@ -28,7 +28,7 @@ class AppStatus:
 
 
 def app_status(folder: Path, store: str | None = None) -> AppStatus:
-    """Return the progress of the run of a folder; ``store`` is the location of its ledger, None: in the folder."""
+    """Return the progress of the run in a folder. ``store`` is the location of the ledger, by default the folder."""
     with open_ledger(_ledger(folder, store), read_only=True) as ledger:
         tasks = Counter[str]()
         for (_, state), count in ledger.counts().items():
@@ -37,14 +37,14 @@ def app_status(folder: Path, store: str | None = None) -> AppStatus:
 
 
 def app_status_json(status: AppStatus) -> str:
-    """Return the text of a JSON file of the progress."""
+    """Return the progress as the text of a JSON file."""
     models = [asdict(one) | {"total": one.total, "completed": one.completed} for one in status.models]
     fields = {"tasks": status.tasks, "models": models, "runs_now": status.owners, "cancelled": status.is_cancelled}
     return json_text("app_status", fields)
 
 
 def cancel_app(folder: Path, store: str | None = None) -> bool:
-    """Tell the coordinators of a run to stop; return whether there was one."""
+    """Request the processes that run an application to stop. Return whether there were any such processes."""
     with open_ledger(_ledger(folder, store)) as ledger:
         running = bool(alive(ledger))
         if running:

@@ -1,4 +1,4 @@
-"""What a load test sends to a running server, what is known of its deployment, and advice on failures."""
+"""The requests of a load test, facts about the server's deployment, and advice on failures."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _UNKNOWN_DEPLOYMENT = '[deployment]\nmodel = "a server that runs already"\ngpu =
 
 
 def requests(scenario: Scenario, seed: int | None = None) -> Workload:
-    """Return the requests that a scenario simulates with this seed (default: its first); nothing is deployed."""
+    """Return the requests of a simulation of the scenario with this seed, by default the scenario's first seed."""
     return workload_by_seed(scenario)(scenario.run.seed if seed is None else seed)
 
 
 def server_scenario(
     scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
 ) -> Scenario:
-    """Return a scenario of which only the tables [workload], [slo] and [run] are used.
+    """Return the scenario of a load test, which uses the tables [workload], [slo] and [run] but not the deployment.
 
     Args:
-        scenario: Its file; None: there is none, and ``workload`` says what to send.
-        workload: A trace's path or a preset's name; wins over the scenario's.
-        variant: One of the scenario's; None: the first, if all have the same workload.
+        scenario: The scenario's file. If None, only ``workload`` determines the requests.
+        workload: A trace's path or a preset's name, instead of the scenario's workload.
+        variant: Name of a variant. If None, the first one is used, and all must have the same workload.
     """
     overrides = [*_workload_overrides(workload), *overrides]
     if scenario is None and variant is not None:
         raise InputError(f"variant {variant!r} must be one of a scenario's; name the scenario's file, too")
     if scenario is None:
         return loads(_UNKNOWN_DEPLOYMENT, overrides=overrides)
-    effective = {expanded.name: expanded for expanded in load(scenario, overrides).by_variant()}
+    effective = {expanded.name: expanded for expanded in load(scenario, overrides).variant_scenarios()}
     if variant is not None and variant not in effective:
         raise InputError(f"{scenario} has no variant {variant!r}; it has {', '.join(effective)}")
     if variant is None and len({expanded.workload.model_dump_json() for expanded in effective.values()}) > 1:
@@ -48,14 +48,15 @@ def server_scenario(
 def deployment_of_server(
     scenario: Path | None, workload: str | None, variant: str | None, overrides: Sequence[str]
 ) -> dict[str, Any] | None:
-    """Return what a scenario says of the deployment behind a server, for records; of variants, what all share.
+    """Return the settings of a server's deployment as the scenario describes them, or None without a scenario.
 
-    Nothing is deployed: no cost tables are read and no memory is planned. None without a scenario.
+    The settings are stored with the records of a load test. If there are several variants, only settings that all of
+    them share are returned. No cost tables are read and no memory is planned.
     """
     if scenario is None:
         return None
     each = []
-    for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).by_variant():
+    for expanded in load(scenario, [*_workload_overrides(workload), *overrides]).variant_scenarios():
         if variant is None or expanded.name == variant:
             (model, gpu), on, limits = hardware(expanded), expanded.deployment, expanded.engine
             settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
@@ -93,7 +94,7 @@ _ADVICE = {
 
 
 def advice_on(reason: str, *, exact: bool) -> str:
-    """Return what to do about failures of requests; ``exact``: exact lengths were requested."""
+    """Return advice on requests that failed for a reason. ``exact`` is whether they requested exact output lengths."""
     if reason == "empty answer" and not exact:
         return "request exact lengths (without --no-exact)"  # the model may stop at once
     default = "check whether the server still runs, and its log"

@@ -1,4 +1,4 @@
-"""Selects the deployment of a calibration, rejects tables that are no better than the old ones, and lists results."""
+"""Calibration: selects the deployment, rejects tables that are no better than the old ones, and presents results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lengthwise.usecases import variants
 
 
 def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
-    """Return the deployment of a scenario without variants, or of the named variant."""
+    """Return the deployment of the named variant, or of the scenario if it has no variants."""
     if variant is not None:
         return variants.deployment(scenario.only(variant))
     if scenario.variants:
@@ -32,8 +32,9 @@ def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
 def require_improvement(found: Calibration, *, printed: bool = False) -> None:
     """Raise InputError if the calibrated tables are not better than the given ones in any way.
 
-    That is if they only make held-out requests worse, or if no parameter changed although runs and tables differ
-    significantly. ``printed``: the warnings are on the screen already and are not repeated.
+    That is the case if the calibrated tables only increase the errors of held-out requests, or if no parameter changed
+    although runs and tables differ significantly. If ``printed``, the warnings are already on the screen and are not
+    repeated.
     """
     if not found.changed and found.disagreement:
         raise InputError(
@@ -50,7 +51,7 @@ def require_improvement(found: Calibration, *, printed: bool = False) -> None:
 
 
 def calibration_json(found: Calibration) -> str:
-    """Return the text of a JSON file of all results but the tables."""
+    """Return all results except the tables as the text of a JSON file."""
     results = dataclasses.asdict(found)
     evidence = results.pop("tables")["evidence"]
     tables = {name: evidence[name] for name in ("source", "errors", "reach")}
@@ -58,12 +59,12 @@ def calibration_json(found: Calibration) -> str:
 
 
 def urgent(found: Calibration) -> tuple[str, ...]:
-    """Return what must be read before the numbers: what became worse, warnings, and runs of unknown origin."""
+    """Return what a reader must know before reading the numbers: warnings, and which runs are of unknown origin."""
     return (*found.warnings, *found.origin)
 
 
 def reliability(found: Calibration) -> list[str]:
-    """Return how reliable the tables are, in sentences."""
+    """Return sentences about how reliable the tables are."""
     reach = found.tables.evidence.reach
     error = (
         f"requests' mean times between tokens are off by about {two_digits(100 * found.log_sd)} % (standard deviation "
@@ -81,7 +82,7 @@ def reliability(found: Calibration) -> list[str]:
 
 
 def write_html(path: Path, found: Calibration) -> None:
-    """Write the page of a calibration; raise MissingExtraError or OutputError."""
+    """Write the HTML page of a calibration."""
     fitted = ", ".join(p.label for p in found.parameters if p.value != p.prior) or "nothing"
     page = CalibrationPage(
         heading=found.tables.evidence.source,
@@ -96,7 +97,7 @@ def write_html(path: Path, found: Calibration) -> None:
 
 
 def markdown(found: Calibration) -> str:
-    """Return the printed output in Markdown."""
+    """Return the results of a calibration as Markdown, with the same contents as the command prints."""
 
     def table(*rows: Sequence[str]) -> str:
         heads, *cells = rows
@@ -118,7 +119,7 @@ def markdown(found: Calibration) -> str:
 
 
 def error_table(found: Calibration) -> list[Sequence[str]]:
-    """Return heads and rows of the errors."""
+    """Return the table of errors as rows of cells. The first row has the column heads."""
     heads = ("run", "metric", "statistic", "measured", "before", "after", "95 % interval")
     return [heads, *map(_error_row, found.scores)]
 
@@ -132,13 +133,13 @@ def _error_row(score: Score) -> list[str]:
 
 
 def parameter_table(found: Calibration) -> list[Sequence[str]]:
-    """Return heads and rows of the parameters."""
+    """Return the table of parameters as rows of cells. The first row has the column heads."""
     return [("parameter", "before", "after", "95 % interval", "identified"), *map(_parameter_row, found.parameters)]
 
 
 def _parameter_row(p: Parameter) -> list[str]:
     number = _seconds if p.unit == "s" else (lambda x: f"{x:.3g} x")
-    # 0 seconds of a client: not known.
+    # 0 seconds mean that the client's time is unknown.
     before, after = ("-" if p.name == "client" and not value else number(value) for value in (p.prior, p.value))
     interval = f"{number(p.low)} to {number(p.high)}" if p.determined else "as before"
     return [p.label, before, after, interval, "no" if not p.determined else "yes" if p.value != p.prior else "agrees"]

@@ -1,4 +1,4 @@
-"""Find the largest rate that each variant of a scenario sustains."""
+"""Capacity: the largest rate that each variant of a scenario sustains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
-from lengthwise.usecases.simulate import TIMELINE_STEPS, front_note, slo_of
+from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class VariantCapacity:
-    """The capacity of a variant."""
+    """The largest request rate that a variant sustains within its limits, and all metrics at that rate."""
 
     name: str
     deployment: Deployment
@@ -36,27 +36,38 @@ class VariantCapacity:
     capacity: Capacity
     at: Point | None  # all numbers at the lower end of its interval; None if no rate meets the limits
     # Where a run at that rate passes the range of the measurements behind the cost tables.
-    out_of_range: tuple[Extrapolation, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
     # A warning that the file of cost tables does not record its origin; "" without reason.
     tables_note: str = ""
+    requests_per_session: float = 1.0  # mean
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings, a sentence each: extrapolated steps, a busy front end, cost tables not to rely on."""
+        """Return what a rate without a binding limit means, and warnings about steps, front end and cost tables."""
+        is_unlimited = self.capacity.binds == "throughput" and self.at is not None
+        free = "No limit binds: at a higher rate the queue would grow without end." if is_unlimited else ""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
-        extrapolated = (f"At capacity {one.description}." for one in self.out_of_range)
-        notes = (front, self.tables_note, *model_error.deployment_notes(self.deployment))
+        extrapolated = (f"At capacity {one.description}." for one in self.extrapolations)
+        sessions = self.capacity.rate_rps.value / self.requests_per_session
+        per_session = (
+            f"A session has {self.requests_per_session:.3g} requests on average, so that the capacity is "
+            f"{sessions:.3g} sessions a second."
+            if self.requests_per_session > 1 and self.at is not None
+            else ""
+        )
+        notes = (free, per_session, front, self.tables_note, *model_error.deployment_notes(self.deployment))
         return (*extrapolated, *(note for note in notes if note))
 
 
 def capacities(
     scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None
 ) -> list[VariantCapacity]:
-    """Return the capacity of every variant, under the limits of [search] or the default one.
+    """Return the capacity of every variant: the largest request rate within the limits of [search].
 
-    ``jobs`` is the number of seeds simulated at a time; None: one for each CPU.
+    Without limits, 99 % of the requests must be scheduled within 5 s. ``jobs`` is the number of seeds that are
+    simulated at a time, by default one for each CPU.
     """
-    effective = scenario.by_variant()
+    effective = scenario.variant_scenarios()
     found = []
     progress(0, len(effective))
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
@@ -74,20 +85,22 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     engine.warm_up()  # otherwise every thread would compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     draws = model_error.DRAWS if expanded.run.model_draws is None else expanded.run.model_draws
-    found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)
+    found = found if at is None else found.lowered_to(at.rate_rps)
+    found = search.with_model_error(found, served, load, slo_limits, draws, pool.map)
     if at is not None:
         question = search.Question(search.objective("requests_per_dollar"), slo_limits, model_draws=draws)
         at = search.AtCapacity(served, load, question).with_model_error(at, found.effort, found.rate_rps)
-    out_of_range: tuple[Extrapolation, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
     if at is not None and served.cost.evidence.reach != Reach():
-        records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=TIMELINE_STEPS)
-        out_of_range = metrics.beyond_reach(records, served)
-    return VariantCapacity(expanded.name, served, limits, found, at, out_of_range, unchecked_tables_note(expanded))
+        records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=MAX_LOGGED_STEPS)
+        extrapolations = metrics.beyond_reach(records, served)
+    note, per_session = unchecked_tables_note(expanded), load.requests_per_session
+    return VariantCapacity(expanded.name, served, limits, found, at, extrapolations, note, per_session)
 
 
 def capacities_json(found: Sequence[VariantCapacity]) -> str:
-    """Return the text of a JSON file of the capacities."""
+    """Return the capacities as the text of a JSON file."""
     return json_text("capacity", {"capacities": [_capacity_fields(sustained) for sustained in found]})
 
 
@@ -107,7 +120,7 @@ def _capacity_fields(sustained: VariantCapacity) -> dict[str, Any]:
         "simulations": capacity.effort.simulations,
         "requests": capacity.effort.requests,
         "notes": sustained.notes,
-        "beyond_reach": sustained.out_of_range,
+        "beyond_reach": sustained.extrapolations,
         "at": None
         if at is None
         else {"requests_per_s": at.rate_rps, "metrics": {name: numbers(metric) for name, metric in at.values.items()}},

@@ -1,20 +1,25 @@
-"""Explain a deployment without simulating: what fits, and what a step costs."""
+"""Explanation of a deployment without simulation (what fits in memory, what a step costs), and of one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lengthwise import cost, policy
+import numpy as np
+
+from lengthwise import cost, engine, policy
 from lengthwise.cost import HostOverhead, OperatorTime, model_error
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import Status
 from lengthwise.usecases.variants import Variant
 
 BOUNDS = ("compute", "memory", "network", "latency")
+REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest batch of requests that all have ``context_tokens``."""
+    """The largest batch of requests with ``context_tokens`` tokens each."""
 
     context_tokens: int
     seqs: int  # what a replica takes at once
@@ -25,23 +30,22 @@ class Fit:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a replica: its shape, and each operator's time."""
+    """One step of a replica: its shape and the time of each operator."""
 
     name: str  # the shape in a word or two
     tokens: int  # tokens it computes
     operators: list[OperatorTime]
-    # Seconds at the peaks of the data sheet: the larger of all FLOPs at the peak and all bytes at the
-    # bandwidth, no launches, no communication.
+    # The larger of all FLOPs at peak compute and all bytes at peak bandwidth, without launches and communication.
     floor_s: float
 
     @property
     def seconds(self) -> float:
-        """Return the step's time by the roofline: all operators."""
+        """Return the step's time by the roofline model, the sum over all operators."""
         return sum(operator.seconds for operator in self.operators)
 
     @property
     def bound_shares(self) -> dict[str, float]:
-        """Return by resource the share of the time in operators that it bounds."""
+        """Return for each resource the share of the step's time that operators limited by this resource take."""
         total = self.seconds
         return {b: sum(o.seconds for o in self.operators if o.bound == b) / total for b in BOUNDS}
 
@@ -54,21 +58,20 @@ class Explanation:
     context_tokens: int  # what a request has half-way through its output
     fits: list[Fit]  # largest batches, by the memory policy
     steps: list[Step]  # steps of typical shapes
-    # Whether the memory policy reads predicted lengths, so that it may admit fewer or more requests than
-    # ``fits`` has.
+    # Whether the memory policy reads predicted lengths, so that it may admit other numbers of requests than ``fits``.
     by_prediction: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what limits the trust in the deployment's costs, a sentence each."""
+        """Return sentences about what limits the reliability of the deployment's costs."""
         return model_error.deployment_notes(self.deployment)
 
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
-    """Return what fits, and steps of typical shapes for the variant's own workload.
+    """Return the batches that fit, and steps of typical shapes, for the variant's own workload.
 
-    The shapes: one sequence decoding; as many as fit half-way through their outputs; one prompt of mean length alone;
-    and decodes sharing the step with as much of a prompt as the budget leaves.
+    There are four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is done,
+    one prompt of mean length, and decodes together with as many prompt tokens as the token budget leaves.
     """
     variant.deployment.require_one_side("explain")
     deployed, requests = variant.deployment, variant.workload(seed)
@@ -95,10 +98,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
 
 
 def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fit:
-    """Return the largest batch, by the blocks that the policy takes for one request on an idle replica.
-
-    The request is given to the policy as a prompt of these tokens, with no predicted output.
-    """
+    """Return the largest batch that fits. The memory policy is given prompts of ``context_tokens`` without outputs."""
     size, total, limits = deployed.kv.block_size, deployed.kv.num_blocks, deployed.limits
     arguments = {
         "context_tokens": context_tokens,
@@ -127,3 +127,80 @@ def _step(
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
     memory_s = sum(o.bytes for o in local) / deployed.gpu.bandwidth_bytes_per_s
     return Step(name, decodes + chunk, operators, max(compute_s, memory_s))
+
+
+@dataclass(frozen=True)
+class RequestExplanation:
+    """What happened to one request of a simulation. NaN and -1 stand for what never happened.
+
+    Attributes:
+        session: Number of its session, with the place in it, ``turn``, from 0; None without sessions.
+        parents: Requests that it waited for. It was sent ``delay_s`` after the last of them had finished.
+        previous_turn: Request whose prompt and output its prompt begins with, or -1.
+        shared_tokens: Tokens at its start that another prompt may have too: the previous turn, or shared blocks.
+        cached_tokens: Prompt tokens in the cache of its replica when it was first admitted.
+        saved_s: What these would have cost: the time of its prompt alone on an idle replica, less the time of the
+            tokens after the cached ones.
+        replica: Replica that last admitted it; ``previous_replica`` is that of the previous turn.
+    """
+
+    number: int
+    status: Status
+    session: int | None
+    turn: int | None
+    parents: tuple[int, ...]
+    delay_s: float
+    previous_turn: int
+    prompt_tokens: int
+    shared_tokens: int
+    cached_tokens: int
+    saved_s: float
+    replica: int
+    previous_replica: int
+    times_s: dict[str, float]  # arrival_s, scheduled_s, first_token_s, finished_s
+    output_tokens: int
+
+
+def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExplanation:
+    """Return what happened to the request ``number`` (from 0) in a simulation of the variant with this seed.
+
+    Raises InputError if the workload has no such request.
+    """
+    workload, deployed = variant.workload(seed), variant.deployment
+    if not 0 <= number < len(workload):
+        raise InputError(f"a request must have a number from 0 to {len(workload) - 1}; it is {number}")
+    settings = variant.scenario.run
+    simulated = engine.simulate(
+        workload, deployed, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, max_log_steps=0
+    )
+    r, after, prefixes = simulated.requests, workload.after, workload.prefixes
+    parents = () if after is None else tuple(after.parent[after.start[number] : after.start[number + 1]].tolist())
+    previous = -1 if prefixes is None else int(prefixes.turns[number])
+    prompt, cached = int(r.prompt_tokens[number]), 0 if r.cached_tokens is None else int(r.cached_tokens[number])
+    shared = 0
+    if previous >= 0:
+        shared = int((workload.prompt_tokens + workload.output_tokens)[previous])
+    elif prefixes is not None:
+        shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
+    step_tokens = deployed.limits.max_num_batched_tokens
+    full_s, rest_s = cost.prompt_seconds(
+        deployed.cost, np.array([prompt, prompt]), np.array([0, cached]), step_tokens
+    ).tolist()
+    has_session = after is not None and {"session", "turn"} <= set(workload.extra)
+    return RequestExplanation(
+        number=number,
+        status=Status(int(r.status[number])),
+        session=int(workload.extra["session"][number]) if has_session else None,
+        turn=int(workload.extra["turn"][number]) if has_session else None,
+        parents=parents,
+        delay_s=0.0 if after is None or after.delay_s is None else float(after.delay_s[number]),
+        previous_turn=previous,
+        prompt_tokens=prompt,
+        shared_tokens=shared,
+        cached_tokens=cached,
+        saved_s=full_s - rest_s,
+        replica=int(r.replica[number]),
+        previous_replica=-1 if previous < 0 else int(r.replica[previous]),
+        times_s={name: float(getattr(r, name)[number]) for name in REQUEST_TIMES},
+        output_tokens=int(r.output_tokens[number]),
+    )

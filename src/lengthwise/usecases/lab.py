@@ -1,4 +1,4 @@
-"""Run the lab of a scenario: is length-aware scheduling worth it at its loads?"""
+"""The lab of a scenario: whether length-aware scheduling is worth it at its loads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ LOADS = (0.7, 0.9, 1.1)
 
 
 def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lambda *_: None) -> LabTable:
-    """Return the table of a scenario's lab, with its verdicts; raise InputError with a note if [lab] cannot be used.
+    """Compare the policies and predictors of a scenario's [lab], and return a table of results with verdicts.
 
-    ``jobs`` runs at a time (None: one for each CPU); ``progress`` is called with runs done and runs in total.
+    ``jobs`` is the number of simulations at a time, by default one per CPU. ``progress`` is called with (done, total).
+
+    Raises:
+        InputError: The scenario has no [lab], or it cannot be used.
     """
     with noted(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)
@@ -40,7 +43,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
 
 
 def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]:
-    """Return the question of a scenario's [lab], and the bench that runs it; raise InputError as ``lab`` does."""
+    """Return the comparison that [lab] requests, and the bench that supplies its requests and deployments."""
     section = _section(scenario)
     bench = ScenarioBench(scenario, {one.title: one for one in section.predictors})
     own = scheduler(scenario)
@@ -81,7 +84,7 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
     own = {} if "policy" in given else scenario.scheduler.model_dump(exclude_unset=True, exclude_none=True)
     base = scenario.model_dump(exclude={"scheduler", "lab"}, exclude_unset=True, exclude_none=True)
     changed = type(scenario).model_validate(base | {"scheduler": merged(own, given)})
-    made = scheduler(changed.from_file(scenario.source, scenario.folder))
+    made = scheduler(changed.with_origin(scenario.source, scenario.folder))
     axes = ("rank", "victim", "memory", "preemption", "binning")
     used = [policies.resolve(axis, getattr(made, axis)) for axis in axes if getattr(made, axis) is not None]
     return laboratory.Contestant(entry.title, made, any(one.uses(*PREDICTED) for one in used), entry.max_wait_factor)
@@ -89,7 +92,7 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
 
 @dataclass
 class ScenarioBench:
-    """The requests and deployments of a scenario."""
+    """Supplies the requests and deployments that the lab of a scenario simulates."""
 
     scenario: Scenario
     predictors: dict[str, LabPredictor]
@@ -107,7 +110,7 @@ class ScenarioBench:
             self._predictions[title] = length_prediction(section, scenario, lengths)
 
     def requests(self, seed: int, predictor: str) -> Workload:
-        """Return the requests of a seed with the predictions of one of the predictors."""
+        """Return the requests of a seed with predictions of the named predictor, or without any if the name is ""."""
         requests = self.scenario.workload.num_requests or DEFAULT_REQUESTS
         drawn = self.load.draw(seed, min(requests, self.load.most))
         if not predictor:
@@ -119,12 +122,12 @@ class ScenarioBench:
         return prediction(drawn, self.scenario.run.seed + seed)
 
     def notes(self) -> list[str]:
-        """Return what limits the trust in the costs of the deployments so far."""
+        """Return notes on unreliable costs of the deployments made so far."""
         deployed = self._deployed.values()
         return list(dict.fromkeys(note for one in deployed for note in model_error.deployment_notes(one)))
 
     def deployment(self, scheduler: Scheduler, batch: int) -> Deployment:
-        """Return the scenario's deployment with a batch size and a scheduler."""
+        """Return the scenario's deployment with another batch size and scheduler."""
         with self._lock:
             if batch not in self._deployed:
                 limits = self.scenario.engine.model_copy(update={"max_num_seqs": batch})

@@ -1,4 +1,4 @@
-"""Measurement of operators; an interrupted one can be resumed."""
+"""The file in which a measurement of operators stores its points, so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESUME = "give --resume to continue it (same options, a larger --budget at most)
 
 
 def points_file(profile: Path, *, resume: bool) -> Path:
-    """Return the file of points next to a profile."""
+    """Return the path of a profile's measured points. Raises InputError if the file exists and ``resume`` is False."""
     points = profile.with_name(profile.name + ".points.jsonl")
     if points.exists() and not resume:
         raise InputError(f"{points} has the points of an interrupted run: {RESUME}, or delete it")
@@ -20,8 +20,11 @@ def points_file(profile: Path, *, resume: bool) -> Path:
 
 
 @contextmanager
-def keeping(points: Path, on_interrupt: Callable[[str], None]) -> Iterator[None]:
-    """Add the file of points to the error of an interrupted measurement; remove the file if it has none."""
+def naming_points_file(points: Path, on_interrupt: Callable[[str], None]) -> Iterator[None]:
+    """Add the file of measured points to the message of an interrupt or an error in this context.
+
+    The measurement can be resumed from that file. A file without points is deleted instead.
+    """
     try:
         yield
     except (InputError, KeyboardInterrupt) as error:

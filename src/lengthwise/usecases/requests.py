@@ -1,9 +1,9 @@
-"""The requests of a scenario with their predictions: by seed, and as the load of a search."""
+"""The requests of a scenario with their predictions, for each seed and for a search of rates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,35 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import PredictorSection
 from lengthwise.config.workload import Source, source_of
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import COLUMNS, Workload
+from lengthwise.schema.workload import Workload
 from lengthwise.search import Load
 
 DEFAULT_REQUESTS = 1000
 TRAINING_REQUESTS, TRAINING_SEED = 10_000, 2**64 + 1
-"""Requests that a predictor without a file learns from, and their seed, which no run can have."""
+"""Number of requests from which a predictor without a file learns, and their seed, which no run can have."""
 MAX_PARTS, MIN_PART_REQUESTS = 8, 400
-"""A replayed trace has no seeds: this many consecutive parts stand in for them, each of at least so many requests."""
+"""Instead of seeds, a replayed trace has up to MAX_PARTS consecutive parts of at least MIN_PART_REQUESTS requests."""
 
 
 @dataclass(frozen=True)
 class LengthPrediction:
-    """Attaches the predictions of a section to workloads."""
+    """Adds predicted output lengths to workloads, as a scenario's [predictor] or [lab] describes."""
 
     section: PredictorSection
     predictor: Any  # trained or loaded
     model: str
 
     def __call__(self, workload: Workload, seed: int) -> Workload:
-        """Return the workload with predictions; the errors of an oracle are drawn with the seed."""
-        if not {"prompt", "model"} & set(workload.extra) and _reads_text(self.predictor):
+        """Return the workload with predictions. ``seed`` is the seed of an oracle's random errors."""
+        if _has("reads_sessions", self.predictor):
+            workload = w.find_sessions(workload)
+            if not {"session", "turn"} <= set(workload.extra):
+                raise InputError(
+                    "this predictor reads the earlier outputs of a session and the workload has no sessions, so it "
+                    "would predict the same for every request; give [workload.sessions], or replay a trace with "
+                    "sessions or shared prefixes"
+                )
+        if not {"prompt", "model"} & set(workload.extra) and _has("reads_text", self.predictor):
             raise InputError(
                 "this predictor reads prompts and the workload has none, so it would predict the same for every "
                 "request; replay a trace that has prompts, or take a kind that needs none, such as bucket_ecdf"
@@ -46,12 +54,12 @@ class LengthPrediction:
         return predict.attach(workload, self.predictor, **settings, seed=seed, model=self.model)
 
 
-def _reads_text(predictor: Any) -> bool:
-    """Return whether a predictor, or all members of an ensemble, depend on prompts alone."""
+def _has(attribute: str, predictor: Any) -> bool:
+    """Return whether a predictor, or the one that it wraps, has an attribute that is true; an ensemble: all members."""
     if hasattr(predictor, "members"):
-        return all(map(_reads_text, predictor.members))
+        return all(_has(attribute, member) for member in predictor.members)
     inner = getattr(predictor, "inner", None)
-    return bool(getattr(predictor, "reads_text", False)) or (inner is not None and _reads_text(inner))
+    return bool(getattr(predictor, attribute, False)) or (inner is not None and _has(attribute, inner))
 
 
 _load_predictor = lru_cache(maxsize=8)(predict.load)
@@ -60,9 +68,10 @@ _load_predictor = lru_cache(maxsize=8)(predict.load)
 def length_prediction(
     section: PredictorSection, scenario: Scenario, lengths: w.Lengths | None
 ) -> LengthPrediction | None:
-    """Return what attaches the predictions of [predictor] or of a predictor of [lab]; None if it predicts nothing.
+    """Return the predictor that a section [predictor] or [lab] describes, or None for the kind "none".
 
-    ``lengths``: those of other requests, from which a predictor without a file learns; None for a replayed trace.
+    A predictor without a file learns from other requests with these ``lengths``. The argument is None for a replayed
+    trace, which has no other requests.
     """
     model = scenario.deployment.model
     match section.kind:
@@ -90,8 +99,21 @@ def length_prediction(
     return LengthPrediction(section, predict.Conditional(predictor) if section.conditional else predictor, model)
 
 
+@dataclass(frozen=True)
+class _InSessions:
+    """Lengths of the requests of sessions, whose prompts hold the context."""
+
+    lengths: w.Lengths
+    sessions: w.Sessions
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
+        """Return prompts and outputs [n]."""
+        drawn = w.generate_sessions(n, self.sessions, self.lengths, w.AllAtOnce(), int(rng.integers(2**62)))
+        return drawn.prompt_tokens, drawn.output_tokens
+
+
 class _Draws:
-    """Draws requests of a scenario; files are read on first use, so that it is small to send to another process."""
+    """Draws requests of a scenario. Files are read at first use, so that the object can be sent to another process."""
 
     def __init__(self, scenario: Scenario, first_seed: int = 0) -> None:
         self.scenario, self.first_seed = scenario, first_seed
@@ -101,14 +123,28 @@ class _Draws:
         return source_of(self.scenario.workload, self.scenario.folder)
 
     @cached_property
+    def _sessions(self) -> w.Sessions:
+        """The sessions, with system prompts in blocks that the engine's blocks divide, or that divide them."""
+        assert self.source.sessions is not None
+        shared, own = self.source.sessions.block_tokens, self.scenario.engine.block_size
+        return replace(self.source.sessions, block_tokens=own if max(shared, own) % min(shared, own) else shared)
+
+    @cached_property
     def prediction(self) -> LengthPrediction | None:
         lengths = self.source.lengths if self.source.replayed is None else None
+        if lengths is not None and self.source.sessions is not None:
+            lengths = _InSessions(lengths, self._sessions)
         return length_prediction(self.scenario.predictor, self.scenario, lengths)
 
     def __call__(self, seed: int, requests: int) -> Workload:
         section, source, seed = self.scenario.workload, self.source, self.first_seed + seed
         settings: dict[str, Any] = section.model_dump(include={"predicted", "tenants"})
-        drawn = w.generate(requests, source.lengths, source.arrivals, seed, name=source.name, **settings)
+        if source.sessions is None:
+            drawn = w.generate(requests, source.lengths, source.arrivals, seed, name=source.name, **settings)
+        else:
+            drawn = w.generate_sessions(
+                requests, self._sessions, source.lengths, source.arrivals, seed, name=source.name, **settings
+            )
         return drawn if self.prediction is None else self.prediction(drawn, seed)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,10 +152,10 @@ class _Draws:
 
 
 def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
-    """Return a function from a seed to the workload; files are read now, so that a bad one is reported before any run.
+    """Return a function from a seed to the workload. Files are read now, so that errors appear before any run.
 
-    Equal seeds give equal requests for every deployment: variants are compared on common random numbers. The last
-    workloads are cached, since variants request the same seed one after the other.
+    Equal seeds give equal requests for every deployment, so that variants are compared on common random numbers. The
+    last workloads are cached, because variants request the same seed one after the other.
     """
     draws = _Draws(scenario)
     replayed, prediction = draws.source.replayed, draws.prediction
@@ -132,8 +168,10 @@ def workload_by_seed(scenario: Scenario) -> Callable[[int], Workload]:
 
 
 def own_rate(scenario: Scenario) -> float | None:
-    """Return the mean rate of a scenario's requests, a replayed trace's own; None if they have none."""
+    """Return the mean request rate of a scenario or of the trace that it replays, or None if there is no rate."""
     section = scenario.workload
+    if section.session_rate is not None:
+        return section.session_rate * search_load(scenario).requests_per_session
     trace = source_of(section, scenario.folder).replayed if section.is_replay else None
     if trace is None or not len(trace):
         return section.request_rate
@@ -142,7 +180,7 @@ def own_rate(scenario: Scenario) -> float | None:
 
 
 def search_load(scenario: Scenario) -> Load:
-    """Return the load of a scenario for a search of rates; the scenario's own rate does not matter."""
+    """Return a scenario's requests as a load whose rate a search varies. The scenario's own rate is not used."""
     section, first_seed = scenario.workload, scenario.run.seed
     if section.concurrency is not None:
         raise InputError(
@@ -154,7 +192,7 @@ def search_load(scenario: Scenario) -> Load:
         return Load(draws, name)
     trace = draws.source.replayed
     assert trace is not None  # a replay has one
-    parts = max(1, min(MAX_PARTS, len(trace) // MIN_PART_REQUESTS))
+    parts = max(1, min(MAX_PARTS, len(trace) // MIN_PART_REQUESTS)) if trace.after is None else 1
     if draws.prediction is not None:
         trace = draws.prediction(trace, first_seed)
     return Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
@@ -169,13 +207,4 @@ class _Parts:
 
     def __call__(self, seed: int, requests: int) -> Workload:
         trace, size = self.trace, len(self.trace) // self.parts
-        rows = slice(seed * size, seed * size + min(size, requests))
-        columns = {name: getattr(trace, name) for name in COLUMNS}
-        part: dict[str, Any] = {name: None if one is None else one[rows] for name, one in columns.items()}
-        predictions = trace.predictions
-        return Workload(
-            **part,
-            predictions=None if predictions is None else predictions.take(np.arange(len(trace))[rows]),
-            extra={key: column[rows] for key, column in trace.extra.items()},
-            name=trace.name,
-        )
+        return trace.take(np.arange(seed * size, seed * size + min(size, requests)))

@@ -1,4 +1,4 @@
-"""Choose the best schedule of a scenario's model on its GPUs under a latency bound."""
+"""Choice of the best schedule for a scenario's model on its GPUs under a latency bound."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lengthwise.config.workload import InOrder, Source, source_of
 from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation
 from lengthwise.schedule import TaskLengths
+from lengthwise.schedule.lengths import TAIL_LEVEL
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, ProfileError, noted
@@ -26,18 +27,15 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
 
 Ints = npt.NDArray[np.int64]
-LENGTH_DRAWS = 1 << 17
-"""Requests that lengths without marginals are counted over."""
+LENGTH_DRAWS = 1 << 17  # requests that lengths without marginals are counted over
+# Perturbed cost tables: five lie beyond each end of a 90 % interval, and a share of them is known to 5 points. A draw
+# estimates the choice and the complete frontier again: 25 ms for a model of 80 layers on eight GPUs.
 COST_DRAWS = 100
-"""Perturbed cost tables: five lie beyond each end of a 90 % interval, and a share of them is known to 5 points.
-
-A draw estimates the choice and the complete frontier again: 25 ms for a model of 80 layers on eight GPUs.
-"""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A scenario in the terms of schedules."""
+    """The lengths of a scenario's requests, and a planner of the schedules that its [schedule] allows."""
 
     section: ScheduleSection  # its [schedule]
     task: TaskLengths
@@ -48,7 +46,7 @@ class Question:
 
     @cached_property
     def perturbed(self) -> tuple[dict[int, CostTables], ...]:
-        """Return cost tables by degree, perturbed by their errors, for each draw."""
+        """Return for each draw the cost tables by tensor-parallel degree, with random errors of the recorded size."""
         return tuple(model_error.perturbed_degrees(self.planner.estimator.setting.tables, self.draws))
 
 
@@ -57,8 +55,11 @@ def plan_schedule(
 ) -> SchedulePlan:
     """Return the best schedule of a scenario, with alternatives and uncertainty.
 
-    ``progress`` is called with the configurations of other systems that were simulated, and 0, because their number is
-    not known. ScheduleError: no schedule meets the bound, or the model does not fit.
+    ``progress`` is called with the number of configurations of other systems that are simulated so far, and with 0,
+    because the total is unknown.
+
+    Raises:
+        ScheduleError: No schedule meets the bound, or the model does not fit.
     """
     with noted(f"in {scenario.source}"):
         requested = question_of(scenario)
@@ -78,7 +79,7 @@ def plan_schedule(
 
 
 def question_of(scenario: Scenario) -> Question:
-    """Return the question of a scenario's [schedule]; raise InputError if it cannot be used."""
+    """Return what a scenario's [schedule] requests, with a planner. Raises InputError if it cannot be planned."""
     if scenario.variants:
         raise InputError("a schedule is chosen for one deployment; take the [[variants]] out")
     section = scenario.schedule or ScheduleSection()
@@ -100,12 +101,16 @@ def question_of(scenario: Scenario) -> Question:
 
 
 def task_of(scenario: Scenario) -> TaskLengths:
-    """Return the lengths of prompts and outputs: exact for two distributions, else counted."""
+    """Return the distributions of a scenario's prompt and output lengths.
+
+    The result is exact if prompts and outputs have separate distributions. Otherwise lengths of requests are counted.
+    """
     return _lengths(scenario)[0]
 
 
 def _lengths(scenario: Scenario) -> tuple[TaskLengths, schedule.Sample | None]:
     source = source_of(scenario.workload, scenario.folder)
+    source.require_independent("a schedule")
     name, sample = source.name or scenario.name, sample_of(source)
     if sample is not None and sample.prompt_tokens is not None and sample.output_tokens is not None:
         return TaskLengths.from_samples(sample.prompt_tokens, sample.output_tokens, name), sample
@@ -116,7 +121,7 @@ def _lengths(scenario: Scenario) -> tuple[TaskLengths, schedule.Sample | None]:
 
 
 def sample_of(source: Source) -> schedule.Sample | None:
-    """Return the observed requests behind a source of lengths; None if they are distributions by formula."""
+    """Return the observed requests that lengths come from, or None if formulas give the lengths."""
     if source.replayed is not None:
         return schedule.Sample(source.replayed.prompt_tokens, source.replayed.output_tokens)
     match source.lengths:
@@ -131,7 +136,7 @@ def sample_of(source: Source) -> schedule.Sample | None:
 
 
 def _observed(side: w.Marginal) -> Ints | None:
-    """Return the lengths of a list without weights, which would not say how many requests they are of."""
+    """Return the lengths that a list gives, one per request, or None for a formula or a list with weights."""
     if not isinstance(side, w.Empirical) or side.weights is not None:
         return None
     tokens: Ints = np.maximum(np.rint(np.asarray(side.tokens, float)), 1).astype(np.int64)
@@ -139,7 +144,7 @@ def _observed(side: w.Marginal) -> Ints | None:
 
 
 def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
-    """Return the requests cut to the limits, or with ``cut`` "redraw" those within them."""
+    """Return the requests cut to the limits. If ``cut`` is "redraw", longer requests are left out instead."""
     in_order, rng = InOrder(w.Samples(seen.prompt, seen.output)), np.random.default_rng(0)
     if limits.cut != "redraw":
         drawn = replace(limits, lengths=in_order).draw(len(seen.prompt), rng)
@@ -151,7 +156,7 @@ def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
 
 
 def model_within(scenario: Scenario, task: TaskLengths) -> ModelSpec:
-    """Return the model with its context limited to engine.max_model_len, so that changing lengths stay within it."""
+    """Return the model with a context of at most engine.max_model_len, which also limits changed lengths."""
     model, limit = hardware(scenario)[0], scenario.engine.max_model_len
     task.require_within(model)
     if limit is None or limit >= model.max_model_len:
@@ -174,7 +179,7 @@ def _cluster(scenario: Scenario) -> schedule.Cluster:
 
 
 def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> dict[int, CostTables]:
-    """Return the cost tables of every tensor-parallel degree that the scenario's cost source has."""
+    """Return the cost tables of every tensor-parallel degree for which the scenario's cost source has tables."""
     on, degrees = scenario.deployment, schedule.tensor_degrees(model, cluster)
     if on.weight_dtype is not None or on.kv_dtype is not None:
         raise InputError("schedules take the model's own data types; take weight_dtype and kv_dtype out")
@@ -207,7 +212,7 @@ def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> 
 
 
 def plan_metadata(scenario: Scenario) -> dict[str, str]:
-    """Return the model and the GPUs that a scenario's plan is of, as in its metadata."""
+    """Return the model and the GPUs of a scenario in the form of a plan's metadata."""
     cluster = _cluster(scenario)
     return {"model": scenario.deployment.model, "GPUs": f"{cluster.gpus} x {cluster.gpu.name}"}
 
@@ -229,48 +234,47 @@ def _metadata(scenario: Scenario, requested: Question) -> dict[str, str]:
 
 
 def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenario) -> SchedulePlan:
-    """Return the plan with the uncertainty of the chosen schedule, and where it passes the range of measurements."""
-    estimator, bound = requested.planner.estimator, plan.bound
+    estimator, bound, task = requested.planner.estimator, plan.bound, requested.task
     spreads, notes, level = [], [], model_error.LEVEL
     if requested.sample is not None:
-        spreads.append(
-            schedule.over_resamples(
-                estimator,
-                plan.chosen,
-                requested.sample,
-                bound.limit_s,
-                worst_case=bound.worst_case,
-                seed=scenario.run.seed,
-            )
+        spread = schedule.spread_over_resamples(
+            estimator, plan.chosen, requested.sample, bound.limit_s, worst_case=bound.worst_case, seed=scenario.run.seed
         )
+        spreads.append(spread)
     else:
-        notes.append("Lengths are distributions by formula: no sampling error is in them.")
-    if requested.perturbed:
-        spreads.append(
-            schedule.over_costs(
-                estimator, plan.chosen, requested.perturbed, bound.limit_s, worst_case=bound.worst_case, level=level
-            )
+        longest = f"prompts {task.max_prompt_tokens:,} and outputs {task.max_output_tokens:,} tokens"
+        notes.append(
+            "Lengths are distributions by formula: no sampling error is in them. One without a maximum ends at its "
+            f"{100 * TAIL_LEVEL:g} % quantile, and longer requests count as that long; the longest here: {longest}."
         )
+    if requested.perturbed:
+        spread = schedule.spread_over_costs(
+            estimator, plan.chosen, requested.perturbed, bound.limit_s, worst_case=bound.worst_case, level=level
+        )
+        spreads.append(spread)
     elif scenario.run.model_draws == 0:
         notes.append("The error of the cost tables is not estimated: run.model_draws is 0.")
     else:
         notes.append("The cost tables do not record their error.")
     setting = estimator.setting
-    notes += reach_notes(plan.chosen, requested.task, bound.level, setting.tables, setting.cluster.gpus)
+    notes += reach_notes(plan.chosen, task, bound.level, setting.tables, setting.cluster.gpus)
     warnings = map(model_error.fit_warning, setting.tables.values())
     notes += [*dict.fromkeys(warning for warning in warnings if warning), *catalog.approximations(setting.model)]
     rate_rps, served_rps = scenario.workload.request_rate or 0.0, plan.chosen.throughput_rps
     if served_rps < rate_rps < math.inf:
         needed = f"{math.ceil(rate_rps / served_rps)} replicas of it are needed, or the queue grows."
         notes.insert(0, f"The workload sends {rate_rps:g} requests/s, the schedule serves {served_rps:.3g}: {needed}")
-    front = schedule.banded(estimator, plan.front, requested.perturbed, level)
+    front = schedule.with_bands(estimator, plan.front, requested.perturbed, level)
     return replace(plan, uncertainty=Uncertainty(tuple(spreads), tuple(notes)), front=front)
 
 
 def reach_notes(
     row: ScheduleRow, task: TaskLengths, level: float, tables: Mapping[int, CostTables], gpus: int
 ) -> list[str]:
-    """Return a sentence for each bound of the tables' reach (the smallest of its degrees) that the schedule passes."""
+    """Return a sentence for each quantity, such as tokens per step, in which a schedule exceeds the measured range.
+
+    Measurements behind the cost tables give the range. With several tensor-parallel degrees the smallest range counts.
+    """
     grouped = row.tp * row.tp_groups
     degrees = ({row.tp} if grouped else set()) | ({1} if grouped < gpus else set())
     reaches = [tables[tp].evidence.reach for tp in degrees if tp in tables]
@@ -287,10 +291,11 @@ def reach_notes(
 
 
 def largest_step(row: ScheduleRow, task: TaskLengths, level: float) -> dict[str, int]:
-    """Return the mean of a schedule's largest step by the bounds of ``Reach``; one request has the level's lengths.
+    """Return the expected size of a schedule's largest step. The keys are the names of the fields of ``Reach``.
 
-    RRA cuts prefill and decode batches into ``micro_batches`` parts, WAA decode batches alone. A request in flight
-    caches its prompt and half of its output, outputs weighted by how long they are in flight.
+    RRA divides prefill and decode batches into ``micro_batches`` parts, WAA only decode batches. A request in flight
+    has cached its prompt and half of its output on average. Longer outputs are in flight longer and count more. "chunk"
+    and "context" are for one request whose lengths are the quantiles at ``level``.
     """
     parts = max(1, row.micro_batches)
     prefilled = max(1.0, row.prefill_batch / (parts if row.strategy == "rra" else 1))

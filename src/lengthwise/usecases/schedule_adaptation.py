@@ -1,4 +1,4 @@
-"""Let a schedule follow live lengths, and replay recorded requests to it."""
+"""Schedules that follow live lengths, and replays of recorded requests to them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from lengthwise.usecases.schedule import question_of
 from lengthwise.usecases.schedule_plan import PlannedRun, phases_of, share_of
 
 Ints = npt.NDArray[np.int64]
-FAR = 50
-"""Requests at this distance have nothing in common but the time of day."""
+FAR = 50  # requests at this distance in order of arrival have only the time of day in common
 
 
 @dataclass(frozen=True, eq=False)
-class Live:
-    """Requests in the order of their arrival, as an adapter observes them."""
+class ObservedRequests:
+    """Requests in order of arrival, as an adapter observes them."""
 
     prompt_tokens: Ints  # [n] of each
     output_tokens: Ints  # [n] of each
@@ -39,8 +38,8 @@ class Live:
     left_out: int = 0
 
     @classmethod
-    def of_records(cls, measured: RunResult) -> Live:
-        """Return the finished requests of a run; raise InputError if there is none."""
+    def of_records(cls, measured: RunResult) -> ObservedRequests:
+        """Return the finished requests of a run. Raises InputError if no request finished."""
         ran = measured.records.requests
         finished = np.flatnonzero((ran.status == Status.FINISHED) & (ran.output_tokens > 0))
         if not len(finished):
@@ -51,8 +50,8 @@ class Live:
         return cls(ran.prompt_tokens[order], ran.output_tokens[order], known_s, measured.records.name, left_out)
 
     @classmethod
-    def of_workload(cls, workload: Workload) -> Live:
-        """Return the requests of a trace, known as they arrive, because a trace does not record when they finished."""
+    def of_workload(cls, workload: Workload) -> ObservedRequests:
+        """Return the requests of a trace, observed at arrival, because a trace has no times of completion."""
         return cls(workload.prompt_tokens, workload.output_tokens, workload.arrival_s, workload.name)
 
     def __len__(self) -> int:
@@ -62,18 +61,19 @@ class Live:
 def adapter_of(
     scenario: Scenario,
     monitor: schedule.Monitor | None = None,
-    terms: schedule.ReplanOptions | None = None,
+    options: schedule.ReplanOptions | None = None,
     *,
     deployed: ScheduleRow | None = None,
     bound_s: float | None = None,
 ) -> schedule.Adapter:
-    """Return the best schedule of a scenario, or the one that runs, ready to follow live lengths.
+    """Return an adapter that starts with the best schedule of a scenario, or with the one that runs.
 
-    The caller passes each request to ``Adapter.observe``, in the order of arrival, and runs ``Adapter.deployed``.
+    It changes the schedule when lengths change. The caller passes each request to ``Adapter.observe``, in order of
+    arrival, and runs ``Adapter.deployed``.
 
     Args:
-        deployed: The schedule that runs; None: the best.
-        bound_s: Latency bound; None: the scenario's.
+        deployed: The schedule that runs, by default the best one.
+        bound_s: Latency bound, by default the scenario's.
 
     Raises:
         ScheduleError: No schedule meets the bound, or the model does not fit.
@@ -87,32 +87,33 @@ def adapter_of(
             if not math.isfinite(latency_s):
                 raise InputError(f"{deployed.words} must fit the GPUs and lengths of the scenario; it does not")
     requests = None if requested.sample is None else requested.sample.requests
-    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, options=terms)
+    return schedule.Adapter(planner, row, bound, requests=requests, monitor=monitor, options=options)
 
 
-def replay(adapter: schedule.Adapter, live: Live, name: str = "") -> Watched:
-    """Return what a schedule that follows lengths would have done over recorded requests."""
+def replay(adapter: schedule.Adapter, observed: ObservedRequests, name: str = "") -> Watched:
+    """Return what an adapter would have decided if it had observed recorded requests."""
     planned, monitor = adapter.deployed, adapter.watcher.monitor
-    rows = zip(live.prompt_tokens.tolist(), live.output_tokens.tolist(), live.at_s.tolist(), strict=True)
+    rows = zip(observed.prompt_tokens.tolist(), observed.output_tokens.tolist(), observed.at_s.tolist(), strict=True)
+    tested = [tokens[:: monitor.every] for tokens in (observed.prompt_tokens, observed.output_tokens)]
     found = tuple(change for row in rows if (change := adapter.observe(*row)) is not None)
     return Watched(
         name=name,
-        live=live.name,
-        requests=len(live),
-        left_out=live.left_out,
+        live=observed.name,
+        requests=len(observed),
+        left_out=observed.left_out,
         bound_s=adapter.bound_s,
         false_positive_rate=monitor.false_positive_rate,
         planned=planned,
         planned_lengths=adapter.planned_lengths,
         deployed=adapter.deployed,
         adaptations=found,
-        matching=max(_matching(tokens[:: monitor.every]) for tokens in (live.prompt_tokens, live.output_tokens)),
+        matching=max(map(_neighbour_correlation, tested)),
         evidence=adapter.watcher.evidence,
     )
 
 
-def _matching(tokens: Ints) -> float:
-    """Return the rank correlation of neighbours minus that of requests fifty apart; 0 with too few requests."""
+def _neighbour_correlation(tokens: Ints) -> float:
+    """Return the rank correlation of neighbours minus that at distance FAR, or 0 if there are few requests."""
     if len(tokens) < 10 * FAR:
         return 0.0
     ranks = np.argsort(np.argsort(tokens, kind="stable"), kind="stable").astype(np.float64)
@@ -122,27 +123,28 @@ def _matching(tokens: Ints) -> float:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The result of lengths that changed, in addition to what a gateway is sent."""
+    """The decision after a change of lengths, and the schedule that runs from then on."""
 
     adaptation: Adaptation
     planned: PlannedRun
 
 
 @dataclass(frozen=True)
-class Follow:
-    """How a schedule follows lengths."""
+class FollowOptions:
+    """Options of a schedule that changes when the lengths of live requests change."""
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
     # When a change is worth it. Weights are never reloaded: such a change is only reported.
-    terms: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
+    replan: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
     max_num_seqs: float = math.inf  # requests that every engine runs at once; infinite: any
 
 
 class PhaseFollower:
-    """Watches lengths, and returns the best phases after they changed; equal requests give equal results.
+    """Observes the lengths of live requests, and plans new phases after the lengths changed.
 
-    The layout stays: batches, phases and the means that prefill batches are resized to may change. ``adapter`` is of
-    the schedule that runs, without reloading weights; ``max_num_seqs`` as in ``Follow``.
+    A phase prefills a batch and then decodes for a number of iterations. The layout of the GPUs stays the same, but
+    batch sizes and numbers of iterations may change. Equal requests give equal results. ``adapter`` must not reload
+    weights. ``max_num_seqs`` is the limit in ``FollowOptions``.
     """
 
     def __init__(self, adapter: schedule.Adapter, planned: PlannedRun, max_num_seqs: float = math.inf) -> None:
@@ -150,22 +152,22 @@ class PhaseFollower:
 
     @property
     def evidence(self) -> float:
-        """Return the evidence of a change: what a unit staked on it became."""
+        """Return the evidence of a change: a capital that starts at 1 and grows if bets on a change of lengths win."""
         return self._adapter.watcher.evidence
 
     @property
     def false_positive_rate(self) -> float:
-        """Return the probability of any alarm while lengths do not change."""
+        """Return the upper bound on the probability of ever raising an alarm if lengths never change."""
         return self._adapter.watcher.monitor.false_positive_rate
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
-        """Observe a request, in the order of arrival; return news if lengths changed, or are known better."""
+        """Observe the next request in order of arrival. Return an event if lengths changed or were estimated again."""
         adaptation = self._adapter.observe(prompt_tokens, output_tokens, at_s)
         if adaptation is None:
             return None
         change, task, before = adaptation.change, self._adapter.task, self._planned.phases
         row = change.new if change.made else change.retained
-        if row is None:  # no schedule meets the bound, or fits: this one goes on as far as outputs reach
+        if row is None:  # No schedule fits or meets the bound: keep this one, with at most the longest output's steps.
             row = self._adapter.deployed
             row = replace(row, decode_steps=min(row.decode_steps, task.max_output_tokens))
         phases = limited(phases_of(row, task, None if before is None else before.threshold), self._max_num_seqs)
@@ -177,19 +179,19 @@ class PhaseFollower:
 
 
 def limited(phases: Phases, max_num_seqs: float) -> Phases:
-    """Return the phases with no more requests in flight than an engine runs at once."""
+    """Return the phases with at most ``max_num_seqs`` requests in flight, but at least one prefill batch."""
     planned = phases.max_requests or phases.prefill_batch
     return replace(phases, max_requests=int(max(min(planned, max_num_seqs), phases.prefill_batch)))
 
 
-def follower_of(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> PhaseFollower:
-    """Return what makes a schedule of phases follow live lengths."""
-    terms = replace(follow.terms, allow_reload=False, max_num_seqs=follow.max_num_seqs)
-    adapter = adapter_of(scenario, follow.monitor, terms, deployed=planned.row, bound_s=planned.bound.limit_s)
+def follower_of(scenario: Scenario, planned: PlannedRun, follow: FollowOptions = FollowOptions()) -> PhaseFollower:
+    """Return a follower with which a schedule of phases adapts to live lengths."""
+    options = replace(follow.replan, allow_reload=False, max_num_seqs=follow.max_num_seqs)
+    adapter = adapter_of(scenario, follow.monitor, options, deployed=planned.row, bound_s=planned.bound.limit_s)
     return PhaseFollower(adapter, planned, follow.max_num_seqs)
 
 
-def follower_maker(scenario: Scenario, planned: PlannedRun, follow: Follow = Follow()) -> Callable[[], PhaseFollower]:
-    """Return a factory of the follower for another process; raise InputError now if it would fail there."""
+def follower_factory(scenario: Scenario, planned: PlannedRun, follow: FollowOptions) -> Callable[[], PhaseFollower]:
+    """Return a function that calls ``follower_of`` in another process. Raises InputError now if the call would fail."""
     follower_of(scenario, planned, follow)
     return partial(follower_of, scenario, planned, follow)

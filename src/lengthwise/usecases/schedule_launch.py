@@ -1,4 +1,4 @@
-"""Write what runs a chosen schedule: engine scripts, gateway settings, the plan, and a README on how to check it."""
+"""Files that run a chosen schedule: engine scripts, gateway settings, the plan, and a README on how to check it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from lengthwise.usecases.schedule_run import requests_to_count, split_in_flight
 from lengthwise.usecases.variants import hardware
 
 MIN_STEP_TOKENS, MAX_STEP_TOKENS = 2**13, 2**15
-PORT = 8080
-"""Where the gateway listens; engines, or the router in front of them, have the port of the backend."""
+PORT = 8080  # where the gateway listens; engines, or the router in front of them, have the port of the backend
 _VLLM = f"vLLM {' or '.join(TESTED)}"
 _SPLIT_STEPS = (
     "1. `sh prefill.sh` and `sh decode.sh` start the two sides, `sh router.sh` the router in front of them.\n"
@@ -50,7 +49,7 @@ _PLUGIN_REQUIREMENTS = (
 
 @dataclass(frozen=True)
 class ScheduleLaunch:
-    """The files that were written."""
+    """The written files, and the schedule that they run."""
 
     files: list[Path]
     report: schedule.Runnable
@@ -58,7 +57,7 @@ class ScheduleLaunch:
 
 
 def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) -> ScheduleLaunch:
-    """Write the files that run a chosen schedule, or the nearest one that engines support; raise OutputError."""
+    """Write the files that run the chosen schedule, or the best schedule that engines support if they cannot run it."""
     require_served(scenario)
     requested = question_of(scenario)
     report = schedule.runnable(requested.planner, plan.chosen, plan.bound.limit_s)
@@ -91,7 +90,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
 
 
 def require_served(scenario: Scenario) -> None:
-    """Raise InputError if vLLM does not serve the scenario's kind of model, so that no launch can be written."""
+    """Raise InputError if vLLM does not serve this kind of model, so that no files can be written."""
     model, _ = hardware(scenario)
     if model.encoder_layers:
         raise InputError(
@@ -102,7 +101,6 @@ def require_served(scenario: Scenario) -> None:
 
 
 def _cost_spread(plan: SchedulePlan, report: schedule.Runnable, requested: Question) -> Spread | None:
-    """Return the estimates of what runs under perturbed cost tables; None if these do not record their error."""
     if report.exact:
         return next((spread for spread in plan.uncertainty.spreads if spread.source == "costs"), None)
     if not requested.perturbed:
@@ -111,7 +109,7 @@ def _cost_spread(plan: SchedulePlan, report: schedule.Runnable, requested: Quest
     cluster = replace(setting.cluster, gpus=setting.cluster.gpus // report.pipelines)
     part = schedule.Estimator(setting.task, cluster, setting.model, setting.tables, setting.assumptions)
     bound, perturbed = plan.bound, requested.perturbed
-    return schedule.over_costs(
+    return schedule.spread_over_costs(
         part, report.row, perturbed, bound.limit_s, worst_case=bound.worst_case, level=model_error.LEVEL
     )
 
@@ -119,7 +117,7 @@ def _cost_spread(plan: SchedulePlan, report: schedule.Runnable, requested: Quest
 def _engines(
     scenario: Scenario, requested: Question, report: schedule.Runnable
 ) -> tuple[backend.ScheduledEngines, str, int]:
-    """Return the engines, the text of gateway.toml, and how many requests are in flight."""
+    """Return (the engines, the text of gateway.toml, the number of requests in flight)."""
     row, task = report.row, requested.task
     step_tokens = 1024 * math.ceil(row.prefill_batch * task.mean_prompt_tokens / 1024)
     step_tokens = min(MAX_STEP_TOKENS, max(MIN_STEP_TOKENS, step_tokens))
@@ -198,7 +196,7 @@ port = {PORT}
 
 
 def runnable_text(plan: SchedulePlan, report: schedule.Runnable) -> str:
-    """Return what runs, and how it relates to the chosen schedule, in a sentence or two."""
+    """Return one or two sentences on which schedule runs and how it compares with the chosen schedule."""
     if report.exact:
         return f"Engines run {report.row.words} as it is."
     times = f"{report.pipelines} times " if report.pipelines > 1 else ""
@@ -211,7 +209,7 @@ def runnable_text(plan: SchedulePlan, report: schedule.Runnable) -> str:
 
 
 def plugin_limitation(report: schedule.Runnable) -> str:
-    """Return why a scheduler inside vLLM cannot keep the phases; "" if it can."""
+    """Return why a scheduler inside vLLM cannot keep to the phases, or "" if it can."""
     if report.prefill.stages > 1:
         return (
             f"this schedule has {report.prefill.stages} pipeline stages, with as many batches in flight, and the class "
@@ -221,7 +219,7 @@ def plugin_limitation(report: schedule.Runnable) -> str:
 
 
 def readme(plan: SchedulePlan, report: schedule.Runnable, in_flight: int, spread: Spread | None, message: str) -> str:
-    """Return the text of README.md; ``spread``: its estimates under perturbed cost tables, if these have an error."""
+    """Return the text of the launch folder's README.md. ``spread`` is None if the error of the costs is unknown."""
     is_split = report.decode is not None
     chosen = "; ".join(plan.metadata.values())
     if report.exact:
@@ -285,7 +283,7 @@ def _expected(bound: LatencyBound, report: schedule.Runnable, spread: Spread | N
 
 
 def phase_steps(limitation: str) -> str:
-    """Return how to start the engine and the gateway of a schedule of phases."""
+    """Return how to start the engine and the gateway for a schedule of phases."""
     steps = (
         "1. `sh vllm.sh` starts the engine (`MODEL=... sh vllm.sh` loads another checkpoint). Any OpenAI-compatible "
         "engine that runs as many requests at once will do.\n"

@@ -1,4 +1,4 @@
-"""Turn a chosen schedule, planned now or read from its file, into the phases that a gateway keeps."""
+"""A chosen schedule, planned now or read from its file, as phases that a gateway keeps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import LatencyBound, ScheduleRow
 from lengthwise.usecases.schedule import plan_metadata, plan_schedule, task_of
 
-_Z99 = 2.326
-"""Standard deviations above the mean of a normal that all but one in a hundred stay below."""
+_Z99 = 2.326  # standard deviations above the mean of a normal that all but one in a hundred stay below
 _ROUNDING = 1e-9
 _REMEDY = (
     "give the scenario that it was made for, or plan this one anew (lengthwise schedule SCENARIO --json PLAN.json)"
@@ -29,7 +28,7 @@ _INFINITE_IF_NULL = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A schedule to run."""
+    """A schedule, and the settings with which a gateway in front of engines keeps to it."""
 
     row: ScheduleRow
     # The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no phases,
@@ -41,13 +40,14 @@ class PlannedRun:
 
 
 def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: float | None = None) -> PlannedRun:
-    """Return the schedule of a scenario in the form that is run in front of engines.
+    """Return the schedule of a scenario, with the settings with which a gateway keeps to it.
 
     Args:
-        scenario: With the lengths to serve; its [schedule] is planned if no file is given.
-        file: Written by ``lengthwise schedule --json`` or ``--deploy``; only a file can be of WAA, which needs its
-            own engines.
-        threshold: Resizes prefill batches so that work stays within this share of its mean; None: as planned.
+        scenario: Scenario with the lengths to serve. Without a file, the scenario's [schedule] is planned.
+        file: Output of ``lengthwise schedule --json`` or ``--deploy``. Only a file can have a WAA schedule, which needs
+            its own engines.
+        threshold: Prefill batches are resized so that their work stays within this share of the mean work. By default
+            the plan's threshold is used.
     """
     if file is None:
         plan = plan_schedule(scenario)
@@ -74,10 +74,10 @@ def planned_run(scenario: Scenario, file: Path | None = None, *, threshold: floa
 
 
 def share_of(task: TaskLengths, tokens: int, level: float) -> float:
-    """Return the share of requests that a bound for an output of ``tokens`` must hold for, always below 1.
+    """Return the share of requests (below 1) that must meet a latency bound stated for outputs of ``tokens``.
 
-    Where that output is the quantile, it is the quantile's level. For a fixed length it is all shorter outputs, and the
-    level times those of that length, because a bound is for batches as heavy as that share of them.
+    If this length is the quantile at ``level``, the share is the level. Otherwise it is the share of shorter outputs
+    plus ``level`` times the share of equally long outputs, because a share ``level`` of these has light enough batches.
     """
     shorter = float(task.output_pmf[:tokens].sum())
     equal = float(task.output_pmf[tokens : tokens + 1].sum())
@@ -87,10 +87,18 @@ def share_of(task: TaskLengths, tokens: int, level: float) -> float:
 
 
 def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = None) -> Phases:
-    """Return the settings with which a gateway keeps a schedule over requests of such lengths.
+    """Return the settings with which a gateway runs an RRA schedule in front of engines.
 
-    An engine never has more requests than the decode batch that all but one phase in a hundred stay below, and one
-    prefill batch, which is admitted while the last requests of the one before still finish.
+    The limit of requests at an engine is a decode batch that only one phase in a hundred exceeds, plus one prefill
+    batch, which is admitted while the last requests of the previous phase are still finishing.
+
+    Args:
+        row: The schedule: prefill batch and decode steps of a phase.
+        task: Lengths of the requests.
+        threshold: Share by which the work of a phase may deviate from the mean (``policy.rra``); None: no adjustment.
+
+    Raises:
+        InputError: The schedule is WAA, or splits prefill and decode over GPUs, or its phase is longer than outputs.
     """
     if is_split(row):
         raise InputError(
@@ -122,7 +130,7 @@ def is_split(row: ScheduleRow) -> bool:
 
 
 def _read(path: Path, scenario: Scenario) -> tuple[ScheduleRow, LatencyBound, float | None]:
-    """Return row, bound and threshold of a file; raise InputError if it is of another model or GPUs."""
+    """Read (schedule, bound, threshold) from a plan's file. Raises InputError if it is for another model or GPU."""
     report = None
     try:
         report = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Run a schedule in front of real engines: a gateway (in mode rra for phases) and the load generator in one process."""
+"""Run of a schedule in front of real engines, with a gateway (in mode rra for phases) and the load generator."""
 
 from __future__ import annotations
 
@@ -31,35 +31,26 @@ from lengthwise.schema.schedule import ScheduleRow
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import batch_half_width
 from lengthwise.usecases.bench import requests
-from lengthwise.usecases.schedule_adaptation import Adapted, Follow, follower_maker, limited
+from lengthwise.usecases.schedule_adaptation import Adapted, FollowOptions, follower_factory, limited
 from lengthwise.usecases.schedule_plan import PlannedRun, planned_run
 
 Floats = npt.NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""(value, low, high); NaN where there is too little data."""
+Interval = tuple[float, float, float]  # (value, low, high); NaN where there is too little data
 UNKNOWN = (math.nan, math.nan, math.nan)
-LEVEL = 0.95
-"""Of the intervals."""
-MIN_PHASES, MIN_REQUESTS = 3, 1000
-"""Phases that an interval takes; requests of a run whose number is not given."""
-SPARE_BATCHES = 3
-"""Prefill batches that wait beside the running requests, so that the queue is never short of one."""
-ADAPTED_SEQS = 2
-"""A schedule that follows lengths may need this multiple of the requests at an engine, if the engine runs them."""
-_WARM_UP = 0.25
-"""Share of the time in which batches fill, left out."""
-_COUNTED_PHASES = 30
-"""Of an engine: a mean's interval is then a third of a phase's deviation wide on each side."""
-_SPLIT_ROUNDS = 4
-"""Requests of a split schedule over those in flight: the first quarter of the time does not count."""
-_SPANS, _MIN_FINISHED = 20, 10
-"""Spans of time that a mean's interval is from, and the least requests that finish in each."""
+LEVEL = 0.95  # confidence level of the intervals
+MIN_PHASES, MIN_REQUESTS = 3, 1000  # phases that an interval needs; least requests of a run whose number is not given
+SPARE_BATCHES = 3  # prefill batches that wait besides the running requests: the queue always has a complete one
+ADAPTED_SEQS = 2  # a schedule that follows lengths may use up to this multiple of the planned requests at an engine
+_WARM_UP = 0.25  # share of the time in which batches fill; it is left out
+_COUNTED_PHASES = 30  # phases per engine: the half-width of a mean is then a third of a phase's standard deviation
+_SPLIT_ROUNDS = 4  # a split schedule's requests over those in flight; the first quarter of the time does not count
+_SPANS, _MIN_FINISHED = 20, 10  # time spans that a mean's interval comes from, and requests that finish in each
 _REPLAN_S = 300.0
 
 
 @dataclass(frozen=True)
 class ObservedNumber:
-    """An observed number with its 95 % interval."""
+    """An observed number with its 95 % interval, and the planned number."""
 
     name: str
     unit: str
@@ -71,7 +62,7 @@ class ObservedNumber:
 
 @dataclass(frozen=True)
 class ScheduleOutcome:
-    """A schedule as it ran."""
+    """What was observed while a schedule ran."""
 
     seen: tuple[ObservedNumber, ...]
     phases: int
@@ -86,12 +77,12 @@ class ScheduleOutcome:
 def schedule_outcome(
     planned: PlannedRun, phases: Sequence[Phase], rows: Sequence[Row], engines: int
 ) -> ScheduleOutcome:
-    """Return what was observed while the queue was full and batches had filled.
+    """Return what was observed while the queue was full, after the batches had filled.
 
-    The latency of the plan, which is of one engine, is compared with the quantile of all latencies at the share of the
-    outputs that are no longer: requests with more tokens to come finish no sooner.
+    The planned latency is for outputs of one length. It is compared with the quantile of all latencies at the share of
+    outputs up to that length, because longer outputs do not finish earlier.
     """
-    row, (from_s, to_s) = planned.row, window(rows)
+    row, (from_s, to_s) = planned.row, counted_span_s(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
     served_s = [r.served_s for r in rows if r.outcome == "finished" and from_s <= r.dispatched_s <= to_s]
     latency = quantile(served_s, planned.share)
@@ -112,14 +103,14 @@ def schedule_outcome(
 
 
 def requests_to_count(row: ScheduleRow, engines: int = 1) -> int:
-    """Return how many requests fill enough phases, after those in which batches fill, at this number of engines."""
+    """Return how many requests a run needs, so that enough phases are measured after the batches have filled."""
     counted = _COUNTED_PHASES * row.prefill_batch / (1 - _WARM_UP)
     filling = (row.decode_batch + row.prefill_batch) / _WARM_UP
     return max(MIN_REQUESTS, engines * math.ceil(max(counted, filling)))
 
 
 def mean(values: Floats) -> Interval:
-    """Return the mean of consecutive phases and its t interval, wider where neighbours correlate (Skart, 2011)."""
+    """Return the mean of consecutive values with a t interval that allows for correlated neighbours (Skart, 2011)."""
     if not len(values):
         return UNKNOWN
     center = float(values.mean())
@@ -130,7 +121,7 @@ def mean(values: Floats) -> Interval:
 
 
 def _rate(phases: Iterable[Phase]) -> Interval:
-    """Return requests a second of all workers: for each, the requests of its phases over the time that they took."""
+    """Return the sum of the workers' rates. A rate is the requests of a worker's phases divided by their seconds."""
     by_worker: defaultdict[str, list[Phase]] = defaultdict(list)
     for one in phases:
         by_worker[one.worker].append(one)
@@ -150,7 +141,7 @@ def _rate(phases: Iterable[Phase]) -> Interval:
 
 
 def quantile(values: Sequence[float], level: float) -> Interval:
-    """Return a quantile and the order statistics that bound it; infinite where none is high enough."""
+    """Return a quantile with an interval from order statistics. With too few values, the upper end is infinite."""
     from scipy.stats import binom
 
     n, ascending = len(values), sorted(values)
@@ -163,7 +154,7 @@ def quantile(values: Sequence[float], level: float) -> Interval:
 
 
 def within_bound(bound_s: float, latency: Interval) -> tuple[bool | None, bool]:
-    """Return whether a latency is within a bound (None: unknown), and whether its complete interval agrees."""
+    """Return whether a latency is within a bound (None if unknown), and whether the complete interval agrees."""
     value, low, high = latency
     if math.isinf(bound_s):
         return True, True
@@ -172,8 +163,8 @@ def within_bound(bound_s: float, latency: Interval) -> tuple[bool | None, bool]:
     return value <= bound_s, high <= bound_s or low > bound_s
 
 
-def window(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the time from when batches had filled to the last arrival, after which the queue runs empty."""
+def counted_span_s(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the (start, end) of the measured time: from when the batches have filled to the last arrival."""
     if not rows:
         return math.inf, -math.inf
     first_s, last_s = min(one.arrival_s for one in rows), max(one.arrival_s for one in rows)
@@ -186,7 +177,7 @@ def _column(phases: Iterable[Phase], name: str) -> Floats:
 
 @dataclass(frozen=True)
 class ScheduleLoad:
-    """How requests arrive: by default in a closed loop that keeps the queue full."""
+    """How requests arrive. By default a closed loop keeps the queue full."""
 
     concurrency: int | None = None  # requests in the system at a time; None: as many as keep the queue full
     rate_rps: float | None = None  # requests a second instead, Poisson: the queue may run empty
@@ -194,7 +185,7 @@ class ScheduleLoad:
     report: Callable[[int, int], None] = lambda *_: None
 
     def bench(self, gateway: str, workload: Workload, filling: int, capabilities: Abilities | None = None) -> RunResult:
-        """Play the requests to a gateway whose queue ``filling`` requests keep full."""
+        """Send the requests to a gateway. ``filling`` is the number of concurrent requests that keep its queue full."""
         concurrency = self.concurrency
         if concurrency is None and self.rate_rps is None:
             concurrency = min(len(workload), filling)
@@ -203,12 +194,15 @@ class ScheduleLoad:
 
 
 def split_in_flight(row: ScheduleRow) -> int:
-    """Return the requests in flight at a pair of sides: a decode batch, a prefill batch that joins it, and the next."""
+    """Return the number of requests in flight at a pair of engines, one of which prefills and the other decodes.
+
+    The number is the sum of a decode batch, the prefill batch that joins it, and the next prefill batch.
+    """
     return math.ceil(row.decode_batch) + 2 * row.prefill_batch
 
 
 def split_requests(row: ScheduleRow, routers: int = 1) -> int:
-    """Return how many requests show enough of a full queue, after those that fill it, at this number of pairs."""
+    """Return how many requests suffice to measure a split schedule, including the requests that fill all queues."""
     return max(MIN_REQUESTS, _SPLIT_ROUNDS * _split_filling(row) * routers)
 
 
@@ -217,10 +211,10 @@ def _split_filling(row: ScheduleRow) -> int:
 
 
 def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> ScheduleOutcome:
-    """Return what ``schedule_outcome`` does for a split schedule, whose plan is of one pair: throughput and latency."""
+    """Return the observed throughput and latency of a split schedule, whose plan is for one pair of engines."""
     row = planned.row
     # If all requests are admitted at once, none waits: the queue is never full.
-    from_s, to_s = window(rows if len(rows) > routers * split_in_flight(row) else ())
+    from_s, to_s = counted_span_s(rows if len(rows) > routers * split_in_flight(row) else ())
     finished = [one for one in rows if one.outcome == "finished"]
     served_s = [one.served_s for one in finished if from_s <= one.dispatched_s <= to_s]
     latency = quantile(served_s, planned.share)
@@ -235,7 +229,10 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
 
 
 def _over_spans(finished: Sequence[Row], from_s: float, to_s: float) -> tuple[Floats, Floats]:
-    """Return for equal spans of time the requests a second that finish, and the mean of requests in flight."""
+    """Return finished requests per second and mean requests in flight, in equal spans of time.
+
+    Both arrays have the shape [spans].
+    """
     dispatched_s = np.array([one.dispatched_s for one in finished], np.float64)
     finished_s = np.array([one.finished_s for one in finished], np.float64)
     count = int(((finished_s >= from_s) & (finished_s < to_s)).sum())
@@ -250,7 +247,7 @@ def _over_spans(finished: Sequence[Row], from_s: float, to_s: float) -> tuple[Fl
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """A run: its outcome, the client's records, and what the gateway recorded."""
+    """A complete run: its outcome, the client's records, and what the gateway recorded."""
 
     outcome: ScheduleOutcome
     planned: PlannedRun
@@ -265,7 +262,7 @@ class ScheduleRun:
 
 
 def warnings(done: ScheduleRun) -> list[str]:
-    """Return the warnings of the client, and those about phases or concurrency that differ from the plan."""
+    """Return the client's warnings, and warnings about phases or concurrency that differ from the plan."""
     outcome, row, found = done.outcome, done.planned.row, list(done.measured.warnings)
     uncertain = any(math.isnan(number.low) for number in outcome.seen)
     if done.planned.phases is None:
@@ -295,8 +292,8 @@ def warnings(done: ScheduleRun) -> list[str]:
     return found
 
 
-def decision(done: ScheduleRun) -> str:
-    """Return whether the bound held, in a sentence."""
+def bound_sentence(done: ScheduleRun) -> str:
+    """Return a sentence on whether the latency bound held."""
     outcome, planned = done.outcome, done.planned
     if math.isinf(planned.bound.limit_s):
         return "There was no bound to meet."
@@ -314,7 +311,7 @@ def decision(done: ScheduleRun) -> str:
 
 
 def schedule_run_json(done: ScheduleRun) -> str:
-    """Return the text of a JSON file of the run."""
+    """Return the results of a run as the text of a JSON file."""
     planned = done.planned
     news = [
         {
@@ -328,7 +325,7 @@ def schedule_run_json(done: ScheduleRun) -> str:
         for at_s, one in done.news
     ]
     fields = {
-        "answer": decision(done), "schedule": planned.row, "phases": planned.phases,
+        "answer": bound_sentence(done), "schedule": planned.row, "phases": planned.phases,
         "bound_tokens": planned.bound.tokens, "share": planned.share, "source": planned.source,
         "outcome": done.outcome, "warnings": warnings(done), "followed": done.followed, "news": news,
     }  # fmt: skip
@@ -345,7 +342,7 @@ class _PhaseRecorder(Listener):
 
 @dataclass(frozen=True)
 class AdminPage:
-    """The gateway's admin page and metrics during a run, at ``port`` (0: any), which ``on_start`` is called with."""
+    """Options of the gateway's admin port. Port 0 takes any free port. ``on_start`` is called with the actual port."""
 
     port: int
     on_start: Callable[[int], None] = lambda _: None
@@ -358,25 +355,25 @@ def run_schedule(
     workload: Workload | None = None,
     *,
     load: ScheduleLoad = ScheduleLoad(),
-    follow: Follow | None = None,
+    follow: FollowOptions | None = None,
     api_key: str | None = None,
     admin: AdminPage | None = None,
 ) -> ScheduleRun:
-    """Run a schedule that a gateway keeps in front of engines, and compare it with its plan.
+    """Run a schedule with a gateway in front of engines, and compare the observed numbers with the planned ones.
 
     Args:
-        scenario: Whose schedule; its deployment is used for the plan alone, the engines stay as they are.
-        engines: Addresses of OpenAI-compatible servers, each of which runs the complete schedule; for a split one
-            addresses of routers, each in front of a pair of engines.
-        planned: The schedule; None: the scenario is planned.
-        workload: Requests to play; None: the scenario's, as ``schedule_requests`` returns them.
-        follow: Makes the schedule follow their lengths; None: it stays.
-        admin: Page and metrics during the run; None: none.
+        scenario: Scenario of the schedule. Its deployment is only used for planning. The engines stay as they are.
+        engines: Addresses of OpenAI-compatible servers, each of which runs the complete schedule. For a split schedule,
+            these are addresses of routers, each in front of a pair of engines.
+        planned: The schedule. If None, the scenario is planned.
+        workload: Requests to send, by default the result of ``schedule_requests``.
+        follow: Options with which the schedule follows the requests' lengths. If None, the schedule does not change.
+        admin: Options of the admin page and metrics during the run. If None, there is no such page.
     """
     planned = planned_run(scenario) if planned is None else planned
     row, phases, number = planned.row, planned.phases, len(engines)
     workload = schedule_requests(scenario, planned, number) if workload is None else workload
-    recorder, make = _PhaseRecorder(), None
+    recorder, make_replanner = _PhaseRecorder(), None
     if phases is None:
         if follow is not None:
             raise InputError(
@@ -391,11 +388,11 @@ def run_schedule(
         runs = _probed_seqs(row, phases, servers, 1 if follow is None else ADAPTED_SEQS)
         planned = replace(planned, phases=limited(phases, runs))
         if follow is not None:
-            # Prompts are watched where they are sent as token ids: of texts the gateway estimates the tokens,
-            # and an estimate that is off would look like a change.
+            # Prompts are only watched if they are sent as token ids. Otherwise the gateway estimates their tokens,
+            # and a wrong estimate would look like a change.
             counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
             monitor = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
-            make = follower_maker(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
+            make_replanner = follower_factory(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
         workers = [Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)]
         mode, filling = "rra", math.ceil(row.decode_batch) + SPARE_BATCHES * row.prefill_batch
     config = GatewayConfig(
@@ -405,7 +402,7 @@ def run_schedule(
         prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None if admin is None else admin.port),
     )
-    return _played(planned, config, workload, load, filling * number, recorder, make, admin)
+    return _played(planned, config, workload, load, filling * number, recorder, make_replanner, admin)
 
 
 def _played(
@@ -415,15 +412,15 @@ def _played(
     load: ScheduleLoad,
     filling: int,
     recorder: _PhaseRecorder,
-    make: ReplannerFactory | None,
+    make_replanner: ReplannerFactory | None,
     admin: AdminPage | None,
 ) -> ScheduleRun:
-    with background_gateway(config, (recorder,), follow=make) as gateway:
+    with background_gateway(config, (recorder,), make_replanner=make_replanner) as gateway:
         if admin is not None and gateway.gateway.admin_port is not None:
             admin.on_start(gateway.gateway.admin_port)
         following, capabilities = gateway.gateway.tracker, None
         if following is not None:
-            following.paused = True  # the probe's requests say nothing of lengths
+            following.paused = True  # the probe's requests are not typical lengths
             try:
                 capabilities = _abilities(Server(gateway.url))
             finally:
@@ -448,7 +445,7 @@ def _played(
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """Return the scenario's requests; if it gives no number, as many as fill enough phases to count."""
+    """Return the scenario's requests. If it does not give a number, there are enough to measure the phases."""
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count
@@ -458,7 +455,7 @@ def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1,
 
 
 def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], times: int) -> int:
-    """Return how many requests every engine runs at once, probed up to ``times`` the schedule's number."""
+    """Return how many requests every engine runs at once. Probing stops at ``times`` times the schedule's number."""
     scheduled = phases.max_requests or row.prefill_batch
     smallest = times * scheduled
     for server in servers:
@@ -474,8 +471,6 @@ def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], ti
 
 
 def _abilities(server: Server) -> Abilities:
-    """Return what a server supports, probed by a few tiny requests."""
-
     async def probed() -> Abilities:
         async with Client(server) as client:
             await client.probe()

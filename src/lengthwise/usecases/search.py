@@ -1,4 +1,4 @@
-"""Search deployments of a scenario: each variant is a search of its own."""
+"""Search for deployments of a scenario. Each variant has a separate search."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from lengthwise.usecases.requests import DEFAULT_REQUESTS, own_rate, search_load
 from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
 
-EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000
-"""Requests and steps of the run that shows which resource binds a choice."""
+EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
 WARMUP_SHARE = 0.2
 _TABLES_KEYS = ("model", "gpu", "node", "tp", "weight_dtype", "kv_dtype")
-"""Settings of a deployment that change its cost tables. Not pp: a file of tables says for which stages it was made."""
+"""Settings that change a deployment's cost tables. pp is not one, because a file of tables records its own stages."""
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class VariantSearch:
-    """The search of one variant: a scenario without variants, and the bench that evaluates its configurations."""
+    """The search of one variant, with the scenario and the bench that evaluates configurations."""
 
     name: str
     scenario: Scenario
@@ -48,20 +47,20 @@ class VariantSearch:
 
     @property
     def section(self) -> SearchSection:
-        """Return the table [search]."""
+        """Return the scenario's [search] table."""
         assert self.scenario.search is not None  # ``questions`` requires it
         return self.scenario.search
 
     @property
     def is_offline(self) -> bool:
-        """Return whether all requests are there at time 0."""
+        """Return whether all requests arrive at time 0."""
         return self.bench.question.objective.name == "makespan"
 
 
 def questions(scenario: Scenario) -> list[VariantSearch]:
     """Return the searches of a scenario, one for each variant."""
     found = []
-    for expanded in scenario.by_variant():
+    for expanded in scenario.variant_scenarios():
         with located(scenario, expanded):
             if expanded.search is None:
                 raise InputError(
@@ -76,7 +75,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
-    """Raise InputError if a file of tables would be used for several models, GPUs, degrees or data types."""
+    """Raise InputError if one file of cost tables would be used for several models, GPUs, degrees or data types."""
     found: defaultdict[str, dict[str, dict[str, None]]] = defaultdict(lambda: {key: {} for key in _TABLES_KEYS})
     for axes in space.alternatives():
         on = {
@@ -96,7 +95,7 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
 
 
 def question_of(scenario: Scenario, section: SearchSection) -> Question:
-    """Return the question of a table [search]; raise InputError if it lacks a setting."""
+    """Return what a [search] table requests, such as its limits. Raises InputError if a setting is missing."""
     limits = limits_of(section)
     objective = search.objective(section.objective)
     if objective.name not in ("makespan", "goodput"):
@@ -124,12 +123,11 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
 
 
 def _deployment_with(scenario: Scenario, settings: Mapping[str, Any]) -> Deployment:
-    """Return the scenario's deployment of one replica with values for dotted keys."""
     return deployment(_with_settings(scenario, settings))
 
 
 def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with values for dotted keys; the search sets the number of replicas."""
+    """Return the scenario with settings by dotted key ("engine.max_num_seqs"). The search sets the replicas itself."""
     over: dict[str, dict[str, Any]] = {"deployment": {"replicas": 1}}
     for key, value in settings.items():
         section, _, leaf = key.rpartition(".")
@@ -141,14 +139,14 @@ def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
 def plan(
     scenario: Scenario, workers: Workers, *, store: Store | None = None, progress: Progress = lambda *_: None
 ) -> Study:
-    """Return the result of a scenario's search: a plan for each variant, and the loss if another's best is used for it.
+    """Return a plan for each variant of a scenario, and how well each variant's best deployment serves the others.
 
     Args:
         store: Where evaluations are cached.
-        progress: Called with variant and step ("llama bound"), the evaluations done, and their expected total.
+        progress: Called with (variant and step, such as "llama bound", evaluations done, their expected total).
 
     Raises:
-        InputError: As for ``questions``, or a name or a policy in the space is invalid.
+        InputError: [search] cannot be used, or a name or a policy in its space is invalid.
     """
     requested = questions(scenario)
     engine.warm_up()  # otherwise every thread or process would compile it
@@ -190,18 +188,18 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
 
 
 def _identity(requested: VariantSearch) -> str:
-    """Return a digest of all that decides an evaluation besides the varied settings: scenario, files and code."""
+    """Return a digest of scenario, files and code. Together with the varied settings it identifies an evaluation."""
     scenario = requested.scenario
     settings = scenario.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
     keys = {"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
     question = requested.section.model_dump(mode="json", include=keys)
-    return search.content_key(settings, question, contents(scenario), search.code_version())
+    return search.content_key(settings, question, file_digests(scenario), search.code_version())
 
 
-def contents(scenario: Scenario) -> dict[str, str]:
-    """Return a digest by name of every file outside the scenario that decides its results.
+def file_digests(scenario: Scenario) -> dict[str, str]:
+    """Return digests of all files outside the scenario that determine its results, by name.
 
-    The digest of a folder (of a profile) is over the names, sizes and times of its files.
+    The digest of a folder (of a profile) covers the names, sizes and modification times of the files in it.
     """
     on = scenario.deployment
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
@@ -230,7 +228,6 @@ def _with_cause(choice: Choice, requested: VariantSearch) -> Choice:
 
 
 def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
-    """Return a sentence on what binds the hardware of a ranked choice at its operating point."""
     bench = requested.bench
     assert choice.at is not None  # it is ranked
     deployed = search.sized(bench.build(choice.settings), choice.gpus)
@@ -244,14 +241,14 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         metrics.summarize(records, deployed),
         max_batch_seqs=deployed.limits.max_num_seqs / deployed.parallel.pp,
         open_loop=not requested.is_offline,
-        queued_for_s=report.mean_queued_s(records),
+        queued_for_s=report.mean_queued_for_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 
-def settled(requested: VariantSearch, choice: Choice) -> Scenario:
-    """Return the scenario of a choice at its operating point, for ``lengthwise simulate``."""
+def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
+    """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
     over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.tp * on.pp))}}
@@ -259,14 +256,16 @@ def settled(requested: VariantSearch, choice: Choice) -> Scenario:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
         over["workload"] = {"request_rate": choice.at.rate_rps}
+        if scenario.workload.session_rate is not None:
+            over["workload"] = {"session_rate": choice.at.rate_rps / requested.bench.load.requests_per_session}
     name = f"{requested.name}: {choice.name}" if requested.name else choice.name
     return scenario.updated(over | {"name": name}, exclude={"search"})
 
 
 def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
-    """Write a folder for each of the best configurations of each plan; return these folders.
+    """Write folders for the ``top`` best configurations of every plan, and return their paths.
 
-    Each has server scripts, Kubernetes resources, a load test, and a scenario whose simulation repeats the claim.
+    A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +276,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
         for rank, choice in enumerate(best, 1):
             title = _slug(f"{found.name if len(study.plans) > 1 else ''} {rank} {choice.name}")
-            claimed = _claimed(settled(requested, choice))
+            claimed = _claim_scenario(scenario_of_choice(requested, choice))
             variant = build(claimed)[0]
             backend.write_launch(
                 folder / title,
@@ -292,8 +291,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
     return made
 
 
-def _claimed(scenario: Scenario) -> Scenario:
-    """Return the scenario with enough requests and seeds to show the claim, and a warm-up while the batches fill."""
+def _claim_scenario(scenario: Scenario) -> Scenario:
     section, seeds = scenario.workload, max(scenario.run.seeds, CLAIM_SEEDS)
     rate_rps = section.request_rate
     if rate_rps is None:

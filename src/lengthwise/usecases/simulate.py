@@ -1,4 +1,4 @@
-"""Simulate a scenario: every variant at every seed, with a summary over the seeds."""
+"""Simulation of a scenario: every variant with every seed, and a summary over the seeds."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
-BUSY_FRONT = 0.7
-"""Utilisation of the front end from which on its queue grows fast."""
-TIMELINE_STEPS = 4_000_000
-"""Largest step log of a run that is examined step by step: for a timeline, or for the range of measurements."""
+BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
+MAX_LOGGED_STEPS = 4_000_000  # largest log of steps, for a timeline or for the range of measurements
 Progress = Callable[[int, int], None]
 
 
 def front_note(cost: CostTables, rate_rps: float) -> str:
-    """Return a warning if the front end in front of the engine is the bottleneck at this rate; "" otherwise."""
+    """Return a warning if the front end is the bottleneck at this rate, otherwise ""."""
     busy = rate_rps * cost.front.serial_s
     if not busy > BUSY_FRONT:
         return ""
@@ -42,14 +40,14 @@ def front_note(cost: CostTables, rate_rps: float) -> str:
 
 
 def sent_rps(records: Records) -> float:
-    """Return requests a second while clients sent them; over the complete run if they sent all at once."""
+    """Return the requests per second while clients sent requests, or over the complete run if all arrived at once."""
     arrival_s = records.requests.arrival_s
     span_s = float(arrival_s.max() - arrival_s.min()) or records.end_s - float(arrival_s.min())
     return len(arrival_s) / span_s if span_s > 0 else 0.0
 
 
 def slo_of(scenario: Scenario) -> Slo | None:
-    """Return the limits of [slo] for a single request; None if there are none."""
+    """Return the limits of [slo] that apply to single requests, or None if there are no such limits."""
     limits = scenario.slo
     if (limits.ttft, limits.tpot, limits.jct) == (None, None, None):
         return None
@@ -58,22 +56,22 @@ def slo_of(scenario: Scenario) -> Slo | None:
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """The result of one variant."""
+    """The results of simulating one variant: records of the first seed, and summaries of all seeds."""
 
     variant: Variant
     records: Records
     summaries: list[Summary]
     summary: Summary  # over all seeds; with intervals of the cost model's error where it is estimated
     # Where a run passed the range of the measurements behind the cost tables.
-    out_of_range: tuple[Extrapolation, ...] = ()
+    extrapolations: tuple[Extrapolation, ...] = ()
     model_draws: int = 0  # runs under perturbed cost tables, behind those intervals
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings, a sentence each: extrapolated steps, a busy front end, poor fits, no intervals."""
+        """Return warnings about extrapolated steps, a busy front end, poor fits, and missing intervals."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
-            *(f"{one.description}." for one in self.out_of_range),
+            *(f"{one.description}." for one in self.extrapolations),
             front_note(cost, sent_rps(self.records)),
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
@@ -91,7 +89,7 @@ class VariantOutcome:
 
 
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
-    """Return a warning if requests were preempted by rank alone, whatever that costs; "" otherwise."""
+    """Return a warning if requests were preempted by rank, which ignores the cost of preemption, otherwise ""."""
     count = int(records.requests.preemptions.sum())
     if scheduler.preemption != "by_rank" or not count:
         return ""
@@ -102,7 +100,7 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
 
 
 def recorded_run(outcome: VariantOutcome) -> RunResult:
-    """Return the first seed's run with its requests and its scenario, as a records file has them."""
+    """Return the run of the first seed with the requests and the scenario, in the form that a records file takes."""
     variant = outcome.variant
     deployment = plain(deployment_facts(variant.deployment))
     metadata = {
@@ -124,22 +122,22 @@ def run(
     progress: Progress = lambda *_: None,
     log_steps: bool = False,
 ) -> list[VariantOutcome]:
-    """Return the outcome of every variant of a scenario, each simulated at every seed.
+    """Return the outcome of every variant of a scenario, each simulated with every seed.
 
-    Variants of one [workload] see the same requests at a seed; where none is random (replays), one seed suffices and no
-    other is run. Where cost tables come with estimates of their error, the first seed is run again under perturbed
-    tables, for the model intervals. Runs are threads: the compiled engine releases the GIL.
+    Variants with the same [workload] have the same requests at a seed. If no variant is random (replays), only one seed
+    is run. If cost tables have estimates of their error, the first seed is run again with perturbed tables, for the
+    intervals of the cost model's error. Runs use threads, because the compiled engine releases the GIL.
 
     Args:
         scenario: The scenario, or its file.
-        variants: What ``build`` made of it, if the caller has built it.
-        jobs: Runs at a time; None: one for each CPU that this process may use.
+        variants: The result of ``build`` for this scenario. If None, the variants are built here.
+        jobs: Runs at a time, by default one for each CPU that this process may use.
     """
     requested = scenario if isinstance(scenario, Scenario) else load(scenario)
     built = list(build(requested) if variants is None else variants)
     first_seed, count = requested.run.seed, requested.run.seeds if any(one.is_random for one in built) else 1
     seeds = range(first_seed, first_seed + count)
-    logs = {"max_log_steps": TIMELINE_STEPS} if log_steps else {}
+    logs = {"max_log_steps": MAX_LOGGED_STEPS} if log_steps else {}
     by_seed = [partial(_simulated, one, seed, with_records=seed == seeds[0], **logs) for seed in seeds for one in built]
     perturbed_tasks = [_perturbed_tasks(one, seeds[0]) for one in built]
     tasks: list[Callable[[], _Run]] = [
@@ -156,15 +154,14 @@ def run(
         perturbed = [next(remaining)[1] for _ in tasks_of_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
-        out_of_range = metrics.merge_extrapolations([one for _, _, one in variant_runs])
+        extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
-        outcomes.append(VariantOutcome(variant, records, summaries, summary, out_of_range, len(perturbed)))
+        outcomes.append(VariantOutcome(variant, records, summaries, summary, extrapolations, len(perturbed)))
     return outcomes
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
-    """Return the tasks of the runs behind a variant's model intervals."""
     draws = variant.scenario.run.model_draws
     if not variant.deployment.cost.evidence.errors or draws == 0:
         return []
@@ -175,24 +172,19 @@ def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
 
 
 def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **logs: Any) -> _Run:
-    """Simulate one seed; records are dropped unless requested, since those of many seeds would fill the memory."""
+    """Simulate one seed. Records are only returned if requested, because records of many seeds fill the memory."""
     settings = variant.scenario.run
     with noted(f"in the run of {variant.name!r} with seed {seed}"):
+        workload = variant.workload(seed)
         records = engine.simulate(
-            variant.workload(seed),
-            variant.deployment,
-            seed=seed,
-            time_limit_s=settings.time_limit_s,
-            strict=settings.strict,
-            **logs,
+            workload, variant.deployment, seed=seed, time_limit_s=settings.time_limit_s, strict=settings.strict, **logs
         )
         slo = slo_of(variant.scenario)
-        summary = metrics.summarize(records, variant.deployment, slo=slo, warmup_s=settings.warmup_s)
+        summary = metrics.summarize(records, variant.deployment, workload=workload, slo=slo, warmup_s=settings.warmup_s)
     return records if with_records else None, summary, metrics.beyond_reach(records, variant.deployment)
 
 
 def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
-    """Return the results of the tasks in their order; the first error stops all."""
     progress(0, len(tasks))
     engine.warm_up()  # otherwise every thread would compile it
     results: dict[int, _Run] = {}
@@ -204,13 +196,14 @@ def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progre
 
 
 def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
-    """Return notes on settings without effect: more requests or seeds than a replay has, one bin, no tenants."""
+    """Return notes on settings without effect, such as more requests or seeds than a replayed trace has."""
     found = []
     for variant in variants:
         section = variant.scenario.workload
         if section.is_replay and (replayed := len(variant.workload(0))) < (section.num_requests or 0):
             found.append(
-                f"num_requests is {section.num_requests:,}, but the replayed trace has {replayed:,}; so many were run"
+                f"num_requests is {section.num_requests:,}, but the replayed trace has only {replayed:,}; "
+                "those were run"
             )
     if seeds > 1 and not any(variant.is_random for variant in variants):
         found.append("a replay is deterministic: further seeds change nothing, so one was run")

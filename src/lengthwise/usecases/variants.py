@@ -1,4 +1,4 @@
-"""From a checked scenario to deployments, schedulers and requests: one variant for each table of [[variants]]."""
+"""Deployments, schedulers and requests of a checked scenario: one variant for each table of [[variants]]."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import workload_by_seed
 
 Floats = npt.NDArray[np.float64]
-TABLES = "tables:"
-"""Begins a cost source that is a file of cost tables."""
+TABLES = "tables:"  # begins a cost source that is a file of cost tables
 MAX_BINS = 1024
-_BINNING_SEED = 2**62
-"""Added to the run's seed: bin boundaries come from other requests than those that are simulated."""
+_BINNING_SEED = 2**62  # added to the run's seed: bin boundaries come from other requests than those that are simulated
 _AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
@@ -44,7 +42,7 @@ _IN_DECODE = "of deployment.decode"
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of a comparison: a deployment, and the requests of each seed."""
+    """One variant of a scenario: a deployment, and the requests of each seed."""
 
     name: str  # from the file, or the scenario's own name where it has no variants
     scenario: Scenario
@@ -54,7 +52,7 @@ class Variant:
 
     @property
     def is_random(self) -> bool:
-        """Return whether a seed changes anything: drawn requests or predictions, or a router that draws."""
+        """Return whether results depend on the seed, because requests, predictions or the router are random."""
         router = policy.resolve("router", self.deployment.scheduler.router)
         draws = router.uses("draw_a") or router.uses("draw_b")
         drawn = not self.scenario.workload.is_replay or self.scenario.predictor.is_random
@@ -65,7 +63,7 @@ def build(scenario: Scenario) -> list[Variant]:
     """Return the variants of a scenario, ready to be simulated."""
     shared: dict[str, Callable[[int], Workload]] = {}
     variants = []
-    for expanded in scenario.by_variant():
+    for expanded in scenario.variant_scenarios():
         with located(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
             key = expanded.workload.model_dump_json()
@@ -79,7 +77,10 @@ def build(scenario: Scenario) -> list[Variant]:
 
 @contextmanager
 def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -> Iterator[None]:
-    """Add to an InputError the file and the variant of its cause, and with ``with_key`` the key of an unknown name."""
+    """Add a note to an InputError in this context: the file and the variant that caused it.
+
+    If ``with_key``, the note on an unknown name also has the file's key under which the name is given.
+    """
     try:
         yield
     except InputError as error:
@@ -92,7 +93,7 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
 
 
 def model_of(scenario: Scenario) -> ModelSpec:
-    """Return the model: a catalog name wins over a path; a path starts at the scenario's folder."""
+    """Return the model, which is a catalog name or, if there is none, a path relative to the scenario's folder."""
     name = scenario.deployment.model
     path = resolved(name, scenario.folder)
     if name.endswith(".json"):
@@ -106,12 +107,12 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario; raise InputError if one of them is unknown."""
+    """Return the model and the GPU of a scenario. Raises InputError if the model or the GPU is unknown."""
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
 def deployment(scenario: Scenario) -> Deployment:
-    """Return the deployment of a scenario without variants; raise InputError as ``build`` does."""
+    """Return the deployment of a scenario without variants. Raises InputError if it cannot be built."""
     section, limits = scenario.deployment, scenario.engine.model_dump()
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
@@ -158,30 +159,29 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
 
 
 def tables_path(scenario: Scenario) -> str | None:
-    """Return the file of cost tables of a scenario; None if its cost has another source."""
+    """Return the path of a scenario's file of cost tables, or None if the costs have another source."""
     source = scenario.deployment.cost
     return str(resolved(source.removeprefix(TABLES), scenario.folder)) if source.startswith(TABLES) else None
 
 
 def _require_own_tables(scenario: Scenario, deployed: Deployment) -> None:
-    """Raise ProfileError if the file of cost tables is of another model, GPU, degree or data type."""
     if (path := tables_path(scenario)) is not None:
         cost.require_made_for(path, cost.MadeFor.of_deployment(deployed))
 
 
 def unchecked_tables_note(scenario: Scenario) -> str:
-    """Return a warning if the file of cost tables does not record its model and GPU; "" otherwise."""
+    """Return a warning if the file of cost tables does not record its model and GPU, otherwise ""."""
     path, on = tables_path(scenario), scenario.deployment
     if path is None or cost.made_for(path) is not None:
         return ""
     return (
-        f"The cost tables in {path} do not record what they are of (older files do not): that they are of "
-        f"{on.model} on {on.gpu} with tp {on.tp} is taken on trust. Calibrate or fit them again to have it checked."
+        f"The cost tables in {path} do not record their model and GPU (older files do not). It is assumed that they "
+        f"were made for {on.model} on {on.gpu} with tp {on.tp}. Calibrate or fit them again to have this checked."
     )
 
 
 def scheduler(scenario: Scenario) -> Scheduler:
-    """Return the scheduler of a scenario: the named one, with the axes and numbers that the file sets."""
+    """Return the scheduler that a scenario names, with the policies and numbers that the file changes."""
     section = scenario.scheduler
     given = section.model_dump(exclude={"policy"}, exclude_none=True)
     own: dict[str, Any] = {
@@ -219,7 +219,7 @@ def _base_scheduler(name: str, scenario: Scenario) -> Scheduler:
 
 
 def _axis_of(text: str) -> str | None:
-    """Return the axis that has a policy of this name, even with wrong parameters; None if there is none."""
+    """Return the kind of policy ("rank") that has this name, even with wrong parameters, or None for other names."""
     if text.partition("(")[0].strip() in _RULES:
         return "binning"
     for axis in ("rank", "batching", "memory", "router", "preemption", "binning"):
@@ -258,15 +258,16 @@ _RULES: dict[str, tuple[_Rule, str]] = {
         "The least expected time of a batch of ``max_num_seqs``, for lengths of any distribution.",
     ),
 }
-"""By name: how predicted lengths, bins and batch size give the longest length of every bin except the last."""
+"""Functions of (predicted lengths, bins, batch size) that return the longest length of every bin except the last."""
 BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for name, (_, text) in _RULES.items()}
-"""The rules by name, in a line each."""
+"""Description of each rule in one line."""
 
 
 def _binning(binning: Any, scenario: Scenario) -> Any:
-    """Return the binning of a scheduler: None for "none", boundaries for a rule, anything else unchanged.
+    """Return a scheduler's binning. A rule such as "learned(k=8)" becomes the boundaries of bins, "none" becomes None.
 
-    Raise PolicyError if the parameters of a rule are wrong, or the workload has no predictions.
+    The boundaries come from the predicted lengths of other requests. Raises PolicyError if the workload has no
+    predictions, or if the parameters of the rule are wrong.
     """
     if binning == "none" or not isinstance(binning, str):
         return None if binning == "none" else binning
@@ -284,7 +285,7 @@ def _binning(binning: Any, scenario: Scenario) -> Any:
         raise PolicyError(
             f"binning {name} takes a number of bins from 1 to {MAX_BINS}, as in {name}(k=8); got {binning!r}"
         )
-    # A replayed trace has no other requests: its own give the boundaries.
+    # A replayed trace has no other requests, so its own give the boundaries.
     predicted = workload_by_seed(scenario)(scenario.run.seed + _BINNING_SEED).predicted_tokens
     if predicted is None:
         raise PolicyError(
@@ -292,6 +293,6 @@ def _binning(binning: Any, scenario: Scenario) -> Any:
             '([predictor] kind = "oracle" predicts the truth)'
         )
     cuts = _RULES[name][0](np.maximum(predicted, 1.0), k, scenario.engine.max_num_seqs)
-    # Rules give the last length of a bin and policies take the first: after a whole number that is the next one.
+    # A rule gives a bin's longest length, a policy takes the next bin's shortest: one more, if the length is whole.
     starts = np.unique(np.where(cuts == np.floor(cuts), cuts + 1, cuts))
     return f"bins(boundaries={[float(f'{edge:.9g}') for edge in starts]})"

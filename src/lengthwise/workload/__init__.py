@@ -1,4 +1,4 @@
-"""Where requests come from: arrivals, lengths, presets, traces."""
+"""Workloads: models of arrivals and lengths, presets, and trace files."""
 
 import lazy_loader
 

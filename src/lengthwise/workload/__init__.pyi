@@ -31,6 +31,12 @@ from .preset_files import presets as presets
 from .readers import READABLE as READABLE
 from .readers import detect as detect
 from .readers import read as read
+from .sessions import Delay as Delay
+from .sessions import Groups as Groups
+from .sessions import Sessions as Sessions
+from .sessions import Tools as Tools
+from .sessions import find_sessions as find_sessions
+from .sessions import generate_sessions as generate_sessions
 from .summary import Description as Description
 from .summary import Histogram as Histogram
 from .summary import LengthSummary as LengthSummary

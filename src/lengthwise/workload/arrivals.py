@@ -1,7 +1,7 @@
-"""Models of arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing float64 seconds from 0.
+"""Models of arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing times in seconds, at least 0.
 
-The renewal models (Poisson, Gamma, Weibull) wait one gap before the first request. Draws have unit mean and are divided
-by the rate, so that two rates under one seed differ only in the scale of time (common random numbers).
+The renewal models (Poisson, Gamma, Weibull) wait for one gap before the first request. Gaps are drawn with mean 1 and
+divided by the rate, so that with one seed two rates differ only in the scale of time (common random numbers).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lengthwise.workload.distributions import require, require_positive, root
 Floats = npt.NDArray[np.float64]
 
 ELIS_SHAPE = 0.73  # shape of the Gamma gaps measured by ELIS (FabriX trace)
-ELIS_SCALE_S = 10.41  # scale of the same, in seconds
+ELIS_SCALE_S = 10.41  # scale of these gaps, in seconds
 
 
 class Arrivals(Protocol):
-    """Interface of models of arrival times."""
+    """The interface of models of arrival times."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n] arrival times in seconds, non-decreasing, from 0."""
+        """Return arrival times [n] in seconds, non-decreasing, at least 0."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class AllAtOnce:
     """All requests arrive at time 0: the offline case."""
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """Return [n] zeros."""
+        """Return zeros [n]."""
         return np.zeros(n)
 
 
 @dataclass(frozen=True)
 class ClosedLoop(AllAtOnce):
-    """``concurrency`` requests in the system at a time: the engine releases one when one finishes."""
+    """A fixed number of requests is in the system. When one finishes, the engine releases the next one."""
 
     concurrency: int
 
@@ -52,7 +52,7 @@ class ClosedLoop(AllAtOnce):
 
 @dataclass(frozen=True)
 class Constant:
-    """Equal gaps of ``1 / rate_rps``; the first request arrives at 0."""
+    """Requests arrive with equal gaps of ``1 / rate_rps``, the first one at time 0."""
 
     rate_rps: float
 
@@ -60,13 +60,13 @@ class Constant:
         require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """Return [n] seconds: 0, 1 / rate, 2 / rate, ..."""
+        """Return the times [n] in seconds: 0, 1 / rate, 2 / rate, ..."""
         return np.arange(n) / self.rate_rps
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Exponential gaps of mean ``1 / rate_rps``, without a limit (Vidur limits them to three means)."""
+    """A Poisson process: exponential gaps with mean ``1 / rate_rps``, not truncated (Vidur truncates at 3 means)."""
 
     rate_rps: float
 
@@ -74,13 +74,13 @@ class Poisson:
         require_positive("rate_rps", self.rate_rps)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n] seconds."""
+        """Return arrival times [n] in seconds."""
         return _times(rng.standard_exponential(n), 1 / self.rate_rps)
 
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma gaps of mean ``1 / rate_rps`` and coefficient of variation ``cv`` (shape ``1 / cv**2``)."""
+    """Gamma gaps with mean ``1 / rate_rps`` and coefficient of variation ``cv`` (shape ``1 / cv**2``)."""
 
     rate_rps: float
     cv: float
@@ -90,13 +90,13 @@ class Gamma:
         require_positive("cv", self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n] seconds."""
+        """Return arrival times [n] in seconds."""
         return _times(rng.standard_gamma(self.cv**-2, n), self.cv**2 / self.rate_rps)
 
 
 @dataclass(frozen=True)
 class Weibull:
-    """Weibull gaps of mean ``1 / rate_rps`` and coefficient of variation ``cv``."""
+    """Weibull gaps with mean ``1 / rate_rps`` and coefficient of variation ``cv``."""
 
     rate_rps: float
     cv: float
@@ -107,22 +107,22 @@ class Weibull:
         weibull_shape(self.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n] seconds."""
+        """Return arrival times [n] in seconds."""
         shape = weibull_shape(self.cv)
         return _times(rng.weibull(shape, n), exp(-lgamma(1 + 1 / shape)) / self.rate_rps)
 
 
 def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
-    """Return Gamma arrivals with the burstiness (cv 1.17) and by default the rate (0.13/s) that ELIS measured."""
+    """Return Gamma arrivals as ELIS measured them: cv 1.17, and 0.13 requests per second unless a rate is given."""
     return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
 
 
 @dataclass(frozen=True, eq=False)
 class RateProfile:
-    """Poisson arrivals with a rate that changes over time.
+    """Poisson arrivals whose rate changes over time.
 
-    The rate is ``rates_rps[i]`` from ``times_s[i]`` on, or with ``linear`` interpolated between the points. The last
-    rate continues forever, or until ``period_s``, when the profile repeats (a day, a week).
+    The rate is ``rates_rps[i]`` from ``times_s[i]`` to the next time; with ``linear``, it is interpolated between the
+    times. The last rate continues until ``period_s``, when the profile repeats (a day, a week); None: forever.
     """
 
     times_s: Sequence[float]  # increasing times, the first 0
@@ -133,20 +133,20 @@ class RateProfile:
     def __post_init__(self) -> None:
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
         if times.ndim != 1 or times.shape != rates.shape or len(times) == 0:
-            raise InputError(f"a rate needs a time each; got {times.size} times and {rates.size} rates")
+            raise InputError(f"each rate needs a time; got {times.size} times and {rates.size} rates")
         if times[0] != 0 or not (np.diff(times) > 0).all() or not np.isfinite(times).all():
             raise InputError(f"times_s must start at 0 and increase; they are {_shown(times)}")
         if not np.isfinite(rates).all() or (rates < 0).any():
             raise InputError(f"rates_rps must be finite and not negative; they are {_shown(rates)}")
         if self.period_s is not None and not times[-1] <= self.period_s < np.inf:
             raise InputError(f"period_s must be at least the last time, {times[-1]}; it is {self.period_s}")
-        if (rates[-1] if self.period_s is None else self._expected()[1][-1]) <= 0:
-            raise InputError("the rate ends at 0 for ever: give a last rate above 0, or a period_s")
+        if (rates[-1] if self.period_s is None else self._cumulative_rate()[1][-1]) <= 0:
+            raise InputError("the rate ends at 0 forever: give a last rate above 0, or a period_s")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return [n] seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
+        """Return arrival times [n] in seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
         target = np.cumsum(rng.standard_exponential(n))
-        edges, expected, starts, ends = self._expected()
+        edges, expected, starts, ends = self._cumulative_rate()
         period_start_s = np.zeros(n)
         if self.period_s is not None:
             periods, target = np.divmod(target, expected[-1])
@@ -158,8 +158,8 @@ class RateProfile:
         inside = np.divide(2 * rest, root, out=np.zeros(n), where=root > 0)
         return np.asarray(np.maximum.accumulate(period_start_s + edges[segment] + inside))
 
-    def _expected(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return edges of segments, expected arrivals up to each edge, and rates at each segment's start and end."""
+    def _cumulative_rate(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return the ends of the segments, the expected arrivals up to each end, and the rates at both ends."""
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
         if self.period_s is None or self.period_s > times[-1]:
             # Without a period the last segment is open; one second of it represents its rate.
@@ -172,7 +172,7 @@ class RateProfile:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """Given times, such as the ``arrival_s`` of another workload."""
+    """Replays given arrival times, such as the ``arrival_s`` of another workload."""
 
     arrival_s: Sequence[float] | Floats  # [m] seconds, non-decreasing; shifted so that the first is 0
     time_scale: float = 1.0  # factor on every time; 0.5 doubles the rate
@@ -184,7 +184,7 @@ class Replay:
             raise InputError("times to replay must be finite and must not decrease; sort them first")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:  # noqa: ARG002 - the contract
-        """Return the first ``n`` times; raise InputError if there are fewer."""
+        """Return the first ``n`` times in seconds; raises InputError if there are fewer."""
         times = np.asarray(self.arrival_s, float)
         if n > len(times):
             raise InputError(f"{n} requests need as many times to replay; there are {len(times)}")
@@ -193,7 +193,7 @@ class Replay:
 
 @lru_cache(maxsize=64)
 def weibull_shape(cv: float) -> float:
-    """Return the shape k of gaps with this cv: the root of cv**2 + 1 = G(1 + 2/k) / G(1 + 1/k)**2; raise InputError."""
+    """Return the shape k of Weibull gaps: cv**2 + 1 = gamma(1 + 2/k) / gamma(1 + 1/k)**2."""
 
     def excess(log_shape: float) -> float:
         inverse = exp(-log_shape)
@@ -206,7 +206,7 @@ def weibull_shape(cv: float) -> float:
 
 
 def _times(gaps: Floats, scale: float) -> Floats:
-    """Return the scaled cumulative sum, computed in place: ten million requests need no second array."""
+    """Return the scaled cumulative sums of the gaps, in place: a second array would need much memory."""
     np.cumsum(gaps, out=gaps)
     gaps *= scale
     return gaps

@@ -1,4 +1,4 @@
-"""Distributions of lengths by their quantile functions, and checks of arguments."""
+"""Distributions of lengths, given by their quantile functions, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Z90 = 1.2815515655446004  # the 90th percentile of the standard normal
 
 
 def require(condition: bool | np.bool_, message: str) -> None:
-    """Raise InputError with this message unless the condition holds."""
+    """Raise InputError with this message if the condition is false."""
     if not condition:
         raise InputError(message)
 
 
 def require_positive(name: str, value: float) -> None:
-    """Raise InputError unless the value is finite and above 0."""
+    """Raise InputError unless the value is finite and above 0; ``name`` is for the message."""
     require(isfinite(value) and value > 0, f"{name} must be a finite number above 0; it is {value}")
 
 
@@ -35,7 +35,7 @@ def require_range(low: float, high: float) -> None:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the zero of a monotone function between arguments of opposite sign, to the last bit (bisection)."""
+    """Return the zero of a monotone function between ``low`` and ``high``, by bisection to the last bit."""
     increasing = function(high) > function(low)
     middle = (low + high) / 2
     while low < middle < high:
@@ -48,7 +48,7 @@ def root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
-    """Return mean and sd of the normal that has ``mean`` and ``sd`` after truncation to ``low`` .. ``high``."""
+    """Return the mean and sd of the normal that has ``mean`` and ``sd`` after truncation to ``low`` .. ``high``."""
     if not (low < mean < high and sd > 0):
         raise InputError(f"low < mean < high and sd > 0 must hold; they are {low}, {mean}, {high}, {sd}")
 
@@ -62,15 +62,15 @@ def truncated_normal(mean: float, sd: float, low: float, high: float) -> tuple[f
     max_spread = 30 * max(sd, (mean - low) if isinf(high) else high - low)
     if excess(max_spread) < 0:
         raise InputError(
-            f"no normal cut to {low:g}..{high:g} has mean {mean:g} and sd {sd:g}: its sd would be at most "
-            f"{excess(max_spread) + sd:.1f}; give a smaller sd, or mean and sd of the normal before the cut"
+            f"no normal truncated to {low:g}..{high:g} has mean {mean:g} and sd {sd:g}: the sd is at most "
+            f"{excess(max_spread) + sd:.1f}; give a smaller sd, or mean and sd before truncation"
         )
     spread = root(excess, sd, max_spread)  # truncation narrows, so the normal is at least as wide
     return center(spread), spread
 
 
 def _truncated_moments(mean: float, sd: float, low: float, high: float) -> tuple[float, float]:
-    """Return mean and sd after truncation (Johnson, Kotz, Balakrishnan, 1994, section 10.1)."""
+    """Return the mean and sd of a normal after truncation (Johnson, Kotz, Balakrishnan, 1994, section 10.1)."""
     from scipy.special import log_ndtr
 
     a, b = (low - mean) / sd, (high - mean) / sd
@@ -86,7 +86,7 @@ def _truncated_moments(mean: float, sd: float, low: float, high: float) -> tuple
 
 
 def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Floats:
-    """Return the cdf at ``x`` of Azzalini's skew normal with these moments (1985; Owen's T function)."""
+    """Return the cdf at ``x`` of Azzalini's skew normal (1985) with these moments, by Owen's T function."""
     from scipy.special import ndtr, owens_t
 
     ratio = abs(skewness) ** (2 / 3)
@@ -99,15 +99,15 @@ def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Float
 
 
 class Marginal(Protocol):
-    """Interface of distributions with a quantile function in tokens."""
+    """Interface of a distribution of lengths in tokens."""
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] float64 tokens at levels ``u``."""
+        """Return the quantiles [n] in tokens, float64, at levels ``u`` [n]."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Constant length."""
+    """A constant length."""
 
     tokens: float
 
@@ -115,13 +115,13 @@ class Fixed:
         require(self.tokens >= 1, f"a length must be at least 1 token; it is {self.tokens}")
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] times ``tokens``."""
+        """Return the constant length for each level, [n]."""
         return np.full(len(u), float(self.tokens))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Integers from ``low`` to ``high``, both included, equally likely."""
+    """Integers from ``low`` to ``high``, both included, with equal probabilities."""
 
     low: int
     high: int
@@ -130,13 +130,13 @@ class Uniform:
         require_range(self.low, self.high)
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] integers."""
+        """Return the quantiles [n], which are integers."""
         return self.low + np.floor(u * (self.high - self.low + 1))
 
 
 @dataclass(frozen=True)
 class Zipf:
-    """Integers from ``low`` to ``high``; the k-th smallest (Vidur: by a hash) has weight ``k**-theta``."""
+    """Integers from ``low`` to ``high``. The k-th smallest has weight ``k**-theta`` (in Vidur, a hash decides k)."""
 
     low: int
     high: int
@@ -147,7 +147,7 @@ class Zipf:
         require(isfinite(self.theta) and self.theta >= 0, f"theta must not be negative; it is {self.theta}")
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] integers."""
+        """Return the quantiles [n], which are integers."""
         return self.low + np.searchsorted(self._cdf, u, side="left").astype(np.float64)
 
     @cached_property
@@ -158,7 +158,7 @@ class Zipf:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal length; ``sigma`` is the standard deviation of its natural logarithm."""
+    """A log-normal length; ``sigma`` is the standard deviation of its natural logarithm."""
 
     median: float
     sigma: float
@@ -169,7 +169,7 @@ class LogNormal:
 
     @classmethod
     def from_mean_cv(cls, mean: float, cv: float) -> LogNormal:
-        """Return the distribution with this mean (tokens) and coefficient of variation."""
+        """Return the distribution with this mean, in tokens, and this coefficient of variation."""
         require(cv >= 0 and mean > 0, f"mean must be above 0 and cv not negative; they are {mean} and {cv}")
         return cls(mean / sqrt(1 + cv * cv), sqrt(log(1 + cv * cv)))
 
@@ -186,7 +186,7 @@ class LogNormal:
         return cls(median, log(p90 / median) / Z90)
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] tokens."""
+        """Return the quantiles [n] in tokens."""
         from scipy.special import ndtri
 
         return np.asarray(self.median * np.exp(self.sigma * ndtri(u)))
@@ -194,7 +194,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """Normal of this ``mean`` and ``sd``, then truncated; ``from_moments`` takes those after truncation."""
+    """A truncated normal; ``mean`` and ``sd`` are those before truncation (after it: see ``from_moments``)."""
 
     mean: float
     sd: float
@@ -210,11 +210,11 @@ class TruncatedNormal:
 
     @classmethod
     def from_moments(cls, mean: float, sd: float, low: float = 1.0, high: float = float("inf")) -> TruncatedNormal:
-        """Return the distribution of these moments after truncation; raise InputError if none is as wide."""
+        """Return the distribution with these moments after truncation. Raises InputError if there is none."""
         return cls(*truncated_normal(mean, sd, low, high), low=low, high=high)
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] tokens within the bounds."""
+        """Return the quantiles [n] in tokens, within the bounds."""
         from scipy.special import ndtr, ndtri
 
         # Ranges in the upper tail are computed from that tail: probabilities near 1 lack the precision.
@@ -226,7 +226,7 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Azzalini's skew normal by its moments before truncation (as in ExeGPT), as a table of 4,097 points."""
+    """Azzalini's skew normal, as a table of 4,097 points. The moments are those before truncation (as in ExeGPT)."""
 
     mean: float
     sd: float
@@ -241,7 +241,7 @@ class SkewNormal:
         require(len(self._table[0]) > 1, f"nothing of the distribution lies in {self.low}..{self.high}")
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] tokens within the bounds."""
+        """Return the quantiles [n] in tokens, within the bounds."""
         return np.interp(u, *self._table)
 
     @cached_property
@@ -255,7 +255,11 @@ class SkewNormal:
 
 
 def two_slope_table(mean: float, median: float, p90: float, low: float, high: float) -> tuple[Floats, Floats]:
-    """Return levels and tokens of the two-slope normal within ``low`` to ``high`` with these statistics."""
+    """Return the levels and the tokens of a quantile table with this mean, median and 90th percentile.
+
+    The distribution is log-normal or normal up to ``p90``; above it, its tail is scaled to match the mean. Raises
+    InputError if no tail has this mean.
+    """
     if not 0 < low < median < p90 < high:
         raise InputError(f"0 < low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}")
     z = np.sort(np.concatenate((np.linspace(-5, 5, 401), [Z90])))
@@ -264,7 +268,7 @@ def two_slope_table(mean: float, median: float, p90: float, low: float, high: fl
     levels[np.searchsorted(z, Z90)] = 0.9  # exact, so that the table has the published p90
 
     def tokens(tail: float, *, is_log: bool) -> Floats:
-        """Return tokens (with ``is_log`` log-normal) at ``z``; above p90 the slope is ``tail`` times that below."""
+        """Return tokens at ``z`` (of a log-normal with ``is_log``); ``tail`` multiplies the slope above p90."""
         scale = log if is_log else float
         slope = (scale(p90) - scale(median)) / Z90
         values = scale(median) + slope * (np.minimum(z, Z90) + tail * np.maximum(z - Z90, 0))
@@ -289,7 +293,7 @@ def two_slope_table(mean: float, median: float, p90: float, low: float, high: fl
 
 @dataclass(frozen=True, eq=False)
 class Quantiles:
-    """Non-decreasing lengths ``tokens`` at ``levels`` that increase from 0 to 1, linear between them."""
+    """A table of non-decreasing lengths ``tokens`` at ``levels`` from 0 to 1, interpolated linearly."""
 
     levels: Sequence[float] | Floats
     tokens: Sequence[float] | Floats
@@ -310,19 +314,19 @@ class Quantiles:
     def from_mean_median_p90(
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
-        """Return a smooth table with these statistics, in tokens; raise InputError if none has this mean."""
-        # A log-normal through median and p90 whose tail above p90 is scaled to match the mean; where even no tail
-        # leaves the mean too large, a normal scaled in the same way. The bounds truncate it.
+        """Return a smooth table with these statistics, in tokens. Raises InputError if no table has them."""
+        # A log-normal through median and p90, whose tail above p90 is scaled to match the mean; if the mean is too
+        # large even without a tail, a normal that is scaled in the same way. The bounds truncate both.
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] tokens."""
+        """Return the quantiles [n] in tokens."""
         return np.asarray(np.interp(u, np.asarray(self.levels, float), np.asarray(self.tokens, float)))
 
 
 @dataclass(frozen=True, eq=False)
 class Empirical:
-    """Empirical distribution of lengths ``tokens`` [m] with ``weights`` [m]; None weighs them equally."""
+    """The empirical distribution of lengths ``tokens`` [m] with ``weights`` [m]; None means equal weights."""
 
     tokens: Sequence[float] | Floats | npt.NDArray[np.int64]
     weights: Sequence[float] | Floats | None = None
@@ -337,7 +341,7 @@ class Empirical:
             require((weights >= 0).all() and 0 < weights.sum() < np.inf, "weights must sum above 0")
 
     def quantile(self, u: Floats) -> Floats:
-        """Return [n] tokens, each one of the observed lengths."""
+        """Return the quantiles [n] in tokens; each is one of the observed lengths."""
         tokens, cdf = self._steps
         if cdf is None:
             return tokens[np.minimum((u * len(tokens)).astype(np.int64), len(tokens) - 1)]

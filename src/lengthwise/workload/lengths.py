@@ -1,4 +1,4 @@
-"""Models that draw prompt and output lengths in pairs."""
+"""Models that draw pairs of prompt and output lengths."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Ints = npt.NDArray[np.int64]
 
 Cut = Literal["output", "prompt", "proportional", "redraw"]
 
-_BLOCK = 1 << 18  # draws at a time: temporaries stay in the cache, and ten million requests fit in memory
+_BLOCK = 1 << 18  # pairs drawn at once: temporaries stay in the cache, and ten million requests fit in memory
 _MAX_REDRAWS = 200
 TEXTS = ("prompt", "output", "model")  # text columns of a workload that are drawn with its lengths, for predictors
 
 
 class Lengths(Protocol):
-    """Interface of models of lengths."""
+    """The interface of models of lengths."""
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens of ``n`` requests, [n] int64 each, at least 1."""
+        """Return the prompt tokens and output tokens of ``n`` requests, [n] int64 each, at least 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Prompt and output tokens [n], and texts [n] of the same requests under their names in ``Workload.extra``."""
+    """Drawn prompt tokens and output tokens [n], and the same requests' texts [n] by name in ``Workload.extra``."""
 
     prompt: Ints
     output: Ints
@@ -40,17 +40,17 @@ class Drawn:
 
 
 def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
-    """Draw lengths, with texts where the model has a method ``draw``."""
+    """Return drawn lengths of ``n`` requests, with texts if the model has a method ``draw``."""
     with_texts: Callable[[int, np.random.Generator], Drawn] | None = getattr(lengths, "draw", None)
     return Drawn(*lengths.sample(n, rng)) if with_texts is None else with_texts(n, rng)
 
 
 @dataclass(frozen=True)
 class Joint:
-    """Two marginals joined by a Gaussian copula; ``correlation`` is Spearman's r, -1 to 1."""
+    """Joins two marginal distributions by a Gaussian copula; ``correlation`` is Spearman's r, from -1 to 1."""
 
-    # The underlying normals have correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken it slightly. Prompts
-    # do not depend on it, nor the first k requests on n.
+    # The underlying normals have the correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken r slightly. The
+    # prompts do not depend on the correlation, and the first k requests do not depend on n.
 
     prompt: Marginal
     output: Marginal
@@ -61,7 +61,7 @@ class Joint:
             raise InputError(f"a rank correlation lies within -1 to 1; it is {self.correlation}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens, [n] int64 each, at least 1."""
+        """Return prompt tokens and output tokens, [n] int64 each, at least 1."""
         if self.correlation == 0:
             return _draw_pairs(n, rng, self.prompt, lambda _, v: self.output.quantile(v))
         from scipy.special import ndtr, ndtri
@@ -77,7 +77,10 @@ class Joint:
 
 @dataclass(frozen=True)
 class Conditional:
-    """Outputs by the rank of the prompt's length: a distribution for each of equally likely classes, shortest first."""
+    """Draws a prompt, and then an output from the marginal for the prompt's class.
+
+    There is one class for each of ``outputs``. Classes are equally likely, and the first one has the shortest prompts.
+    """
 
     prompt: Marginal
     outputs: Sequence[Marginal]
@@ -87,7 +90,7 @@ class Conditional:
             raise InputError("a conditional model needs at least one distribution of outputs")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens, [n] int64 each, at least 1."""
+        """Return prompt tokens and output tokens, [n] int64 each, at least 1."""
 
         def by_class(u: Floats, v: Floats) -> Floats:
             tokens = np.empty(len(u))
@@ -102,7 +105,7 @@ class Conditional:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Observed pairs of lengths [m] (at least 1 token) and their ``texts`` [m], resampled with replacement."""
+    """Observed pairs of lengths [m], at least 1 token, with their ``texts`` [m]. Pairs are drawn with replacement."""
 
     prompt: Sequence[int] | Ints
     output: Sequence[int] | Ints
@@ -119,17 +122,17 @@ class Samples:
 
     @classmethod
     def of(cls, workload: Workload) -> Samples:
-        """Return the pairs of a workload, such as one read from a trace, with its texts."""
+        """Return the pairs of a workload, such as one read from a trace, with their texts."""
         texts = {name: workload.extra[name] for name in TEXTS if name in workload.extra}
         return cls(workload.prompt_tokens, workload.output_tokens, texts)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens, [n] int64 each."""
+        """Return prompt tokens and output tokens, [n] int64 each."""
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Draw lengths and texts of the same rows."""
+        """Return drawn lengths, with the texts of the same rows."""
         prompt, output = np.asarray(self.prompt, np.int64), np.asarray(self.output, np.int64)
         rows = rng.integers(0, len(prompt), n)
         texts = {name: np.asarray(column, object)[rows] for name, column in self.texts.items()}
@@ -138,11 +141,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Capped:
-    """Pairs of another model (``lengths``) within limits; None sets no limit, and no side falls below 1.
+    """Draws pairs from the model ``lengths`` and enforces limits (None: no limit); both lengths stay at least 1.
 
-    An excess over ``max_total_tokens`` (at least 2) is removed according to ``cut``: from the "output" first, as an
-    engine finishes a request at its context length; from the "prompt" first; "proportional", each side by its share of
-    the excess, rounded up, as Vidur cuts a trace; or by "redraw", which draws a pair above any limit again.
+    ``cut`` decides what a pair above ``max_total_tokens`` (at least 2) loses: "output" tokens first, as an engine
+    finishes a request at its context length; "prompt" tokens first; or "proportional", both by their shares of the
+    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again.
     """
 
     lengths: Lengths
@@ -161,12 +164,12 @@ class Capped:
             raise InputError(f"cut must be output, prompt, proportional or redraw; it is {self.cut!r}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens within the limits, [n] int64 each; raise InputError if few pairs are."""
+        """Return prompt and output tokens within the limits, [n] int64. Raises InputError if redrawing fails."""
         drawn = self.draw(n, rng)
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Draw lengths within the limits; texts of shortened outputs are shortened in proportion."""
+        """Return drawn lengths within the limits. The text of a shortened output is shortened in proportion."""
         drawn = draw(self.lengths, n, rng)
         if self.cut == "redraw":
             return self._redraw(drawn, rng)
@@ -220,7 +223,7 @@ class Capped:
 def _draw_pairs(
     n: int, rng: np.random.Generator, prompt: Marginal, output: Callable[[Floats, Floats], Floats]
 ) -> tuple[Ints, Ints]:
-    """Draw pairs from a prompt marginal at levels u and outputs that depend on u and independent levels v."""
+    """Return prompts at random levels u, and outputs for these levels and for independent levels v."""
     prompt_rng, output_rng = rng.spawn(2)
     prompts, outputs = np.empty(n, np.int64), np.empty(n, np.int64)
     for start in range(0, n, _BLOCK):

@@ -1,4 +1,4 @@
-"""Generated workloads, and named presets from the data files of this package."""
+"""Generated workloads, and named presets, which are data files of this package."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ def generate(
     tenants: int | Sequence[float] | None = None,
     name: str = "",
 ) -> Workload:
-    """Return a workload of ``num_requests`` requests drawn from the models; raise InputError for an invalid argument.
+    """Return a workload of ``num_requests`` requests that are drawn from the models.
 
     Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
-    unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency.
+    unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency. Raises
+    InputError for an invalid argument.
 
     Args:
-        predicted: Column of predicted lengths: "none"; "oracle", the true ones; "mean", the drawn mean for every
-            request.
-        priority: One integer for each request, or one for all; smaller ones are scheduled first.
-        tenants: Number of tenants with equal shares of the requests, or weights of their shares: ``[9, 1]``.
+        predicted: The predicted lengths: "none"; "oracle", the true lengths; or "mean", the mean of the drawn lengths
+            for every request.
+        priority: One integer for each request, or one for all; requests with smaller ones are scheduled first.
+        tenants: Number of tenants with equal shares of the requests, or the weights of their shares: ``[9, 1]``.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -51,14 +52,7 @@ def generate(
     for_arrivals, for_lengths, for_tenants = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
     arrival_s = arrivals.sample(num_requests, for_arrivals)
     drawn = draw(lengths, num_requests, for_lengths)
-    predicted_tokens: npt.NDArray[np.float64] | None = None
-    if predicted == "oracle":
-        predicted_tokens = drawn.output.astype(np.float64)
-    elif predicted == "mean":
-        predicted_tokens = np.full(num_requests, drawn.output.mean())
-    elif predicted != "none":
-        raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
-    priorities = tenant = None
+    priorities = None
     if priority is not None:
         values = np.asarray(priority)
         if values.shape not in ((), (num_requests,)) or values.dtype.kind not in "iub":
@@ -66,46 +60,58 @@ def generate(
                 f"priority must be one integer, or {num_requests} of them; got {values.dtype} {values.shape}"
             )
         priorities = np.broadcast_to(values.astype(np.int64), (num_requests,))
-    if tenants is not None:
-        weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
-        if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
-            raise InputError(f"tenants must be a number of at least 1, or weights above 0; got {tenants!r}")
-        tenant = for_tenants.choice(len(weights), num_requests, p=weights / weights.sum())
     return Workload(
         arrival_s=arrival_s,
         prompt_tokens=drawn.prompt,
         output_tokens=drawn.output,
-        predicted_tokens=predicted_tokens,
+        predicted_tokens=predicted_lengths(predicted, drawn.output),
         priority=priorities,
-        tenant=tenant,
+        tenant=None if tenants is None else drawn_tenants(tenants, num_requests, for_tenants),
         extra=dict(drawn.texts),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )
 
 
+def predicted_lengths(predicted: Predicted, output: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+    """Return the predicted lengths [n] of requests with these outputs, as ``generate`` explains; None for "none"."""
+    if predicted not in ("none", "oracle", "mean"):
+        raise InputError(f"predicted must be none, oracle or mean; it is {predicted!r}")
+    if predicted == "none":
+        return None
+    return output.astype(np.float64) if predicted == "oracle" else np.full(len(output), output.mean())
+
+
+def drawn_tenants(tenants: int | Sequence[float], n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return a tenant for each of n requests or sessions; ``tenants`` is their number, or weights of shares."""
+    weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
+    if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
+        raise InputError(f"tenants must be an integer of at least 1, or weights above 0; got {tenants!r}")
+    return rng.choice(len(weights), n, p=weights / weights.sum())
+
+
 @dataclass(frozen=True, eq=False)
 class Preset:
-    """A named workload."""
+    """A named workload, from which requests can be generated."""
 
     name: str
     description: str  # one or two sentences
     lengths: Lengths
-    arrivals: Arrivals  # by default
+    arrivals: Arrivals  # if ``generate`` gets none
     source: str
     license: str
 
     def generate(
         self, num_requests: int, arrivals: Arrivals | None = None, seed: int = 0, *, predicted: Predicted = "none"
     ) -> Workload:
-        """Return a workload of this kind; arguments are those of :func:`generate`."""
+        """Return a workload of this kind; the arguments are those of :func:`generate`."""
         return generate(
             num_requests, self.lengths, arrivals or self.arrivals, seed, predicted=predicted, name=self.name
         )
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of this name, in upper or lower case; raise UnknownNameError with the nearest name."""
+    """Return the preset with this name. Raises UnknownNameError, which suggests a similar name."""
     names = _names()
     if name.lower() not in names:
         raise UnknownNameError("workload", name, names)
@@ -113,7 +119,7 @@ def preset(name: str) -> Preset:
 
 
 def presets() -> Mapping[str, Preset]:
-    """Return all presets by name, in order."""
+    """Return all presets by name, in alphabetical order."""
     return MappingProxyType({name: _load(name) for name in _names()})
 
 

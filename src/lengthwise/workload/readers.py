@@ -1,4 +1,4 @@
-"""Reads workloads from trace files of any known format."""
+"""Reads workloads from trace files of several formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,37 @@ from typing import Any
 import numpy as np
 
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
-from lengthwise.schema.workload import Workload, estimated_tokens
+from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.workload.distributions import Empirical
+from lengthwise.workload.session_rows import (
+    HASHED_TOKENS,
+    hash_fault,
+    is_agentic,
+    is_otel,
+    read_agentic,
+    read_conversations,
+    read_otel,
+)
 from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
-from lengthwise.workload.writers import is_workload, read_parquet
+from lengthwise.workload.writers import may_be_workload, read_parquet
 
-READABLE = (*FORMATS, "parquet", "servegen", "sharegpt")  # names that ``read(format=)`` accepts
+READABLE = (
+    *FORMATS,
+    "otel",
+    "parquet",
+    "servegen",
+    "sharegpt",
+    "sharegpt_turns",
+)  # names that ``read(format=)`` accepts
 _DETECTION_BYTES = 1 << 16
 _OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
-"""A JSON list with such a key near its start has rows of outputs, not conversations."""
+"""A JSON list with such a key near its start has requests with outputs, not conversations."""
 
 WINDOW_S = 600.0  # length of the windows for which ServeGen gives a rate
 _RATE_COLUMNS = ["client", "timestamp", "rate", "cv", "pattern", "arg1", "arg2"]
-_USERS = {"human", "user"}
-_ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
 
 
-def read(  # noqa: C901 - one branch for each kind of format
+def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     path: Path | str,
     format: str | None = None,  # noqa: A002 - the word users look for
     *,
@@ -44,31 +58,36 @@ def read(  # noqa: C901 - one branch for each kind of format
     window_s: tuple[float, float] = (0.0, 3600.0),
     seed: int = 0,
 ) -> Workload:
-    """Return the workload of a trace file, gzipped or not, whose format is detected from the content.
+    """Return the workload of a trace file, gzipped or not; the format is detected from the content by default.
 
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
-    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; without failures (0 tokens)
+    burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; failures (0 tokens) are left out
     vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant (optional)
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
-    mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids, session_id, priority, tenant
+    mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids (of blocks of 512 tokens, or block_size),
+                   session_id, priority, tenant; also with delay (ms), request_id, wait_for, tool_wait_ms (agentic)
     aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
-    sharegpt       json (or jsonl) of conversations: one request for each answer, all at 0
-    servegen       rates and length histograms of clients: requests are drawn for ``window_s``
-    parquet        a file of ``write``, read back unchanged, on its own clock
+    sharegpt       json (or jsonl) of conversations, as of ShareGPT and LMSYS: one request for each answer,
+                   all at time 0; as "sharegpt_turns", an answer waits for the answer before it
+    otel           jsonl of OpenTelemetry spans with gen_ai.usage.input_tokens and output_tokens
+    servegen       rates and length histograms of clients, from which requests are drawn for ``window_s``
+    parquet        a file of ``write``, read back unchanged, with its own times
     =============  ==================================================================================
 
-    The first arrival is at 0. ``extra`` has the format's "session", "class" and "block_ids", and the texts of columns
-    prompt, output (or response) and model. Raises TraceError, with file and line, if the file is unreadable, of no
-    known format, or has an invalid row, and UnknownNameError for an unknown ``format``.
+    The first request arrives at time 0, except in Parquet. ``extra`` has the format's "session" and "class", and the
+    texts of the columns prompt, output (or response) and model. ``hash_ids`` become ``Workload.prefixes``, and requests
+    that wait for others ``Workload.after``; a later request of a session (agentic, sharegpt, otel) whose prompt exceeds
+    the prompt and output before it continues them. Raises TraceError, with file and line, if the file is unreadable,
+    has no known format or an invalid row, and UnknownNameError for an unknown ``format``.
 
     Args:
-        path: The file; for ServeGen its folder or one of its two files.
-        time_scale: Factor on the times; 0.5 doubles the rate.
+        path: The file; for ServeGen its folder, or one of its two files.
+        time_scale: Factor on the arrivals; 0.5 doubles the rate. Delays after other requests stay as they are.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
-        count_tokens: ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
-        window_s: ServeGen: start and end of the span to draw, seconds, with ``seed``.
+        count_tokens: For ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
+        window_s: For ServeGen: start and end of the time span for which requests are drawn, in seconds, with ``seed``.
     """
     path = Path(path)
     if not (isfinite(time_scale) and time_scale > 0):
@@ -86,15 +105,24 @@ def read(  # noqa: C901 - one branch for each kind of format
         columns = source.header if source.first_object is None else list(source.first_object)
         known = "; ".join(f"{form.name}: {', '.join(form.required)}" for form in FORMATS.values())
         shown = ", ".join(columns[:12])[:200]
-        raise source.fault(1, f"of no known format, with {shown!r} in the first line. Known are {known}")
+        raise source.fault(1, f"of no known format, with {shown!r} in the first line. Known formats: {known}")
     if detected == "parquet":
         return _scaled(read_parquet(source), time_scale, max_requests)
+    workload = None
+    if detected in ("sharegpt", "sharegpt_turns"):
+        multi_turn = detected == "sharegpt_turns"
+        workload = read_conversations(source, _json_entries(source), count_tokens, multi_turn=multi_turn)
+    elif detected == "otel":
+        workload = read_otel(source)
+    elif detected == "mooncake" and is_agentic(source):
+        workload = read_agentic(source, sort=sort)
+    if workload is not None:
+        return _scaled(workload, time_scale, max_requests)
     if detected == "servegen":
         trace = read_servegen(path, window_s, seed)
-    elif detected == "sharegpt":
-        trace = read_sharegpt(source, count_tokens)
     else:
         trace = read_rows(source, FORMATS[detected])
+        _check_block_ids(source, detected, trace)
         descents = np.flatnonzero(np.diff(trace.arrival_s) < 0)
         if len(descents) and not sort:
             line = line_of(source, FORMATS[detected], int(descents[0]) + 1)
@@ -105,20 +133,22 @@ def read(  # noqa: C901 - one branch for each kind of format
 
 
 def detect(path: Path | str) -> str | None:
-    """Return the format of a trace file by its first bytes, None if unknown; raise TraceError if it is unreadable."""
+    """Return the format of a trace file by its first bytes, None if unknown. Raises TraceError if unreadable."""
     path = Path(path)
     return "servegen" if path.is_dir() else _detect(Source.load(path))
 
 
 def _detect(source: Source) -> str | None:
     if _is_parquet(source):
-        return "parquet" if is_workload(source) else None
+        return "parquet" if may_be_workload(source) else None
     first = source.first_object
     columns = set(source.header if first is None else first)
     if ({"client", "timestamp", "rate", "pattern"} if first is None else {"client", "window"}) <= columns:
         return "servegen"
     if {"conversations", "conversation"} & columns:
         return "sharegpt"
+    if is_otel(first):
+        return "otel"
     if source.data.lstrip()[:1] == b"[":
         return None if _OUTPUT_KEY.search(source.data, 0, _DETECTION_BYTES) else "sharegpt"
     kind = "csv" if first is None else "jsonl"
@@ -130,7 +160,6 @@ def _is_parquet(source: Source) -> bool:
 
 
 def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int | None) -> Workload:
-    """Return the trace without empty requests, its first arrival at 0."""
     has_tokens = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
     name = trace.name
     if not has_tokens.all():
@@ -140,6 +169,11 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
         raise TraceError(f"{path}: holds no request; a trace must hold at least one")
     trace = trace.take(slice(max_requests))
     extra = dict(trace.extra)
+    ids, size = extra.pop("block_ids", None), extra.pop("block_tokens", None)
+    prefixes = None
+    if ids is not None:
+        start = np.cumsum([0, *map(len, ids)])
+        prefixes = SharedPrefixes(HASHED_TOKENS if size is None else int(size[0]), start, np.concatenate(ids))
     return Workload(
         arrival_s=(trace.arrival_s - trace.arrival_s[0]) * time_scale,
         prompt_tokens=trace.prompt_tokens,
@@ -148,47 +182,30 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
         tenant=extra.pop("tenant", None),
         extra=extra,
         name=name,
+        prefixes=prefixes,
     )
+
+
+def _check_block_ids(source: Source, form: str, trace: Trace) -> None:
+    """Raise TraceError, with the line, for hash_ids that do not fit their prompt."""
+    ids = trace.extra.get("block_ids")
+    if ids is None:
+        return
+    sizes = trace.extra.get("block_tokens", np.full(len(ids), HASHED_TOKENS))
+    if (sizes != sizes[0]).any():
+        raise source.fault(
+            line_of(source, FORMATS[form], int(np.argmax(sizes != sizes[0]))), "block_size must not vary"
+        )
+    for row, (numbers, prompt_tokens) in enumerate(zip(ids, trace.prompt_tokens.tolist(), strict=True)):
+        if fault := hash_fault(numbers.tolist(), prompt_tokens, int(sizes[0])):
+            raise source.fault(line_of(source, FORMATS[form], row), fault)
 
 
 def _scaled(workload: Workload, time_scale: float, max_requests: int | None) -> Workload:
     if time_scale == 1 and max_requests is None:
         return workload
-    names = ("predicted_tokens", "priority", "tenant")
-    optional: dict[str, Any] = {
-        n: getattr(workload, n)[:max_requests] for n in names if getattr(workload, n) is not None
-    }
-    predictions = workload.predictions
-    return replace(
-        workload,
-        arrival_s=workload.arrival_s[:max_requests] * time_scale,
-        prompt_tokens=workload.prompt_tokens[:max_requests],
-        output_tokens=workload.output_tokens[:max_requests],
-        predictions=None if predictions is None else predictions.take(np.arange(len(predictions))[:max_requests]),
-        extra={name: values[:max_requests] for name, values in workload.extra.items()},
-        **optional,
-    )
-
-
-def read_sharegpt(source: Source, count_tokens: Callable[[str], int] | None) -> Trace:
-    """Return one request for each answer, its prompt being the conversation before it, all at 0; raise TraceError."""
-    # ``extra`` has "session" (the number of the conversation), the texts "prompt" and "output" and, where named,
-    # "model".
-    count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
-    rows: list[tuple[int, str, int, int, str, str]] = []
-    for session, (line, entry) in enumerate(_json_entries(source)):
-        turns = entry.get("conversations", entry.get("conversation", entry.get("messages")))
-        if not isinstance(turns, list):
-            raise source.fault(line, "each entry must hold a list named conversations")
-        model = str(entry.get("model") or "")
-        rows += [(session, model, *answer) for answer in _answers(turns, count)]
-    if not rows:
-        raise source.fault(None, "no conversation in it has an answered message")
-    session_of, model_of, prompt_tokens, output_tokens, prompts, outputs = zip(*rows, strict=True)
-    texts = {"prompt": prompts, "output": outputs} | ({"model": model_of} if any(model_of) else {})
-    extra = {"session": np.array(session_of)} | {name: np.array(column, object) for name, column in texts.items()}
-    name = source.name if count_tokens else f"{source.name} (tokens estimated)"
-    return Trace(np.zeros(len(rows)), np.array(prompt_tokens), np.array(output_tokens), extra, name)
+    rows = np.arange(len(workload))[:max_requests]
+    return workload.take(rows, workload.arrival_s[rows] * time_scale)
 
 
 def _json_entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]:
@@ -207,22 +224,6 @@ def _json_entries(source: Source) -> Iterable[tuple[int | None, dict[str, Any]]]
         yield None, entry
 
 
-def _answers(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str, str]]:
-    """Yield prompt tokens, output tokens, prompt and answer for each answer to a user."""
-    prompt_tokens, prompt, is_question = 0, "", False
-    for turn in turns:
-        if not isinstance(turn, dict):
-            continue
-        role = str(turn.get("from", turn.get("role", ""))).lower()
-        text = str(turn.get("value", turn.get("content")) or "")
-        tokens = count(text)
-        if role in _ASSISTANTS and is_question and tokens > 0:
-            yield prompt_tokens, tokens, prompt, text
-        is_question = role in _USERS and bool(text)
-        prompt_tokens += tokens
-        prompt = f"{prompt}\n\n{text}" if prompt else text
-
-
 @dataclass(frozen=True)
 class _Window:
     start_s: float
@@ -235,11 +236,11 @@ _Lengths = dict[float, tuple[Empirical, Empirical]]  # histograms by the start o
 
 
 def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
-    """Draw the requests of all clients in a span of the measured time, each client a session; raise TraceError.
+    """Return requests of all clients, drawn for a span of the measured time; each client is a session.
 
-    Every 600-s window of a client has the measured number of requests; gaps are drawn from its fitted Gamma or Weibull
-    distribution and scaled to fill the window, lengths from the client's histograms, without correlation. Clients
-    without histograms are left out, and the name has the share of the remaining requests.
+    In every 600-s window, a client has the measured number of requests. Gaps are drawn from its fitted Gamma or Weibull
+    distribution and scaled to fill the window; lengths are drawn from its histograms, without correlation. Clients
+    without histograms are left out, and the trace's name states the share of requests that remain.
     """
     start_s, end_s = window_s
     if not 0 <= start_s < end_s:
@@ -293,7 +294,7 @@ _NumberedFiles = list[tuple[Path, int | None]]
 
 
 def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
-    """Return the files of rates and of lengths with their client (None: they name clients), and the trace's name."""
+    """Return the files of rates and of lengths, each with its client (None: rows name it), and a name."""
     if path.is_dir():
 
         def numbered(pattern: str) -> _NumberedFiles:
@@ -301,7 +302,7 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
 
         rates, lengths = numbered("chunk-*-trace.csv*"), numbered("chunk-*-dataset.json*")
         if not rates:
-            raise TraceError(f"{path}: a folder of ServeGen holds chunk-N-trace.csv files; it has none")
+            raise TraceError(f"{path}: a ServeGen folder must hold files chunk-N-trace.csv; it has none")
         return rates, lengths, path.name
     endings = "_rates.csv", "_length_pmfs.jsonl"
     if not any(ending in path.name for ending in endings):
@@ -315,7 +316,7 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
 
 
 def _rate_windows(source: Source, number: int | None) -> Iterator[tuple[int, _Window]]:
-    """Yield client and window of each row; the file of client ``number`` has no header and no client column."""
+    """Yield the client and the window of each row; rows do not name their client if ``number`` is given."""
     reader = csv.reader(io.StringIO(source.data.decode("utf-8", "replace"), newline=""))
     for cells in reader:
         if cells == _RATE_COLUMNS or not cells:
@@ -365,7 +366,6 @@ def _length_rows(source: Source, number: int | None) -> Iterator[tuple[int | Non
 
 
 def _to_empirical(histogram: object) -> Empirical | None:
-    """Return the distribution of [values, weights], or of the text of a dictionary; None where it is empty."""
     if isinstance(histogram, str):
         counts = ast.literal_eval(histogram)
         values, weights = list(counts), list(counts.values())

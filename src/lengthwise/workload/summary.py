@@ -11,12 +11,12 @@ import numpy.typing as npt
 from lengthwise.schema.workload import Workload
 
 LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # levels of the quantiles in a description
-_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests, evenly spaced, of a rank correlation
+_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests of a rank correlation, evenly spaced
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """``counts`` [k] of values in bins with ``edges`` [k + 1]; the last bin includes its upper edge."""
+    """The ``counts`` [k] of values in bins with ``edges`` [k + 1]; the last bin includes its upper edge."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -24,7 +24,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Lengths of prompts or outputs, in tokens; ``quantiles`` by "p1" to "p99"."""
+    """Statistics of prompt or output lengths, in tokens; the keys of ``quantiles`` are "p1" to "p99"."""
 
     mean: float
     sd: float
@@ -54,12 +54,12 @@ class Description:
 
     @property
     def total_tokens(self) -> int:
-        """Return the prompt and output tokens of all requests."""
+        """Return the number of prompt and output tokens of all requests."""
         return self.prompt.total + self.output.total
 
 
 def describe(workload: Workload) -> Description:
-    """Return counts, rates, quantiles and histograms of a workload, as plain numbers."""
+    """Return the description of a workload: counts, rates, quantiles and histograms, as plain numbers."""
     prompt, output = _length_summary(workload.prompt_tokens), _length_summary(workload.output_tokens)
     gaps = np.diff(workload.arrival_s)
     duration_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
@@ -105,6 +105,6 @@ def _rank_correlation(prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int6
 
 
 def _ranks(values: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return ranks from 0; ties share their mean rank."""
+    """Return the ranks, counted from 0; equal values get their mean rank."""
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
     return np.asarray((np.cumsum(sizes) - (sizes + 1) / 2)[group])

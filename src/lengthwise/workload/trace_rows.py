@@ -1,4 +1,4 @@
-"""Trace files in memory, and the formats with one request a row."""
+"""Trace files in memory, and the trace formats with one request per row."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SUFFIXES = {".gz", ".csv", ".json", ".jsonl", ".ndjson", ".parquet", ".txt"}
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Decompressed content of a trace file."""
+    """The decompressed content of a trace file."""
 
     path: Path
     data: bytes
 
     @classmethod
     def load(cls, path: Path) -> Source:
-        """Read a file, decompressing gzip; raise TraceError if it is missing, unreadable, truncated or empty."""
+        """Return a file's content, decompressed. Raises TraceError if the file cannot be read, or is empty."""
         try:
             data = path.read_bytes()
             if data[:2] == b"\x1f\x8b":
@@ -52,7 +52,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Return the name of the file without its suffixes."""
+        """Return the file's name without its suffixes."""
         stem = self.path
         while stem.suffix.lower() in _SUFFIXES:
             stem = stem.with_suffix("")
@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def header(self) -> list[str]:
-        """Return the column names of a CSV file."""
+        """Return the column names in the first line of a CSV file."""
         line = self.data.split(b"\n", 1)[0].decode("utf-8", "replace")
         try:
             return next(csv.reader([line.rstrip("\r")]), [])
@@ -69,7 +69,7 @@ class Source:
 
     @cached_property
     def first_object(self) -> dict[str, Any] | None:
-        """Return the first line as a JSON object; None where it is something else."""
+        """Return the JSON object in the first line; None if the line is not an object."""
         line = self.data.lstrip().split(b"\n", 1)[0]
         if not line.startswith(b"{"):
             return None
@@ -80,11 +80,11 @@ class Source:
         return value
 
     def fault(self, line: int | None, message: str) -> TraceError:
-        """Return an error that names the file and the line (1-based, with the header), if any."""
+        """Return an error that names the file and the line, counted from 1 with the header; None: no line."""
         return TraceError(f"{self.path}{'' if line is None else f', line {line}'}: {message}")
 
     def csv_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield line number and cells of each row after the header; raise TraceError for a wrong number of cells."""
+        """Yield the line number and cells of each row. Raises TraceError if a row has another number of cells."""
         reader = csv.reader(io.StringIO(self.data.rstrip().decode("utf-8", "replace"), newline=""))
         next(reader)
         start = reader.line_num + 1
@@ -100,7 +100,7 @@ class Source:
             raise self.fault(reader.line_num, f"cannot be read as CSV: {error}") from error
 
     def json_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield number and value of each non-blank line; raise TraceError where it is not a JSON object."""
+        """Yield the line number and object of each line. Raises TraceError if a line is not a JSON object."""
         for number, line in enumerate(self.data.split(b"\n"), 1):
             if not line.strip():
                 continue
@@ -115,16 +115,16 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order and on the clock of a file."""
+    """Requests in the order of a file, with its own times."""
 
-    arrival_s: npt.NDArray[np.float64]  # [n] seconds on any clock
+    arrival_s: npt.NDArray[np.float64]  # [n] seconds since any time
     prompt_tokens: npt.NDArray[np.int64]  # [n], at least 0
     output_tokens: npt.NDArray[np.int64]  # [n], at least 0; requests of 0 tokens are left out later
-    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # [n], by names in the workload
+    extra: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # [n], by name in ``Workload.extra``
     name: str = ""
 
     def take(self, rows: npt.NDArray[np.int64] | slice) -> Trace:
-        """Return the trace of these rows, in their order."""
+        """Return the trace with the requests at the indices ``rows``, in this order."""
         extra = {name: values[rows] for name, values in self.extra.items()}
         return Trace(self.arrival_s[rows], self.prompt_tokens[rows], self.output_tokens[rows], extra, self.name)
 
@@ -133,7 +133,7 @@ _DATE_FORMAT = "%Y-%m-%d %H:%M:%S%.f"
 
 
 def is_date(text: str | None) -> bool:
-    """Return whether a text looks like a date or .NET ticks; :func:`parse_dates` may still reject it."""
+    """Return whether a text looks like a date or .NET ticks. ``parse_dates`` may still reject it."""
     try:
         return text is not None and (text.isdigit() or datetime.fromisoformat(text) is not None)
     except ValueError:
@@ -141,7 +141,7 @@ def is_date(text: str | None) -> bool:
 
 
 def parse_dates(series: pl.Series) -> Floats | None:
-    """Return seconds [n] since the first entry: dates (T and zone optional) or .NET ticks; None if one is neither."""
+    """Return the seconds [n] since the first date or .NET tick; None if one of them is invalid."""
     ticks, per_s = series.cast(pl.Int64, strict=False), 1e7
     if ticks.null_count():
         plain = series.str.replace("T", " ", literal=True)
@@ -157,12 +157,12 @@ def parse_dates(series: pl.Series) -> Floats | None:
     return np.asarray((numbers - numbers[:1]) / per_s)
 
 
-TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # of every format
+TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # text columns of every format
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Columns of a format."""
+    """A trace format with one request per row, and its columns."""
 
     name: str  # name in ``read(format=)``
     kind: Literal["csv", "jsonl"]
@@ -170,13 +170,13 @@ class RowFormat:
     unit_s: float | None  # seconds in one unit of arrivals; None for dates or 100-ns ticks
     prompt: str
     output: str
-    extra: Mapping[str, str] = field(default_factory=dict)  # optional, besides TEXTS: column -> name in the workload
+    extra: Mapping[str, str] = field(default_factory=dict)  # other optional columns, and their names in the workload
     arrival_optional: bool = False  # whether the arrival column may be missing: all requests then arrive at 0
     drops_empty: bool = False  # whether rows of 0 prompt or output tokens are failed requests, to be left out
 
     @property
     def min_tokens(self) -> int:
-        """Return the lower limit of token counts."""
+        """Return the smallest valid number of tokens."""
         return 0 if self.drops_empty else 1
 
     @property
@@ -185,7 +185,7 @@ class RowFormat:
         return [*([] if self.arrival_optional else [self.arrival]), self.prompt, self.output]
 
     def optional(self, columns: list[str]) -> dict[str, str]:
-        """Return the further columns among ``columns`` to read: column -> name in the workload, each name once."""
+        """Return the optional columns among ``columns``, with their names in ``Workload.extra``."""
         taken = {*self.required, self.arrival, *self.extra}
         texts = {c: TEXTS[c.lower()] for c in reversed(columns) if c not in taken and c.lower() in TEXTS}
         once = {name: column for column, name in texts.items() if name not in self.extra.values()}
@@ -207,7 +207,10 @@ FORMATS = {
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
         RowFormat(
             "mooncake", "jsonl", "timestamp", 1e-3, "input_length", "output_length",
-            {"hash_ids": "block_ids", "session_id": "session", "priority": "priority", "tenant": "tenant"},
+            {
+                "hash_ids": "block_ids", "session_id": "session", "priority": "priority", "tenant": "tenant",
+                "block_size": "block_tokens",
+            },
         ),
         RowFormat(
             "aibrix", "jsonl", "timestamp_ms", 1e-3, "prompt_length", "output_length",
@@ -219,7 +222,7 @@ FORMATS = {
 
 
 def read_rows(source: Source, form: RowFormat) -> Trace:
-    """Return the trace in a file of this format, in its order; raise TraceError, with the line, if a row is invalid."""
+    """Return the requests of a file in its order. Raises TraceError if it does not have the format ``form``."""
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
     if not set(form.required) <= set(columns):
         raise source.fault(
@@ -235,7 +238,7 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
 
 
 def line_of(source: Source, form: RowFormat, row: int) -> int:
-    """Return the line of row ``row``, counted from 0."""
+    """Return the line number, in the file, of the row with the index ``row``."""
     return next(islice(_lines(source, form), row, None))[0]
 
 
@@ -258,7 +261,6 @@ def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataF
 
 
 def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None:
-    """Return the columns as a trace; None where a value is missing or out of range."""
     lengths = []
     for column in (form.prompt, form.output):
         values = frame[column].to_numpy()
@@ -300,14 +302,14 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         numbers = series.cast(pl.Int64, strict=False)
         if not numbers.null_count() and ((numbers >= 0) & (numbers < MAX_TENANTS)).all():
             return numbers.to_numpy()
-        # Names are numbered in order of appearance; requests without one are one more tenant.
+        # Names are numbered in order of appearance; requests without a name are one more tenant.
         names = series.drop_nulls().unique(maintain_order=True)
         return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
     if series.dtype == pl.Int64:
         return series.fill_null(-1 if name == "session" else 0).to_numpy()
     if name in TEXTS.values():
         return series.to_numpy().astype(object)
-    # Many rows share few names: codes in order of appearance take less memory than texts; -1 is none.
+    # Many rows have few names: codes in order of appearance take less memory than texts; -1 means no name.
     names = series.drop_nulls().unique(maintain_order=True)
     codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()
     return codes if name == "session" else np.array([*names, ""])[codes]
@@ -316,14 +318,15 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
 def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: str) -> TraceError:
     try:
         for line, cells in _lines(source, form):
-            if message := _row_fault(form, columns, cells):
+            if message := row_fault(form, columns, cells):
                 return source.fault(line, message)
     except TraceError as error:
         return error
     return source.fault(None, f"cannot be read as {form.name}: {fallback.splitlines()[0]}")
 
 
-def _row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
+def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a row's lengths or, if ``columns`` has arrivals, with its arrival; None: nothing."""
     for name in (form.prompt, form.output):
         value = _number(cells.get(name), form.kind)
         if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):

@@ -1,4 +1,4 @@
-"""Writes workloads to files, in Parquet (lossless) or in a format of another tool, and reads the Parquet files."""
+"""Writes workloads to files, in Parquet (lossless) or in another tool's format, and reads the Parquet files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
+from lengthwise.workload.session_rows import HASHED_TOKENS
 from lengthwise.workload.trace_rows import TEXTS, Source
 
 MAIN_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -24,7 +25,7 @@ _INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
 _EXTRA, _PREDICTIONS = "extra.", "predictions."
 PREDICTION_COLUMNS = ("total_tokens", "gittins_rank")
 _KEY = "lengthwise.workload"
-_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."  # prefix of the requested workload's columns
+_RECORDS_KEY, _WORKLOAD = "lengthwise.records", "workload."  # prefix of the workload's columns in a file of records
 
 
 def write_parquet(workload: Workload, path: Path) -> None:
@@ -38,11 +39,45 @@ def write_parquet(workload: Workload, path: Path) -> None:
         for name in PREDICTION_COLUMNS:
             columns[_PREDICTIONS + name] = lists_of(predictions.start, getattr(predictions, name))
         metadata["window_tokens"] = int(predictions.window_tokens)
+    columns |= relation_columns(workload)
+    if workload.prefixes is not None:
+        metadata["block_tokens"] = workload.prefixes.block_tokens
     pl.DataFrame(columns).write_parquet(path, metadata={_KEY: json.dumps(metadata)})
 
 
-def is_workload(source: Source) -> bool:
-    """Return whether a Parquet file has the main columns of a workload, or cannot be read."""
+_PARENTS, _DELAY, _IDS, _TURN = "after.parent", "after.delay_s", "prefixes.block_ids", "prefixes.previous_turn"
+
+
+def relation_columns(workload: Workload) -> dict[str, Any]:
+    """Return what requests wait for and which prompts begin alike, as columns of a file."""
+    columns: dict[str, Any] = {}
+    if workload.after is not None:
+        columns |= {_PARENTS: lists_of(workload.after.start, workload.after.parent), _DELAY: workload.after.delay_s}
+    if workload.prefixes is not None:
+        columns[_IDS] = lists_of(workload.prefixes.start, workload.prefixes.block_ids)
+        columns[_TURN] = workload.prefixes.turns
+    return columns
+
+
+def relations_of(frame: Any, block_tokens: int) -> tuple[After | None, SharedPrefixes | None]:
+    """Return what ``relation_columns`` stored, None where the frame has no such columns."""
+    after = prefixes = None
+    if _PARENTS in frame.columns:
+        after = After(*flat(frame[_PARENTS]), frame[_DELAY].to_numpy())
+    if _IDS in frame.columns:
+        prefixes = SharedPrefixes(block_tokens, *flat(frame[_IDS]), frame[_TURN].to_numpy())
+    return after, prefixes
+
+
+def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """Return the starts of the rows and all values of a column of lists, which ``lists_of`` makes."""
+    lengths = series.list.len().to_numpy().astype(np.int64)
+    start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return start, series.filter(series.list.len() > 0).explode().to_numpy()
+
+
+def may_be_workload(source: Source) -> bool:
+    """Return whether a Parquet file has the main columns of a workload; also True if it cannot be read."""
     try:
         return set(MAIN_COLUMNS) <= set(pl.read_parquet_schema(io.BytesIO(source.data)))
     except (PolarsError, OSError, ValueError):
@@ -50,7 +85,10 @@ def is_workload(source: Source) -> bool:
 
 
 def read_parquet(source: Source) -> Workload:
-    """Return a workload from ``write_parquet``, a file of records, or three columns; raise TraceError otherwise."""
+    """Return the workload in a Parquet file of ``write_parquet``, or of the records of a run.
+
+    A file that a user wrote needs only the three main columns. Raises TraceError if it is damaged or lacks them.
+    """
     try:
         frame = pl.read_parquet(io.BytesIO(source.data))
         file_metadata = pl.read_parquet_metadata(io.BytesIO(source.data))
@@ -71,8 +109,11 @@ def read_parquet(source: Source) -> Workload:
         }
         texts = {n: TEXTS[n] for n in reversed(frame.columns) if n in TEXTS and frame[n].dtype == pl.String}
         own = {n: n.removeprefix(_EXTRA) for n in frame.columns if n.startswith(_EXTRA)}
+        after, prefixes = relations_of(frame, metadata.get("block_tokens", 0))
         return Workload(
             **columns,
+            after=after,
+            prefixes=prefixes,
             extra={name: to_array(frame[n]) for n, name in (texts | own).items()},
             predictions=_predictions(source, frame, metadata.get("window_tokens", 0)),
             concurrency=metadata.get("concurrency"),
@@ -98,7 +139,7 @@ def _predictions(source: Source, frame: Any, window_tokens: int) -> Predictions 
 
 
 def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
-    """Return a column of ``Workload.extra`` for a file; raise OutputError for values of several kinds."""
+    """Return a column of ``Workload.extra`` for a file. Raises OutputError if its values have several types."""
     try:
         if values.dtype != object:
             return pl.Series(values)
@@ -108,12 +149,12 @@ def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
             return pl.Series(plain, dtype=pl.List(pl.Series(np.empty(0, kinds.pop())).dtype))
         return pl.Series(plain, strict=True)
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-        kinds_text = "it must hold numbers, texts or lists of one kind"
+        kinds_text = "it must hold numbers, texts or lists of one type"
         raise OutputError(f"the column {name} cannot be stored: {kinds_text} ({_first_line(error)})") from error
 
 
 def lists_of(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
-    """Return a column of lists: row i has ``values[start[i]:start[i + 1]]``."""
+    """Return a column of lists, whose row i is ``values[start[i]:start[i + 1]]``."""
     inner = pl.from_numpy(np.asarray(values), schema=["v"])["v"]
     row = pl.Series("row", np.repeat(np.arange(len(start) - 1), np.diff(start)))
     every = pl.DataFrame({"row": pl.Series(np.arange(len(start) - 1))})
@@ -131,7 +172,7 @@ def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
 
 
 def to_array(series: Any) -> npt.NDArray[Any]:
-    """Return a column as an array; one of lists as an object array of arrays."""
+    """Return a column as an array; a column of lists becomes an object array of arrays."""
     if isinstance(series.dtype, pl.List):
         lists = np.empty(len(series), object)
         for row, item in enumerate(series):
@@ -149,22 +190,24 @@ WRITABLE = ("azure", "mooncake", "parquet", "vidur")  # names that ``write(forma
 
 
 def write(workload: Workload, path: Path | str, format: str | None = None) -> None:  # noqa: A002
-    """Write a workload to a file atomically, compressed if its name ends in .gz.
+    """Write a workload to a file atomically; it is compressed if its name ends in .gz.
 
-    Only Parquet is lossless and can hold a closed loop. The other formats have arrivals and lengths, Vidur's also
-    tenants, Mooncake's tenants, "block_ids" and "session"; Azure's rounds times to 100 ns and starts them at
-    1970-01-01. The suffix .parquet, .csv (Vidur's) or .jsonl (Mooncake's) chooses the format unless ``format`` names
-    one of WRITABLE. Raises OutputError if the format is unclear, cannot represent the workload, or the file cannot be
+    Only Parquet is lossless and can store a closed loop. The other formats store arrivals and lengths. Vidur's also
+    stores tenants, and Mooncake's stores tenants, "session", shared prefixes and what requests wait for (as Agentic
+    Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100 ns, and starts
+    at 1970-01-01. Without ``format``, one of WRITABLE, the suffix decides: .parquet, .csv (Vidur's) or .jsonl
+    (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or the file cannot be
     written.
     """
-    workload.require_independent("a file")
     path = Path(path)
     is_gzip = path.suffix.lower() == ".gz"
     chosen = format or _BY_SUFFIX.get((path.with_suffix("") if is_gzip else path).suffix.lower())
     if chosen is None:
-        raise OutputError(f"{path}: the name must end in {', '.join(_BY_SUFFIX)}, or a format be given")
+        raise OutputError(f"{path}: without a format, the name must end in {', '.join(_BY_SUFFIX)}")
     if chosen not in WRITABLE:
         raise UnknownNameError("format to write", chosen, WRITABLE)
+    if chosen not in ("parquet", "mooncake"):
+        workload.require_independent(f"the format {chosen}")
     if chosen != "parquet" and workload.concurrency is not None:
         raise OutputError(f"{path}: the format {chosen} cannot hold a closed loop; write a .parquet file")
 
@@ -172,11 +215,11 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
         if chosen == "parquet":
             write_parquet(workload, target)
         else:
-            # An open file, as polars would guess a compression from the name.
+            # An open file, because polars would infer a compression from the name.
             with target.open("wb") as file:
                 _write_rows(workload, chosen, file)
         if is_gzip:
-            # Without a time in the header the same workload gives the same bytes.
+            # Without a time in the header, the same workload gives the same bytes.
             target.write_bytes(gzip.compress(target.read_bytes(), compresslevel=6, mtime=0))
 
     write_whole(path, write_file)
@@ -193,14 +236,40 @@ def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
         dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
         pl.DataFrame({"TIMESTAMP": dates, "ContextTokens": prompt, "GeneratedTokens": output}).write_csv(file)
     else:
-        arrival_ms = workload.arrival_s * 1e3
-        if (arrival_ms == np.rint(arrival_ms)).all():
-            # Mooncake writes integers.
-            arrival_ms = arrival_ms.astype(np.int64)
-        columns: dict[str, Any] = {"timestamp": arrival_ms, "input_length": prompt, "output_length": output}
-        if "block_ids" in workload.extra:
-            ids = [np.asarray(row).tolist() for row in workload.extra["block_ids"]]
-            columns["hash_ids"] = pl.Series(ids, dtype=pl.List(pl.Int64))
-        if "session" in workload.extra:
-            columns["session_id"] = pl.Series(workload.extra["session"])
-        pl.DataFrame(columns | tenants).write_ndjson(file)
+        _write_mooncake(workload, tenants, file)
+
+
+def _write_mooncake(workload: Workload, tenants: dict[str, Any], file: BinaryIO) -> None:
+    arrival_ms = workload.arrival_s * 1e3
+    if (arrival_ms == np.rint(arrival_ms)).all():
+        # Mooncake writes integers.
+        arrival_ms = arrival_ms.astype(np.int64)
+    columns: dict[str, Any] = {
+        "timestamp": arrival_ms,
+        "input_length": workload.prompt_tokens,
+        "output_length": workload.output_tokens,
+    }
+    prefixes, after = workload.prefixes, workload.after
+    if prefixes is not None:
+        columns["hash_ids"] = lists_of(prefixes.start, prefixes.block_ids)
+        if prefixes.block_tokens != HASHED_TOKENS:
+            columns["block_size"] = np.full(len(workload), prefixes.block_tokens)
+    if "session" in workload.extra:
+        columns["session_id"] = pl.Series(workload.extra["session"])
+    frame = pl.DataFrame(columns | tenants)
+    if after is None:
+        frame.write_ndjson(file)
+        return
+    assert after.delay_s is not None
+    turns = np.full(len(workload), -1) if prefixes is None else prefixes.turns
+    for i, row in enumerate(frame.iter_rows(named=True)):
+        parents = after.parent[after.start[i] : after.start[i + 1]].tolist()
+        row["request_id"], row["wait_for"] = str(i), [str(parent) for parent in parents]
+        if parents and row.pop("timestamp") != arrival_ms[parents].max():
+            raise OutputError(
+                "Mooncake cannot hold an arrival of a request that waits for others; write a .parquet file, or give "
+                f"request {i} the arrival of its latest parent"
+            )
+        row["delay"] = after.delay_s[i] * 1e3
+        row["previous_turn"] = None if turns[i] < 0 else str(turns[i])
+        file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")

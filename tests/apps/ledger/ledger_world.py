@@ -14,7 +14,7 @@ from lengthwise.apps.ledger import Ending, Output, Partial, State, open_ledger
 from lengthwise.apps.ledger.postgres_store import PostgresStore
 from lengthwise.apps.ledger.sql_store import SqliteStore
 from lengthwise.schema.errors import OutputError
-from lengthwise.testing.ledgers import broken_law, some_tasks
+from lengthwise.testing.ledgers import broken_invariant, draw_tasks
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["numpy", "psycopg", "pytest", "lengthwise.testing.ledgers"])
@@ -24,7 +24,7 @@ LONG = "x" * 400_000
 
 
 def tasks_of(count, seed=7):
-    return some_tasks(np.random.default_rng(seed), count, models=1)
+    return draw_tasks(np.random.default_rng(seed), count, models=1)
 
 
 def ending(lease):
@@ -57,13 +57,13 @@ def finish(place, tasks):
     """Opened again and resumed, a run stands whole, and ends so (by task: state, key, answer, error)."""
     with open_ledger(place) as ledger:
         rows = ledger.rows(0, len(tasks) + 1)
-        assert broken_law(tasks, rows) == ""
+        assert broken_invariant(tasks, rows) == ""
         assert sum(ledger.counts().values()) == len(tasks)
         assert ledger.open("run", tasks), "resumed, not laid out anew"
         ledger.expire(now_s=FAR_S)
         drain(ledger, "resumed", batch=50)
         finished = ledger.rows(0, len(tasks) + 1)
-        assert broken_law(tasks, finished) == ""
+        assert broken_invariant(tasks, finished) == ""
         assert all(row.state >= State.DONE for row in finished)
         assert ledger.partials([row.key for row in finished if row.key]) == {}
         return [(row.task, row.state, row.key, row.output, row.error) for row in finished]

@@ -67,7 +67,7 @@ def test_a_long_lock_by_another_process_is_reported_and_reads_continue(tmp_path)
         ledger.open("run", tasks_of(5))
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(OutputError, match=r"free to be written within 0\.1 s; another process"):
+        with pytest.raises(OutputError, match=r"free for writing within 0\.1 s; another process"):
             ledger.lease(0, 1, owner="me", now_s=0, lease_s=1)
         assert sum(ledger.counts().values()) == 5
         other.close()
@@ -84,7 +84,7 @@ def test_a_long_lock_by_another_client_of_the_server_is_reported(server):
         url = place.partition("&schema")[0]
         with psycopg.connect(url) as other:
             other.execute("SELECT * FROM reserved.tasks FOR UPDATE")
-            with pytest.raises(OutputError, match=r"free to be written within 0\.2 s; another client"):
+            with pytest.raises(OutputError, match=r"free for writing within 0\.2 s; another client"):
                 ledger.finalize([done(lease, "x")])
             assert ledger.lease(0, 5, owner="me", now_s=0, lease_s=1) == [], "what others hold is left out"
             assert ledger.expire(now_s=FAR_S) == 0

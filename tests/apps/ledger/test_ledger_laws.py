@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from lengthwise.apps.ledger import Ending, Ledger, Output, Partial, State, open_ledger
 from lengthwise.testing import LEDGER_CHECKS, check_ledger
-from lengthwise.testing.ledgers import ModelLedger, broken_law, some_tasks
+from lengthwise.testing.ledgers import ModelLedger, broken_invariant, draw_tasks
 
 KEYS = [f"k{i}" for i in range(6)]
 OWNERS = ("ann", "bob")
@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32), count=st.integers(1, 14))
     def lay_out(self, seed, count):
         self.runs += 1
-        self.tasks = some_tasks(np.random.default_rng(seed), count, models=2)
+        self.tasks = draw_tasks(np.random.default_rng(seed), count, models=2)
         self.holder, self.ends = {}, {}
         assert not self.both("open", f"run {self.runs}", self.tasks)
 
@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
         self.both("partials", KEYS)
         self.both("outputs", range(99))
         answers = self.both("results", KEYS)
-        assert broken_law(self.tasks, rows) == ""
+        assert broken_invariant(self.tasks, rows) == ""
         assert sum(self.ledger.counts().values()) == len(self.tasks), "counts add up to all"
         assert self.answers.items() <= answers.items(), "one result per key, for ever"
         self.answers = answers

@@ -12,7 +12,7 @@ import urllib.request
 import numpy as np
 from plan_world import cluster_of, tasks_of
 
-from lengthwise.apps.launch import Ask, EngineConfig, EngineTimeouts, LocalLauncher
+from lengthwise.apps.launch import EngineConfig, EngineTimeouts, LocalLauncher, TaskRequest
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import (
     ClusterPlacer,
@@ -22,7 +22,7 @@ from lengthwise.apps.run import (
     RunPlan,
     Settings,
     identity_of,
-    lay,
+    ledger_layout,
     new_owner,
 )
 from lengthwise.schema.app import ModelPlan
@@ -52,7 +52,7 @@ class Prompts:
         body |= {"messages": [{"role": "user", "content": words}]} if task % 2 == 0 else {"prompt": words}
         reported = json.dumps([tasks.models[tasks.model[task]], body], sort_keys=True)
         api = "chat" if task % 2 == 0 else "completions"
-        return RequestSpec(hashlib.sha256(reported.encode()).hexdigest(), Ask(task, api, body))
+        return RequestSpec(hashlib.sha256(reported.encode()).hexdigest(), TaskRequest(task, api, body))
 
 
 def chained(rows=6):
@@ -62,7 +62,7 @@ def chained(rows=6):
 
 
 def job_of(tasks, stages, *, gpus=2, decider=None, words="app", **more):
-    layout = lay(tasks, np.full(len(tasks), 30.0))
+    layout = ledger_layout(tasks, np.full(len(tasks), 30.0))
     return Job(
         layout=layout,
         expected_tokens=np.full(len(tasks), 30.0),

@@ -8,7 +8,17 @@ from plan_world import cluster_of, draw_of, served, tasks_of
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.run import ClusterPlacer, Drawn, Job, RunPlan, Settings, identity_of, lay, new_owner, run_simulated
+from lengthwise.apps.run import (
+    ClusterPlacer,
+    Drawn,
+    Job,
+    RunPlan,
+    Settings,
+    identity_of,
+    ledger_layout,
+    new_owner,
+    run_simulated,
+)
 from lengthwise.schema.app import ModelPlan
 
 GPU = "A100-80GB"
@@ -28,9 +38,10 @@ class World:
         self.space = Space(served(len(tasks.models), "opt-1.3b"), cluster_of(gpus))
         self.run_plan = RunPlan(tuple(stages), reserve)
         self.seconds = seconds or (lambda plan, how: {"start": 20.0, "wake": 2.0, "stop": 1.0, "sleep": 0.5}[how])
-        self.layout = lay(tasks, np.full(len(tasks), mean))
+        self.layout = ledger_layout(tasks, np.full(len(tasks), mean))
         self.expected = np.full(len(tasks), mean)
         self.sleeps = lambda _: False
+        self.planned_seconds = self.seconds  # of loading, by the plan
 
     def job(self, **more):
         retained = {
@@ -43,7 +54,7 @@ class World:
         return Job(
             layout=self.layout,
             expected_tokens=self.expected,
-            placer=ClusterPlacer(self.space.cluster, self.seconds),
+            placer=ClusterPlacer(self.space.cluster, self.planned_seconds),
             **retained,
         )
 

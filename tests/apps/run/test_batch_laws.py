@@ -9,7 +9,7 @@ import pytest
 from plan_world import cluster_of, ensemble, served
 
 from lengthwise import engine
-from lengthwise.apps.launch import Ask, Draft, Lengths, SimulatedLauncher, run_virtually
+from lengthwise.apps.launch import Draft, Lengths, SimulatedLauncher, TaskRequest, run_virtually
 from lengthwise.apps.plan import Space
 from lengthwise.schema.workload import Workload
 
@@ -26,7 +26,7 @@ def test_a_replica_takes_as_long_as_the_planned_one_also_where_memory_is_short(n
         replica = await launcher.start(plan, (0,))
 
         async def one(task):
-            await replica.generate(Ask(task, "completions", {}), Draft())
+            await replica.generate(TaskRequest(task, "completions", {}), Draft())
             return asyncio.get_running_loop().time()
 
         return await asyncio.gather(*(one(task) for task in range(len(tasks))))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_world import tasks_of
 
-from lengthwise.apps.run import identity_of, lay
-from lengthwise.apps.run.job import chains
+from lengthwise.apps.run import identity_of, ledger_layout
+from lengthwise.apps.run.job import chain_tokens
 from lengthwise.schema.errors import InputError
 
 
@@ -34,14 +34,14 @@ def longest(tasks, lengths, task):
 @given(graphs(most=12))
 def test_a_chain_is_the_longest_way_to_an_end(world):
     tasks, lengths = world
-    assert chains(tasks, lengths).tolist() == [longest(tasks, lengths, task) for task in range(len(tasks))]
+    assert chain_tokens(tasks, lengths).tolist() == [longest(tasks, lengths, task) for task in range(len(tasks))]
 
 
 @given(graphs())
 def test_the_longest_chains_stand_first_and_every_parent_before_its_children(world):
     tasks, lengths = world
-    layout = lay(tasks, lengths)
-    left = chains(tasks, np.maximum(lengths, 1.0))[layout.task_of]
+    layout = ledger_layout(tasks, lengths)
+    left = chain_tokens(tasks, np.maximum(lengths, 1.0))[layout.task_of]
     assert (np.diff(left) <= 0).all()
     for place in range(len(tasks)):
         assert (layout.parents(place) < place).all()
@@ -50,7 +50,7 @@ def test_the_longest_chains_stand_first_and_every_parent_before_its_children(wor
 @given(graphs())
 def test_a_layout_is_the_same_tasks_in_another_order(world):
     tasks, lengths = world
-    layout = lay(tasks, lengths)
+    layout = ledger_layout(tasks, lengths)
     assert layout.task_of[layout.place_of].tolist() == list(range(len(tasks)))
     for task in range(len(tasks)):
         place = int(layout.place_of[task])
@@ -63,13 +63,13 @@ def test_a_layout_is_the_same_tasks_in_another_order(world):
 @given(graphs(), st.text(max_size=3))
 def test_an_identity_distinguishes_words_and_tasks(world, words):
     tasks, lengths = world
-    layout = lay(tasks, lengths)
-    assert identity_of(words, layout) == identity_of(words, lay(tasks, lengths))
+    layout = ledger_layout(tasks, lengths)
+    assert identity_of(words, layout) == identity_of(words, ledger_layout(tasks, lengths))
     assert identity_of(words, layout) != identity_of(words + "x", layout)
     more = tasks_of([*tasks.model.tolist(), 0])
-    assert identity_of(words, layout) != identity_of(words, lay(more, np.append(lengths, 1.0)))
+    assert identity_of(words, layout) != identity_of(words, ledger_layout(more, np.append(lengths, 1.0)))
 
 
 def test_lengths_are_required_for_every_task():
     with pytest.raises(InputError, match=r"each task \(2\); there are 3"):
-        lay(tasks_of([0, 0]), np.ones(3))
+        ledger_layout(tasks_of([0, 0]), np.ones(3))

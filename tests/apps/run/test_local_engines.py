@@ -179,7 +179,7 @@ def test_a_model_without_an_address_is_named():
 
 
 def test_places_in_a_command_are_checked_before_anything_starts():
-    with pytest.raises(InputError, match=r"no place in the command of m0 named 'prot'\. Did you mean: port"):
+    with pytest.raises(InputError, match=r"no placeholder in the command of m0 named 'prot'\. Did you mean: port"):
         EngineConfig("m0", command="serve --port {prot}")
     with pytest.raises(InputError, match="max_num_seqs of m0 must be at least 1"):
         EngineConfig("m0", max_num_seqs=0)

@@ -27,9 +27,9 @@ BOTH = [(plan(0), plan(1))]
 @pytest.fixture(scope="module")
 def cluster():
     """Two GPUs that are none, on a Ray of this machine."""
-    from lengthwise.apps.launch.ray import imported
+    from lengthwise.apps.launch.ray import import_ray
 
-    imported().init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
+    import_ray().init("local", num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -201,3 +201,20 @@ def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
     assert finished.of(State.DONE) == 80
     assert any("model m0 fits no GPUs" in about for about in reported(finished, "keep"))
     assert not reported(finished, "replan")
+
+
+@pytest.mark.parametrize("late_s", [0.0, 500.0])
+def test_an_engine_that_loads_longer_than_planned_is_no_reason_to_replan(tmp_path, late_s):
+    """The plan's clock stands still while an engine is overdue: the work itself takes as long as planned."""
+    world = World(tasks_of([0] * 2000 + [1] * 2000), [(model_plan(0),), (model_plan(1),)], gpus=1, mean=200.0)
+    world.seconds = lambda _, how: 20.0 + late_s if how == "start" else 0.0
+    world.planned_seconds = lambda _, how: 20.0 if how == "start" else 0.0
+    seen = []
+    with fresh(tmp_path, "planned") as ledger:
+        seconds = world.run(ledger).seconds - 2 * late_s
+    for name, factor, expected in (("planned", 1.0, False), ("slow", 0.5, True)):
+        seen.clear()
+        run_plan = replace(world.run_plan, ends_s=(factor * seconds / 2, factor * seconds))
+        with fresh(tmp_path, name + "again") as ledger:
+            world.run(ledger, run_plan=run_plan, replan=lambda deviation: seen.append(deviation.is_off_time))
+        assert any(seen) is expected, name

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from engines_world import engines, job_of, local, plan, post, tasks_of
 
-from lengthwise.apps.launch import Ask, Draft
+from lengthwise.apps.launch import Draft, TaskRequest
 from lengthwise.apps.launch.engine import FailedError, Fault
 from lengthwise.apps.ledger import Lease, State
 from lengthwise.apps.run import Settings
@@ -48,8 +48,8 @@ def test_a_full_engine_is_left_alone_for_its_stated_time_up_to_the_allowed_limit
         job = job_of(tasks_of([0]), [(plan(0),)], settings=SETTINGS)
         nothing = lambda *_: None  # noqa: E731
         shared = SharedState(job, writer, lambda: NOW_S, nothing, nothing, nothing)
-        work = LeasedTask(Lease(0, 1, 1), "key", Ask(0, "chat", {}), Draft())
-        LeaseSettler(shared, lambda: None).engine_full(work, "http 503", None, asked_s)
+        work = LeasedTask(Lease(0, 1, 1), "key", TaskRequest(0, "chat", {}), Draft())
+        LeaseSettler(shared, lambda: None).retry_later(work, "http 503", None, asked_s)
 
     asyncio.run(refused())
     (ending,) = endings
@@ -74,7 +74,7 @@ def test_an_engines_wish_comes_with_its_refusal(tmp_path, fault, seconds):
         try:
             ((url, _),) = engines(launcher)
             await asyncio.to_thread(post, url, "/emulator/faults", {"incoming": [fault]})
-            ask = Ask(0, "completions", {"prompt": "x", "max_tokens": 4, "temperature": 0})
+            ask = TaskRequest(0, "completions", {"prompt": "x", "max_tokens": 4, "temperature": 0})
             with pytest.raises(FailedError) as refused:
                 await engine.generate(ask, Draft())
             assert (await engine.generate(ask, Draft())).output_tokens == 4

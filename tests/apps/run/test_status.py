@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from lengthwise.apps.ledger import Ending, Output, State, open_ledger
 from lengthwise.apps.run import new_owner, status_of
 from lengthwise.apps.run.job import ENGINES, OWNER
-from lengthwise.apps.run.progress import SHAPE, engines_of, shape_of
+from lengthwise.apps.run.progress import SHAPE, encoded_engines, encoded_names
 from lengthwise.cli import app_status
 
 
@@ -26,7 +26,7 @@ def two_calls(rows=4):
 
 def laid_out(ledger, world):
     ledger.open("app", world.layout.tasks)
-    ledger.note({SHAPE: shape_of(world.layout)})
+    ledger.note({SHAPE: encoded_names(world.layout)})
 
 
 def lease(ledger, model, most):
@@ -60,7 +60,7 @@ def test_engines_of_live_coordinators_are_reported(tmp_path):
     with fresh(tmp_path) as ledger:
         laid_out(ledger, world)
         for owner, engine in ((alive, "vllm at one"), (gone, "vllm at two")):
-            ledger.note({OWNER + owner: "runs", ENGINES + owner: engines_of(("m0", "m1"), {1: {engine}})})
+            ledger.note({OWNER + owner: "runs", ENGINES + owner: encoded_engines(("m0", "m1"), {1: {engine}})})
         assert [one.engines for one in status_of(ledger)] == [(), ("vllm at one",)]
 
 

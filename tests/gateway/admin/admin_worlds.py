@@ -84,14 +84,14 @@ class World:
                 number += 1
                 request, length = self.request(number, rng)
                 if self.scheduler.offer(self.now_s, request) is None:
-                    self.telemetry.on_arrival(request)
+                    self.telemetry.on_admission(request)
                     queued[number] = (request, length)
             for one, (request, length) in list(running.items()):
                 self.ran(request, length, tick)
                 if request.generated_tokens >= length:
                     del running[one]
                     self.scheduler.remove(self.now_s, one)
-                    self.telemetry.finished(request, Outcome.FINISHED, self.now_s)
+                    self.telemetry.on_end(request, Outcome.FINISHED, self.now_s)
             self.schedule(queued, running)
             if step % 8 == 0:
                 self.app.state.recent.sample()
@@ -132,9 +132,9 @@ class World:
             self.telemetry.refused("queue_full", Refusal(429, "queue_full", ""), 0, MODEL)
         self.telemetry.refused("unknown_model", Refusal(404, "unknown_model", ""), 0, EVIL)
         request = Request(10**6, self.now_s - 3, MODEL, 50, 100)
-        self.telemetry.on_arrival(request)
+        self.telemetry.on_admission(request)
         self.telemetry.dispatched(request, NAMES[2], self.now_s - 2)
-        self.telemetry.finished(request, Outcome.FAILED, self.now_s, "The engine failed: closed early: SECRET")
+        self.telemetry.on_end(request, Outcome.FAILED, self.now_s, "The engine failed: closed early: SECRET")
         return self
 
 

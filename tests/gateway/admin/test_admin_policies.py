@@ -7,7 +7,7 @@ import pytest
 from admin_worlds import World
 
 from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, change_against_fcfs, measured, simulated
-from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, Record, as_json, gain
+from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, RecentRows, as_json, gain
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.telemetry import Row
 
@@ -107,8 +107,8 @@ def test_the_change_is_unknown_where_engines_do_not_behave_as_fitted() -> None:
 def test_the_page_and_the_report_state_the_same_of_the_same_requests(mode: str) -> None:
     """Traffic that starts with the concurrency limit's ramp, which a slower shadow queue would mistake for waiting."""
     world = World(mode=mode)
-    record = Record()
-    world.telemetry.traces.subscribe(record.append)
+    record = RecentRows()
+    world.telemetry.timelines.subscribe(record.append)
     world.live(90, 4.5)
     report = gain(record.trace(), world.config.order, draws=20)
     world.app.state.monitor.found = as_json(report)

@@ -196,6 +196,20 @@ def test_an_expired_window_makes_room_for_a_waiting_request():
     assert sent(made.schedule(0.4)) == [2]
 
 
+def test_a_rank_gets_the_number_of_a_preemption_among_those_of_all_requests():
+    made = scheduler("windowed", rank="fcfs_preempted_first", window_tokens=10, workers=[worker(cap=2)])
+    for i in range(4):
+        made.offer(0.0, request(i))
+    assert sent(made.schedule(0.0)) == [0, 1]
+    for i in (0, 1):
+        made.on_progress(0.1, i, 10)
+        assert made.schedule(0.1).preempt == (i,)
+    for i in (0, 1):
+        made.requeue(0.2, i, 10)
+    assert sent(made.schedule(0.2)) == [1, 0], "the last one preempted is first"
+    assert [made.entries[i].request.dispatch.dispatch_number for i in (0, 1, 2)] == [4, 3, -1]
+
+
 def test_a_window_continues_where_no_request_waits():
     made = windowed()
     made.on_progress(0.3, 1, 50)

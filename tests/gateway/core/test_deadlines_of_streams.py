@@ -24,7 +24,7 @@ def test_a_stream_that_was_cut_or_failed_over_goes_on_however_old_it_is(avoid):
     assert sent(decisions) == [1]
 
 
-@pytest.mark.parametrize("metadata", [{"tokens_kept": 60, "buffered": True}, {"tokens_kept": 0}])
+@pytest.mark.parametrize("metadata", [{"tokens_kept": 60, "streamed": False}, {"tokens_kept": 0}])
 def test_a_request_without_any_output_still_has_its_deadline(metadata):
     decisions = returned(**metadata)
     assert [(one, refusal.reason) for one, refusal in decisions.expire] == [(1, "deadline")]

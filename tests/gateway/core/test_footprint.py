@@ -11,7 +11,7 @@ import pytest
 from scheduler_worlds import request, scheduler, worker
 
 from lengthwise.gateway.config import Order
-from lengthwise.gateway.core.queue import Deadlines
+from lengthwise.gateway.core.queue import TimePerRequest
 
 
 def retained(thing, seen=None):
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_a_hundred_thousand_requests(mode):
 
 
 def test_alarms_that_are_called_off_take_no_room():
-    alarms = Deadlines()
+    alarms = TimePerRequest()
     for number in range(10_000):
         alarms.set(number, 1e6 + number)
         if number >= 10:

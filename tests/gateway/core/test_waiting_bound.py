@@ -157,6 +157,40 @@ def test_a_flood_of_one_tenant_does_not_delay_another(priorities):
     assert other.started_s - 10.0 <= 0.2 + 1e-9, "after the running one, and one of equal service"
 
 
+@pytest.mark.parametrize(
+    ("rate", "choices", "after_s", "unseen"),
+    [
+        (None, 1, 9.0, 50),
+        (None, 2, 9.0, 100),
+        (60.0, 1, 1.0, 50),
+        (60.0, 1, 4.0, 80),
+        (60.0, 2, 4.0, 120),
+        (60.0, 1, 1e6, 400),
+    ],
+)
+@pytest.mark.parametrize("client_gone", [True, False])
+def test_a_tenant_whose_client_leaves_pays_for_the_unseen_output(client_gone, rate, choices, after_s, unseen):
+    """By the prediction, or by its time at the engine, where two others run, if that is more."""
+    made = scheduler("srtf", fairness="vtc", workers=[worker(cap=3, tokens_per_s=rate)])
+    made.offer(0.0, one := request(1, predicted=50, tenant=1, choices=choices, max_tokens=400))
+    for number in (2, 3):
+        made.offer(0.0, request(number, predicted=50, tenant=2))
+    assert sorted(sent(made.schedule(0.0))) == [1, 2, 3]
+    made.remove(after_s, 1, client_gone=client_gone)
+    assert made.service.of(1) == one.prompt_tokens + 2 * unseen * client_gone
+
+
+def test_a_tenant_whose_client_leaves_pays_for_the_output_that_was_seen_and_none_while_it_waits():
+    made = scheduler("srtf", fairness="vtc", workers=[worker(tokens_per_s=60.0)])
+    for number in (1, 2):
+        made.offer(0.0, request(number, predicted=50 * number, tenant=number))
+    assert sent(made.schedule(0.0)) == [1]
+    made.on_progress(1.0, 1, 7)
+    for number in (1, 2):
+        made.remove(9.0, number, client_gone=True)
+    assert (made.service.of(1), made.service.of(2)) == (10 + 2 * 7, 0)
+
+
 def test_without_the_bound_a_long_one_would_starve():
     """The flood that the bound is for: short ones, each before the long one, for a minute."""
 

@@ -204,7 +204,7 @@ async def gateway_of(engine: Reporting, tls: Tls | None = None) -> AsyncIterator
             listen=Listen(port=0, admin_port=None, tls=tls),
         )
         async with Gateway(config) as gateway:
-            await gateway.fleet.stable(10)
+            await gateway.fleet.wait_checked(10)
             yield gateway
 
 

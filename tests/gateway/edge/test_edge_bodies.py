@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
-from lengthwise.gateway.edge.client_request import BodyShape, RequestParser, ascii_tokens, sampled_tokens
+from lengthwise.gateway.edge.client_request import BodyShape, RequestParser, ascii_tokens, estimate_prompt_tokens
 from lengthwise.gateway.edge.errors import Fault
 from lengthwise.predict.sample_files import read
 from lengthwise.schema.workload import estimated_tokens
@@ -183,7 +183,13 @@ def test_what_is_read_of_a_chat():
     body = chat(max_tokens=7, max_completion_tokens=9.0, n=2, stream=True, user="u-1", priority=0, tools=[{"stop": 1}])
     headers = {b"x-stainless-read-timeout": b"600", b"traceparent": b"no\r\nX-Priority: 1"}
     taken = of(body, headers=headers, key=a_key(priority=3))
-    assert (taken.model, taken.stream, taken.max_tokens, taken.n, taken.client.session) == ("m", True, 9, 2, "u-1")
+    assert (taken.model, taken.stream, taken.max_tokens, taken.choices, taken.client.session) == (
+        "m",
+        True,
+        9,
+        2,
+        "u-1",
+    )
     assert (taken.client.priority, taken.arrival_s, taken.client.deadline_s) == (3, 5.0, 605.0)
     assert taken.body == json.dumps(body).encode()
     assert taken.headers == [("Content-Type", "application/json"), ("X-Request-Id", "r-1")]
@@ -192,7 +198,7 @@ def test_what_is_read_of_a_chat():
 def test_nulls_count_as_absent_fields():
     nulls = dict.fromkeys(("n", "max_tokens", "stream", "stop", "user", "logprobs", "top_logprobs", "priority"))
     taken = of(chat(**nulls))
-    assert (taken.max_tokens, taken.n, taken.stream, taken.client.session) == (None, 1, False, "")
+    assert (taken.max_tokens, taken.choices, taken.stream, taken.client.session) == (None, 1, False, "")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_nulls_count_as_absent_fields():
 )
 def test_what_is_read_of_prompts(given_prompt, tokens, n, text):
     taken = of(prompt(prompt=given_prompt, n=2), "completions")
-    assert (taken.n, taken.text) == (n, text)
+    assert (taken.choices, taken.text) == (n, text)
     assert taken.prompt_tokens == tokens or text
 
 
@@ -220,12 +226,12 @@ def test_a_chat_is_the_text_that_predictors_were_trained_on(tmp_path):
 
 @given(st.text(st.characters(max_codepoint=127), max_size=300))
 def test_tokens_of_ascii_are_those_of_the_estimate(text):
-    assert ascii_tokens(text) == sampled_tokens(text) == estimated_tokens(text)
+    assert ascii_tokens(text) == estimate_prompt_tokens(text) == estimated_tokens(text)
 
 
 @pytest.mark.parametrize("word", ["hello, world 12 ", "sch\u00f6ne Gr\u00fc\u00dfe, "])
 def test_tokens_of_a_long_text_are_estimated_from_slices(word):
-    assert sampled_tokens(word * 20_000) == pytest.approx(estimated_tokens(word * 20_000), rel=0.02)
+    assert estimate_prompt_tokens(word * 20_000) == pytest.approx(estimated_tokens(word * 20_000), rel=0.02)
 
 
 def test_limits_of_the_configuration_hold():
@@ -236,7 +242,7 @@ def test_limits_of_the_configuration_hold():
 
 def test_choices_times_prompts_are_bounded():
     limits = Limits(n=8)
-    assert of(prompt(prompt=["a"] * 16, n=8), api="completions", limits=limits).n == 128
+    assert of(prompt(prompt=["a"] * 16, n=8), api="completions", limits=limits).choices == 128
     with pytest.raises(Fault, match="128 outputs"):
         of(prompt(prompt=["a"] * 17, n=8), api="completions", limits=limits)
     with pytest.raises(Fault, match="128 outputs"):

@@ -89,8 +89,7 @@ def test_a_client_that_sends_repeatedly_without_reading_loses_its_connection():
         lines = [reads_nothing(served, PAGE) for _ in range(3)]
         for line in lines:
             asks_while_answered(served, line)
-        until(lambda: not served.server.server_state.connections)
-        assert not served.server.server_state.tasks
+        until(lambda: not served.server.server_state.connections and not served.server.server_state.tasks)
         assert served.submit(b"", path="/health", method="GET")[0] == 200
         for line in lines:
             line.close()
@@ -174,3 +173,18 @@ def test_a_client_that_goes_after_its_answer_leaves_no_timer_behind(reset):
         line.close()
         until(lambda: not served.connections)
         until(lambda: wire.timeout_keep_alive_task is None)
+
+
+def test_a_response_that_the_shutdown_cancels_ends_its_connection_without_a_traceback(caplog):
+    answer = Report([b"data: 1\n\n", b"data: 2\n\n"], kind=b"text/event-stream", length=False, pause_s=600.0)
+    with Served(config(a_key()), exchange=Script(answers=[answer])) as served, served.socket() as line:
+        body = json.dumps(chat(stream=True)).encode()
+        line.sendall(HEAD + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: answer.sent == 1)
+        served.app.draining = True
+        (task,) = served.server.server_state.tasks
+        served.loop.call_soon_threadsafe(task.cancel)
+        assert not everything(line).endswith(b"0\r\n\r\n")
+        until(lambda: not served.connections)
+        assert (answer.cancelled, answer.closed) == (True, 1)
+    assert not [one for one in caplog.records if one.exc_info], caplog.text

@@ -155,6 +155,14 @@ def test_a_quota_of_tokens_is_charged_by_prediction_and_settled_by_the_output(cl
     assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"0", "and what was not served costs nothing"
 
 
+def test_a_client_that_leaves_before_its_tokens_are_counted_pays_the_estimated_ones(clock):
+    caller = Keys(config(a_key(tokens_per_minute=240)), clock).caller(RIGHT, "")
+    charge, request, _ = quoted(caller, clock)
+    request.dispatch.unseen_tokens = 70.0
+    ends(charge, request, tokens=0)
+    assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"60", "80 and 100 are charged"
+
+
 def test_a_request_above_the_total_quota_is_served_when_the_quota_is_unused(clock):
     caller = Keys(config(a_key(tokens_per_minute=60)), clock).caller(RIGHT, "")
     quoted(caller, clock, predicted=50, n=2)
@@ -173,6 +181,8 @@ def test_quotas_a_day_count_tokens_and_cost(clock):
         assert refused_s(keys.caller(RIGHT, ""), clock) > 3600, "also behind a reload"
     with pytest.raises(InputError, match="cost_per_token above 0"):
         a_key(cost_per_day=1.0)
+    with pytest.raises(InputError, match="must be finite"):
+        a_key(cost_per_day=1.0, output_cost_per_token=float("inf"))
 
 
 def test_new_keys_take_over_the_buckets_of_those_that_stay(clock):

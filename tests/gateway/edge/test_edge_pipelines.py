@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import time
 
 import pytest
-from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything
+from edge_serving import SECRET, Report, Script, Served, a_key, chat, config, everything, parsed
 
 BODY = json.dumps({**chat(), "stream": True}).encode()
 REQUESTED = (
@@ -66,9 +67,10 @@ def test_a_few_are_answered_all(served):
         assert everything(line).count(b"HTTP/1.1 200") == 16
 
 
-@pytest.mark.parametrize("second", [HEALTH, REQUESTED, CHUNKED])
-def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_into_it(served, script, caplog, second):
-    script.answers.append(streamed())
+@pytest.mark.parametrize(("second", "answered"), [(HEALTH, 2), (REQUESTED, 2), (CHUNKED, 1)])
+def test_garbage_gets_its_error_after_all_earlier_responses(served, script, caplog, second, answered):
+    """Also behind the head of a second request, whose body it then breaks."""
+    script.answers.append(streamed(20))
     with caplog.at_level(logging.ERROR), served.socket() as line:
         line.sendall(REQUESTED)
         raw = b""
@@ -76,19 +78,43 @@ def test_garbage_behind_a_second_request_breaks_the_first_off_and_nothing_runs_i
             raw += line.recv(65536)
         line.sendall(second + GARBAGE)
         raw += everything(line)
-        assert raw.count(b"HTTP/1.1") == 1, "no second head within the stream"
-        assert not raw.endswith(LAST), "it does not look whole"
-        until(lambda: script.report[0].closed == 1 and not served.connections)
-    assert len(script.client_request) == 1
+        first, more = raw.split(LAST, 1)
+        assert first.count(b"data: ") == 20, "the first is whole"
+        assert first.count(b"HTTP/1.1") == 1, "no second head within it"
+        assert (more.count(b"HTTP/1.1 200"), more.count(b"HTTP/1.1 400")) == (answered - 1, 1)
+        until(lambda: not served.connections)
+    assert [reported.closed for reported in script.report] == [1] * len(script.client_request)
+    assert len(script.client_request) == 1 + (second == REQUESTED)
     assert not caplog.records
 
 
-def test_garbage_behind_unstarted_requests_ends_all_of_them_and_fills_no_log(served, script, caplog):
+@pytest.mark.parametrize("first", [HEALTH, HEALTH.replace(b"GET", b"HEAD"), REQUESTED])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_requests_before_garbage_are_all_answered(served, caplog, first, more):
     with caplog.at_level(logging.ERROR):
-        for first in (HEALTH, REQUESTED):
-            raw = served.raw(first + HEALTH + GARBAGE)
-            assert raw.count(b"HTTP/1.1") <= 1
-            raw = served.raw(first + GARBAGE)
-            assert raw.count(b"HTTP/1.1") <= 1
-        until(lambda: not served.connections and all(reported.closed for reported in script.report))
+        raw = served.raw(first + HEALTH * more + GARBAGE)
+        assert (raw.count(b"HTTP/1.1 200"), raw.count(b"HTTP/1.1 400")) == (1 + more, 1)
+        *_, last = raw.split(b"HTTP/1.1 ")
+        status, headers, body = parsed(b"HTTP/1.1 " + last)
+        assert (status, headers["connection"], body["error"]["code"]) == (400, "close", "invalid_http")
+        until(lambda: not served.connections)
     assert not caplog.records
+
+
+def test_a_last_response_is_followed_by_no_error(served, caplog):
+    last = HEALTH.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    with caplog.at_level(logging.WARNING, "asyncio"):
+        for data in (last + GARBAGE, HEALTH + last + GARBAGE):
+            raw = served.raw(data)
+            assert b"HTTP/1.1 400" not in raw
+            assert raw.endswith(b'{"status":"ok"}')
+        until(lambda: not served.connections)
+    assert not caplog.records
+
+
+def test_a_client_that_leaves_behind_garbage_ends_its_request(served, script):
+    script.answers.append(asyncio.Event())
+    with served.socket() as line:
+        line.sendall(REQUESTED + CHUNKED + GARBAGE)
+        until(lambda: script.client_request)
+    until(lambda: script.waiting_cancelled == 1 and not served.connections)

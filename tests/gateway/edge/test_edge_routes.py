@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from edge_serving import SECRET, Script, Served, a_key, chat, config, sha
+from edge_serving import SECRET, Script, Served, a_key, chat, config, parsed, sha
 
-from lengthwise.gateway.edge import Fault
+from lengthwise.gateway.edge import Fault, Tenants
 from lengthwise.gateway.protocols import Listener
 from lengthwise.gateway.request import Refusal
+from lengthwise.gateway.telemetry import Telemetry
 
 
 def test_a_chat_goes_to_the_exchange_untouched_and_its_answer_back(served):
@@ -165,6 +166,22 @@ def test_what_the_exchange_refuses_and_what_fails_in_it():
         assert received == [], "the exchange tells of its own"
         assert served.submit(chat(), secret=None)[1]["retry-after"] == "1"
         assert served.app.in_flight == 0
+
+
+def test_refusals_before_a_key_is_accepted_are_of_no_tenant():
+    config_of = config(a_key(rate_rps=0.001, burst=1))
+    telemetry = Telemetry(config_of, tenants=(tenants := Tenants()))
+    with Served(config_of, listener=telemetry, tenants=tenants) as served:
+        assert served.submit(chat(), secret=None)[0] == 401
+        assert served.submit(chat(), secret="sk-wrong")[0] == 401
+        assert parsed(served.raw(b"no HTTP\r\n\r\n"))[0] == 400
+        assert [served.submit(chat())[0] for _ in range(2)] == [200, 429]
+    refused = ("refused", "other")
+    assert telemetry.metrics.requests == {(*refused, "unauthenticated"): 3, (*refused, "acme"): 1}
+    anonymous = Telemetry(config())
+    with Served(config(), listener=anonymous) as served:
+        assert served.submit(chat(messages=[]), secret=None)[0] == 400
+    assert anonymous.metrics.requests == {(*refused, "anonymous"): 1}
 
 
 def test_readiness_and_draining():

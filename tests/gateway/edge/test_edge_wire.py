@@ -64,7 +64,10 @@ def test_requests_of_two_lengths_are_one_error_and_nothing_more(served, extra):
         (b"GET /health HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400, "bad_host"),
         (b"GET /health\r\n\r\n", 505, "http_version"),
         (b"GET /health HTTP/0.9\r\nHost: a\r\n\r\n", 505, "http_version"),
+        (b"GET /health HTTP/1.2\r\nHost: a\r\n\r\n", 505, "http_version"),
         (b"GET /health HTTP/2.0\r\nHost: a\r\n\r\n", 505, "http_version"),
+        (b"GET /health HTTP/3.0\r\nHost: a\r\n\r\n", 505, "http_version"),
+        (b"GET /health HTTPS\r\nHost: a\r\n\r\n", 400, "invalid_http"),
     ],
 )
 def test_a_request_without_one_host_or_of_another_version_is_an_error(served, head, status, code):

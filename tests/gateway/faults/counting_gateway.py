@@ -24,7 +24,7 @@ def in_use(gateway: Gateway) -> dict[str, float]:
     now, driver, loop = gateway.driver.statistics(), gateway.driver, asyncio.get_running_loop()
     return {
         "turns": driver.num_requests,
-        "traces": len(gateway.telemetry.traces),
+        "traces": len(gateway.telemetry.timelines),
         "waiting": now.waiting,
         "waiting_bytes": now.waiting_bytes,
         "slots": now.running,

@@ -41,7 +41,7 @@ async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[s
     async with engine(seqs=4) as one, engine(seqs=4) as two:
         config = replace(config_of(one, two), resilience=replace(CARE, failures=3, open_s=30.0, health_every_s=0.1))
         async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-            await gateway.fleet.stable(10.0)
+            await gateway.fleet.wait_checked(10.0)
             for server in (one, two):
                 server.faults = Poisoned(server, fault)
             troubles, got, over = set[str](), Counter[int](), asyncio.Event()
@@ -96,7 +96,7 @@ async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]
             config, engines=tuple(replace(e, name=n) for e, n in zip(config.engines, ("broken", "other"), strict=True))
         )
         async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-            await gateway.fleet.stable(10.0)
+            await gateway.fleet.wait_checked(10.0)
             broken.faults.always = fault
             got = Counter[int]()
 
@@ -142,7 +142,7 @@ def test_the_last_engine_of_a_model_stays_whatever_it_answers():
         async with engine() as one:
             config = replace(config_of(one), resilience=replace(CARE, failures=1, open_s=30.0))
             async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-                await gateway.fleet.stable(10.0)
+                await gateway.fleet.wait_checked(10.0)
                 one.faults.always = Fault("status", status=500)
                 reported = [await ask(session, gateway.port, body(3, f"w{k}")) for k in range(5)]
                 assert {answer.status for answer in reported} == {502}

@@ -30,7 +30,7 @@ async def met(faults: Sequence[Fault]):
         Gateway(config_of(one, two, three), listeners=(ledger,)) as gateway,
         aiohttp.ClientSession() as session,
     ):
-        await gateway.fleet.stable(10.0)
+        await gateway.fleet.wait_checked(10.0)
         one.faults = two.faults = three.faults = FaultPlan(incoming=list(faults))
 
         async def requested(**fields: object) -> Report:

@@ -23,7 +23,7 @@ ORDER = Order(mode="isrtf", window_tokens=10)
 class Alike:
     """All lengths alike."""
 
-    async def first(self, request, text):
+    async def predict(self, request, text):
         return LengthPrediction(100.0)
 
     async def repredict(self, request, text, generated_text):
@@ -47,7 +47,7 @@ class World:
             text="one two",
             prompt_tokens=2,
             max_tokens=tokens,
-            n=1,
+            choices=1,
             arrival_s=self.driver.clock(),
             headers=[],
         )
@@ -67,7 +67,7 @@ async def world(config):
     async with Fleet(config, monotonic, driver.fleet_changed, busy=busy.of) as fleet:
         driver.listeners.add(fleet.listener)
         relay = Relay(driver, fleet, Alike(), config)
-        await fleet.stable()
+        await fleet.wait_checked()
         try:
             yield World(relay, driver, fleet)
         finally:

@@ -56,7 +56,7 @@ class Received:
 async def fleet_of(config: GatewayConfig, **extra: Any) -> AsyncIterator[tuple[Fleet, Received]]:
     received = Received()
     async with Fleet(config, on_change=received, **extra) as fleet:
-        await fleet.stable(10.0)
+        await fleet.wait_checked(10.0)
         yield fleet, received
 
 

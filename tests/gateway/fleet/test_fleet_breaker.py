@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.gateway.fleet.health import CALLER_S, CLOSED, HALF_OPEN, OPEN, Breaker
+from lengthwise.gateway.fleet.health import CLOSED, HALF_OPEN, OPEN, OWNER_S, Breaker
 
 STEPS = st.lists(st.tuples(st.sampled_from("fab"), st.floats(0.0, 20.0)), max_size=120)
 
@@ -55,14 +55,14 @@ def test_requests_sent_before_the_breaker_opened_neither_close_nor_extend_it():
     assert breaker.next_s(0.7) == 1.0
 
 
-def test_callers_count_once_in_a_while_and_so_many_are_remembered_at_most():
+def test_owners_count_once_in_a_while_and_so_many_are_remembered_at_most():
     breaker = Breaker(5, 1.0)
-    assert [breaker.is_new(caller, 0.0) for caller in ("a", "b", "a")] == [True, True, False]
-    assert breaker.is_new("a", CALLER_S), "it is long ago"
-    counted = sum(breaker.is_new(number, CALLER_S) for number in range(100_000))
+    assert [breaker.count_owner(owner, 0.0) for owner in ("a", "b", "a")] == [True, True, False]
+    assert breaker.count_owner("a", OWNER_S), "it is long ago"
+    counted = sum(breaker.count_owner(number, OWNER_S) for number in range(100_000))
     assert counted < 2000
-    assert not breaker.is_new("one more", CALLER_S + 1.0)
-    assert breaker.is_new("one more", 2 * CALLER_S)
+    assert not breaker.count_owner("one more", OWNER_S + 1.0)
+    assert breaker.count_owner("one more", 2 * OWNER_S)
 
 
 @given(STEPS, st.integers(1, 6))

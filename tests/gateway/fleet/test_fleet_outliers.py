@@ -12,7 +12,7 @@ def fed(outliers, name, *, failed=0, succeeded=0, rejected=0, proven=0, first_to
     for _ in range(rejected):
         outliers.rejected(name, model, session)
     for _ in range(proven):
-        outliers.record_outcome(name, model, wrong=True)
+        outliers.record_rejection_check(name, model, wrong=True)
     for _ in range(succeeded):
         outliers.succeeded(name, model)
     for seconds in first_token_s:
@@ -69,8 +69,8 @@ def test_an_engine_that_rejects_requests_its_peers_serve_is_ejected():
     fed(outliers, "odd", rejected=8, succeeded=8, proven=MIN_CONFIRMED - 1)
     for name in ("a", "b"):
         fed(outliers, name, rejected=1, succeeded=30)
-    assert outliers.suspects("odd", "m")
-    outliers.record_outcome("odd", "m", wrong=True)
+    assert outliers.is_suspect("odd", "m")
+    outliers.record_rejection_check("odd", "m", wrong=True)
     assert outliers.update(0.0, ["odd", "a", "b"]) == ("odd",)
 
 
@@ -86,9 +86,9 @@ def test_bad_requests_that_only_one_engine_received_eject_none():
     outliers = OutlierDetector(2.0)
     fed(outliers, "unlucky", rejected=500, succeeded=20)
     fed(outliers, "other", succeeded=50)
-    assert outliers.suspects("unlucky", "m")
-    outliers.record_outcome("unlucky", "m", wrong=False)
-    assert not outliers.suspects("unlucky", "m")
+    assert outliers.is_suspect("unlucky", "m")
+    outliers.record_rejection_check("unlucky", "m", wrong=False)
+    assert not outliers.is_suspect("unlucky", "m")
     fed(outliers, "unlucky", rejected=500)
     assert outliers.update(0.0, ["unlucky", "other"]) == ()
 
@@ -105,11 +105,11 @@ def test_each_model_is_compared_with_its_own_peers():
     fed(outliers, "a", rejected=50, model="odd")
     for name in "ab":
         fed(outliers, name, succeeded=50)
-    assert not outliers.suspects("a", "m")
+    assert not outliers.is_suspect("a", "m")
     fed(outliers, "b", succeeded=20, model="odd")
-    assert outliers.suspects("a", "odd")
+    assert outliers.is_suspect("a", "odd")
     fed(outliers, "b", rejected=20, model="odd")
-    assert not outliers.suspects("a", "odd")
+    assert not outliers.is_suspect("a", "odd")
 
 
 def test_one_session_of_wrong_requests_does_not_put_its_engine_out():
@@ -117,7 +117,7 @@ def test_one_session_of_wrong_requests_does_not_put_its_engine_out():
     fed(outliers, "a", rejected=500, session="one client")
     for name in "ab":
         fed(outliers, name, succeeded=20)
-    assert not outliers.suspects("a", "m")
+    assert not outliers.is_suspect("a", "m")
     assert outliers.update(0.0, ["a", "b"]) == ()
 
 

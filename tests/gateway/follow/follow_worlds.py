@@ -73,7 +73,7 @@ def follow_small(client_request, planned, *, max_num_seqs=200, seed=0, **terms):
     """Who follows it, here and not in another process."""
     watch = Monitor(min_requests=100, seed=seed)
     return schedule_adaptation.follower_of(
-        client_request, planned, schedule_adaptation.Follow(watch, ReplanOptions(**terms), max_num_seqs)
+        client_request, planned, schedule_adaptation.FollowOptions(watch, ReplanOptions(**terms), max_num_seqs)
     )
 
 
@@ -92,7 +92,7 @@ class FollowWorld(PhaseWorld):
     def over(self, job):
         super().over(job)
         lengths = None if job.stopped else (job.prompt_tokens, job.tokens)
-        for one in self.order.finished(job.number, lengths, self.now_s):
+        for one in self.order.on_end(job.number, lengths, self.now_s):
             news = self.follower.observe(*one)
             if news is not None:
                 self.hear(news)

@@ -32,9 +32,9 @@ def followed(make, count=9, keep=None, **timeouts):
         async with PlanTracker(make, FIRST, keep or retains, lambda: float(next(now_s)), **timeouts) as following:
             for number in range(count):
                 q = request(number, 0.0, prompt_tokens=10 + number)
-                following.on_arrival(q)
+                following.on_admission(q)
                 q.generated_tokens = 20 + number
-                following.finished(q, Outcome.FINISHED, float(number))
+                following.on_end(q, Outcome.FINISHED, float(number))
             async with asyncio.timeout(60):
                 await following.stable()
             return following
@@ -97,17 +97,17 @@ def test_lengths_are_reported_once_in_arrival_order_after_all_earlier_requests()
     order = ArrivalOrder()
     for number in range(5):
         order.on_arrival(number)
-    assert order.finished(2, (2, 20), 1.0) == []
-    assert order.finished(1, None, 2.0) == [], "it failed: nothing is known of its length"
-    assert order.finished(0, (1, 10), 3.0) == [(1, 10, 3.0), (2, 20, 3.0)]
-    assert order.finished(4, (5, 50), 4.0) == []
-    assert order.finished(3, (4, 40), 5.0) == [(4, 40, 5.0), (5, 50, 5.0)]
+    assert order.on_end(2, (2, 20), 1.0) == []
+    assert order.on_end(1, None, 2.0) == [], "it failed: nothing is known of its length"
+    assert order.on_end(0, (1, 10), 3.0) == [(1, 10, 3.0), (2, 20, 3.0)]
+    assert order.on_end(4, (5, 50), 4.0) == []
+    assert order.on_end(3, (4, 40), 5.0) == [(4, 40, 5.0), (5, 50, 5.0)]
 
 
 def test_only_a_schedule_of_phases_follows():
     config = GatewayConfig(engines=(Engine("http://a"),), order=Order("fcfs"))
     with pytest.raises(InputError, match="mode rra alone"):
-        Gateway(config, follow=follow_worlds.Report)
+        Gateway(config, make_replanner=follow_worlds.Report)
 
 
 def test_nothing_is_known_before_the_start():

@@ -42,13 +42,15 @@ async def page(port):
 def test_a_served_schedule_follows_its_traffic_and_reports_it(caplog):
     requested, planned = planned_small()
     watch = Monitor(sides=("outputs",))  # prompts are texts here, of which a gateway only estimates tokens
-    make = schedule_adaptation.follower_maker(requested, planned, schedule_adaptation.Follow(watch, max_num_seqs=100))
+    make = schedule_adaptation.follower_factory(
+        requested, planned, schedule_adaptation.FollowOptions(watch, max_num_seqs=100)
+    )
     received, asked_for = Received(), []
 
     async def work():
         async with engine(max_num_seqs=100, step_s=0.005) as server:
             config = config_of(server.url, phases=planned.phases)
-            async with Gateway(config, listeners=(received,), follow=make) as gateway:
+            async with Gateway(config, listeners=(received,), make_replanner=make) as gateway:
                 await settled(gateway)
                 await loop_of(gateway.port, 100, counted(lengths(gateway), asked_for))
                 await gateway.tracker.stable()

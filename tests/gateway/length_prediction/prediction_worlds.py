@@ -19,7 +19,7 @@ def request(**given: Any) -> Request:
 
 async def predicted(length_predictor: LengthPredictor, text: str = "Write a story", **given: Any) -> Request:
     made = request(**given)
-    made.length_prediction = await length_predictor.first(made, text)
+    made.length_prediction = await length_predictor.predict(made, text)
     return made
 
 
@@ -29,5 +29,5 @@ async def finished(
     """A request that was predicted and then put out so many tokens, or as many as it might."""
     made = await predicted(length_predictor, text, **given)
     made.generated_tokens = min(tokens, made.max_tokens)
-    length_predictor.finished(made, Outcome.FINISHED, 0.0)
+    length_predictor.on_end(made, Outcome.FINISHED, 0.0)
     return made

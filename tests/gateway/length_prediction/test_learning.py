@@ -16,8 +16,8 @@ from lengthwise.gateway.length_prediction.learning import (
     MAX_MODELS,
     WINDOW,
     Drift,
-    Learned,
     Learner,
+    ModelCorrection,
     Ring,
     cumulative_share,
     differ,
@@ -71,7 +71,7 @@ def test_a_model_with_other_lengths_is_learned_and_its_quantiles_hold(times, spr
             meant = np.array([tokens for _, tokens in lengths(600, times=times, spread=spread, seed=2)])
             for level in (0.1, 0.5, 0.8, 0.9) if most > 600 else (0.1, 0.3):  # most of what is longer was cut
                 at = int(np.searchsorted(LEVELS, level))
-                below = float((meant <= [one.length_prediction.complete[at] for one in made]).mean())
+                below = float((meant <= [one.length_prediction.unbounded[at] for one in made]).mean())
                 error = 4 * np.sqrt(level * (1 - level) * (1 / 600 + 1 / 300))
                 assert below == pytest.approx(level, abs=error)
             model = f.state()["models"]["vicuna-13b"]
@@ -115,7 +115,7 @@ def test_nothing_is_learned_from_unfinished_or_multiple_outputs() -> None:
                 made = await predicted(f, "100 words")
                 made.generated_tokens = 5
                 if outcome is not Outcome.FINISHED:
-                    f.finished(made, outcome, 0.0)
+                    f.on_end(made, outcome, 0.0)
             await finished(f, 5, "100 words", choices=2)
             await finished(f, 0, "100 words")
             assert f.state()["finished"] == 0
@@ -198,7 +198,7 @@ def test_rank_correlation_is_kendalls() -> None:
     async def main() -> None:
         async with learning() as f:
             made = await traffic(f, 120, times=1, spread=0.5)
-            message = [one.length_prediction.first_tokens for one in made]
+            message = [one.length_prediction.initial_total_tokens for one in made]
             came = [one.generated_tokens for one in made]
             assert f.state()["tau"] == pytest.approx(stats.kendalltau(message, came).statistic)
 
@@ -223,7 +223,7 @@ def test_memory_is_bounded_whatever_models_come_and_however_many_finish() -> Non
 
 
 def test_corrected_quantiles_stay_a_distribution_after_any_lengths() -> None:
-    rng, learned = np.random.default_rng(7), Learned(16)
+    rng, learned = np.random.default_rng(7), ModelCorrection(16)
     raw = 100 * np.exp(0.5 * NORMAL)
     for tokens in rng.choice([1, 2, 1 << 20, 100], 400):
         learned.observe(raw, learned.corrected(raw), int(tokens), censored=bool(tokens == 2))

@@ -42,10 +42,14 @@ async def served(traffic, *, learn: bool) -> tuple[dict[float, float], float, in
         made = [await finished(f, tokens, text, model=model, max_tokens=100_000) for model, text, tokens in traffic]
         drifts = f.drifts
     last = made[len(made) // 2 :]
-    message = np.array([one.length_prediction.complete for one in last])
+    message = np.array([one.length_prediction.unbounded for one in last])
     came = np.array([one.generated_tokens for one in last])
     cover = {p: float((came <= message[:, np.searchsorted(LEVELS, p)]).mean()) for p in (0.1, 0.5, 0.9)}
-    return (cover, float(kendalltau([one.length_prediction.first_tokens for one in last], came).statistic), drifts)
+    return (
+        cover,
+        float(kendalltau([one.length_prediction.initial_total_tokens for one in last], came).statistic),
+        drifts,
+    )
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prediction_worlds import finished, predicted, request
 
 from lengthwise.gateway.config import PredictionConfig
-from lengthwise.gateway.length_prediction import CorrectedPrediction, LengthPredictor, Oracle, requested_tokens
+from lengthwise.gateway.length_prediction import CorrectedPrediction, LengthPredictor, Oracle, fixed_tokens
 from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
 from lengthwise.gateway.length_prediction.prediction import condition as given_row
 from lengthwise.gateway.request import Outcome
@@ -103,9 +103,9 @@ def test_a_series_of_repredictions_equals_one_prediction_at_once() -> None:
             for made.generated_tokens in (50, 100, 150, 200):
                 made.length_prediction = await f.repredict(made, "Write a story", None)
             np.testing.assert_array_equal(
-                made.length_prediction.quantiles, np.minimum(given_row(first.complete, 200), 4096)
+                made.length_prediction.quantiles, np.minimum(given_row(first.unbounded, 200), 4096)
             )
-            assert made.length_prediction.first_tokens == first.total_tokens
+            assert made.length_prediction.initial_total_tokens == first.total_tokens
 
     asyncio.run(main())
 
@@ -168,15 +168,15 @@ def test_learned_corrections_apply_to_text_based_predictions_too() -> None:
 def test_a_requested_fixed_length_is_used_and_not_learned_from() -> None:
     async def main() -> None:
         async with inline(default()) as f:
-            made = await finished(f, 77, requested_tokens=77)
+            made = await finished(f, 77, fixed_tokens=77)
             assert made.length_prediction.source == "requested"
             assert made.length_prediction.total_tokens == 77
-            assert (await predicted(f, requested_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
+            assert (await predicted(f, fixed_tokens=500, max_tokens=90)).length_prediction.total_tokens == 90
             assert f.state()["finished"] == 0
         async with LengthPredictor(
             PredictionConfig(), predictor=default(), place="inline", use_requested=False
         ) as deaf:
-            assert (await predicted(deaf, requested_tokens=77)).length_prediction.source == "predictor"
+            assert (await predicted(deaf, fixed_tokens=77)).length_prediction.source == "predictor"
 
     asyncio.run(main())
 
@@ -195,7 +195,7 @@ def test_a_requested_fixed_length_is_used_and_not_learned_from() -> None:
 )
 def test_when_a_client_fixes_a_length(fields, most, tokens) -> None:
     body = "".join(f'"{name}"' for name in fields).encode()
-    assert requested_tokens(body, lambda: fields, most) == tokens
+    assert fixed_tokens(body, lambda: fields, most) == tokens
 
 
 def test_without_a_predictor_all_are_alike() -> None:
@@ -296,7 +296,7 @@ def test_an_oracle_returns_the_true_length_and_otherwise_its_predictor() -> None
             assert (await f.repredict(known, "a", None)).total_tokens == 123
             assert other.length_prediction.source == "predictor"
             assert isinstance(other.length_prediction, CorrectedPrediction)
-            f.finished(known, Outcome.FINISHED, 0.0)
+            f.on_end(known, Outcome.FINISHED, 0.0)
             assert f.state()["sources"]["oracle"] == 1
 
     asyncio.run(main())

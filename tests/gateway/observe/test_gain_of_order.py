@@ -17,7 +17,7 @@ from lengthwise.gateway.observe import (
     Change,
     Monitor,
     OrderGain,
-    Record,
+    RecentRows,
     as_json,
     fit,
     gain,
@@ -359,7 +359,7 @@ def test_runs_without_served_requests_close_no_pause_twice(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_a_running_gateway_looks_back_in_another_process() -> None:
-    record = Record()
+    record = RecentRows()
     for row in single_server(3, 400):
         record.append(row)
 
@@ -386,7 +386,7 @@ def test_a_failed_analysis_is_reported_in_one_line(message: str, report: str, tm
     script.write_text(f"#!/bin/sh\ncat >/dev/null\n{message}\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    record = Record()
+    record = RecentRows()
     for row in single_server(3, 250):
         record.append(row)
 

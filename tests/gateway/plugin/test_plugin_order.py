@@ -137,6 +137,16 @@ def test_overdue_requests_precede_all_others_in_order_of_arrival():
     assert ended_at["old-a"] < ended_at["old-b"] <= 5.0 + 1.1
 
 
+def test_a_rank_gets_the_number_of_a_preemption_among_those_of_all_requests():
+    book, requests = Registry(Settings(rank="fcfs_preempted_first"), Clock()), [request("a"), request("b")]
+    for one in requests:
+        book.add(one)
+    assert book.on_admitted(requests)
+    for one in requests:
+        book.on_preempted(one)
+    assert book.in_order(requests) == requests[::-1], "the last one preempted is first"
+
+
 def test_time_in_the_batch_does_not_count_as_waiting():
     clock = Clock()
     book = Registry(Settings(max_wait_s=10.0), clock)
@@ -281,7 +291,7 @@ def test_what_is_over_is_forgotten():
         made.schedule()
         made.tokens()
     assert len(made.lengthwise.registry) <= 260
-    assert len(made.lengthwise.registry._deadlines) <= 260
+    assert len(made.lengthwise.registry._overdue_times) <= 260
 
 
 def test_predictions_are_read_again_every_window():

@@ -43,7 +43,7 @@ class FixedFleet:
         self.cap = cap
         self.listener = Listener()
 
-    async def stable(self, within_s: float) -> bool:
+    async def wait_checked(self, within_s: float) -> bool:
         return True
 
     async def configure(self, config: GatewayConfig) -> None:
@@ -67,13 +67,13 @@ class FixedFleet:
     def record_broken_response(self, name: str, cause: str) -> None:
         self.faults.append((name, cause))
 
-    def record_error_response(self, name: str, caller: object) -> None:
+    def record_error_response(self, name: str, owner: object) -> None:
         self.faults.append((name, "report"))
 
-    def suspects(self, name: str, model: str) -> bool:
+    def is_suspect(self, name: str, model: str) -> bool:
         return False
 
-    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
+    def record_rejection_check(self, name: str, model: str, *, wrong: bool) -> None:
         pass
 
     def record_first_output(self, name: str) -> None:
@@ -92,7 +92,7 @@ class FixedFleet:
 class Report:
     """Predicts the number that is the prompt's last word."""
 
-    async def first(self, request: Request, text: str | None) -> LengthPrediction:
+    async def predict(self, request: Request, text: str | None) -> LengthPrediction:
         words = (text or "").split()
         return LengthPrediction(float(words[-1]) if words and words[-1].isdigit() else 100.0, "oracle")
 
@@ -110,8 +110,8 @@ class Ledger(Listener):
         self.details: list[str] = []
         self.tokens_of: Counter[int] = Counter()
 
-    def on_arrival(self, request: Request) -> None:
-        self.events.append(("on_arrival", request.id))
+    def on_admission(self, request: Request) -> None:
+        self.events.append(("on_admission", request.id))
 
     def first_token(self, request: Request, now_s: float) -> None:
         self.events.append(("first_token", request.id))
@@ -122,7 +122,7 @@ class Ledger(Listener):
     def requeued(self, request: Request, cause: str, now_s: float) -> None:
         self.cause.append(cause)
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         self.events.append(("finished", request.id))
         self.outcomes[outcome] += 1
         self.details.append(detail)
@@ -210,7 +210,7 @@ def requested(body: dict[str, Any], *, api: str = "completions", now_s: float = 
         text=text,
         prompt_tokens=len(text),
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
-        n=body.get("n", 1),
+        choices=body.get("n", 1),
         arrival_s=now_s,
         headers=[],
         client=Client(**client),

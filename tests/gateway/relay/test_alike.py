@@ -78,7 +78,7 @@ def reported(state, pieces: list[bytes]):
         out.append(state.feed(piece))
         if state.error is not None:
             break
-    metadata = (state.count, state.finish_reason, state.complete, state.finished, state.sent, str(state.error))
+    metadata = (state.count, state.finish_reason, state.output_complete, state.finished, state.sent, str(state.error))
     if isinstance(state, TrackedStream):
         metadata += (
             state.flushed_tokens,

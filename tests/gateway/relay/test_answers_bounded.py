@@ -49,7 +49,7 @@ async def before(engine, mode):
         Gateway(config, make_fleet=Noting) as gateway,
         ClientSession(f"http://127.0.0.1:{gateway.port}") as client,
     ):
-        await gateway.fleet.stable(10)
+        await gateway.fleet.wait_checked(10)
 
         async def ask(**fields):
             async with client.post("/v1/completions", json=IN_USE | fields) as answer:

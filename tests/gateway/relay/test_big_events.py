@@ -20,7 +20,7 @@ def test_a_stream_with_a_huge_event_ends_when_its_connection_does(size):
     pieces = [data[at : at + 65_536] for at in range(0, len(data), 65_536)]
     out = b"".join(state.feed(piece) for piece in pieces) + state.end()
     assert out == data
-    assert state.complete
+    assert state.output_complete
     assert state.finished
     assert state.error is None
 
@@ -62,7 +62,7 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
     )
     came = []
     async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
-        await gateway.fleet.stable(10)
+        await gateway.fleet.wait_checked(10)
         url = f"http://127.0.0.1:{gateway.port}/v1/completions"
         for size in sizes:
             body = {"model": "m", "prompt": "hi", "stream": True, "user": str(size)}

@@ -25,7 +25,7 @@ async def troubles() -> dict[str, str]:
             listen=Listen(port=0, admin_port=None),
         )
         async with Gateway(config) as gateway, ClientSession(timeout=ClientTimeout(total=60)) as client:
-            await gateway.fleet.stable(10)
+            await gateway.fleet.wait_checked(10)
             url = f"http://127.0.0.1:{gateway.port}/v1/completions"
             body = {"model": "toy", "prompt": "hi", "max_tokens": 6, "stream": True}
 

@@ -55,7 +55,7 @@ def test_a_broken_event_is_an_error_and_nothing_of_it_or_after_it_is_sent(broken
     pieces = [before + broken + event("d", [8])] if at_once else [before, broken]
     assert b"".join(map(state.feed, pieces)) == before
     assert (state.error.reason, state.error.engine_fault) == ("malformed", True)
-    assert (state.trackable, state.complete, state.flushed_tokens) == (True, False, 3)
+    assert (state.trackable, state.output_complete, state.flushed_tokens) == (True, False, 3)
     assert state.start_attempt(state.flushed_tokens) == b"5,6,7"
 
 
@@ -85,6 +85,34 @@ def test_before_the_first_output_another_engine_may_serve_what_is_passed_through
     state = Passthrough()
     assert state.feed(b"data: {\n\n") == b""
     assert (state.error.reason, state.sent) == ("malformed", False)
+
+
+ERROR = b'data: {"error":{"message":"no","code":500}}\n\n'
+
+
+@pytest.mark.parametrize("error", [ERROR, b"event: error\n" + ERROR])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_events_before_an_error_reach_the_client_before_it(error, at_once):
+    state, events = Passthrough(), [event("a"), event("b"), error, DONE]
+    pieces = [b"".join(events)] if at_once else events[:3]
+    assert b"".join(map(state.feed, pieces)).startswith(event("a") + event("b") + error)
+    assert (state.error.reason, state.count, state.error_forwarded) == ("server error", 2, True)
+
+
+def test_an_error_first_in_a_stream_or_behind_a_malformed_event_is_not_forwarded():
+    state = Passthrough()
+    assert state.feed(ERROR + event("a")) == b""
+    assert (state.error.reason, state.sent) == ("server error", False)
+    state = Passthrough()
+    assert state.feed(event("a") + b"data: {\n\n" + ERROR) == event("a")
+    assert (state.error.reason, state.error_forwarded) == ("malformed", False)
+    assert Passthrough().feed(event("a", finish="stop") + DONE + ERROR) == event("a", finish="stop") + DONE
+
+
+def test_an_error_that_ends_with_the_stream_is_complete_for_the_client():
+    state = Passthrough()
+    assert state.feed(event("a") + ERROR[:-2]) + state.end() == event("a") + ERROR
+    assert (state.error.reason, state.error_forwarded) == ("server error", True)
 
 
 def test_behind_the_end_of_a_stream_that_is_passed_through_nothing_is_missing():

@@ -11,7 +11,7 @@ from relay_world import idle, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import ResilienceConfig
-from lengthwise.gateway.relay.failures import MAX_CALLER_RETRIES, MAX_CALLERS, STALLED, RetryBudget, UpstreamError
+from lengthwise.gateway.relay.failures import MAX_OWNER_RETRIES, MAX_OWNERS, STALLED, RetryBudget, UpstreamError
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.scheduling import WorkerState
 
@@ -50,8 +50,8 @@ def test_all_requests_of_a_dead_engine_finish_completely_elsewhere(stream):
 
 def spend(budget: RetryBudget) -> None:
     """Leaves nothing to anybody."""
-    for caller in ("a", "b"):
-        while budget.take(caller):
+    for owner in ("a", "b"):
+        while budget.take(owner):
             pass
 
 
@@ -85,7 +85,7 @@ def test_only_the_first_engine_that_breaks_off_is_left_for_free():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 1.0])
-def test_one_caller_leaves_half_of_it_to_the_others(share):
+def test_one_owner_leaves_half_of_it_to_the_others(share):
     draws = random.Random(7)
     for steps in (0, 3, 30, 300, 3000):
         budget = RetryBudget(share)
@@ -94,7 +94,7 @@ def test_one_caller_leaves_half_of_it_to_the_others(share):
                 budget.deposit("a")
             else:
                 budget.take("a")
-        assert budget.used <= MAX_CALLER_RETRIES + share * steps
+        assert budget.used <= MAX_OWNER_RETRIES + share * steps
         assert [budget.take("b") for _ in range(5)] == [True] * 5
 
 
@@ -111,14 +111,14 @@ def test_a_tenant_regains_its_retry_budget_with_its_own_requests():
     assert not budget.take("a")
 
 
-def test_of_callers_without_number_few_are_remembered():
+def test_of_owners_without_number_few_are_remembered():
     budget = RetryBudget(1.0)
-    for caller in range(3 * MAX_CALLERS):
-        budget.deposit(caller)
-        assert budget.take(caller)
-    assert len(budget._left_of) == MAX_CALLERS
-    for caller in range(3 * MAX_CALLERS):
-        budget.deposit(caller)
+    for owner in range(3 * MAX_OWNERS):
+        budget.deposit(owner)
+        assert budget.take(owner)
+    assert len(budget._left_of) == MAX_OWNERS
+    for owner in range(3 * MAX_OWNERS):
+        budget.deposit(owner)
     assert not budget._left_of, "who has all of it back is forgotten"
 
 
@@ -128,7 +128,7 @@ def test_one_tenant_whose_requests_always_fail_does_not_spend_the_retries_of_oth
         async with world(engines, resilience=ResilienceConfig(retry_share=0.1)) as w:
             failed = [await w.submit(BODY, tenant=7) for _ in range(40)]
             assert {reply.status for reply in failed} == {502}
-            assert w.relay.retry_budget.used <= MAX_CALLER_RETRIES + 0.1 * 40
+            assert w.relay.retry_budget.used <= MAX_OWNER_RETRIES + 0.1 * 40
             engines[0].plan, engines[1].plan = [Fault("500")], []
             replies = [await w.submit(BODY, tenant=8) for _ in range(2)]
             assert [reply.status for reply in replies] == [200, 200]

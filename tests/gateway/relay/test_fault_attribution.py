@@ -11,7 +11,7 @@ BODY = {"model": "m", "prompt": "hi", "max_tokens": 60, "stream": True}
 
 
 def reported(message: list[tuple[str, object]], fleet: FixedFleet) -> None:
-    fleet.record_error_response = lambda name, caller: message.append((name, caller))
+    fleet.record_error_response = lambda name, owner: message.append((name, owner))
 
 
 def no() -> UpstreamError:
@@ -54,7 +54,7 @@ def test_a_successor_that_serves_the_request_shows_the_fault_of_the_old_engine()
     assert stated == [(old.name, None), ("e", None)]
 
 
-def test_a_client_that_varies_its_bodies_is_still_one_caller():
+def test_a_client_that_varies_its_bodies_is_still_one_owner():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("error", 9)] * 4)], capabilities=BARE) as w:
             stated: list[tuple[str, object]] = []

@@ -14,7 +14,7 @@ from test_relay_cut import EAGER, LONG, cut_often
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.engine_probe import EngineMetadata
 from lengthwise.gateway.notices import engine_notices
-from lengthwise.gateway.relay.engine_request import resume_plan, unset_defaults
+from lengthwise.gateway.relay.engine_request import fields_left_to_defaults, resume_plan
 
 UNKNOWN = replace(IDS, own_defaults=None)
 STATED = {"presence_penalty": 0, "frequency_penalty": 0}
@@ -22,7 +22,7 @@ STATED = {"presence_penalty": 0, "frequency_penalty": 0}
 
 def planned(fields, *, api="completions"):
     body = {"model": "m", "prompt": "p", "stream": True, **fields}
-    return resume_plan(requested(body, api=api), resumes=True, window_tokens=10, preempts=True)
+    return resume_plan(requested(body, api=api), can_resume=True, window_tokens=10, preempts=True)
 
 
 def at(capabilities, kind="vllm"):
@@ -39,7 +39,7 @@ def at(capabilities, kind="vllm"):
     ],
 )
 def test_what_a_request_leaves_open(fields, left):
-    assert unset_defaults(fields) == left
+    assert fields_left_to_defaults(fields) == left
 
 
 @pytest.mark.parametrize(

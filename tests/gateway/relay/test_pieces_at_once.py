@@ -35,7 +35,7 @@ def test_the_bytes_are_those_that_are_read(capabilities, share, least, most):
             assert _ID.sub(b"", passed.body) == _ID.sub(b"", read.body)
             assert least <= w.passed <= most
             assert w.ledger.tokens_of == {1: 60, 2: 60}
-            assert [what for what, _ in w.ledger.events] == ["on_arrival", "first_token", "finished"] * 2
+            assert [what for what, _ in w.ledger.events] == ["on_admission", "first_token", "finished"] * 2
             await until(lambda: idle(w))
 
     run(work)

@@ -162,7 +162,7 @@ def test_after_two_thousand_requests_of_all_kinds_nothing_is_left():
 
 def _never_arrived(w) -> int:
     """Cancelled before they were let in."""
-    return 2000 - sum(name == "on_arrival" for name, _ in w.ledger.events)
+    return 2000 - sum(name == "on_admission" for name, _ in w.ledger.events)
 
 
 def test_a_large_body_is_sent_completely():

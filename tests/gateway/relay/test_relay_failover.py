@@ -165,7 +165,7 @@ def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, ids_to
     run(work)
 
 
-@pytest.mark.parametrize("how", ["503", "busy"])
+@pytest.mark.parametrize("how", ["503", "429", "busy"])
 def test_an_engine_full_for_too_long_is_reported(how):
     from lengthwise.gateway.config import Order
 
@@ -173,8 +173,9 @@ def test_an_engine_full_for_too_long_is_reported(how):
         order, admission = Order(max_wait_s=0.1), Admission(no_engine_s=0.1)
         async with world([Scripted(plan=[Fault(how)] * 100)], order=order, admission=admission) as w:
             reply = await w.submit(BODY)
-            assert reply.status == 503
-            assert b"retry-after" in reply.headers
+            assert reply.status == (429 if how == "429" else 503)
+            assert json.loads(reply.body)["error"]["code"] == "overloaded"
+            assert reply.headers[b"retry-after"] == b"1"
             await until(lambda: idle(w))
 
     run(work)
@@ -201,5 +202,32 @@ def test_retries_are_bounded_by_their_budget():
             tried = sum(len(engine.seen) for engine in engines)
             assert 100 < tried <= 100 + 10 + 0.1 * 100
             await until(lambda: idle(w))
+
+    run(work)
+
+
+class WithoutJson(Scripted):
+    """Answers 200 with a body that is no JSON object."""
+
+    def _complete(self, writer, status, data) -> None:
+        body = self.end.encode()
+        writer.write(b"HTTP/1.1 200 X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body))
+        writer.write(body)
+
+
+@pytest.mark.parametrize("body", ["", "{", "[1]", "<html></html>", '{"a":' + "[" * 100_000])
+def test_a_whole_answer_that_is_no_json_is_an_error_of_the_engine(body):
+    async def work() -> None:
+        async with world([WithoutJson(end=body), Scripted()], capabilities=BARE) as w:
+            reply = await w.submit(BODY | {"stream": False})
+            assert (reply.status, json.loads(reply.body)["choices"][0]["text"]) == (200, answer(encode("p 60"), 60)[1])
+            assert w.fleet.faults == [("w0", "report")], "its peer has served the request"
+        async with world([WithoutJson(end=body)], capabilities=BARE) as w:
+            reply = await w.submit(BODY | {"stream": False})
+            reported = json.loads(reply.body)["error"]
+            assert (reply.status, reported["code"], reply.headers[b"retry-after"]) == (502, "engine_failed", b"1")
+            assert "must be a JSON object" in reported["message"]
+            assert w.ledger.outcomes == {Outcome.FAILED: 1}
+            assert not w.ledger.tokens_of, "nothing is charged"
 
     run(work)

@@ -58,16 +58,16 @@ def test_an_unstarted_request_is_sent_again_unchanged():
     run(work)
 
 
-def test_poison_after_the_body_was_let_go_counts_once_for_its_caller():
+def test_poison_after_the_body_was_let_go_counts_once_for_its_owner():
     async def work() -> None:
         async with world([Scripted(plan=[Fault("error", 9)] * 3)], capabilities=BARE) as w:
             blamed = []
-            w.fleet.record_error_response = lambda name, caller: blamed.append((name, caller))
+            w.fleet.record_error_response = lambda name, owner: blamed.append((name, owner))
             for _ in range(3):
                 await w.submit(BODY)
             assert {name for name, _ in blamed} == {"w0"}
             assert len(blamed) == 3
-            assert len({caller for _, caller in blamed}) == 1, "the same request: one caller"
+            assert len({owner for _, owner in blamed}) == 1, "the same request: one owner"
             assert w.fleet.faults == []
 
     run(work)

@@ -63,10 +63,10 @@ def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
     reported: list[Row] = []
     traces = RequestTimelines()
     traces.subscribe(reported.append)
-    traces.on_arrival(q)
+    traces.on_admission(q)
     traces.dispatched(q, "w0", 1.0)
     traces.tokens(q, 9, 4.0)
-    traces.finished(q, Outcome.FINISHED, 4.0)
+    traces.on_end(q, Outcome.FINISHED, 4.0)
     write(path, reported)
     ((_, back),) = read(path)
     assert math.isnan(back.first_token_s)

@@ -37,7 +37,7 @@ def telemetry(**listen) -> Telemetry:
 
 def test_a_request_is_one_line_of_json(lines) -> None:
     t, q = telemetry(), request(3, 1.0)
-    t.on_arrival(q)
+    t.on_admission(q)
     run(t, q, 2.0, 4, 0.5)
     (reported,) = lines()
     assert reported["event"] == "request"
@@ -62,8 +62,8 @@ def test_a_request_is_one_line_of_json(lines) -> None:
 )
 def test_engine_messages_are_not_logged(lines, outcome, detail, cause) -> None:
     t, q = telemetry(), request(1)
-    t.on_arrival(q)
-    t.finished(q, outcome, 1.0, detail)
+    t.on_admission(q)
+    t.on_end(q, outcome, 1.0, detail)
     (reported,) = lines()
     assert reported.get("cause") == cause
     assert "SECRET" not in json.dumps(reported)
@@ -98,7 +98,7 @@ def test_a_span_goes_on_with_the_clients_trace_and_into_the_engine(spans) -> Non
 
     async def inner(client_request: ClientRequest) -> str:
         q = request(7, 1.0)
-        tracing.on_arrival(q)
+        tracing.on_admission(q)
         run(tracing, q, 2.0, 3, 0.5)
         return "succeeded"
 
@@ -141,7 +141,7 @@ def test_it_begins_and_ends_without_a_trace_of_tasks(tmp_path) -> None:
     async def go() -> int:
         async with telemetry(journal=str(tmp_path / "j.jsonl")) as t:
             q = request(1)
-            t.on_arrival(q)
+            t.on_admission(q)
             run(t, q, 0.0, 2, 0.1)
             await asyncio.sleep(0.3)
             assert t.metrics.lag_s.total >= 1

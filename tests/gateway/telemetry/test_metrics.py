@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from traced_requests import request, serve
+from traced_requests import request, run, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
 from lengthwise.gateway.request import Outcome, Refusal
@@ -128,10 +128,27 @@ def test_each_request_counts_under_one_outcome() -> None:
             t.refused("rate", Refusal(429, "rate", ""), 0, "m")
         else:
             q = request(number)
-            t.on_arrival(q)
-            t.finished(q, outcome, 1.0)
+            t.on_admission(q)
+            t.on_end(q, outcome, 1.0)
     assert sum(t.metrics.requests.values()) == len(Outcome)
-    assert len(t.traces) == 0
+    assert len(t.timelines) == 0
+
+
+def test_a_model_gets_its_label_once_an_engine_serves_it() -> None:
+    t, early = telemetry(), request(1000, model="real")
+    t.on_admission(early)
+    for number in range(100):  # before an engine is up, any name is admitted
+        q = request(number, model=f"made up {number}")
+        t.on_admission(q)
+        t.on_end(q, Outcome.EXPIRED, 1.0)
+    run(t, early, 2.0, 10, 0.02)
+    found = scraped(t)
+    assert {(dict(key)["model"], n) for key, n in found["lengthwise_requests_total"].items()} == {
+        ("other", 100),
+        ("real", 1),
+    }
+    for name in ("request", "time_to_first_token", "inter_token_latency"):
+        assert found[f"lengthwise_{name}_seconds_count"][("model", "real"),] == (9 if "inter" in name else 1)
 
 
 def test_tenants_and_models_make_few_series() -> None:
@@ -151,7 +168,7 @@ def test_tenants_and_models_make_few_series() -> None:
 def test_a_preemption_and_a_failover_are_counted_separately() -> None:
     t = telemetry()
     q = request(1)
-    t.on_arrival(q)
+    t.on_admission(q)
     t.dispatched(q, "a", 0.0)
     q.generated_tokens = 30
     t.requeued(q, "preemption", 1.0)
@@ -160,8 +177,8 @@ def test_a_preemption_and_a_failover_are_counted_separately() -> None:
     t.dispatched(q, "b", 2.5)
     q.dispatch.preemptions = 1
     rows = []
-    t.traces.subscribe(rows.append)
-    t.finished(q, Outcome.FINISHED, 4.0)
+    t.timelines.subscribe(rows.append)
+    t.on_end(q, Outcome.FINISHED, 4.0)
     found = scraped(t)
     assert found["lengthwise_preemptions_total"] == {(): 1}
     assert found["lengthwise_failovers_total"] == {(): 1}
@@ -173,7 +190,7 @@ def test_a_preemption_and_a_failover_are_counted_separately() -> None:
 def test_a_token_costs_microseconds() -> None:
     t = telemetry()
     q = request(1)
-    t.on_arrival(q)
+    t.on_admission(q)
     t.first_token(q, 0.0)
     best = math.inf
     for _ in range(5):

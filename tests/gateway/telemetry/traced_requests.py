@@ -28,7 +28,7 @@ def request(number: int, arrival_s: float = 0.0, *, model: str = "m", tenant: in
 
 def serve(listener, q: Request, start_s: float, tokens: int, token_s: float, *, worker: str = "w0") -> float:
     """Arrived, dispatched, all its tokens, finished; returns the end."""
-    listener.on_arrival(q)
+    listener.on_admission(q)
     return run(listener, q, start_s, tokens, token_s, worker=worker)
 
 
@@ -42,5 +42,5 @@ def run(listener, q: Request, start_s: float, tokens: int, token_s: float, *, wo
             listener.first_token(q, now_s)
         q.generated_tokens += 1
         listener.tokens(q, 1, now_s)
-    listener.finished(q, Outcome.FINISHED, now_s)
+    listener.on_end(q, Outcome.FINISHED, now_s)
     return now_s

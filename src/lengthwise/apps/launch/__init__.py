@@ -1,4 +1,4 @@
-"""How engines come to be there: processes of this machine, Ray actors, given addresses, or simulated ones."""
+"""Engines of a run: processes on this machine, Ray actors, engines at given addresses, or simulated ones."""
 
 import lazy_loader
 

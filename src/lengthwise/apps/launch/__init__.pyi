@@ -1,9 +1,9 @@
-from .engine import Ask as Ask
 from .engine import Draft as Draft
 from .engine import Engine as Engine
 from .engine import FailedError as FailedError
 from .engine import Fault as Fault
 from .engine import Launcher as Launcher
+from .engine import TaskRequest as TaskRequest
 from .local import EngineConfig as EngineConfig
 from .local import EngineTimeouts as EngineTimeouts
 from .local import LocalLauncher as LocalLauncher

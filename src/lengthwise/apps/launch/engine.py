@@ -1,4 +1,4 @@
-"""Requests to an engine: how it is started, answers, continues an interrupted output, and fails."""
+"""Engines of a run: how they start and stop, answer requests, continue interrupted outputs, and fail."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _VALID_FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request: the application's task, the API ("chat" or "completions"), and the fields of OpenAI's API."""
+class TaskRequest:
+    """The request of a task: the task's number, the API ("chat" or "completions"), and the fields of OpenAI's API."""
 
     task: int
     api: str
@@ -31,16 +31,16 @@ class Ask:
 
 
 class Fault(Enum):
-    """Which side a failure is attributed to; it decides whether and where the request is retried."""
+    """Cause of a failed request, which decides whether and where the request is retried."""
 
-    REQUEST = "request"  # retries would fail too: the task is dead
-    BUSY = "busy"  # the engine is full: retry later; does not count as an attempt
-    ANSWER = "answer"  # a bad answer: counts as an attempt; retry on another engine if there is one
-    ENGINE = "engine"  # unreachable: an attempt only if the engine lives, or the task was alone with it
+    REQUEST = "request"  # a retry would fail, too: the task is dead
+    BUSY = "busy"  # the engine is full: retry later, without counting an attempt
+    ANSWER = "answer"  # a bad answer, which counts as an attempt: retry, on another engine if there is one
+    ENGINE = "engine"  # unreachable: counts as an attempt only if the engine is alive, or ran no other task
 
 
 class FailedError(LengthwiseError):
-    """A request without a valid answer; ``retry_after_s``: the engine's Retry-After, 0 without one."""
+    """A request got no valid answer. ``retry_after_s`` is the wait that the engine requests (Retry-After), or 0."""
 
     def __init__(self, fault: Fault, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -49,15 +49,16 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """An output while it is generated, in chunks, with its part from before an interruption.
+    """The chunks of a request's output so far. After an interruption, the first chunk is the saved part.
 
     Attributes:
-        prompt_ids: Token ids of the prompt; () if the engine does not report them.
-        output_ids: Token ids of the output; [] if the engine does not report them.
-        retained: Tokens from before the interruption.
-        is_exact: Whether the text is that of the tokens, so that the output can be continued from them.
-        stats: Returns the token count of an engine that reports tokens only when it is interrupted.
-        fixed_prefix: (chunks of text, tokens) up to which the text is known to be that of the tokens; None: all.
+        prompt_ids: Token ids of the prompt, or () if the engine does not report them.
+        output_ids: Token ids of the output, or [] if the engine does not report them.
+        retained: Number of tokens from before the interruption.
+        is_exact: Whether the tokens give exactly this text, so that the output can be continued from the tokens.
+        token_count: Function that returns the number of tokens, if the engine reports tokens only when interrupted.
+        fixed_prefix: Numbers of leading chunks and of leading tokens that are known to have the same text. None means
+            that all chunks have the text of all tokens.
     """
 
     text: list[str] = field(default_factory=list)
@@ -66,33 +67,33 @@ class Draft:
     finish_reason: str | None = None
     retained: int = 0
     is_exact: bool = True
-    stats: Callable[[], int] | None = None
+    token_count: Callable[[], int] | None = None
     fixed_prefix: tuple[int, int] | None = None
 
     @property
     def tokens(self) -> int:
-        """Return the tokens so far; the number of chunks if the engine does not report tokens."""
+        """Return the number of tokens so far, or of chunks if the engine does not report tokens."""
         known = max(len(self.output_ids), len(self.text))
-        return known if self.stats is None else max(known, self.stats())
+        return known if self.token_count is None else max(known, self.token_count())
 
     @classmethod
     def of(cls, partial: Partial | None) -> Draft:
-        """Return a draft that continues a saved one; an empty draft if its tokens are unknown."""
+        """Return a draft that continues a saved output, or an empty draft if the saved tokens are unknown."""
         if partial is None or not partial.output_ids:
             return cls()
         ids = list(partial.output_ids)
         return cls([partial.text], partial.prompt_ids, ids, retained=len(ids))
 
     def reset(self) -> None:
-        """Drop the part from before the interruption: this engine cannot continue it."""
+        """Drop the part from before the interruption, because this engine cannot continue it."""
         self.text, self.prompt_ids, self.output_ids, self.retained, self.fixed_prefix = [], (), [], 0, None
 
     def append(self, chunk: Piece) -> None:
         """Append a chunk.
 
-        Tokens can be ahead of the text: an engine holds back an incomplete character, and a continuation that starts
-        within that character would never send it. A single token that comes with text completes all text before it; of
-        several tokens with one text this is unknown.
+        Tokens can be ahead of the text: an engine withholds an incomplete character, and a continuation that starts
+        within that character would never send it. If a chunk has text and a single token, all text up to this token is
+        complete. If it has text and several tokens, this is unknown.
         """
         if chunk.prompt_ids and not self.prompt_ids:
             self.prompt_ids = chunk.prompt_ids
@@ -105,7 +106,7 @@ class Draft:
         self.finish_reason = chunk.finish_reason or self.finish_reason
 
     def partial(self) -> Partial | None:
-        """Return what to save; None if the output is finished or cannot be continued."""
+        """Return the part of the output to save, or None if the output is finished or cannot be continued."""
         chunks, tokens = self.fixed_prefix or (len(self.text), len(self.output_ids))
         if not tokens or not self.is_exact or self.finish_reason is not None:
             return None
@@ -113,48 +114,56 @@ class Draft:
 
 
 class Engine(Protocol):
-    """A running replica: its concurrency limit, and a description with engine, version and address."""
+    """A running replica, with its concurrency limit and a description: engine, version and address."""
 
     max_num_seqs: int
     description: str
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it runs, as far as is known without a request."""
+        """Return whether the engine runs, as far as this is known without a request."""
 
-    async def generate(self, request: Ask, draft: Draft) -> Output:
-        """Return the output, or raise FailedError; ``draft`` is continued and grows meanwhile.
+    async def generate(self, request: TaskRequest, draft: Draft) -> Output:
+        """Return the output of a request.
 
-        Cancellation stops the engine's work.
+        An interrupted output in ``draft`` is continued, and new chunks are appended to ``draft`` as they arrive.
+        Cancelling the call stops the engine's work on the request.
+
+        Raises:
+            FailedError: There is no valid answer.
         """
 
-    async def stopped(self, within_s: float) -> bool:
-        """Return whether it has died; wait up to ``within_s`` for that to show."""
+    async def has_died(self, within_s: float) -> bool:
+        """Wait up to ``within_s`` seconds for the engine to end, and return whether the engine has died."""
 
 
 class Launcher(ABC):
-    """Starts and stops engines; a cancelled start is undone. ``is_placed``: engines use GPUs of the cluster."""
+    """Starts and stops engines. A cancelled start leaves no engine. If ``is_placed``, they use the cluster's GPUs."""
 
     is_placed = True
 
     @abstractmethod
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Return a replica on these GPUs that is ready; raise EngineError with the last lines of its log."""
+        """Start a replica on these GPUs, wait until the replica is ready, and return its engine.
+
+        Raises:
+            EngineError: The replica does not become ready. The message has the end of the log.
+        """
 
     @abstractmethod
     async def stop(self, engine: Engine) -> None:
-        """End an engine, alive or dead, and all its processes; return when its GPUs are free."""
+        """End an engine, alive or dead, with all processes, and wait until the GPUs are free."""
 
     async def sleep(self, engine: Engine) -> bool:  # noqa: ARG002 - of launchers whose engines sleep
-        """Free the GPUs of an engine that can be woken; return False if it cannot sleep and was left as it is."""
+        """Put an engine to sleep, which frees the GPUs. If the engine cannot sleep, change nothing and return False."""
         return False
 
     async def wake(self, engine: Engine) -> None:
-        """Make a sleeping engine ready again; raise EngineError if it fails."""
+        """Make a sleeping engine ready again. Raises EngineError if this fails."""
         raise EngineError(f"{engine.description} was never put to sleep")
 
-    def hurry(self) -> None:  # noqa: B027 - there may be nothing to kill
-        """Kill engines from now on instead of waiting for their end, those that are starting or ending included."""
+    def force_stop(self) -> None:  # noqa: B027 - there may be nothing to kill
+        """Kill all engines, including starting and ending ones, now and later, instead of waiting for their end."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -166,22 +175,17 @@ _REASON_FAULTS = {
     **dict.fromkeys(("http 429", "http 503"), Fault.BUSY),
     **dict.fromkeys(("refused", "reset", "no connection"), Fault.ENGINE),
 }
-"""All other reasons (5xx, an error in the stream, garbage, a stream that ends early or stalls) may pass next time."""
+"""Requests that fail for other reasons (5xx, stream errors, garbage, an early end, a stall) may succeed later."""
 
-_ALLOWED_TO_CONTINUE = frozenset(
-    {
-        "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
-        "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "vllm_xargs", "priority", "user",
-    }
-)  # fmt: skip
-"""Fields that affect each next token alone, whatever part of the context is prompt or output."""
-_REPLACED = frozenset(
-    {
-        "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens",
-        "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
-        "add_special_tokens", "documents",
-    }
-)  # fmt: skip
+_ALLOWED_TO_CONTINUE = {
+    "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
+    "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "vllm_xargs", "priority", "user",
+}  # fmt: skip
+"""Fields whose effect on the next token does not depend on which part of the context is prompt or output."""
+_REPLACED = {
+    "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "add_generation_prompt",
+    "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens", "documents",
+}  # fmt: skip
 """Fields that a continuation sets itself, or that are part of the prompt's tokens already."""
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
@@ -194,10 +198,10 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def is_resumable(body: Mapping[str, Any]) -> bool:
-    """Return whether an interrupted output can be continued from its tokens without changing the distribution.
+    """Return whether an interrupted output can be continued from its tokens with an unchanged distribution.
 
-    Penalties count output tokens, a stop string may begin before the interruption, the state of a grammar is lost, and
-    a seeded generator would start again: such outputs start from scratch.
+    Other outputs start from scratch, because penalties count output tokens, a stop string may begin before the
+    interruption, the state of a grammar is lost, or a seeded generator would start again.
     """
     for name, value in body.items():
         if name == "seed":
@@ -212,13 +216,13 @@ def is_resumable(body: Mapping[str, Any]) -> bool:
 
 
 def max_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the requested limit of the output."""
+    """Return the maximum number of output tokens that a request sets, or None."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     return None if limit is None else int(limit)
 
 
 class HttpEngine:
-    """A replica at an address; ``alive`` returns whether its process runs (None: others started the engine)."""
+    """An engine at a URL. ``alive`` returns whether the process runs, and is None if the run started no process."""
 
     def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
         self.server, self.max_num_seqs, self.description = server, max_num_seqs, server.shown
@@ -227,7 +231,7 @@ class HttpEngine:
         self._client = Client(server)
 
     async def open(self) -> None:
-        """Connect, and find the engine's capabilities; raise EngineError if it cannot be used."""
+        """Connect and detect the engine's capabilities. Raises EngineError if the engine cannot be used."""
         client = self._client
         await client.__aenter__()
         try:
@@ -247,16 +251,16 @@ class HttpEngine:
         self.description = f"{kind} at {self.server.shown}"
 
     async def close(self) -> None:
-        """Close its connections; running requests fail."""
+        """Close the connections, which fails the running requests."""
         await self._client.__aexit__(None, None, None)
 
     @property
     def is_alive(self) -> bool:
-        """Return whether its process runs; True if others started it."""
+        """Return whether the engine's process runs. The result is True if the run did not start the engine."""
         return self._alive is None or self._alive()
 
-    async def stopped(self, within_s: float) -> bool:
-        """Return whether its process ends within a while; of one that others started, whether it does not answer."""
+    async def has_died(self, within_s: float) -> bool:
+        """Return whether the process ends in time. Without a process, return whether the engine fails to answer."""
         if self._alive is None:
             try:
                 await self._client.fetch("GET", f"{self.server.root}/v1/models")
@@ -270,7 +274,7 @@ class HttpEngine:
         return not self._alive()
 
     async def post(self, path: str, within_s: float) -> bool:
-        """Return whether a POST without a body succeeds within a time."""
+        """Return whether a POST without a body succeeds within ``within_s`` seconds."""
         try:
             async with asyncio.timeout(within_s):
                 status, _ = await self._client.fetch("POST", f"{self.server.root}{path}")
@@ -278,7 +282,7 @@ class HttpEngine:
             return False
         return status == 200
 
-    async def generate(self, request: Ask, draft: Draft) -> Output:
+    async def generate(self, request: TaskRequest, draft: Draft) -> Output:
         """Return the output, continued from the draft's tokens if possible."""
         body = {**self.server.body, **request.body}
         draft.is_exact = is_resumable(body)
@@ -302,7 +306,7 @@ class HttpEngine:
         return Output("".join(draft.text), draft.finish_reason, prompt_tokens, output_tokens)
 
     def _fields(self, api: str, body: Mapping[str, Any], draft: Draft) -> tuple[dict[str, Any], str]:
-        """Return the request's fields and API: with the tokens so far as prompt, or from scratch (resets the draft)."""
+        """Return the fields and API of a request that continues the draft. If this is impossible, reset the draft."""
         capabilities, had, limit = self.capabilities, len(draft.output_ids), max_tokens(body)
         if draft.is_exact and draft.prompt_ids and capabilities.token_ids and limit is not None and 0 < had < limit:
             fields = {name: value for name, value in body.items() if name in _ALLOWED_TO_CONTINUE | {"seed"}}

@@ -1,4 +1,4 @@
-"""Engines as processes of this machine, and engines that run already."""
+"""Engines as processes on this machine, and engines that already run."""
 
 from __future__ import annotations
 
@@ -24,32 +24,35 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
 HOST = "127.0.0.1"
-KIND = "given"  # stands for the GPU type of engines that run already
-PLACES = ("weights", "name", "host", "port", "tp", "pp", "gpus", "max_model_len")
+KIND = "given"  # stands for the GPU type of engines that already run
 READY_S, GRACE_S = process.READY_S, process.GRACE_S
 _SLEEP_S, _WAKE_S = 60.0, 300.0
 _MAX_STARTS = 3
-_PORT_TAKEN = "must be free"
+_PORT_TAKEN = (
+    "must be free",
+    "address already in use",
+    "couldn't bind",
+)  # lengthwise's, Python's and llama.cpp's words
 
-Deployed = Callable[[ModelPlan], Deployment]
-"""Returns the deployment behind a plan, for vLLM's command."""
+Deployed = Callable[[ModelPlan], Deployment]  # returns the deployment of a plan, for vLLM's command
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What the engines of a model load, how they are started, and how requests are sent to them.
+    """What a model's engines load, how they are started, and how requests are sent to them.
 
     Attributes:
-        name: The model's in the application.
-        weights: A Hugging Face id or a folder; None: the catalog's for the plan's model.
-        served: The model's name in requests; "": the first that the engine lists.
-        command: An own command with ``{weights}``, ``{port}`` and the other PLACES; "": vLLM's for the plan.
-        environment: Variables on top of this process' own.
+        name: Name of the model in the application.
+        weights: Hugging Face id or folder of the weights. None means the catalog's weights of the plan's model.
+        served: Name of the model in requests. "" means the first model that the engine lists.
+        command: Command that starts an engine. "" means vLLM's. Placeholders are ``{weights}``, ``{name}``, ``{host}``,
+            ``{port}``, ``{tp}``, ``{pp}``, ``{gpus}`` and ``{max_model_len}``.
+        environment: Environment variables in addition to those of this process.
         max_num_seqs: Concurrent requests of a replica that has an own command or no planned deployment.
         max_model_len: Value of ``{max_model_len}`` in an own command.
-        sleeps: Whether its engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm, XPU. Its
-            CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on current
-            platform", 0.32): engines are restarted instead there, and wherever ``/sleep`` fails.
+        sleeps: Whether the engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm and XPU.
+            vLLM's CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on
+            current platform", 0.32). There, and wherever ``/sleep`` fails, engines are restarted instead.
         body: Additional fields of every request.
     """
 
@@ -71,9 +74,12 @@ class EngineConfig:
             self._own_command(ModelPlan(0, ""), (0,), HOST, 1)
 
     def launch(self, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None) -> Launch:
-        """Return the command of a replica that listens at a port; raise InputError without command and deployment.
+        """Return the command that starts a replica on a port.
 
-        ``gpus`` are numbered as ``CUDA_VISIBLE_DEVICES`` counts them.
+        ``gpus`` are numbered as in ``CUDA_VISIBLE_DEVICES``. Without ``command``, vLLM serves the plan's deployment.
+
+        Raises:
+            InputError: There is neither a command nor a deployment.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
@@ -87,7 +93,7 @@ class EngineConfig:
         return Launch(command, {**launch.environment, **mode, **environment}, launch.notes)
 
     def concurrency(self, plan: ModelPlan, deployed: Deployed | None) -> int:
-        """Return the concurrent requests of a replica."""
+        """Return the maximum number of concurrent requests of a replica."""
         if self.command or deployed is None:
             return self.max_num_seqs
         return deployed(plan).limits.max_num_seqs
@@ -106,20 +112,20 @@ class EngineConfig:
         try:
             return tuple(word.format(**values) for word in shlex.split(self.command))
         except KeyError as error:
-            raise UnknownNameError(f"place in the command of {self.name}", str(error.args[0]), PLACES) from None
+            raise UnknownNameError(f"placeholder in the command of {self.name}", error.args[0], values) from None
         except (ValueError, IndexError) as error:
             raise InputError(
-                f"the command of {self.name} cannot be read ({error}); places are written {{port}}, braces {{{{ }}}}: "
-                f"{self.command!r}"
+                f"the command of {self.name} cannot be read ({error}); write placeholders as {{port}}, braces as "
+                f"{{{{ }}}}: {self.command!r}"
             ) from None
 
 
 class _CancelledError(Exception):
-    """The start was cancelled."""
+    """The start of a process was cancelled."""
 
 
 class Process:
-    """An engine's process, which listens at ``host``; ``launch`` returns its command for a port."""
+    """The process of an engine. ``launch`` returns the command that starts the engine on a given port of ``host``."""
 
     def __init__(
         self, launch: Callable[[int], Launch], log_path: Path, limits: EngineTimeouts, host: str = HOST
@@ -131,13 +137,14 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether it runs."""
+        """Return whether the process runs."""
         return self.local is not None and self.local.is_alive
 
     async def start(self, threads: Executor) -> str:
-        """Return its address, once it is ready; a cancelled start ends the process before it returns.
+        """Start the process, and return the address once the engine is ready. Cancelling the call ends the process.
 
-        Raise EngineError with its last lines if it exited, or was not ready in time.
+        Raises:
+            EngineError: The process exited or was not ready in time. The message has the last lines of its log.
         """
         loop = asyncio.get_running_loop()
         starting = loop.run_in_executor(threads, self.start_blocking)
@@ -151,15 +158,14 @@ class Process:
             raise
 
     def start_blocking(self) -> str:
-        """Return its address, once it is ready; blocks the thread."""
+        """Start the process, and return the address once the engine is ready. This blocks the calling thread."""
         for attempt in range(1, _MAX_STARTS + 1):
             if self._cancel.is_set():
                 raise _CancelledError
-            port = process.free_port(self._host)
-            launch = self._launch(port)
             try:
-                self.local = self._stack.enter_context(
-                    process.local_engine(
+                with process.reserved_port(self._host) as port:
+                    launch = self._launch(port)
+                    engine = process.local_engine(
                         launch.command,
                         port=port,
                         log_path=self._log_path,
@@ -170,37 +176,36 @@ class Process:
                         now=self._now,
                         pause=self._pause,
                     )
-                )
+                    self.local = self._stack.enter_context(engine)
+                    return self.local.url
             except EngineError as error:
-                # Another process can take a port after it was found free and until the engine listens.
-                if attempt == _MAX_STARTS or _PORT_TAKEN not in str(error):
+                # A program that reserves no ports can take the port while the engine starts.
+                if attempt == _MAX_STARTS or not any(words in str(error).lower() for words in _PORT_TAKEN):
                     raise
-            else:
-                return self.local.url
         raise InternalError("a start ends in an address or an error")
 
     def cancel_start(self) -> None:
-        """Cancel a start in another thread, or one to come."""
+        """Cancel a start that runs in another thread or has not started yet."""
         self._cancel.set()
 
     def stop_blocking(self, *, at_once: bool = False) -> None:
-        """End it, or clean up after it; blocks the thread."""
+        """End the process, or clean up if the process has ended. This blocks the calling thread."""
         self._cancel.set()
         self._ending = True
         if at_once:
-            self.hurry()
+            self.force_stop()
         self._stack.close()
 
-    def hurry(self) -> None:
-        """Kill it instead of waiting, whichever thread ends it, now or later."""
+    def force_stop(self) -> None:
+        """Make every thread that ends the process, now or later, kill it instead of waiting for its end."""
         self._kill = True
 
     def _now(self) -> float:
-        """Return the clock of the time limits; all of them have passed for a process that is to be killed."""
+        """Return the clock of the time limits, in seconds. It is infinite if the process is to be killed."""
         return math.inf if self._kill and self._cancel.is_set() else time.monotonic()
 
     def _pause(self, seconds: float) -> None:
-        """Sleep; raise once if the start is cancelled meanwhile (later pauses belong to the end of the process)."""
+        """Sleep, but raise _CancelledError once the start is cancelled. Later pauses, during the end, do not raise."""
         if self._ending or self.local is not None:
             time.sleep(seconds)
         elif self._cancel.wait(seconds):
@@ -213,10 +218,10 @@ class EngineTimeouts:
     """Time limits of engines, in seconds.
 
     Attributes:
-        ready_s: From its start until it is ready.
-        grace_s: From SIGTERM until it exits, before it is killed.
-        stall_s: Without a byte of an answer.
-        request_s: For a complete request.
+        ready_s: From the start of an engine until it is ready.
+        grace_s: From SIGTERM until an engine that has not exited is killed.
+        stall_s: From any byte of an answer until the next.
+        request_s: From the start of a request until its end.
     """
 
     ready_s: float = READY_S
@@ -225,7 +230,7 @@ class EngineTimeouts:
     request_s: float = 3600.0
 
     def server(self, url: str, config: EngineConfig) -> Server:
-        """Return an engine of the model as the client sees it."""
+        """Return the address, time limits and fields with which the client sends requests to an engine."""
         return Server(url, config.served or None, stall_s=self.stall_s, timeout_s=self.request_s, body=config.body)
 
 
@@ -233,7 +238,7 @@ DEFAULT = EngineTimeouts()
 
 
 async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> None:
-    """Connect to a started engine; ``end`` it if it cannot be used."""
+    """Connect to a started engine. If the engine cannot be used, call ``end`` and raise the error."""
     try:
         await engine.open()
     except BaseException:
@@ -243,9 +248,10 @@ async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> Non
 
 @dataclass
 class LocalLauncher(Launcher):
-    """Starts a process for each replica, which sees only the GPUs of its placement.
+    """Starts a process for each replica. The process sees only the replica's GPUs.
 
-    The engines end with this process, even if it is killed. ``deployed``: planned deployments, for vLLM's command.
+    The engines end with this process, even if this is killed. ``deployed`` returns the deployment of a plan, from which
+    vLLM's command follows.
     """
 
     models: Sequence[EngineConfig]
@@ -259,7 +265,7 @@ class LocalLauncher(Launcher):
     _kill: bool = field(default=False, init=False)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Start a replica; raise EngineError if it does not get ready."""
+        """Start the process of a replica on these GPUs, and return the engine once it is ready."""
         config = self.models[plan.model]
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -270,7 +276,7 @@ class LocalLauncher(Launcher):
             self.logs / f"{safe(config.name)}-{next(self._numbers)}.log",
             self.timeouts,
         )
-        self._processes.add(process)  # from before its start until after its end, for ``hurry``
+        self._processes.add(process)  # from before its start until after its end, for ``force_stop``
         try:
             url = await process.start(self._threads)
         except BaseException:
@@ -298,21 +304,21 @@ class LocalLauncher(Launcher):
         self._processes.discard(process)
 
     async def sleep(self, engine: Engine) -> bool:
-        """Put an engine to sleep, its weights in host memory; return whether it could."""
+        """Put an engine to sleep, with its weights in host memory. Return whether this succeeded."""
         found = self.running.get(id(engine))
         return bool(found and found[2].sleeps and await found[0].post("/sleep?level=1", _SLEEP_S))
 
     async def wake(self, engine: Engine) -> None:
-        """Wake an engine; raise EngineError if it fails."""
+        """Make a sleeping engine ready again."""
         found = self.running.get(id(engine))
         if found is None or not await found[0].post("/wake_up", _WAKE_S):
             raise EngineError(f"{engine.description} did not wake up; see its log in {self.logs}")
 
-    def hurry(self) -> None:
-        """Kill the engines from now on, those that are starting or ending included."""
+    def force_stop(self) -> None:
+        """Kill all engines, now and later, including starting and ending engines."""
         self._kill = True
         for starting in list(self._processes):
-            starting.hurry()
+            starting.force_stop()
             if starting.local is not None and starting.is_alive:
                 starting.local.process.kill()
 
@@ -323,16 +329,13 @@ class LocalLauncher(Launcher):
 
 
 def safe(name: str) -> str:
-    """Return a name as a part of a file's name."""
+    """Return a name in which each character that is not safe in a file's name is replaced by ``_``."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
 
 
 @dataclass
 class StaticLauncher(Launcher):
-    """Connects to engines that run already; they are neither started nor stopped.
-
-    ``urls`` has an address for each replica, by the models' numbers.
-    """
+    """Connects to engines that already run. ``urls`` holds the addresses of each model's engines, by model number."""
 
     models: Sequence[EngineConfig]
     urls: Mapping[int, Sequence[str]]
@@ -346,11 +349,11 @@ class StaticLauncher(Launcher):
             raise InputError(f"every model must have an address of an engine; there is none for {', '.join(missing)}")
 
     def plans(self) -> tuple[ModelPlan, ...]:
-        """Return a plan for each model, with a replica for each address."""
+        """Return a plan for each model, with one replica per address."""
         return tuple(ModelPlan(number, KIND, dp=len(self.urls[number])) for number in range(len(self.models)))
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Connect to the replica of this number; raise EngineError if it cannot be used."""
+        """Connect to the replica whose number is ``gpus[0]``."""
         config, urls = self.models[plan.model], self.urls[plan.model]
         if gpus[0] >= len(urls):
             raise EngineError(f"{config.name} has {len(urls)} engines; replica {gpus[0] + 1} was requested")

@@ -1,4 +1,4 @@
-"""Engines on the nodes of a Ray cluster. Ray is imported when a cluster is used."""
+"""Engines on the nodes of a Ray cluster. Ray is imported only when a cluster is used."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PLACEMENT_S = 60.0
 
 
 class RayEngine:
-    """An actor with an engine process on its node, which ends with the actor.
+    """An actor that runs an engine process on its node. The process ends with the actor.
 
-    ``launch`` returns the command for GPUs as this node counts them, address and port; ``log_path`` is on this node.
+    ``launch`` returns the command for the node's own GPU numbers, an address and a port. ``log_path`` is on the node.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RayEngine:
         import ray
 
         self._log = Path(log_path)
-        # The address of this node for the others; a cluster of one machine stays on loopback.
+        # The address at which other nodes reach this one; a cluster of one machine uses loopback.
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         host = "127.0.0.1" if len(nodes) <= 1 else str(ray.util.get_node_ip_address())
         assigned = [int(gpu) for gpu in map(str, ray.get_gpu_ids())]
@@ -47,7 +47,7 @@ class RayEngine:
         self._process = Process(lambda port: launch(tuple(assigned), host, port), self._log, limits, host)
 
     def start(self) -> str:
-        """Return its address, once the engine is ready; raise EngineError if it does not get ready."""
+        """Start the process, and return the address once the engine is ready."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         return self._process.start_blocking()
 
@@ -60,16 +60,16 @@ class RayEngine:
         self._process.stop_blocking(at_once=at_once)
 
     def cancel_start(self) -> None:
-        """Cancel its start."""
+        """Cancel the start of the process."""
         self._process.cancel_start()
 
-    def hurry(self) -> None:
+    def force_stop(self) -> None:
         """Kill the process instead of waiting for its end."""
-        self._process.hurry()
+        self._process.force_stop()
 
 
-def imported() -> Any:
-    """Return the module ray; raise MissingExtraError if it is not installed."""
+def import_ray() -> Any:
+    """Import and return the module ray. Raises MissingExtraError if ray is not installed."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -81,8 +81,6 @@ def imported() -> Any:
 
 @dataclass(eq=False)
 class _Placed:
-    """A replica on a node: its actor, its placement group, and whether it was alive at the last check."""
-
     config: EngineConfig
     actor: Any = None
     group: Any = None
@@ -93,16 +91,16 @@ class _Placed:
 
 @dataclass
 class RayLauncher(Launcher):
-    """One actor for each replica, in an own placement group: all GPUs of a replica are in one node.
+    """Starts an actor for each replica in a placement group of its own, so all GPUs of a replica are in one node.
 
-    Actors only start, watch and stop the process, as the local launcher does; requests go straight to the engine. Ray
-    chooses the GPUs: of the run's placement only their number counts.
+    Actors only start, watch and stop the processes, as the local launcher does; requests go straight to the engines.
+    Ray chooses the GPUs, so only the number of GPUs in the run's placement matters.
 
     Attributes:
         logs: Folder of the engines' logs, on the nodes.
-        address: Of the cluster; "local" starts one on this machine.
-        deployed: The planned deployments, for vLLM's command.
-        gpus: GPUs of a "local" cluster; None: those that Ray finds.
+        address: Address of the cluster; "local" starts a cluster on this machine.
+        deployed: Returns the deployment of a plan, from which vLLM's command follows.
+        gpus: Number of GPUs of a "local" cluster. None means all GPUs that Ray finds.
         resource: Ray's name of the GPUs.
     """
 
@@ -120,7 +118,7 @@ class RayLauncher(Launcher):
     _kill: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._ray = imported()
+        self._ray = import_ray()
         self._joined = not self._ray.is_initialized()
         if self._joined:
             own = {"include_dashboard": False, "num_gpus": self.gpus} if self.address == "local" else {}
@@ -138,9 +136,9 @@ class RayLauncher(Launcher):
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Start a replica where Ray has room for it; raise EngineError if it does not get ready."""
+        """Start a replica where Ray has room, and return the engine once it is ready."""
         placed = _Placed(self.models[plan.model])
-        self.placed.add(placed)  # from before its start until after its end, for ``hurry``
+        self.placed.add(placed)  # from before its start until after its end, for ``force_stop``
         starting = asyncio.get_running_loop().run_in_executor(self._threads, self._start, plan, gpus, placed)
         try:
             url = await asyncio.shield(starting)
@@ -160,7 +158,6 @@ class RayLauncher(Launcher):
         return engine
 
     def _start(self, plan: ModelPlan, gpus: Replica, placed: _Placed) -> str:
-        """Return the engine's address, once it is ready; blocks the thread."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         ray, config, size = self._ray, placed.config, plan.tp * plan.pp
@@ -195,7 +192,6 @@ class RayLauncher(Launcher):
         return str(url)
 
     def _reserve(self, name: str, size: int, placed: _Placed) -> Any:
-        """Return a placement group with the GPUs of a replica in one node; raise EngineError if there is no room."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         group = placement_group([{self.resource: float(size)}], strategy="STRICT_PACK")
@@ -212,7 +208,6 @@ class RayLauncher(Launcher):
         return group
 
     def _watch(self, placed: _Placed) -> None:
-        """Poll the actor whether its engine lives; a lost actor has taken its engine along."""
         while not placed.exited.wait(_POLL_INTERVAL_S):
             try:
                 placed.alive = self._ray.get(placed.actor.is_alive.remote(), timeout=30)
@@ -224,7 +219,6 @@ class RayLauncher(Launcher):
                 return
 
     def _end(self, placed: _Placed) -> None:
-        """End the process and the actor, and free the GPUs."""
         from ray.util.placement_group import remove_placement_group
 
         placed.exited.set()
@@ -247,15 +241,15 @@ class RayLauncher(Launcher):
             await placed.engine.close()
             await asyncio.shield(self._call(lambda: self._end(placed)))
 
-    def hurry(self) -> None:
-        """Kill the engines from now on, those that are starting or ending included."""
+    def force_stop(self) -> None:
+        """Kill all engines, now and later, including starting and ending engines."""
         self._kill = True
         for placed in list(self.placed):
             if placed.actor is not None:
-                placed.actor.hurry.remote()
+                placed.actor.force_stop.remote()
 
     async def close(self) -> None:
-        """End all engines and leave the cluster; a local one ends."""
+        """End all engines and disconnect from the cluster, which ends a local cluster."""
         engines = [placed.engine for placed in self.running.values() if placed.engine is not None]
         await asyncio.gather(*(self.stop(engine) for engine in engines))
         if self._joined:
@@ -264,7 +258,6 @@ class RayLauncher(Launcher):
 
 
 def _short_message(error: Exception) -> str:
-    """Return the error of the node without Ray's traceback."""
     cause = getattr(error, "cause", None)
     if cause is not None:
         return str(cause)

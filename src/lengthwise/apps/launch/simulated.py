@@ -1,4 +1,4 @@
-"""Engines in virtual time: the coordinator's own code over simulated replicas."""
+"""Simulated engines in virtual time, on which the coordinator runs without changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lengthwise.apps.launch.engine import Ask, Draft, Engine, FailedError, Fault, Launcher
+from lengthwise.apps.launch.engine import Draft, Engine, FailedError, Fault, Launcher, TaskRequest
 from lengthwise.apps.launch.local import Deployed
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.engine.continuous_batching import ClockedBatch, Limits
@@ -25,7 +25,7 @@ Seconds = Callable[[ModelPlan, str], float]
 
 @dataclass(frozen=True)
 class Lengths:
-    """[tasks] Tokens of prompts and outputs by task number."""
+    """Prompt tokens, output tokens and maximum output tokens of each task, as [tasks] arrays."""
 
     prompt_tokens: Ints
     output_tokens: Ints
@@ -33,12 +33,12 @@ class Lengths:
 
     @classmethod
     def of(cls, tasks: Tasks, draw: TaskDraw) -> Lengths:
-        """Return the lengths of a draw; a task that the draw leaves out has one token if it runs all the same."""
+        """Return the lengths of a draw. A task that the draw leaves out has one output token, in case it runs."""
         return cls(draw.prompt_tokens, np.maximum(draw.output_tokens, 1), tasks.max_tokens)
 
 
 class SimulatedEngine:
-    """A replica that computes nothing: its outputs have the drawn lengths and arrive when a real replica's would."""
+    """A replica without computation. Outputs have the drawn lengths and arrive when a real replica would send them."""
 
     def __init__(self, description: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
         self.description, self.max_num_seqs = description, limits.max_num_seqs
@@ -50,17 +50,17 @@ class SimulatedEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the replica has not been stopped."""
+        """Return whether the replica runs, which is until ``end`` is called."""
         return self._alive
 
-    async def stopped(self, within_s: float) -> bool:  # noqa: ARG002 - the answer is known at once
+    async def has_died(self, within_s: float) -> bool:  # noqa: ARG002 - the answer is known at once
         """Return whether the replica has been stopped."""
         return not self._alive
 
-    async def generate(self, request: Ask, draft: Draft) -> Output:
-        """Return an output of the drawn length; its text states the length and a digest of the request.
+    async def generate(self, request: TaskRequest, draft: Draft) -> Output:
+        """Return an output of the drawn length, whose text states this length and a digest of the request.
 
-        Without the digest all outputs of one length would be equal, and requests about them would be one request.
+        Without the digest, outputs of equal length would be equal, and so would requests that contain them.
         """
         prompt_tokens = int(self._lengths.prompt_tokens[request.task])
         output_tokens = int(self._lengths.output_tokens[request.task])
@@ -86,7 +86,7 @@ class SimulatedEngine:
             on_finish=lambda: None if done.done() else done.set_result(None),
         )
         self._open.add(done)
-        draft.stats = lambda: resumed + self._clocked.generated(sequence)
+        draft.token_count = lambda: resumed + self._clocked.generated(sequence)
         try:
             await done
         except asyncio.CancelledError:
@@ -94,11 +94,11 @@ class SimulatedEngine:
             draft.output_ids.extend([0] * sequence.generated)
             raise
         finally:
-            draft.stats = None
+            draft.token_count = None
             self._open.discard(done)
 
     def end(self) -> None:
-        """Stop the replica; all its requests fail."""
+        """Stop the replica, which fails all its requests."""
         self._alive = False
         self._clocked.stop()
         for done in self._open:
@@ -108,12 +108,12 @@ class SimulatedEngine:
 
 @dataclass
 class SimulatedLauncher(Launcher):
-    """Start simulated replicas in virtual time, after the seconds that a real start takes.
+    """Starts simulated replicas. A start takes as long in virtual time as the planner assumes for a real one.
 
     Attributes:
         deployed: Returns the deployment of a plan: cost tables, memory, limits.
-        seconds: Seconds of "start", "stop", "sleep" and "wake" by plan, as the planner has them.
-        sleeps: Whether engines of a plan sleep instead of stopping.
+        seconds: Returns the seconds that the planner assumes for "start", "stop", "sleep" or "wake" of a replica.
+        sleeps: Returns whether engines of a plan sleep instead of stopping.
     """
 
     names: Sequence[str]
@@ -122,12 +122,12 @@ class SimulatedLauncher(Launcher):
     seconds: Seconds
     sleeps: Callable[[ModelPlan], bool] = lambda _: False
     starts: int = field(default=0, init=False)
-    _hurries: bool = field(default=False, init=False)
+    _is_forced: bool = field(default=False, init=False)
     _plans: dict[int, ModelPlan] = field(default_factory=dict, init=False)
     _costs: dict[ModelPlan, tuple[Limits, StepTime]] = field(default_factory=dict, init=False)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Return a replica after its start seconds."""
+        """Return a replica after the seconds of its start."""
         await asyncio.sleep(self.seconds(plan, "start"))
         self.starts += 1
         if plan not in self._costs:
@@ -139,15 +139,15 @@ class SimulatedLauncher(Launcher):
         return engine
 
     async def stop(self, engine: Engine) -> None:
-        """End a replica at once; return when its GPUs are free."""
+        """Fail a replica's requests at once, and wait until its GPUs are free."""
         assert isinstance(engine, SimulatedEngine)
         plan = self._plans.pop(id(engine), None)
         engine.end()
-        if plan is not None and not self._hurries:
+        if plan is not None and not self._is_forced:
             await asyncio.sleep(self.seconds(plan, "stop"))
 
     async def sleep(self, engine: Engine) -> bool:
-        """Put a replica to sleep; return False where engines of its plan cannot sleep."""
+        """Put a replica to sleep. Return False if its engine does not support this."""
         plan = self._plans.get(id(engine))
         if plan is None or not self.sleeps(plan):
             return False
@@ -161,9 +161,9 @@ class SimulatedLauncher(Launcher):
             raise EngineError(f"{engine.description} was ended")
         await asyncio.sleep(self.seconds(plan, "wake"))
 
-    def hurry(self) -> None:
+    def force_stop(self) -> None:
         """Let later stops take no time."""
-        self._hurries = True
+        self._is_forced = True
 
     async def close(self) -> None:
         """Forget all replicas."""
@@ -175,9 +175,9 @@ _RESOLUTION_S = 1e-9
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time jumps to the next timer instead of passing; the same input runs in the same order.
+    """An event loop in virtual time, which jumps to the next timer. Equal inputs run in equal order.
 
-    Blocking calls must block the loop itself: the loop does not know when threads end.
+    Blocking calls must run in the loop's own thread, since the loop does not know when other threads end.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = _RESOLUTION_S
 
     def time(self) -> float:
-        """Return the virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._virtual_s
 
     def jump(self, seconds: float) -> None:
@@ -195,8 +195,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that never waits: a wait becomes a jump."""
-
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Where tasks and their answers are kept: one contract, several stores."""
+"""Ledgers, which store the tasks of a run and their outputs: one interface over several databases."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Tasks, leases and outputs as the ledger of a run has them."""
+"""Tasks, leases and outputs as the ledger of a run stores them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class State(IntEnum):
-    """State of a task; it finishes in exactly one of the last four."""
+    """State of a task. A task has finished if it is in one of the last four states."""
 
     WAITING = 0  # for parents
     READY = 1
@@ -24,7 +24,7 @@ FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
 
 @dataclass(frozen=True)
 class Output:
-    """An output; tokens as the engine counts them, over all attempts that it continues."""
+    """A complete output. If it was interrupted and continued, the token counts include the earlier parts."""
 
     text: str
     finish_reason: str
@@ -34,7 +34,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Partial:
-    """An interrupted output with the engine's token ids, from which it is continued; () if they are unknown."""
+    """An interrupted output, with token ids from which to continue. They are () if the engine does not report them."""
 
     text: str
     prompt_ids: tuple[int, ...] = ()
@@ -43,28 +43,31 @@ class Partial:
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to work on a task until it expires; ``fence`` grows with every lease of the task."""
+    """The right of one coordinator to work on a task, until the coordinator ends the lease or the lease expires.
+
+    Each further lease of a task has a larger ``fence``, by which the ledger recognises outdated leases.
+    """
 
     task: int
     fence: int
     attempt: int
 
     def ending(self, state: State, **fields: Any) -> Ending:
-        """Return its end; ``fields`` as of ``Ending``."""
+        """Return the record that ends this lease with ``state``. ``fields`` are further fields of ``Ending``."""
         return Ending(self.task, self.fence, state, **fields)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a lease.
+    """The end of a lease, and the state in which it leaves the task.
 
     Attributes:
-        fence: Of the lease; of a stale lease only the output is recorded, by its key.
-        state: DONE (with key and output), SKIPPED, DEAD (with error), or READY: to be tried again (with error).
-        key: Of the request, in hex.
-        error: Why it failed.
-        not_before_s: When a READY task may be leased again.
-        counts: Whether a READY one has used up an attempt; a preempted one has not.
+        fence: Fence of the lease. If the lease is no longer valid, only the output is recorded, under its key.
+        state: DONE (with key and output), SKIPPED, DEAD (with error), or READY (to be tried again, with error).
+        key: Key of the request, in hex.
+        error: Cause of the failure.
+        not_before_s: Time from which a READY task may be leased again.
+        counts: Whether a READY task has used up an attempt. An interrupted task has not.
     """
 
     task: int
@@ -79,7 +82,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task, for exports and status pages."""
+    """What the ledger stores about a task, for exports and status pages."""
 
     task: int
     state: State

@@ -1,4 +1,4 @@
-"""The ledger's store in a schema of a PostgreSQL database, for coordinators on several machines."""
+"""The store of a ledger in a schema of a PostgreSQL database, for coordinators on several machines."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from lengthwise.schema.errors import InputError, MissingExtraError
 MARK = "lengthwise ledger, format "  # prefix of the comment of a ledger's schema, before the format
 SCHEMA = "lengthwise"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_MAX_ATTEMPTS = 20
-"""Of a transaction that conflicts with others; at least one of them succeeds each time."""
+_MAX_ATTEMPTS = 20  # of a transaction that conflicts with others; each time, at least one of these succeeds
 
 
 class PostgresStore(Store):
-    """A schema of a database; a lost connection is replaced at the next transaction."""
+    """A store in a schema of a PostgreSQL database. After a lost connection, the next transaction reconnects."""
 
     words: ClassVar = {
         "integer": "bigint",
@@ -48,14 +47,14 @@ class PostgresStore(Store):
         super().__init__(where, read_only=read_only, timeout_s=timeout_s)
         self._open: Any = None
         try:
-            with self._report():
+            with self._translate_errors():
                 self._prepare(self.connection())
         except BaseException:
             self.close()
             raise
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a statement."""
+        """Run a statement and return all its rows."""
         return list(self._executed(statement, values).fetchall())
 
     def changed(self, statement: str, *values: Any) -> int:
@@ -63,12 +62,12 @@ class PostgresStore(Store):
         return int(self._executed(statement, values).rowcount)
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run a statement for many rows, passed as columns."""
+        """Run a statement for many rows, which are passed as columns."""
         if rows:
             self._executed(statement, [list(column) for column in zip(*rows, strict=True)])
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fill a table with numbers."""
+        """Insert rows of integers into a table."""
         line = "\t".join(["%d"] * len(columns)) + "\n"
         command = f"COPY {table} ({', '.join(columns)}) FROM STDIN"
         with self._open.cursor() as cursor, cursor.copy(command) as copy:
@@ -96,7 +95,7 @@ class PostgresStore(Store):
                     raise
         raise AssertionError("unreachable")
 
-    def _came(self, columns: list[list[str]]) -> str:
+    def _batch_sql(self, columns: list[list[str]]) -> str:
         values = ", ".join(f"?::{self.words[kind]}[]" for _, kind in columns)
         return f"unnest({values}) AS came ({', '.join(name for name, _ in columns)})"
 
@@ -117,7 +116,6 @@ class PostgresStore(Store):
         return self._open
 
     def _prepare(self, connection: Any) -> None:
-        """Create the tables, or check by the schema's comment that it is a ledger of a known format."""
         with connection.transaction():
             if not self._read_only:
                 # CREATE SCHEMA IF NOT EXISTS fails if two sessions run it at once.
@@ -144,11 +142,11 @@ class PostgresStore(Store):
                     connection.execute(statement)
 
     @contextmanager
-    def _report(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except self._driver.IntegrityError as error:
-            raise self._broken_law(error) from error
+            raise self._violated_constraint(error) from error
         except self._driver.errors.LockNotAvailable as error:
             raise self._locked_out("client") from error
         except self._driver.Error as error:
@@ -156,12 +154,12 @@ class PostgresStore(Store):
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Return the driver's URL, the schema, and the place for messages, without user and password."""
+    """Return the URL for the driver, the schema, and the place to show in messages, without user and password."""
     split = urlsplit(url)
     query = parse_qsl(split.query, keep_blank_values=True)
     schema = dict(query).get("schema", SCHEMA)
     if not _NAME.fullmatch(schema):
-        raise InputError(f"schema must be a name of small letters, digits and _, at most 63 long; {schema!r} came")
+        raise InputError(f"schema must be a name of small letters, digits and _, at most 63 long; it is {schema!r}")
     rest = urlencode([(name, value) for name, value in query if name != "schema"])
     where = f"postgresql://{split.netloc.rpartition('@')[2]}{split.path}?schema={schema}"
     # Not by urlunsplit, which drops the // before a path without a host.

@@ -1,7 +1,7 @@
-"""The ledger's SQL statements, its database in general, and the one in an SQLite file.
+"""SQL statements of the ledger, the interface of its databases, and the store in an SQLite file.
 
-Statements are the same for all databases except for some words. States are literal numbers, so that the planner can use
-partial indices: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead, 6 blocked.
+The statements are the same for all databases except for some words. States are literal numbers, so that the database's
+planner can use partial indices: 0 waiting, 1 ready, 2 leased, 3 done, 4 skipped, 5 dead, 6 blocked.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ _BATCHES = {
 
 
 class Store(ABC):
-    """A database with atomic transactions, whose errors are lengthwise's; ``where`` is its place, without password.
+    """A database with atomic transactions that raises lengthwise's errors. ``where`` is its name without a password.
 
     Attributes:
         sql: Statements by name.
-        words: The words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions that
-            a column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
-            ``skip`` (the same, without the rows that another transaction has locked).
-        empty: Statements that remove all tasks and edges.
+        words: Words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions that a
+            column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
+            ``skip`` (locks selected rows, but omits rows that another transaction has locked).
+        empty: Statements that delete all tasks and edges.
         filled: Statements that run after tasks were inserted.
     """
 
@@ -150,23 +150,23 @@ class Store(ABC):
         self.tables = [statement.format(**self.words) for statement in TABLES]
         self.sql = {name: statement.format(**self.words) for name, statement in _STATEMENTS.items()}
         for name, (columns, statement) in _BATCHES.items():
-            self.sql[name] = statement.format(came=self._came([column.split() for column in columns.split(", ")]))
+            self.sql[name] = statement.format(came=self._batch_sql([column.split() for column in columns.split(", ")]))
 
     def write(self, work: Callable[[Self], Work]) -> Work:
-        """Return the result of ``work`` once its changes are durable; ``work`` may be called more than once."""
+        """Run ``work`` in a transaction, repeated after a conflict. Return the result once the changes are durable."""
         if self._read_only:
-            raise InputError(f"{self.where} was opened to be read: open it without read_only to change it")
-        with self._lock, self._report():
+            raise InputError(f"{self.where} was opened for reading: open it without read_only to change it")
+        with self._lock, self._translate_errors():
             return self._transaction(work)
 
     def read(self, work: Callable[[Self], Work]) -> Work:
-        """Return the result of ``work`` without blocking writers."""
-        with self._lock, self._report():
+        """Run ``work``, which changes nothing, and return its result without blocking writers."""
+        with self._lock, self._translate_errors():
             return self._transaction(work)
 
     @abstractmethod
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a statement; this and the next ones are for ``work``."""
+        """Run a statement and return all its rows. Only ``work`` may call this method and the methods below."""
 
     @abstractmethod
     def changed(self, statement: str, *values: Any) -> int:
@@ -174,11 +174,11 @@ class Store(ABC):
 
     @abstractmethod
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run a statement of a batch for many rows."""
+        """Run a statement of ``_BATCHES`` once for each row of values."""
 
     @abstractmethod
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fill a table with numbers."""
+        """Insert rows of integers into a table."""
 
     @abstractmethod
     def close(self) -> None:
@@ -187,12 +187,12 @@ class Store(ABC):
     @abstractmethod
     def _transaction(self, work: Callable[[Self], Work]) -> Work: ...
     @abstractmethod
-    def _came(self, columns: list[list[str]]) -> str:
-        """Return the rows of a batch as a table ``came`` of columns with these names and types."""
+    def _batch_sql(self, columns: list[list[str]]) -> str:
+        """Return the SQL of a table ``came`` with the rows of a batch, whose columns have these names and types."""
 
     @abstractmethod
-    def _report(self) -> AbstractContextManager[None]:
-        """Raise errors of the database as those of lengthwise."""
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        """Raise errors of the database as errors of lengthwise."""
 
     def _check_format(self, found: int, another: str) -> None:
         if found > FORMAT:
@@ -201,13 +201,13 @@ class Store(ABC):
                 f"lengthwise, or name {another}"
             )
 
-    def _broken_law(self, error: Exception) -> InternalError:
-        return InternalError(f"a law of the ledger {self.where} would be broken: {error}")
+    def _violated_constraint(self, error: Exception) -> InternalError:
+        return InternalError(f"the ledger {self.where} would violate a constraint: {error}")
 
     def _locked_out(self, other: str) -> OutputError:
         return OutputError(
-            f"the ledger {self.where} must be free to be written within {self._timeout_s:g} s; another {other} "
-            f"holds it for longer: end that {other}, or go on later with --resume (what was recorded stays)"
+            f"the ledger {self.where} must be free for writing within {self._timeout_s:g} s; another {other} "
+            f"has locked it for longer: end that {other}, or go on later with --resume (all records remain)"
         )
 
     def _failed(self, error: Exception, remedy: str) -> OutputError:
@@ -218,7 +218,7 @@ class Store(ABC):
 
 
 def load_tasks(store: Store, tasks: Tasks, fence: int) -> None:
-    """Insert tasks and their edges: ready (1) without parents, else waiting (0); fences start at ``fence``."""
+    """Insert tasks with this fence, and their edges. Tasks without parents are ready (1), all others wait (0)."""
     n = len(tasks)
     # Each pair once and in the order of the key: an index that only grows is filled quickly.
     pairs = np.unique(tasks.parent * max(1, n) + np.repeat(np.arange(n), np.diff(tasks.parent_start)))
@@ -257,7 +257,7 @@ _LOG_BYTES = 64 * 1024 * 1024
 
 
 class SqliteStore(Store):
-    """An SQLite file with a write-ahead log (``-wal``, ``-shm``), which all processes must share on one machine."""
+    """A store in an SQLite file with a write-ahead log (``-wal``, ``-shm``). All processes must be on one machine."""
 
     words: ClassVar = {
         "integer": "INTEGER",
@@ -291,22 +291,22 @@ class SqliteStore(Store):
                 f"a ledger needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}: use a newer Python, "
                 "or keep the ledger in PostgreSQL (postgresql://...)"
             )
-        with self._report():
+        with self._translate_errors():
             self.connection = _connected(path, read_only, timeout_s)
         try:
-            with self._report():
+            with self._translate_errors():
                 self._prepare()
         except BaseException:
             self.connection.close()
             raise
 
     def read(self, work: Callable[[Self], Work]) -> Work:
-        """Return the result of ``work``; each of its statements sees what was committed before."""
-        with self._lock, self._report():
+        """Run ``work`` and return the result. Every statement sees all changes that were committed before it ran."""
+        with self._lock, self._translate_errors():
             return work(self)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return all rows of a statement; lists become JSON, one value of any length."""
+        """Run a statement and return all its rows. A list is passed as one JSON value, and can have any length."""
         plain = [json.dumps(value) if isinstance(value, list) else value for value in values]
         return self.connection.execute(statement, plain).fetchall()
 
@@ -321,7 +321,7 @@ class SqliteStore(Store):
         self.connection.executemany(statement, rows)
 
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
-        """Fill a table with numbers."""
+        """Insert rows of integers into a table."""
         names, marks = ", ".join(columns), ", ".join("?" * len(columns))
         for chunk in chunks:
             self.connection.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", chunk)  # noqa: S608
@@ -342,11 +342,10 @@ class SqliteStore(Store):
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
-    def _came(self, columns: list[list[str]]) -> str:
+    def _batch_sql(self, columns: list[list[str]]) -> str:
         return f"(SELECT {', '.join(f'? AS {name}' for name, _ in columns)}) AS came"
 
     def _prepare(self) -> None:
-        """Create the tables or check them, and set the log."""
         execute = self.connection.execute
         if self._is_empty() and not self._read_only:
             self._transaction(lambda _: self._create())
@@ -358,7 +357,7 @@ class SqliteStore(Store):
             raise InputError(f"{self.where} is no ledger, but the database of another program: name another file")
         self._check_format(self._pragma("user_version"), "another file")
         if not self._read_only:
-            # SQLite does not wait here for another process that sets the log at the same moment.
+            # SQLite does not wait here for another process that sets the journal mode at the same moment.
             for _ in range(max(1, int(self._timeout_s / 0.05))):
                 with contextlib.suppress(sqlite3.OperationalError):
                     execute("PRAGMA journal_mode = WAL")
@@ -385,13 +384,13 @@ class SqliteStore(Store):
         return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
 
     @contextmanager
-    def _report(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.ProgrammingError:
             raise  # a closed ledger: not an error of the file
         except sqlite3.IntegrityError as error:
-            raise self._broken_law(error) from error
+            raise self._violated_constraint(error) from error
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _NO_LEDGER:
@@ -402,13 +401,13 @@ class SqliteStore(Store):
 
 
 def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connection:
-    """Connect in autocommit mode; the store's lock serializes threads."""
+    """Return a connection in autocommit mode. Threads share it, because the store's lock serializes them."""
     if read_only and not path.exists():
         raise InputError(f"there must be a ledger at {path}; there is no file: start a run first, or name its place")
     mode = "rwc"
     if read_only:
-        # A reader also writes to the files of the log. Where it may not, and there is no log, no process has the ledger
-        # open: it can be read as immutable.
+        # A reader also writes to the log's files. If it may not, and there is no log, no process has the ledger open:
+        # it can be read as immutable.
         has_log = path.with_name(f"{path.name}-wal").exists()
         mode = "ro" if has_log or os.access(path.parent, os.W_OK) else "ro&immutable=1"
     else:

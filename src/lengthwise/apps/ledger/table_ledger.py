@@ -1,4 +1,4 @@
-"""The ledger on the tables of a database, the same for all stores."""
+"""The ledger, which is the same on every store."""
 
 from __future__ import annotations
 
@@ -41,21 +41,24 @@ def _output(text: bytes, finish_reason: str, prompt_tokens: int, output_tokens: 
 
 
 class Ledger:
-    """Tasks, leases and outputs on disk: whatever process dies, no output is lost and none is recorded twice.
+    """Tasks, leases and outputs on disk. If any process dies, no output is lost and none is recorded twice.
 
     Times are wall-clock seconds (UTC) of the caller. Every method that changes the ledger is one atomic transaction, is
     durable when it returns, and may be repeated after a crash. Several threads may call it; the store runs one
-    transaction at a time. A lease that expired counts as no attempt, since it says more of its owner than of the task.
+    transaction at a time. An expired lease does not count as an attempt, because its owner failed rather than the task.
     """
 
     def __init__(self, store: Store) -> None:
         self.store, self._sql = store, store.sql
 
     def open(self, identity: str, tasks: Tasks) -> bool:
-        """Insert the tasks; return True if they are there already, under the same identity (a resumed run).
+        """Insert the tasks of a run. Return True if the ledger already has them, so that the run is resumed.
 
-        Another identity replaces the tasks and keeps all outputs; earlier leases end nothing any more. Raise InputError
-        if the identity is empty, or had another number of tasks.
+        ``identity`` is a hash of everything that determines the tasks. Tasks of another identity are replaced, and
+        their leases become invalid, but all outputs remain.
+
+        Raises:
+            InputError: The identity is empty, or had another number of tasks.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
@@ -66,7 +69,7 @@ class Ledger:
                 if count != len(tasks):
                     raise InputError(
                         f"one identity must stand for one list of tasks; {store.where} has {count} tasks under it, "
-                        f"{len(tasks)} came: put all that decides the tasks into the identity"
+                        f"not {len(tasks)}: let the identity contain everything that determines the tasks"
                     )
                 return True
             # New fences are above those of all earlier leases, so that none of these fits a new task.
@@ -82,42 +85,45 @@ class Ledger:
 
         return self.store.write(work)
 
-    def lease(self, model: int, most: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
-        """Lease the first ready tasks of a model, by number; never a task that is leased already."""
-        if most <= 0:
+    def lease(self, model: int, limit: int, *, owner: str, now_s: float, lease_s: float) -> list[Lease]:
+        """Lease up to ``limit`` ready tasks of a model to ``owner`` for ``lease_s`` seconds, lowest numbers first."""
+        if limit <= 0:
             return []
-        values = (int(model), now_s, most, owner, now_s + lease_s)
+        values = (int(model), now_s, limit, owner, now_s + lease_s)
         found = self.store.write(lambda store: store.rows(self._sql["lease"], *values))
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Let all unexpired leases of an owner end ``lease_s`` from now; return their number.
+        """Extend all unexpired leases of an owner to ``lease_s`` seconds from now. Return the number of leases.
 
-        With ``lease_s=0`` the next ``expire`` makes their tasks ready.
+        With ``lease_s=0``, the next ``expire`` makes their tasks ready.
         """
         return self.store.write(lambda store: store.changed(self._sql["heartbeat"], now_s + lease_s, owner))
 
     def expire(self, *, now_s: float) -> int:
-        """Make the tasks of expired leases ready again; return their number."""
+        """Make the tasks of expired leases ready again. Return the number of these tasks."""
         return self.store.write(lambda store: store.changed(self._sql["expire"], now_s))
 
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
-        """End leases; return False for each that was not the task's last lease, or had finished.
+        """End leases, and return for each lease whether it was valid.
 
-        The last finished parent makes a WAITING child READY; a DEAD task blocks all tasks behind it. The first output
-        of a key stays, whichever lease brought it. Raise InputError if an ending lacks what its state needs; nothing of
-        the batch is recorded then.
+        A lease is valid if its task has neither finished nor been leased again. When its last parent finishes, a
+        WAITING child becomes READY. A DEAD task blocks all tasks that depend on it. The first output of a key stays,
+        whichever lease produced it.
+
+        Raises:
+            InputError: An ending lacks what its state needs. Then nothing is recorded.
         """
         for ending in endings:
             state = State(ending.state).name
             if ending.state not in _POSSIBLE:
                 raise InputError(
-                    f"a lease ends DONE, SKIPPED, DEAD or READY; task {ending.task} came with {state}: only the ledger "
-                    "sets this state"
+                    f"a lease ends DONE, SKIPPED, DEAD or READY; task {ending.task} ends {state}, a state that only "
+                    "the ledger sets"
                 )
             if (bool(ending.key) and ending.output is not None) != (ending.state == State.DONE):
                 raise InputError(
-                    f"a DONE task has a key and an output, and no other has an output; task {ending.task} came as "
+                    f"a DONE task has a key and an output, and no other has an output; task {ending.task} ends "
                     f"{state} with key {ending.key!r} and {'an' if ending.output else 'no'} output"
                 )
         return self.store.write(lambda store: self._finalize(store, endings)) if endings else []
@@ -155,16 +161,16 @@ class Ledger:
         return accepted
 
     def results(self, keys: Sequence[str]) -> dict[str, Output]:
-        """Return the known outputs by key."""
+        """Return the recorded outputs by key. A key without an output has no entry."""
         return {key: _output(*columns) for key, *columns in self._paged("results", keys)}
 
     def outputs(self, tasks: Sequence[int]) -> dict[int, Output | None]:
-        """Return the outputs of DONE tasks, and None of SKIPPED ones; the others have no entry."""
+        """Return the outputs of DONE tasks, and None for SKIPPED tasks. Other tasks have no entry."""
         found = self._paged("outputs", [int(task) for task in tasks])
         return {task: _output(*columns) if state == State.DONE else None for task, state, *columns in found}
 
     def save(self, partials: Sequence[tuple[str, Partial]]) -> None:
-        """Save interrupted outputs by key, until the key has an output."""
+        """Save interrupted outputs by key, unless the key already has an output."""
         rows: list[tuple[Any, ...]] = [
             (key, _encoded(part.text), _encoded_ids(part.prompt_ids), _encoded_ids(part.output_ids))
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
@@ -173,18 +179,18 @@ class Ledger:
             self.store.write(lambda store: store.many(self._sql["save"], rows))
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
-        """Return the last saved interrupted output of each key."""
+        """Return the interrupted output that was saved last for each key without an output."""
         return {
             key: Partial(_decoded(text), _decoded_ids(prompt_ids), _decoded_ids(output_ids))
             for key, text, prompt_ids, output_ids in self._paged("partials", keys)
         }
 
     def counts(self) -> dict[tuple[int, State], int]:
-        """Return the tasks by call and state."""
+        """Return the number of tasks by call and state."""
         return {(call, State(state)): tasks for call, state, tasks in sorted(self._read("counts"))}
 
-    def rows(self, first: int, most: int) -> list[TaskRow]:
-        """Return tasks from a number on, in order."""
+    def rows(self, first: int, limit: int) -> list[TaskRow]:
+        """Return up to ``limit`` tasks in order, from number ``first`` on."""
         return [
             TaskRow(
                 task,
@@ -194,23 +200,23 @@ class Ledger:
                 None if columns[0] is None else _output(*columns),
                 None if error is None else _decoded(error),
             )
-            for task, state, attempts, key, error, *columns in self._read("rows", int(first), max(0, most))
+            for task, state, attempts, key, error, *columns in self._read("rows", int(first), max(0, limit))
         ]
 
     def lengths(self) -> list[tuple[int, State, int, int]]:
-        """Return (task, state, prompt tokens, output tokens) of all finished tasks, in order; 0 without an output."""
+        """Return (task, state, prompt tokens, output tokens) of finished tasks in order. No output means 0 tokens."""
         return [(task, State(state), prompt, output) for task, state, prompt, output in self._read("lengths")]
 
     def sums(self) -> list[tuple[int, int, int]]:
-        """Return (call, attempts, output tokens) of each call, in order."""
+        """Return (call, attempts, output tokens) of each call, in order of calls."""
         return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in self._read("sums")]
 
     def metadata(self) -> dict[str, str]:
-        """Return the facts by name: the application, versions, coordinators (see ``note``)."""
+        """Return the facts stored by ``note``, by name: the application, versions, coordinators."""
         return {name: _decoded(value) for name, value in self._read("metadata")}
 
     def note(self, metadata: dict[str, str]) -> None:
-        """Store facts by name; "" removes one."""
+        """Store facts by name. An empty value removes the fact."""
         stored: list[tuple[Any, ...]] = [(n, _encoded(metadata[n])) for n in sorted(metadata) if metadata[n]]
         removed = sorted(name for name, value in metadata.items() if not value)
 
@@ -225,7 +231,7 @@ class Ledger:
         return self.store.read(lambda store: store.rows(self._sql[name], *values))
 
     def _paged(self, name: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run a statement with a list of values, in pages: no statement gets a million values at once."""
+        """Run a statement on a list of values in pages, so that no statement gets a million values at once."""
         pages = [list(values[first : first + _PAGE]) for first in range(0, len(values), _PAGE)]
         return self.store.read(lambda store: [row for page in pages for row in store.rows(self._sql[name], page)])
 
@@ -241,24 +247,24 @@ class Ledger:
 
 
 def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> Ledger:
-    """Return the ledger at a place; create it if absent, unless ``read_only``.
+    """Return the ledger at a place. If there is none, a ledger is created, unless ``read_only``.
 
     The place is a file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME`` for
-    several coordinators; each run has an own schema ("lengthwise" by default), which is created. ``timeout_s``: how
-    long to wait for other writers.
+    several coordinators. Each run has a schema of its own ("lengthwise" by default), which is created. ``timeout_s`` is
+    how long to wait for other writers.
 
     Raises:
-        InputError: The place is no ledger, or of a newer lengthwise or another program; or it is absent and
+        InputError: The place is no ledger, belongs to a newer lengthwise or another program, or does not exist with
             ``read_only``.
-        OutputError: It cannot be written or reached.
-        MissingExtraError: A PostgreSQL URL without the extra ``postgres``.
+        OutputError: The place cannot be written or reached.
+        MissingExtraError: The place is a PostgreSQL URL, and the extra ``postgres`` is not installed.
     """
     place = str(place)
     if place.startswith(("postgresql://", "postgres://")):
         return Ledger(PostgresStore(place, read_only=read_only, timeout_s=timeout_s))
     if "://" in place:
         raise InputError(
-            f"a ledger is kept in a file or at postgresql://...; {place.rpartition('@')[2]!r} came: name one of these"
+            f"a ledger is kept in a file or at postgresql://...; it is {place.rpartition('@')[2]!r}: name one of these"
         )
     path = Path(place)
     return Ledger(SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s))

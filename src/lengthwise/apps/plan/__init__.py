@@ -1,4 +1,4 @@
-"""Planning: which models run when, on how many GPUs each, to minimize the makespan of an application."""
+"""Planning: which models run when, and on how many GPUs, so that the makespan of an application is minimal."""
 
 import lazy_loader
 

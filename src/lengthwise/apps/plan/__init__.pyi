@@ -1,7 +1,5 @@
 from .methods import METHODS as METHODS
 from .methods import Effort as Effort
-from .methods import best_staged as best_staged
-from .methods import best_unpreempted as best_unpreempted
 from .planner import DEFAULT as DEFAULT
 from .planner import PLAN_FORMAT as PLAN_FORMAT
 from .planner import PlanOptions as PlanOptions

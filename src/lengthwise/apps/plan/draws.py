@@ -1,12 +1,13 @@
-"""Samples of an application's outcome: which tasks occur, and their lengths."""
+"""Samples of an application's outcome: which tasks are present, and their lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from lengthwise.catalog import active_parameters, embedding_parameters
 from lengthwise.schema.app import Coins, Flags, Floats, Ints, TaskDraw, Tasks
@@ -19,11 +20,12 @@ _MAX_LENGTH_PASSES = 64
 def draw(
     tasks: Tasks, lengths: Sequence[Marginal | None], max_model_len: Sequence[int], seed: int | Sequence[int]
 ) -> TaskDraw:
-    """Sample presence and lengths of an application's tasks (SamuLLM, section 4.1).
+    """Sample which tasks of an application are present, and their lengths (SamuLLM, section 4.1).
 
-    An output has min(X, max_model_len - prompt) tokens. X is known, or drawn from the model's distribution, at most
-    max_tokens; prompts contain the outputs of parents. The draws of the first k tasks do not depend on later ones.
-    ``lengths`` and ``max_model_len`` are by model; an entry None: max_tokens.
+    An output has its known length. Without one, the length is drawn from the model's distribution in ``lengths``, up to
+    the task's max_tokens, or is max_tokens if the model has no distribution (None). A prompt contains the outputs of
+    parents. Prompt and output together have at most max_model_len tokens. The draws of the first k tasks do not depend
+    on later tasks.
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)
@@ -52,7 +54,7 @@ def draw(
 
 
 def _present(random_draw: Ints, coins: Coins, level: Floats) -> Flags:
-    """Return [n] whether a task's coin and all coins before it succeed."""
+    """Return whether each task is present, [n]. A task is present if its coin and all coins before it succeed."""
     if not len(coins):
         return np.ones(len(random_draw), bool)
     succeeds = level < coins.chance
@@ -66,7 +68,7 @@ def _present(random_draw: Ints, coins: Coins, level: Floats) -> Flags:
 
 
 def depths(child: Ints, parent: Ints, n: int) -> Ints:
-    """Return [n] the length of the longest chain of edges before each task."""
+    """Return, for every task [n], the number of edges in the longest chain that ends there."""
     depth = np.zeros(n, np.int64)
     while len(child):
         before = depth.copy()
@@ -78,13 +80,15 @@ def depths(child: Ints, parent: Ints, n: int) -> Ints:
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """The present tasks of one model in order of their numbers.
+    """The present tasks of one model, in the order of their numbers.
 
     Attributes:
-        task: [k] numbers; ``prompt``, ``output``: [k] tokens.
-        flops: FLOPs of a task with x computed tokens: flops[0] x + flops[1] x^2, as in ``metrics.model_flops``.
-        inner: (child, parent) positions of dependencies within the model.
-        outer: (child position, parent task) of dependencies on other models.
+        task: [k] number of each task.
+        prompt: [k] prompt tokens.
+        output: [k] output tokens.
+        flops: Coefficients (a, b): x computed tokens of a task take a x + b x^2 FLOPs, as in ``metrics.model_flops``.
+        inner: Child and parent of each dependency within the model, as positions in ``task``.
+        outer: Child (position in ``task``) and parent (number of the task) of each dependency on another model.
     """
 
     task: Ints
@@ -99,11 +103,11 @@ class ModelLoad:
 
     @cached_property
     def depth(self) -> Ints:
-        """Return [k] the length of the longest chain of ``inner`` before each task."""
+        """Return the number of ``inner`` dependencies in the longest chain that ends at each task, [k]."""
         return depths(*self.inner, len(self.task))
 
     def work(self, produced: Ints) -> Floats:
-        """Return [k] FLOPs for the prompt and produced tokens; 0 for a task without produced tokens."""
+        """Return the FLOPs of prompt and ``produced`` tokens, [k]. A task without produced tokens has 0 FLOPs."""
         tokens = np.where(produced > 0, self.prompt + produced, 0).astype(np.float64)
         linear, square = self.flops
         return linear * tokens + square * tokens * tokens
@@ -111,13 +115,14 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class Load:
-    """A sample by model.
+    """The present tasks of a sample, grouped by model.
 
     Attributes:
-        parents: [models] other models whose outputs it takes.
+        parents: For each model, the other models whose outputs it takes.
         order: Models, parents before children unless there are cycles.
         cyclic: Whether some models wait for one another.
-        position: [tasks] position in the load of the task's model; ``model``: [tasks] its number.
+        position: [tasks] position of each task in the ``ModelLoad`` of its model.
+        model: [tasks] number of each task's model.
     """
 
     models: tuple[ModelLoad, ...]
@@ -127,9 +132,31 @@ class Load:
     position: Ints
     model: Ints
 
+    @cached_property
+    def parts(self) -> tuple[frozenset[int], ...]:
+        """Return the independent parts of the graph: models with tasks that depend on one another.
+
+        All models without dependencies are one part.
+        """
+        links = np.zeros((len(self.models), len(self.models)))
+        for model, parents in enumerate(self.parents):
+            links[model, list(parents)] = 1.0
+        part_of = connected_components(links, directed=False)[1]
+        part_of[np.bincount(part_of)[part_of] == 1] = -1
+        parts = (np.flatnonzero(part_of == part).tolist() for part in np.unique(part_of))
+        return tuple(frozenset(part) for part in parts if any(len(self.models[m]) for m in part))
+
+    def only(self, models: Collection[int]) -> Load:
+        """Return the load of an application that has only the tasks of these models."""
+        none = np.zeros(0, np.int64)
+        empty = [ModelLoad(none, none, none, load.flops, (none, none), (none, none)) for load in self.models]
+        loads = tuple(load if m in models else empty[m] for m, load in enumerate(self.models))
+        parents = tuple(some if m in models else frozenset() for m, some in enumerate(self.parents))
+        return replace(self, models=loads, parents=parents)
+
 
 def load_of(tasks: Tasks, draw: TaskDraw, specs: list[ModelSpec]) -> Load:
-    """Return a sample arranged by model."""
+    """Return the present tasks of a sample, grouped by model."""
     position = np.zeros(len(tasks), np.int64)
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
     alive = draw.present[child] & draw.present[tasks.parent]
@@ -163,7 +190,7 @@ def load_of(tasks: Tasks, draw: TaskDraw, specs: list[ModelSpec]) -> Load:
 
 
 def _flops(spec: ModelSpec) -> tuple[float, float]:
-    """Return FLOPs per token, and per squared token: a token attends to half of all tokens on average."""
+    """Return FLOPs per token and per squared token. On average, a token attends to half of all tokens."""
     attention = spec.attention
     lookup = 0 if spec.tied_embeddings else embedding_parameters(spec)
     key_dim = attention.head_dim + (attention.rope_head_dim if attention.is_mla else 0)

@@ -1,11 +1,11 @@
-"""Duration of a plan over samples, and the activity of its GPUs."""
+"""Makespan of a plan on samples, and the activity of the GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from lengthwise.apps.placement import Now, next_plans, place, switches
+from lengthwise.apps.placement import StagePlans, next_plans, place, switches
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
@@ -13,38 +13,40 @@ from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch,
 from lengthwise.schema.errors import InternalError
 
 
-def play(
+def simulate_plan(
     stages: Stages,
     planned: Sequence[Plans],
     reserve: Plans,
     *,
     places: bool = True,
     started: tuple[Plans, Placement] = ((), {}),
-) -> Simulated:
-    """Simulate the execution of a plan on a sample.
+) -> PlanSimulation:
+    """Simulate the execution of a plan on one sample.
 
     Args:
+        stages: Simulator of stages on the sample.
+        planned: Plans of each stage.
         reserve: Plans of models without a stage.
-        places: Whether replicas get certain GPUs. If not, none ever moves to make room for another: faster to simulate.
+        places: Whether replicas are placed on GPUs. Without that, simulation is faster, but no replica moves.
         started: Plans that run at the start, and their placement; only with ``places``.
 
     Raises:
         InternalError: No model makes progress.
     """
-    simulated = Simulated(stages, places=places, started=started)
+    simulated = PlanSimulation(stages, places=places, started=started)
     while len(simulated.finished) < len(stages.load.models):
         simulated.advance(tuple(planned), reserve)
     return simulated
 
 
-class Simulated:
-    """A plan executed on one sample up to now: its stages with placements and times, and their simulations."""
+class PlanSimulation:
+    """The execution of a plan on one sample. Each call of ``advance`` simulates the next stage."""
 
     def __init__(self, stages: Stages, *, places: bool, started: tuple[Plans, Placement]) -> None:
         self._stages, self._space, self._places = stages, stages.space, places
         self.state = stages.start()
         self.finished = stages.finished(self.state)
-        self._now, self._starved = Now(-1, started[0]), frozenset[int]()
+        self._now, self._starved = StagePlans(-1, started[0]), frozenset[int]()
         self._placement: Placement = started[1]
         self._asleep: dict[tuple[int, tuple[str, int, int]], tuple[Replica, ...]] = {}
         # When stopping engines have left each GPU, and when each replica is ready.
@@ -55,11 +57,11 @@ class Simulated:
 
     @property
     def end_s(self) -> float:
-        """Return the makespan."""
+        """Return the end of the last simulated stage. After all stages, this is the makespan."""
         return self.state.clock_s
 
     def advance(self, planned: Sequence[Plans], reserve: Plans) -> None:
-        """Simulate one stage."""
+        """Simulate the next stage of a plan. ``reserve`` holds the plans of models without a stage."""
         at, fits = self._now, self._space.fits
         now = next_plans(planned, at.stage, at.plans, self.finished, fits, reserve=reserve, starved=self._starved)
         placement, made, delays = self._placed(now.plans) if self._places else ({}, (), None)
@@ -96,7 +98,6 @@ class Simulated:
         return placement, made, self._delays(plans, placement, made)
 
     def _after_stops(self, made: tuple[Switch, ...], plans: Plans, placement: Placement) -> tuple[Switch, ...]:
-        """Return the switches with the time until stopping engines have left their GPUs."""
         clock_s = self.state.clock_s
         retained = {(p.model, p.shape, r) for p in plans for r in placement[p.model]}
         for plan in self._now.plans:
@@ -113,7 +114,6 @@ class Simulated:
         return tuple(delayed)
 
     def _delays(self, plans: Plans, placement: Placement, made: Sequence[Switch]) -> dict[int, Delay]:
-        """Return when the first and last replicas of changed models are ready."""
         delays: dict[int, Delay] = {}
         before = {plan.model: plan for plan in self._now.plans}
         for plan in plans:
@@ -130,23 +130,23 @@ class Simulated:
 
 
 def spare_plans(space: Space, planned: Sequence[Plans]) -> Plans:
-    """Return the plan with the fewest GPUs for each model that has no stage."""
+    """Return, for each model without a stage, its plan with the fewest GPUs."""
     present = {plan.model for plans in planned for plan in plans}
     return tuple(space.plans(m)[0] for m in range(len(space.models)) if m not in present)
 
 
 def stages_of(tasks: Tasks, draws: Sequence[TaskDraw], space: Space) -> list[Stages]:
-    """Return the stages of each sample."""
+    """Return the simulator of stages for each sample."""
     return [Stages(Runs(load_of(tasks, draw, space.specs), space)) for draw in draws]
 
 
-def makespans_s(draws: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
+def makespans_s(samples: Sequence[Stages], planned: Sequence[Plans], reserve: Plans) -> tuple[float, ...]:
     """Return the makespan of a plan on each sample."""
-    return tuple(play(stages, planned, reserve).end_s for stages in draws)
+    return tuple(simulate_plan(stages, planned, reserve).end_s for stages in samples)
 
 
-def spans_of(simulated: Simulated, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
-    """Return the activity of each GPU in order of GPUs and time, with equal neighbours merged."""
+def spans_of(simulated: PlanSimulation, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
+    """Return what each GPU does over time, ordered by GPU and time. Equal neighbouring spans are merged."""
     parts: list[AppSpan] = []
     ready_s: dict[tuple[int, Replica], float] = {}
     for stage, staged in zip(simulated.stages, simulated.staged, strict=True):
@@ -187,7 +187,6 @@ def _stage_spans(
 
 
 def _idle_reason(staged: Staged, space: Space, stages: Stages) -> str:
-    """Return why GPUs without a model in a stage are idle."""
     running = {plan.model for plan in staged.plans}
     finished = stages.finished(staged.state)
     left = set(range(len(space.models))) - finished - running

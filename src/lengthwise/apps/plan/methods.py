@@ -1,7 +1,7 @@
-"""Planning methods: SamuLLM's Algorithm 1, heuristics, a beam search with local improvement, and exact solvers.
+"""Planning methods: SamuLLM's Algorithm 1, heuristics, and a beam search with local improvement.
 
-The beam extends plans by the stages that the heuristics and lists choose; the best plan is then changed one stage at a
-time while its makespan decreases. Effort is counted in stages, not timed, so equal inputs give equal plans.
+The beam search extends plans by the stages that the choosers in ``STEPS`` select. The best plan is then changed one
+stage at a time while its makespan decreases. Effort is counted in stages, not timed, so equal inputs give equal plans.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from lengthwise.apps.plan.evaluate import play, spare_plans
+from lengthwise.apps.plan.evaluate import simulate_plan, spare_plans
 from lengthwise.apps.plan.stages import Plans, Staged, Stages, State
 from lengthwise.schema.app import ModelPlan
-from lengthwise.schema.errors import InputError, InternalError, MissingExtraError
+from lengthwise.schema.errors import InternalError
 
 Chooser = Callable[[Stages, State], Plans]  # returns the plans of the next stage
 Planned = tuple[Plans, ...]
 
 
-def built(stages: Stages, choose: Chooser) -> list[Staged]:
-    """Return all stages of an application, chosen one after another; raise InternalError if one makes no progress."""
+def chosen_stages(stages: Stages, choose: Chooser) -> list[Staged]:
+    """Simulate the stages that ``choose`` selects until all models finish. Raises InternalError without progress."""
     staged: list[Staged] = []
     state = stages.start()
     while len(stages.finished(state)) < len(stages.load.models):
@@ -35,20 +34,19 @@ def built(stages: Stages, choose: Chooser) -> list[Staged]:
     return staged
 
 
-def rolled_out(stages: Stages, choose: Chooser) -> Planned:
-    """Return the plan that a chooser builds."""
-    return tuple(staged.plans for staged in built(stages, choose))
+def chosen_plan(stages: Stages, choose: Chooser) -> Planned:
+    """Return the plan that results if ``choose`` selects one stage after another."""
+    return tuple(staged.plans for staged in chosen_stages(stages, choose))
 
 
 def _running_plans(stages: Stages, state: State) -> Plans:
-    """Return the plans of running models that can make progress."""
     finished = stages.finished(state)
     live = (one for m, one in state.live.items() if m not in finished)
     return tuple(one.run.plan for one in live if one.run.complete or one.at(state.clock_s) < one.run.seconds)
 
 
 def _makes_progress(stages: Stages, state: State, plans: Plans, model: int) -> bool:
-    """Return whether a model can work in a stage: not all of its tasks wait for models that do not run."""
+    """Return whether a model can work in a stage. It cannot if all tasks wait for models that do not run."""
     live = stages.stage(state, plans).live[model]
     return live.run.seconds > max(0.0, state.clock_s - live.start_s)
 
@@ -57,12 +55,13 @@ def _gpus(plans: Plans) -> int:
     return sum(plan.gpus for plan in plans)
 
 
-def greedy(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:
-    """Extend a stage by the plan with the most added throughput per GPU, until none adds any (Algorithm 1).
+def greedy(stages: Stages, state: State, *, no_preemption: bool = False) -> Plans:
+    """Choose the plans of a stage by Algorithm 1 of SamuLLM.
 
-    ``is_retained``: running models keep their plans (no preemption).
+    The algorithm adds a model or enlarges a plan, whichever adds the most throughput per GPU, until no change adds any.
+    With ``no_preemption``, running models keep their plans.
     """
-    chosen = _running_plans(stages, state) if is_retained else ()
+    chosen = _running_plans(stages, state) if no_preemption else ()
     fixed = {plan.model for plan in chosen}
     throughput = stages.stage(state, chosen).throughput if chosen else 0.0
     while True:
@@ -78,7 +77,7 @@ def greedy(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:
 
 
 def _extensions(stages: Stages, state: State, chosen: Plans, fixed: set[int]) -> Iterator[Plans]:
-    """Yield stages with more GPUs: with a further model, or a larger plan for one (lines 8 to 16)."""
+    """Yield stages with one more model, or with a larger plan of a chosen model (lines 8 to 16 of Algorithm 1)."""
     plan_of = {plan.model: plan for plan in chosen}
     for model in stages.ready(stages.finished(state), plan_of):
         if model in fixed:
@@ -91,7 +90,7 @@ def _extensions(stages: Stages, state: State, chosen: Plans, fixed: set[int]) ->
 
 
 def max_heuristic(stages: Stages, state: State) -> Plans:
-    """Give all GPUs to one model after another, under the plan with which it finishes first."""
+    """Choose one model that gets all GPUs until it finishes, with the plan that finishes earliest."""
     if running := _running_plans(stages, state):
         return running
     ready = stages.ready(stages.finished(state), ())
@@ -102,12 +101,12 @@ def max_heuristic(stages: Stages, state: State) -> Plans:
     return (min(largest, key=lambda plan: (stages.stage(state, (plan,)).end_s, plan)),)
 
 
-_MAX_SPLITS = 400  # even splits of the GPUs that are compared, the first of many
+_MAX_SPLITS = 400  # maximum number of even splits of the GPUs that are compared
 
 
-def min_heuristic(stages: Stages, state: State, *, is_retained: bool = False) -> Plans:
-    """Run as many models as fit, on an even split of the GPUs: the one with the highest throughput."""
-    retained = _running_plans(stages, state) if is_retained else ()
+def min_heuristic(stages: Stages, state: State, *, no_preemption: bool = False) -> Plans:
+    """Split the GPUs evenly between the most models that fit. Of such splits, choose the one with most throughput."""
+    retained = _running_plans(stages, state) if no_preemption else ()
     fixed = {plan.model for plan in retained}
     finished = stages.finished(state)
     ready = stages.ready(finished, set(range(len(stages.load.models))) - finished)
@@ -122,7 +121,7 @@ def min_heuristic(stages: Stages, state: State, *, is_retained: bool = False) ->
 
 
 def _even_splits(stages: Stages, state: State, retained: Plans, models: Sequence[int]) -> Iterator[Plans]:
-    """Yield stages that split the free GPUs evenly between models, if their inputs are complete or run too."""
+    """Yield plans that split the free GPUs evenly between models, if all parents of the models have finished or run."""
     running = {*models, *(plan.model for plan in retained)}
     if not set(models) <= set(stages.ready(stages.finished(state), running)):
         return
@@ -143,7 +142,7 @@ def _even_splits(stages: Stages, state: State, retained: Plans, models: Sequence
 
 
 def even_shares(fewest: Sequence[int], free: int) -> Iterator[list[int]]:
-    """Yield even splits of all GPUs: a share exceeds another only if it must (``fewest``), or by one left-over GPU."""
+    """Yield even splits of ``free`` GPUs. Shares differ by at most one GPU, unless a minimum (``fewest``) is larger."""
     shares, left = list(fewest), free - sum(fewest)
     low = [i for i, n in enumerate(shares) if n == min(shares)]
     while left >= len(low):
@@ -155,16 +154,15 @@ def even_shares(fewest: Sequence[int], free: int) -> Iterator[list[int]]:
             yield [n + (i in extended) for i, n in enumerate(shares)]
 
 
-def listed(stages: Stages, state: State, *, gpus: int, grows: bool) -> Plans:
+def list_schedule(stages: Stages, state: State, *, gpus: int, grows: bool) -> Plans:
     """Let running models continue, then start the models with the most remaining work (list scheduling).
 
     Args:
-        gpus: Size of a model's plan; else the next smaller size, or its smallest.
-        grows: Whether free GPUs go to the model that finishes last, while that makes the last end earlier.
+        gpus: Number of GPUs of each new plan. A model without such a plan gets the next smaller one, or its smallest.
+        grows: Whether the model that finishes last gets free GPUs, as long as the last model then finishes earlier.
     """
 
     def option(model: int) -> tuple[float, ModelPlan]:
-        """Return (GPU-seconds, plan) of the best plan of the requested size."""
         plans = stages.space.plans(model)
         size = max((p.gpus for p in plans if p.gpus <= gpus), default=plans[0].gpus)
         return min((stages.stage(state, (p,)).seconds * p.gpus, p) for p in plans if p.gpus == size)
@@ -200,16 +198,16 @@ def listed(stages: Stages, state: State, *, gpus: int, grows: bool) -> Plans:
 
 METHODS: dict[str, Chooser] = {
     "samullm": greedy,
-    "samullm_no_preemption": partial(greedy, is_retained=True),
+    "samullm_no_preemption": partial(greedy, no_preemption=True),
     "max": max_heuristic,
     "max_no_preemption": max_heuristic,
     "min": min_heuristic,
-    "min_no_preemption": partial(min_heuristic, is_retained=True),
+    "min_no_preemption": partial(min_heuristic, no_preemption=True),
 }
 """SamuLLM's methods and heuristics by name."""
 
 STEPS: tuple[Chooser, ...] = (
-    *(partial(listed, gpus=gpus, grows=grows) for gpus in (1, 2, 4, 8) for grows in (False, True)),
+    *(partial(list_schedule, gpus=gpus, grows=grows) for gpus in (1, 2, 4, 8) for grows in (False, True)),
     min_heuristic,
 )
 """Choosers whose stages the beam explores."""
@@ -217,28 +215,32 @@ STEPS: tuple[Chooser, ...] = (
 
 @dataclass(frozen=True)
 class Effort:
-    """Search effort.
+    """Limits of a search.
 
     Attributes:
-        width: Width of the beam.
-        beam_tasks: Maximum tasks times stages that the beam simulates; ``better_tasks``: that the improvement does.
-        share: Maximum counted seconds of search, as a share of the best known makespan.
+        width: Number of unfinished plans that the beam search extends at a time.
+        beam_tasks: Limit of the beam search: the number of simulated stages times the number of tasks.
+        improve_tasks: The same limit of the local improvement.
+        share: Maximum seconds of the search as counted by ``SearchBudget``, as a share of the best known makespan.
     """
 
     width: int = 3
     beam_tasks: float = 4e6
-    better_tasks: float = 4e6
+    improve_tasks: float = 4e6
     share: float = 0.005
 
 
-def beam(stages: Stages, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> list[Planned]:
-    """Return the plans that a beam search over stages completes within its effort, best makespan first."""
+def beam(stages: Stages, effort: Effort, has_budget: Callable[[], bool] = lambda: True) -> list[Planned]:
+    """Return the complete plans that a beam search finds within its effort, the shortest makespan first.
+
+    The search extends the most promising unfinished plans by a stage at a time, while ``has_budget`` returns True.
+    """
     models = len(stages.load.models)
     remaining_s = _bound(stages)
     front: list[tuple[float, State, Planned]] = [(0.0, stages.start(), ())]
     found: list[tuple[float, Planned]] = []
     left = effort.beam_tasks / max(1, sum(len(m) for m in stages.load.models))
-    while front and left > 0 and has_left():
+    while front and left > 0 and has_budget():
         steps: dict[tuple[float, Planned], tuple[float, State, Planned]] = {}
         for _, state, path in front:
             options = dict.fromkeys(choose(stages, state) for choose in STEPS)
@@ -257,7 +259,7 @@ def beam(stages: Stages, effort: Effort, has_left: Callable[[], bool] = lambda: 
 
 
 def _bound(stages: Stages) -> Callable[[State], float]:
-    """Return a lower bound of the remaining seconds: all GPUs run each model at its best FLOPs per second and GPU."""
+    """Return a function for a lower bound of the remaining seconds, at each model's best rate on all GPUs."""
     runs, loads = stages.runs, stages.load.models
     total = [float(load.work(load.output).sum()) for load in loads]
     rate = [1.0] * len(total)
@@ -274,13 +276,13 @@ def _bound(stages: Stages) -> Callable[[State], float]:
     return remaining_s
 
 
-def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[], bool] = lambda: True) -> Planned:
-    """Return a plan that ends no later: changed one stage at a time while its makespan decreases."""
-    left = int(effort.better_tasks / max(1, sum(len(m) for m in stages.load.models)))
+def improve(stages: Stages, plan: Planned, effort: Effort, has_budget: Callable[[], bool] = lambda: True) -> Planned:
+    """Change a plan one stage at a time while its makespan decreases, and return the result."""
+    left = int(effort.improve_tasks / max(1, sum(len(m) for m in stages.load.models)))
 
     def end_s(one: Planned) -> float:
         try:
-            return play(stages, one, spare_plans(stages.space, one), places=False).end_s
+            return simulate_plan(stages, one, spare_plans(stages.space, one), places=False).end_s
         except InternalError:  # after the change, models wait for one another forever
             return math.inf
 
@@ -289,7 +291,7 @@ def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[
     while is_improved and left > 0:
         is_improved = False
         for other in _neighbours(stages, plan):
-            if other in tried or left <= 0 or not has_left():
+            if other in tried or left <= 0 or not has_budget():
                 continue
             tried.add(other)
             left -= len(other)
@@ -300,11 +302,10 @@ def bettered(stages: Stages, plan: Planned, effort: Effort, has_left: Callable[[
 
 
 def _neighbours(stages: Stages, plan: Planned) -> Iterator[Planned]:  # noqa: C901 - one kind of change after another
-    """Yield changed plans: a model has another plan throughout, or from a stage on, or joins or leaves a stage."""
+    """Yield plans in which one model has another plan, throughout or from a stage on, or joins or leaves a stage."""
     space = stages.space
 
     def swapped(old: Collection[ModelPlan], new: ModelPlan, first: int) -> Iterator[Planned]:
-        """Yield the plan with ``new`` in place of ``old`` from a stage on, if it is different and fits."""
         other = tuple(
             tuple(sorted(new if k >= first and p in old else p for p in plans)) for k, plans in enumerate(plan)
         )
@@ -330,134 +331,3 @@ def _neighbours(stages: Stages, plan: Planned) -> Iterator[Planned]:  # noqa: C9
         for p in later:
             if p.model not in models and space.fits((*plan[k], p)):
                 yield (*plan[:k], tuple(sorted((*plan[k], p))), *plan[k + 1 :])
-
-
-_TICKS_PER_S = 1000
-
-
-@dataclass(frozen=True)
-class Unpreempted:
-    """The best schedule in which each model runs once, under one plan, and whether it is proved to be optimal.
-
-    ``bound_s`` is a lower bound of such makespans; ``starts_s``: when each model starts to load, by plan.
-    """
-
-    makespan_s: float
-    bound_s: float
-    starts_s: dict[ModelPlan, float]
-    proved: bool
-
-
-def best_unpreempted(stages: Stages, *, effort_s: float = 10.0) -> Unpreempted:
-    """Return the best schedule in which each model loads and runs once, after all models whose outputs it takes.
-
-    Only the number of GPUs counts, not their positions: with islands of links, the result is a lower bound. Durations
-    are simulated and include loading. ``effort_s`` limits the solver's work, in its own deterministic seconds.
-
-    Raises:
-        MissingExtraError: OR-tools is not installed.
-        InputError: Models wait for one another, or GPUs are of several kinds.
-    """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise MissingExtraError("the exact solver", "exact") from error
-    kinds = {machine.gpu.name for machine in stages.space.cluster.machines}
-    if stages.load.cyclic or len(kinds) > 1:
-        problem = "models wait for one another" if stages.load.cyclic else f"there are {sorted(kinds)}"
-        raise InputError(f"the exact solver takes models without cycles on GPUs of one kind; {problem}")
-    model: Any = cp_model.CpModel()
-    options = {m: durations(stages, m) for m in stages.load.order if len(stages.load.models[m])}
-    horizon = sum(max(ticks for _, ticks in plans) for plans in options.values())
-    end: Any = model.new_int_var(0, horizon, "end")
-    picks, bounds, intervals, demands = {}, {}, [], []
-    for m, plans in options.items():
-        first, last = model.new_int_var(0, horizon, f"s{m}"), model.new_int_var(0, horizon, f"e{m}")
-        bounds[m] = (first, last)
-        for plan, ticks in plans:
-            picks[plan] = model.new_bool_var(str(plan))
-            intervals.append(model.new_optional_interval_var(first, ticks, last, picks[plan], str(plan)))
-            demands.append(plan.gpus)
-        model.add_exactly_one(picks[plan] for plan, _ in plans)
-        model.add(last <= end)
-    for m, (first, _) in bounds.items():
-        for parent in stages.load.parents[m] & bounds.keys():
-            model.add(first >= bounds[parent][1])
-    model.add_cumulative(intervals, demands, stages.space.cluster.gpus)
-    model.minimize(end)
-    solver = cp_model.CpSolver()
-    # One worker and no wall clock: equal instances give equal answers on any machine.
-    solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
-    solver.parameters.max_deterministic_time = effort_s
-    code = solver.solve(model)
-    if code not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise InputError(f"the solver must find a schedule within its effort of {effort_s} s; raise effort_s")
-    return Unpreempted(
-        solver.objective_value / _TICKS_PER_S,
-        solver.best_objective_bound / _TICKS_PER_S,
-        {p: solver.value(bounds[p.model][0]) / _TICKS_PER_S for p, taken in picks.items() if solver.value(taken)},
-        code == cp_model.OPTIMAL,
-    )
-
-
-def durations(stages: Stages, model: int) -> list[tuple[ModelPlan, int]]:
-    """Return (plan, milliseconds to load and run with all inputs present), without dominated plans."""
-    found: list[tuple[ModelPlan, int]] = []
-    for plan in stages.space.plans(model):
-        run = stages.runs.run(plan, stages.runs.fresh[model])
-        ticks = round((stages.space.seconds(plan, "start") + run.seconds) * _TICKS_PER_S)
-        if all(ticks < other for _, other in found):
-            found.append((plan, ticks))
-    return found
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best staged plan, and the number of stages simulated to find it."""
-
-    planned: Planned
-    makespan_s: float
-    evaluated: int
-
-
-def best_staged(stages: Stages, *, most: int = 200_000) -> Best:
-    """Return the best of all staged plans (Definition 1): every valid set of models and plans, stage after stage.
-
-    A stage ends with the first model that finishes. Feasible for tiny instances only: raise InputError if more than
-    ``most`` stages must be simulated.
-    """
-    best, evaluated = Best((), math.inf, 0), 0
-
-    def search(state: State, path: Planned) -> None:
-        nonlocal best, evaluated
-        if len(stages.finished(state)) == len(stages.load.models):
-            best = Best(path, state.clock_s, evaluated)
-            return
-        found = []
-        for plans in _valid_stages(stages, state):
-            staged = stages.stage(state, plans)
-            evaluated += 1
-            if evaluated > most:
-                raise InputError(
-                    f"an instance must have at most {most} stages for a complete search; this one has more"
-                )
-            if staged.ends_by >= 0 and staged.end_s < best.makespan_s:
-                found.append((-staged.throughput, plans, staged))
-        for _, plans, staged in sorted(found, key=lambda one: one[:2]):
-            if staged.end_s < best.makespan_s:
-                search(stages.after(staged), (*path, plans))
-
-    search(stages.start(), ())
-    return Best(best.planned, best.makespan_s, evaluated)
-
-
-def _valid_stages(stages: Stages, state: State) -> Iterator[Plans]:
-    """Yield every set of plans that can be a stage."""
-    finished = stages.finished(state)
-    left = [m for m in stages.load.order if m not in finished]
-    for count in range(1, len(left) + 1):
-        for models in itertools.combinations(left, count):
-            if set(models) <= set(stages.ready(finished, models)):
-                for plans in itertools.product(*(stages.space.plans(m) for m in models)):
-                    if stages.space.fits(plans):
-                        yield tuple(sorted(plans))

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.plan.evaluate import makespans_s, play, spans_of, spare_plans, stages_of
-from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, bettered, rolled_out
+from lengthwise.apps.plan.evaluate import makespans_s, simulate_plan, spans_of, spare_plans, stages_of
+from lengthwise.apps.plan.methods import METHODS, STEPS, Effort, Planned, beam, chosen_plan, improve
 from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.cost.model_error import deployment_notes
@@ -26,22 +26,24 @@ from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
 
 STAGE_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
-"""Approximate seconds per evaluated stage, per simulated run, and per request in it.
+"""Approximate seconds for each evaluated stage, each simulated run, and each request in a run.
 
-Fitted (least squares of relative errors) to the durations of methods, lists and beam on eight applications, on one
-core of a server. Most errors are below a half; chains, whose requests wait for one another, take up to four times as
-long.
+They are fitted (least squares of relative errors) to the durations of methods, list schedules and the beam on eight
+applications, on one core of a server. Most estimates are wrong by less than a half, but chains, whose requests wait for
+one another, take up to four times as long.
 """
 _RESIMULATION, _STAGES_PER_RUN = 3.0, 6
-"""Algorithm 1 simulates this many times its runs from the start, including those of preempted models, and evaluates
-this many stages for each of these runs."""
+"""Factor by which preemption increases the runs that Algorithm 1 simulates, and stages evaluated per run."""
 
 
 class SearchBudget:
-    """Counted seconds of a search: ``elapsed_s`` at the start, plus the work on these samples from then on."""
+    """Estimated seconds of a search. The count starts at ``elapsed_s``.
 
-    def __init__(self, counted: Sequence[Stages], elapsed_s: float = 0.0) -> None:
-        self._counted, self._offset_s = counted, 0.0
+    They are counted from the simulated stages, runs and requests, so that the same inputs always give the same plan.
+    """
+
+    def __init__(self, samples: Sequence[Stages], elapsed_s: float = 0.0) -> None:
+        self._samples, self._offset_s = samples, 0.0
         self._offset_s = elapsed_s - self.elapsed_s
 
     @property
@@ -49,25 +51,21 @@ class SearchBudget:
         """Return the counted seconds so far."""
         return self._offset_s + sum(
             STAGE_S * stages.evaluated + RUN_S * stages.runs.simulated_runs + REQUEST_S * stages.runs.simulated_requests
-            for stages in self._counted
+            for stages in self._samples
         )
 
     def allows(self, cost_s: float, limit_s: float) -> bool:
-        """Return whether the limit is not reached, and would not be exceeded by a further cost."""
+        """Return whether the limit has not been reached, and a further ``cost_s`` would not exceed it."""
         elapsed_s = self.elapsed_s
         return elapsed_s < limit_s and elapsed_s + cost_s <= limit_s
 
 
 def expected_cost_s(stages: Stages, name: str) -> float:
-    """Return the approximate cost of a method.
-
-    Algorithm 1 simulates each model under each of its plans, and most of them several times; "max" simulates only the
-    plans with the most GPUs, each once.
-    """
+    """Return the approximate seconds that ``SearchBudget`` counts for the method ``name``."""
     seconds, is_max = 0.0, name.startswith("max")
     for model, load in enumerate(stages.load.models):
         plans = stages.space.plans(model)
-        fewest = max(plan.gpus for plan in plans) if is_max else 0
+        fewest = max(plan.gpus for plan in plans) if is_max else 0  # "max" simulates only the largest plans
         for plan in plans:
             if plan.gpus >= fewest:
                 is_represented = len(load) >= REPRESENTED_TASKS * plan.dp
@@ -77,13 +75,12 @@ def expected_cost_s(stages: Stages, name: str) -> float:
 
 
 DEFAULT = "lengthwise"
-_MAX_CANDIDATES = 3
-"""Plans of the lists, and of the beam, that are simulated on all samples used for planning."""
+_MAX_CANDIDATES = 3  # list schedules, and plans of the beam, that are compared on all samples used for planning
 _CHEAP = ("min", "min_no_preemption")
-"""Methods whose cost is small compared to their gain; they run first, and pay for the runs that they simulate."""
+"""Methods that cost little compared to their gain; they run first, and their cost includes runs that others reuse."""
 CHANGE_SHARE = 0.01
-"""Engines that already start are given up only for a plan with a gain above this share: the gain is estimated from a
-few samples, and partly due to chance."""
+"""Engines that already start are replaced only for a plan with a gain above this share, because the gain is estimated
+from a few samples and is partly due to chance."""
 MIN_SHARE = 0.003
 """A plan whose gain over a cheap method is below this share on the planning samples has none on other samples."""
 
@@ -94,10 +91,10 @@ class PlanOptions:
 
     Attributes:
         method: "lengthwise", or a name in ``METHODS``.
-        additional: Methods to compare with.
-        quantile: Minimize this quantile over the samples; None: their mean.
-        clock: Seconds, for ``search_s`` only.
-        known: Plans that "lengthwise" considers too, if they fit.
+        additional: Methods whose plans are compared with the plan of ``method``.
+        quantile: Quantile of the samples' makespans to minimize. None minimizes their mean.
+        clock: Function that returns seconds, to measure ``search_s``.
+        known: Plans that "lengthwise" also considers, if they fit.
     """
 
     method: str = DEFAULT
@@ -113,9 +110,10 @@ class Found:
     """A plan that a method found.
 
     Attributes:
-        planned_s: Its makespan on the samples used for planning.
-        search_s: Seconds of search if nothing had been simulated before.
-        cost_s: Counted seconds of search after all that was simulated before; ``elapsed_s``: seconds of the clock.
+        planned_s: Makespan of the plan on the samples used for planning.
+        search_s: Seconds that the search would take by the clock without earlier simulations.
+        cost_s: Counted seconds (``SearchBudget``) of the search, which reused earlier simulations.
+        elapsed_s: Seconds of the search by the clock.
         lead_s: Part of ``search_s`` before engines of the first stage can start.
     """
 
@@ -129,30 +127,30 @@ class Found:
 
 
 def search_results(
-    worlds: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[Found], None] | None = None
+    samples: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[Found], None] | None = None
 ) -> list[Found]:
     """Return the plan of each method, "lengthwise" first.
 
-    "lengthwise" takes the best plan of several searches and pays for all of them. Even splits and lists, which cost
-    little, always run; one model after another, Algorithm 1 and the beam run within ``Effort.share`` of the best
-    makespan, so that the search does not cost more than it saves. A plan of a method that runs only for comparison is
-    taken, and paid for, if it ends earlier by more than the method's cost.
+    "lengthwise" takes the best plan of several searches, whose costs are added. Even splits and list schedules, which
+    cost little, always run. "max", Algorithm 1 and the beam run within ``Effort.share`` of the best makespan, so that
+    the search does not cost more than it saves. If a method runs only for comparison, its plan is taken, and its cost
+    is added, if the plan ends earlier by more than this cost.
 
-    ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search, which then
-    takes no extra time if they remain.
+    ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search. If the
+    final plan has the same first stage, the search takes no extra time.
     """
-    search = Search(worlds, space, options)
+    search = Search(samples, space, options)
     names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]
     has_default = DEFAULT in (options.method, *options.additional)
     first, found = None, dict[str, Found]()
     if begin is not None and has_default:
         # Even splits are rarely far from the best plan, unless models wait for one another.
-        first = search.by("max" if search.waits else "min")
+        first = search.run_method("max" if search.has_dependencies else "min")
         found[first.name] = first
         begin(replace(first, name=DEFAULT))
-    found |= {name: search.by(name) for name in _CHEAP if name in names and name not in found}
-    best = search.default(found) if has_default else None
-    found |= {name: search.by(name) for name in names if name not in found}
+    found |= {name: search.run_method(name) for name in _CHEAP if name in names and name not in found}
+    best = search.run_default(found) if has_default else None
+    found |= {name: search.run_method(name) for name in names if name not in found}
     if best is not None:
         for other in (found[name] for name in names if name not in _CHEAP):
             if _is_worth(other.planned_s + other.cost_s, best.planned_s):
@@ -164,7 +162,7 @@ def search_results(
 
 
 def loaded_gpus(plan: Planned) -> int:
-    """Return the number of GPUs loaded over all stages; of two plans with equal makespans, fewer is better."""
+    """Return the number of GPUs that load a model, summed over stages. For equal makespans, fewer are better."""
     loaded = 0
     for before, plans in pairwise(((), *plan)):
         resident = {(p.model, p.shape): p.gpus for p in before}
@@ -177,44 +175,44 @@ def _is_worth(seconds: float, than_s: float) -> bool:
 
 
 class Search:
-    """Search for one application's plan; methods run on the first sample, and plans are compared on all.
+    """Search for one application's plan. Methods run on the first sample, and plans are compared on all samples.
 
-    ``scores``: makespans of plans on the samples.
+    ``scores`` holds the makespan of each plan that was compared.
     """
 
-    def __init__(self, worlds: Sequence[Stages], space: Space, options: PlanOptions) -> None:
-        self._worlds, self._space, self._options = worlds, space, options
-        for world in worlds:
-            world.runs.clock = options.clock
+    def __init__(self, samples: Sequence[Stages], space: Space, options: PlanOptions) -> None:
+        self._samples, self._space, self._options = samples, space, options
+        for sample in samples:
+            sample.runs.clock = options.clock
         self.scores: dict[Planned, float] = {}
 
-    def by(self, name: str) -> Found:
-        """Return the plan of a method in ``METHODS``."""
-        cached_s = [dict(world.runs.duration_s) for world in self._worlds]
-        for world in self._worlds:
-            world.runs.requested.clear()
-        started_s, budget = self._options.clock(), SearchBudget(self._worlds)
-        planned = rolled_out(self._worlds[0], METHODS[name])
+    def run_method(self, name: str) -> Found:
+        """Return the plan that a method in ``METHODS`` finds."""
+        cached_s = [dict(sample.runs.duration_s) for sample in self._samples]
+        for sample in self._samples:
+            sample.runs.requested.clear()
+        started_s, budget = self._options.clock(), SearchBudget(self._samples)
+        planned = chosen_plan(self._samples[0], METHODS[name])
         planned_s = self._score(planned)
         elapsed_s = self._options.clock() - started_s
-        # On its own, the method would have to simulate the runs that earlier methods left in the cache.
+        # On its own, the method would have to simulate the runs that earlier methods have cached.
         search_s = elapsed_s + sum(
             seconds.get(key, 0.0)
-            for world, seconds in zip(self._worlds, cached_s, strict=True)
-            for key in world.runs.requested
+            for sample, seconds in zip(self._samples, cached_s, strict=True)
+            for key in sample.runs.requested
         )
         return Found(name, planned, planned_s, search_s, budget.elapsed_s, elapsed_s, search_s)
 
     @property
-    def waits(self) -> bool:
-        """Return whether some model takes outputs of another."""
-        return any(self._worlds[0].load.parents)
+    def has_dependencies(self) -> bool:
+        """Return whether some model takes outputs of another model."""
+        return any(self._samples[0].load.parents)
 
     def overlapped(self, first: Found, best: Found) -> Found:
-        """Return the plan to run if engines of the first plan start during the search.
+        """Return the plan to run after engines of the ``first`` plan have started during the search.
 
-        A plan with the same first stage loses no time. Another plan has to replace the started engines when it is
-        found, and must be worth it.
+        A plan with the same first stage loses no time. Any other plan replaces the started engines after the search,
+        and its gain must justify that.
         """
         if not _is_worth(best.planned_s, first.planned_s):
             best = replace(best, planned=first.planned, planned_s=first.planned_s)
@@ -226,37 +224,40 @@ class Search:
             best = replace(best, planned=stay, planned_s=alike[stay])
         return replace(best, lead_s=first.lead_s)
 
-    def default(self, found: dict[str, Found]) -> Found:
-        """Return the best of the plans found so far, of lists, beam and affordable methods, after improvement.
+    def run_default(self, found: dict[str, Found]) -> Found:
+        """Return the plan of "lengthwise": the best of ``found``, known plans, list schedules and the beam, improved.
 
-        Affordable methods are added to ``found``, whether requested or not.
+        Methods that fit the budget are added to ``found``, even if they were not requested.
         """
-        effort, first, paid = self._options.effort, self._worlds[0], list(found.values())
+        effort, first, parts = self._options.effort, self._samples[0], self._search_parts()
+        paid = [*found.values(), *parts]
         quick = Stages(Runs(first.load, self._space, fast=True, known=first.runs))
         smaller = self._space.with_one_gpu_less()
         fewer = None if smaller is None else Stages(Runs(first.load, smaller, fast=True, known=first.runs))
         scores, fits = self.scores, self._space.fits
         started_s = self._options.clock()
-        budget = SearchBudget((*self._worlds, quick, *([fewer] if fewer else ())), sum(one.cost_s for one in paid))
-        scores |= {one.planned: one.planned_s for one in paid}
+        budget = SearchBudget((*self._samples, quick, *([fewer] if fewer else ())), sum(one.cost_s for one in paid))
+        scores |= {one.planned: one.planned_s for one in found.values()}
         self._add(one for one in self._options.known if all(fits(plans) for plans in one))
+        # Joint plans have more local optima; without these, planning one part after the other could be faster.
+        self._add(part.planned + sum((one.planned for one in parts if one != part), ()) for part in parts)
         self._add(_best_lists(quick))
         limit_s = effort.share * min(scores.values())
 
-        def has_left() -> bool:
+        def has_budget() -> bool:
             return budget.allows(0.0, limit_s)
 
-        self._add(beam(quick, effort, has_left)[:_MAX_CANDIDATES])
-        if fewer is not None and has_left():
+        self._add(beam(quick, effort, has_budget)[:_MAX_CANDIDATES])
+        if fewer is not None and has_budget():
             # More GPUs have more local optima; without this search, one GPU more can give a slower plan.
-            self._add([bettered(fewer, _best_lists(fewer)[0], effort, has_left)])
-        self._improve(quick, has_left)
+            self._add([improve(fewer, _best_lists(fewer)[0], effort, has_budget)])
+        self._improve(quick, has_budget)
         for name in METHODS:
             # Without dependencies between models, none of these was ever better than the beam.
-            if self.waits and name not in found and budget.allows(expected_cost_s(first, name), limit_s):
-                found[name] = self.by(name)
+            if self.has_dependencies and name not in found and budget.allows(expected_cost_s(first, name), limit_s):
+                found[name] = self.run_method(name)
                 scores[found[name].planned] = found[name].planned_s
-        best = self._improve(quick, has_left)
+        best = self._improve(quick, has_budget)
         cheap = [found[name] for name in _CHEAP if name in found]
         if cheap:
             usual = min(cheap, key=lambda one: one.planned_s)
@@ -265,16 +266,22 @@ class Search:
         elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
         return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
+    def _search_parts(self) -> list[Found]:
+        """Return the best plan of each independent part of the graph, or no plans if the graph is a single part."""
+        found, parts = [], self._samples[0].load.parts
+        for part in parts if len(parts) > 1 else ():
+            samples = [Stages(Runs(one.load.only(part), self._space, known=one.runs)) for one in self._samples]
+            found.append(Search(samples, self._space, replace(self._options, known=())).run_default({}))
+        return found
+
     def _score(self, planned: Planned) -> float:
-        """Return the mean makespan of a plan, or the quantile to minimize."""
-        ends_s = makespans_s(self._worlds, planned, spare_plans(self._space, planned))
+        ends_s = makespans_s(self._samples, planned, spare_plans(self._space, planned))
         quantile = self._options.quantile
         return float(np.mean(ends_s) if quantile is None else np.quantile(ends_s, quantile))
 
-    def _improve(self, quick: Stages, has_left: Callable[[], bool]) -> Planned:
-        """Improve the best plan so far; return the new best one, and of equals the previous one."""
+    def _improve(self, quick: Stages, has_budget: Callable[[], bool]) -> Planned:
         before = min(self.scores, key=lambda one: (self.scores[one], one))
-        self._add([bettered(quick, before, self._options.effort, has_left)])
+        self._add([improve(quick, before, self._options.effort, has_budget)])
         return min(self.scores, key=lambda one: (self.scores[one], one != before, one))
 
     def _add(self, plans: Iterable[Planned]) -> None:
@@ -284,10 +291,9 @@ class Search:
 
 
 def _best_lists(quick: Stages) -> list[Planned]:
-    """Return the best plans that the list schedulers build."""
     quick_s = {
-        one: play(quick, one, spare_plans(quick.space, one), places=False).end_s
-        for one in (rolled_out(quick, choose) for choose in STEPS)
+        one: simulate_plan(quick, one, spare_plans(quick.space, one), places=False).end_s
+        for one in (chosen_plan(quick, choose) for choose in STEPS)
     }
     return sorted(quick_s, key=lambda one: (quick_s[one], one))[:_MAX_CANDIDATES]
 
@@ -303,15 +309,15 @@ def plan(
     options: PlanOptions | None = None,
     begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
-    """Return which models run when, on how many GPUs each, to minimize the makespan.
+    """Return which models run when, and on how many GPUs each, so that the makespan is minimal.
 
     Args:
-        draws: Samples used for planning; methods run on the first one, and plans are compared on all.
-        models: One for each of ``tasks.models``, in their order.
-        true_draws: Independent samples to evaluate the makespan on; empty: those used for planning.
-        times: Switch times; None: assumed.
+        draws: Samples used for planning. Methods run on the first one, and plans are compared on all.
+        models: The model for each name in ``tasks.models``, in this order.
+        true_draws: Independent samples on which the makespan is evaluated. If empty, ``draws`` are used.
+        times: Times to start, wake and stop replicas; None assumes those of ``SwitchRates``.
         begin: Receives a first plan if the method is "lengthwise". Engines of its first stage can start during the
-            search; the final plan usually continues from there.
+            search, and the final plan usually continues from that stage.
 
     Raises:
         InputError: There is no sample, or a name is unknown.
@@ -321,30 +327,30 @@ def plan(
     if not draws:
         raise InputError("a plan needs at least one draw of lengths to plan with; there is none")
     if len(models) != len(tasks.models):
-        raise InputError(f"there must be a model for each of {len(tasks.models)}; there are {len(models)}")
+        raise InputError(f"there must be a model for each of the tasks' {len(tasks.models)}; there are {len(models)}")
     if any(len(draw.present) != len(tasks) for draw in draws):
-        raise InputError(f"every draw must be of all {len(tasks)} tasks")
+        raise InputError(f"every draw must contain all {len(tasks)} tasks")
     if options.quantile is not None and not 0 < options.quantile < 1:
         raise InputError(f"quantile must be above 0 and below 1; it is {options.quantile}")
     for name in (options.method, *options.additional):
         if name not in METHODS and name != DEFAULT:
             raise UnknownNameError("planning method", name, (DEFAULT, *METHODS))
     space = Space(models, cluster, times or SwitchTimes())
-    worlds = stages_of(tasks, draws, space)
-    _warm_up(space, worlds[0])
+    samples = stages_of(tasks, draws, space)
+    _warm_up(space, samples[0])
 
     def first(one: Found) -> None:
         assert begin is not None
-        begin(_report(worlds, space, worlds[0], one, [one]))
+        begin(_report(samples, space, samples[0], one, [one]))
 
-    found = search_results(worlds, space, options, None if begin is None else first)
+    found = search_results(samples, space, options, None if begin is None else first)
     best = next(one for one in found if one.name == options.method)
-    truth = stages_of(tasks, true_draws, space) if true_draws else worlds
-    return _report(truth, space, worlds[0], best, found)
+    truth = stages_of(tasks, true_draws, space) if true_draws else samples
+    return _report(truth, space, samples[0], best, found)
 
 
 def _warm_up(space: Space, stages: Stages) -> None:
-    """Build deployments and load the engine, so that the first method's time does not include this."""
+    """Build deployments and load the simulation engine, so that the first method's time does not include this."""
     plans = [plan for model in range(len(space.models)) for plan in space.plans(model)]
     for one in plans:
         space.deployment(one)
@@ -357,7 +363,7 @@ def _warm_up(space: Space, stages: Stages) -> None:
 def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
     reserve = {one.name: spare_plans(space, one.planned) for one in found}
     ends = {one.name: makespans_s(truth, one.planned, reserve[one.name]) for one in found}
-    played = play(first, best.planned, reserve[best.name])
+    played = simulate_plan(first, best.planned, reserve[best.name])
     # The run waits for a search that takes longer than the first stage.
     first_end_s = played.stages[0].end_s if played.stages else 0.0
     lead_s = {one.name: max(one.lead_s, one.search_s - first_end_s) for one in found}
@@ -418,10 +424,11 @@ def what_if(
     times: SwitchTimes | None = None,
     options: PlanOptions | None = None,
 ) -> tuple[AppWhatIf, ...]:
-    """Return makespans with an island of GPUs more or less, one more GPU, and a disk twice as fast, each planned anew.
+    """Return the makespans on changed clusters. The application is planned anew for each cluster.
 
-    The search includes the plan of ``report`` where it fits, so more GPUs never delay the end. Variants under which a
-    model does not fit are omitted. The other arguments are those of ``plan``.
+    The changes are an island of GPUs more or less, one more GPU, and a disk twice as fast. The search includes the plan
+    of ``report`` where it fits, so more GPUs never delay the end. Changes under which a model does not fit are omitted.
+    The other arguments are as in ``plan``.
     """
     times = times or SwitchTimes()
     options = replace(options or PlanOptions(), method=report.method, additional=(), known=(report.planned,))
@@ -439,7 +446,6 @@ def what_if(
 
 
 def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
-    """Return clusters whose last machine has an island of GPUs more or less, and one with one more GPU."""
     *others, last = cluster.machines
     step = min(last.node.link_group, last.gpus)
     unit = "island" if 1 < step == last.node.link_group else "gpus"
@@ -459,7 +465,7 @@ def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
 
 
 def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
-    """Return switch times with a faster disk; measured starts retain the assumed start time of the engine itself."""
+    """Return switch times with a disk ``factor`` times as fast. The engine's own part of a measured start remains."""
     engine_s = times.rates.engine_start_s
     measured = {
         key: min(engine_s, s) + max(0.0, s - engine_s) / factor if key[-1] == "start" else s

@@ -1,4 +1,4 @@
-"""Execution plans that a model can have on a cluster, their deployments, and the times to switch between them."""
+"""Execution plans that each model can have on a cluster, their deployments, and the times to switch between them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError, 
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.specs import ModelSpec
 
-HOWS = ("start", "wake", "stop", "sleep")
-"""Ways to switch a replica: it is ready after the first two, and off its GPUs after the last two."""
+HOWS = ("start", "wake", "stop", "sleep")  # a replica is ready after the first two, off its GPUs after the others
 
 
 @dataclass(frozen=True)
 class SwitchRates:
     """Assumed engine start time and bandwidths for weights, where no switch time was measured.
 
-    One stream from disk for all GPUs of a replica, then PCIe 4 to each GPU in parallel. The values are near SamuLLM's
-    vLLM on 8 x A100: 29 s for 13 B parameters (section 2: 30 to 35 s), 15 s for 6 B (section 5.1: from 11 s). Some of
-    its models take up to 47 s, for unknown reasons. Stopping or putting an engine to sleep takes no time.
+    Weights are read from disk in one stream per replica, and copied to its GPUs in parallel (PCIe 4). The values are
+    near SamuLLM's vLLM on 8 x A100: 29 s for 13 B parameters (section 2: 30 to 35 s), 15 s for 6 B (section 5.1: from
+    11 s). Some of its models take up to 47 s, for unknown reasons. Stopping or putting to sleep takes no time.
     """
 
     engine_start_s: float = 2.0
@@ -34,7 +33,7 @@ class SwitchRates:
     pcie_bytes_per_s: float = 25e9
 
     def seconds(self, weight_bytes: float, gpus: int, how: str) -> float:
-        """Return the time until a replica is ready, or off its GPUs; a wake copies weights from host memory only."""
+        """Return the seconds to start, wake, stop or put to sleep a replica. A wake copies weights from host memory."""
         if how in ("stop", "sleep"):
             return 0.0
         copied_s = weight_bytes / gpus / self.pcie_bytes_per_s
@@ -45,10 +44,12 @@ class SwitchRates:
 
 @dataclass(frozen=True)
 class SwitchTimes:
-    """Times to switch replicas: measured seconds by (model, GPU, tp, pp, one of ``HOWS``), or else from rates.
+    """Times to start, wake, stop or put to sleep a replica. Times that were not measured follow from ``rates``.
 
-    ``wakes``: engines sleep (and wake on the same GPUs) instead of stopping, where nothing was measured.
-    ``restarts_all``: a changed plan restarts all replicas of its model (SamuLLM, section 5.1), not only new ones.
+    Attributes:
+        measured: Seconds by (model, GPU, tp, pp, one of ``HOWS``).
+        wakes: Whether engines without measured times sleep instead of stopping, and wake on the same GPUs.
+        restarts_all: Whether a change of plan restarts all replicas of the model, as in SamuLLM (section 5.1).
     """
 
     measured: Mapping[tuple[str, str, int, int, str], float] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class SwitchTimes:
     restarts_all: bool = False
 
     def seconds(self, name: str, weight_bytes: float, plan: ModelPlan, how: str) -> float:
-        """Return the time until one replica of the plan is ready, or off its GPUs; ``how`` is one of ``HOWS``."""
+        """Return the seconds until one replica of the plan is ready or off its GPUs. ``how`` is one of ``HOWS``."""
         if how not in HOWS:
             raise UnknownNameError("way to switch a replica", how, HOWS)
         found = self.measured.get((name, plan.gpu, plan.tp, plan.pp, how))
@@ -68,12 +69,12 @@ class SwitchTimes:
         return self.rates.seconds(weight_bytes, plan.tp * plan.pp, how)
 
     def can_wake(self, name: str, plan: ModelPlan) -> bool:
-        """Return whether a replica of the plan sleeps when it is not needed."""
+        """Return whether a replica of the plan sleeps, instead of stopping, when it is not needed."""
         return self.wakes or (name, plan.gpu, plan.tp, plan.pp, "wake") in self.measured
 
 
 def write_switch_times(path: Path | str, times: SwitchTimes) -> None:
-    """Write measured times as TOML: a ``[[replica]]`` with model, gpu, tp, pp, how and seconds for each."""
+    """Write measured times as TOML, each as a ``[[replica]]`` with model, gpu, tp, pp, how and seconds."""
     import tomlkit
 
     names = ("model", "gpu", "tp", "pp", "how", "seconds")
@@ -86,9 +87,9 @@ _PIPELINES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Served:
-    """A model of the application as the planner sees it; ``limits``, ``cost`` and ``host`` are as in ``engine.deploy``.
+    """A model of the application as the planner uses it. ``limits``, ``cost`` and ``host`` are as in ``engine.deploy``.
 
-    ``model`` is a catalog name, a ``config.json``, or dimensions.
+    ``model`` is a catalog name, a path of a ``config.json``, or a ModelSpec.
     """
 
     name: str
@@ -100,10 +101,10 @@ class Served:
 
 @dataclass
 class Space:
-    """Valid plans of an application's models on a cluster, and their cached deployments.
+    """The valid plans of an application's models on a cluster, and their cached deployments.
 
-    A plan is valid if weights and one request fit (``engine.deploy``), ``tp`` divides the heads, and its GPUs can be
-    placed. Pipelines are used only for a model that fits no machine without.
+    A plan is valid if weights and one request fit in memory (``engine.deploy``), ``tp`` divides the number of heads,
+    and its GPUs can be placed. Only a model that fits no machine without pipeline stages gets plans with ``pp`` > 1.
     """
 
     models: Sequence[Served]
@@ -118,21 +119,25 @@ class Space:
         self._seconds: dict[tuple[int, tuple[str, int, int], str], float] = {}
 
     def plans(self, model: int) -> tuple[ModelPlan, ...]:
-        """Return valid plans by number of GPUs; if there is none, raise DoesNotFitError with the last reason."""
+        """Return the valid plans of a model, by increasing number of GPUs.
+
+        Raises:
+            DoesNotFitError: There is no valid plan. The message has the reason why the last plan is invalid.
+        """
         if model not in self._plans:
             reasons: list[InputError] = []
             found = [*self._valid_plans(model, (1,), reasons)] or [*self._valid_plans(model, _PIPELINES, reasons)]
             if not found:
                 raise DoesNotFitError(
-                    f"{self.models[model].name} must fit the GPUs, in some number of them; none of "
-                    f"{self.cluster.gpus} suffices. The last plan that was tried: "
+                    f"{self.models[model].name} must fit the GPUs; no number of them, up to all "
+                    f"{self.cluster.gpus}, suffices. The last plan that was tried: "
                     f"{reasons[-1] if reasons else 'no group of GPUs'}"
                 )
             self._plans[model] = tuple(sorted(found, key=lambda p: (p.gpus, p)))
         return self._plans[model]
 
     def deployment(self, plan: ModelPlan) -> Deployment:
-        """Return a plan's deployment; ``dp`` replicas are behind a router to the one with the fewest requests."""
+        """Return a plan's deployment, whose router sends each request to the replica with the fewest requests."""
         if plan not in self._deployments:
             one = self._replica(replace(plan, dp=1))
             if plan.dp > 1:
@@ -142,7 +147,7 @@ class Space:
         return self._deployments[plan]
 
     def fits(self, plans: Sequence[ModelPlan]) -> bool:
-        """Return whether plans can run at the same time."""
+        """Return whether the plans can run at the same time."""
         key = tuple(sorted((p.gpu, p.dp, p.tp, p.pp) for p in plans))
         if key not in self._fits:
             # Only sizes matter; model numbers just keep equal plans distinct.
@@ -151,7 +156,7 @@ class Space:
         return self._fits[key]
 
     def seconds(self, plan: ModelPlan, how: str) -> float:
-        """Return the time until a replica of the plan is ready, or off its GPUs."""
+        """Return the seconds until a replica of the plan is ready or off its GPUs. ``how`` is one of ``HOWS``."""
         key = (plan.model, plan.shape, how)
         if key not in self._seconds:
             served = self.models[plan.model]
@@ -160,7 +165,7 @@ class Space:
         return self._seconds[key]
 
     def with_one_gpu_less(self) -> Space | None:
-        """Return the space without the cluster's last GPU; None if a model does not fit there."""
+        """Return the space without the cluster's last GPU, or None if a model does not fit there."""
         *others, last = self.cluster.machines
         machines = (*others, replace(last, gpus=last.gpus - 1)) if last.gpus > 1 else tuple(others)
         smaller = Space(self.models, Cluster(machines), self.times)
@@ -170,15 +175,15 @@ class Space:
             return None
 
     def stays(self, before: ModelPlan, plan: ModelPlan) -> bool:
-        """Return whether replicas of a model remain when its plan changes."""
+        """Return whether a model's replicas continue to run when its plan changes."""
         return before == plan if self.times.restarts_all else before.shape == plan.shape
 
     def leave_s(self, plan: ModelPlan) -> float:
-        """Return the time until an unneeded replica is off its GPUs: asleep if it can sleep, else stopped."""
+        """Return the seconds until an unneeded replica has left its GPUs. A replica that cannot sleep stops."""
         return self.seconds(plan, "sleep" if self.sleeps(plan) else "stop")
 
     def sleeps(self, plan: ModelPlan) -> bool:
-        """Return whether a replica of the plan sleeps when it is not needed."""
+        """Return whether a replica of the plan sleeps, instead of stopping, when it is not needed."""
         return self.times.can_wake(self.models[plan.model].name, plan)
 
     def _replica(self, plan: ModelPlan) -> Deployment:
@@ -199,7 +204,6 @@ class Space:
         return self._deployments[plan]
 
     def _valid_plans(self, model: int, pipelines: Sequence[int], reasons: list[InputError]) -> Iterator[ModelPlan]:
-        """Yield valid plans of all GPU kinds; append the errors of invalid ones to ``reasons``."""
         spec = self.specs[model]
         for kind in dict.fromkeys(m.gpu.name for m in self.cluster.machines):
             machines = [m for m in self.cluster.machines if m.gpu.name == kind]

@@ -1,4 +1,4 @@
-"""Simulation of stages: sets of models run under fixed plans until the first model finishes."""
+"""Simulation of stages, in which sets of models run under fixed plans until the first model finishes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lengthwise.schema.workload import After, Workload
 
 CURVE_POINTS = 256
 REPRESENTED_TASKS = 50
-"""Tasks per replica from which one of ``dp`` equal replicas represents all: the one with the most tokens."""
+"""From this number of tasks per replica on, only the replica with the most tokens is simulated, for all ``dp``."""
 
 MAX_CACHED_TASKS = 10_000_000
-"""Tasks of all cached runs (two numbers each); beyond, the oldest runs are evicted and simulated again on demand."""
+"""Maximum tasks of all cached runs (two numbers each); the oldest runs are evicted, and simulated again on demand."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Completed work of a model, with a key that is equal for equal work.
+    """What a model has completed of its tasks. Equal work has equal keys.
 
     Attributes:
-        produced: [k] tokens produced.
+        produced: [k] number of tokens produced.
         completed_s: [k] completion time on the application's clock; infinite for unfinished tasks.
     """
 
@@ -41,12 +41,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Run:
-    """Simulated course of a model's tasks under a plan after some work, with a key that is equal for equal runs.
+    """The simulated execution of a model's remaining tasks under a plan. Equal runs have equal keys.
 
     Attributes:
-        first_s: [k] time of the first token in this run; infinite for tasks that are not in it.
-        finish_s: [k] time of the last token.
-        complete: Whether the run finishes all tasks: none waits for a model that does not run.
+        before: Work completed before the run.
+        first_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in the run.
+        finish_s: [k] time of the last token, from the start of the run.
+        complete: Whether the run finishes all tasks, because none waits for a model that does not run.
     """
 
     plan: ModelPlan
@@ -59,7 +60,7 @@ class Run:
 
     @cached_property
     def seconds(self) -> float:
-        """Return the time until all of its tasks have finished."""
+        """Return the seconds until all tasks of the run have finished."""
         return float(self.finish_s[self._included].max(initial=0.0))
 
     @cached_property
@@ -67,7 +68,7 @@ class Run:
         return np.asarray(np.isfinite(self.finish_s))
 
     def produced(self, at_s: float) -> Ints:
-        """Return [k] tokens produced until ``at_s``, interpolated between the first and last token of a task."""
+        """Return each task's tokens at ``at_s``, [k]. They are interpolated between the first and the last token."""
         before, output = self.before.produced, self.load.output
         tokens = before.copy()
         active = np.flatnonzero((self.first_s <= at_s) & (self.finish_s > at_s))
@@ -77,12 +78,12 @@ class Run:
         return np.where(self.finish_s <= at_s, output, tokens)
 
     def work_at(self, at_s: float, start_s: float) -> Work:
-        """Return the completed work if the run stops at ``at_s``; ``start_s``: its start on the application's clock."""
+        """Return the completed work if the run stops ``at_s`` seconds after its start at ``start_s`` of the clock."""
         completed_s = np.where(self.finish_s <= at_s, start_s + self.finish_s, self.before.completed_s)
         return Work((self.key, float(at_s)), self.produced(at_s), completed_s)
 
     def flops(self, at_s: float) -> float:
-        """Return the FLOPs of the run's progress until ``at_s``."""
+        """Return the FLOPs that the run computes in its first ``at_s`` seconds."""
         step_s, flops = self._curve
         if at_s <= 0.0:
             return 0.0
@@ -92,8 +93,8 @@ class Run:
             return flops[-1]
         return flops[k] + (position - k) * (flops[k + 1] - flops[k])
 
-    def when(self, flops: float) -> float:
-        """Return the time at which the run has made this progress."""
+    def time_at(self, flops: float) -> float:
+        """Return the seconds in which the run computes this many FLOPs."""
         step_s, points = self._curve
         k = min(int(np.searchsorted(points, flops, side="right")) - 1, CURVE_POINTS - 1)
         rise = points[k + 1] - points[k]
@@ -101,7 +102,7 @@ class Run:
 
     @cached_property
     def _curve(self) -> tuple[float, list[float]]:
-        """Return (seconds per point, FLOPs at each point): the sum of ramps between tasks' first and last tokens."""
+        """Return (seconds per point, FLOPs at each point). A task's FLOPs rise from the first to the last token."""
         step_s = max(self.seconds, 1e-9) / CURVE_POINTS
         included = self._included
         first, last = self.first_s[included], self.finish_s[included]
@@ -118,18 +119,18 @@ class Run:
 
 
 class Runs:
-    """Cached runs of a sample.
+    """Simulates runs on one sample and caches them.
 
     Args:
-        fast: Whether to take, for a model that continues under another plan, the rest of that plan's complete run
-            from equal progress on, instead of simulating it. Accurate enough to compare plans.
-        known: Runs of the same sample; runs from the start are simulated and cached there, for both.
+        fast: Whether the run of a model after a change of plan is not simulated, but taken from a complete run under
+            the new plan, from equal progress on. This is accurate enough to compare plans.
+        known: Another instance for the same sample. Runs of models that have completed no work come from its cache.
 
     Attributes:
-        fresh: [models] work before the start: none.
-        simulated_requests: Number so far, in ``simulated_runs``.
-        clock: Seconds; None: simulation is not timed.
-        duration_s: Time to simulate each run, by that clock.
+        fresh: The work of each model before the start, which is none.
+        simulated_requests: Number of requests in the ``simulated_runs`` so far.
+        clock: Function that returns seconds. If None, simulations are not timed.
+        duration_s: Seconds that each simulation took, by key of the run.
         requested: Keys of all runs requested since the caller last cleared it.
     """
 
@@ -145,9 +146,9 @@ class Runs:
         self.requested: set[Hashable] = set()
 
     def run(self, plan: ModelPlan, before: Work, arrival_s: Floats | None = None) -> Run:
-        """Return the run of a plan on the remaining work.
+        """Return the run of a model under a plan, from the work ``before`` to its end.
 
-        ``arrival_s``: [k] seconds at which tasks become ready, infinite for tasks that are not in this run.
+        ``arrival_s`` [k] are the times at which tasks become ready, infinite for tasks that are not in this run.
         """
         if arrival_s is not None and not (arrival_s > 0).any():
             arrival_s = None
@@ -168,7 +169,7 @@ class Runs:
         return self.cached[key]
 
     def joined(self, first: Run, at_s: float, rest: Run) -> Run:
-        """Return ``first`` until its time ``at_s``, and from then on ``rest`` with more replicas."""
+        """Return the run that equals ``first`` until ``at_s``, and then ``rest``, which has more replicas."""
         key = ("joined", first.key, at_s, rest.key)
         if key not in self.cached:
             first_s = np.where(first.first_s <= at_s, first.first_s, at_s + rest.first_s)
@@ -184,7 +185,7 @@ class Runs:
 
     def _derived(self, plan: ModelPlan, before: Work, key: Hashable) -> Run:
         full = self.run(plan, self.fresh[plan.model])
-        offset_s = full.when(float(full.load.work(before.produced).sum()))
+        offset_s = full.time_at(float(full.load.work(before.produced).sum()))
         left = before.produced < full.load.output
         finish_s = np.where(left, np.maximum(full.finish_s - offset_s, 1e-6), np.inf)
         first_s = np.where(left, np.clip(full.first_s - offset_s, 0.0, finish_s), np.inf)
@@ -201,7 +202,6 @@ class Runs:
         return Run(plan, load, before, key, first_s, finish_s, complete=len(included) == int(left.sum()))
 
     def _token_times(self, plan: ModelPlan, before: Work, arrival_s: Floats, included: Ints) -> tuple[Floats, Floats]:
-        """Return the times of the first and last token of each included task."""
         load = self.load.models[plan.model]
         order = included[np.argsort(arrival_s[included], kind="stable")]
         after = _dependencies(load, order)
@@ -209,7 +209,7 @@ class Runs:
         # In a cycle of models, only a simulation of all tasks converges, since no task then depends on later ones.
         is_independent = after is None and not self.load.cyclic
         if plan.dp > 1 and is_independent and len(order) >= REPRESENTED_TASKS * plan.dp:
-            # Of the replicas that get the tasks in turn and have the most of them, the one with the most tokens.
+            # Replicas get the tasks in turn; of those with the most tasks, the one with the most tokens is simulated.
             size = -(-len(order) // plan.dp)
             tokens = load.output - before.produced
             replicas = (order[r :: plan.dp] for r in range(len(order) - plan.dp * (size - 1)))
@@ -233,7 +233,7 @@ class Runs:
 
 
 def _after_parents(load: ModelLoad, arrival_s: Floats, left: Flags) -> Floats:
-    """Return arrivals that are no earlier than those of unfinished parents of the same model."""
+    """Return the arrivals, each delayed until all unfinished parents in the same model have arrived."""
     child, parent = load.inner
     arrival_s = np.where(left, arrival_s, 0.0)
     waits = left[parent] if len(parent) else left[:0]
@@ -245,7 +245,7 @@ def _after_parents(load: ModelLoad, arrival_s: Floats, left: Flags) -> Floats:
 
 
 def _dependencies(load: ModelLoad, order: Ints) -> dict[str, Any] | None:
-    """Return the workload's ``after`` for tasks in this order; None: none of them waits for another."""
+    """Return the argument ``after`` of a Workload of tasks in this order, or None if no task waits for another."""
     child, parent = load.inner
     position = np.full(len(load), -1)
     position[order] = np.arange(len(order))
@@ -260,14 +260,15 @@ def _dependencies(load: ModelLoad, order: Ints) -> dict[str, Any] | None:
 
 Plans = tuple[ModelPlan, ...]
 _MAX_PASSES = 1000
-"""Passes over models that wait for one another: one for each time that outputs pass between them."""
+"""Maximum passes over models that wait for one another; each time that outputs pass between them takes one."""
 
 
 @dataclass(frozen=True)
 class Live:
-    """A run in progress, with its complete course; its first replicas are ready at ``start_s``.
+    """A run in progress, with its complete simulated execution. Its first replicas are ready at ``start_s``.
 
-    ``isolated`` is the run of the first replicas alone, before others join at ``joins_s``; None: all are ready at once.
+    If others join at ``joins_s``, ``isolated`` is the run of the first replicas alone. It is None if all replicas are
+    ready at once.
     """
 
     run: Run
@@ -276,7 +277,7 @@ class Live:
     joins_s: float = 0.0
 
     def at(self, clock_s: float) -> float:
-        """Return the run's own time; exactly its end if the clock is there except for rounding."""
+        """Return the seconds since the start of the run. If only rounding differs from the end, return the end."""
         at_s = clock_s - self.start_s
         return self.run.seconds if abs(at_s - self.run.seconds) <= 1e-9 * max(1.0, clock_s) else at_s
 
@@ -286,16 +287,16 @@ class Live:
         return self.start_s + self.run.seconds
 
     def completed_s(self) -> Floats:
-        """Return [k] completion times if the run continues."""
+        """Return the completion times of the tasks if the run continues, [k]."""
         is_finite = np.isfinite(self.run.finish_s)
         return np.where(is_finite, self.start_s + self.run.finish_s, self.run.before.completed_s)
 
 
 @dataclass(frozen=True)
 class State:
-    """An application between two stages: runs of the models that ran up to now.
+    """The state of an application between two stages, at ``clock_s`` seconds.
 
-    ``rest`` is [models] the completed work of models that do not run.
+    ``live`` holds, by model, the runs of the models that ran up to now. ``rest`` is the completed work of all others.
     """
 
     clock_s: float
@@ -310,7 +311,10 @@ class State:
 
 @dataclass(frozen=True)
 class Delay:
-    """Seconds until all replicas of a plan are ready; ``retained`` replicas serve from ``first_s`` on (0: now)."""
+    """Seconds until all replicas of a plan are ready.
+
+    ``retained`` replicas are ready earlier, after ``first_s`` seconds. If ``first_s`` is 0, they are ready already.
+    """
 
     seconds: float
     retained: int = 0
@@ -319,12 +323,12 @@ class Delay:
 
 @dataclass(frozen=True)
 class Staged:
-    """A simulated stage; ``state`` is that at its start.
+    """A simulated stage, which starts in ``state``.
 
     Attributes:
-        end_s: Time at which the first model finishes; if none can, time of the last possible progress.
-        ends_by: The model that finishes; -1: none can.
-        flops: Progress of all models.
+        end_s: Time at which the first model finishes. If no model can finish, the time of the last possible progress.
+        ends_by: Number of the model whose finish ends the stage, or -1 if no model can finish.
+        flops: FLOPs that all models compute in the stage.
     """
 
     state: State
@@ -336,17 +340,17 @@ class Staged:
 
     @property
     def seconds(self) -> float:
-        """Return the duration, loading included."""
+        """Return the duration of the stage, loading included."""
         return self.end_s - self.state.clock_s
 
     @property
     def throughput(self) -> float:
-        """Return FLOPs per second (T_E)."""
+        """Return the FLOPs per second of the stage (T_E in SamuLLM)."""
         return self.flops / max(self.seconds, 1e-9)
 
 
 class Stages:
-    """Stages of one sample; ``evaluated`` counts them."""
+    """Simulates stages on one sample. ``evaluated`` counts the simulated stages."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs, self.load, self.space = runs, runs.load, runs.space
@@ -368,7 +372,7 @@ class Stages:
         return frozenset(m for m in range(len(self.load.models)) if is_finished(m))
 
     def ready(self, finished: Collection[int], chosen: Collection[int]) -> list[int]:
-        """Return unfinished models whose inputs come from finished or chosen models, or from their own cycle."""
+        """Return the unfinished models whose parents are finished or chosen, or in the same cycle as the model."""
         sources = set(finished) | set(chosen)
         order = [m for m in self.load.order if m not in finished]
         if not self.load.cyclic:
@@ -376,7 +380,7 @@ class Stages:
         return [m for m in order if self.load.parents[m] - sources <= self._cycle(m)]
 
     def _cycle(self, model: int) -> set[int]:
-        """Return the models that directly or indirectly take this model's outputs, if it is one of them."""
+        """Return the models that use this model's outputs, even indirectly, or {} if this model is not one of them."""
         found: set[int] = set()
         new = {model}
         while new:
@@ -385,14 +389,14 @@ class Stages:
         return found if model in found else set()
 
     def delay(self, state: State, plan: ModelPlan, wait_s: float = 0.0) -> Delay:
-        """Return when a plan's replicas are ready, ignoring moves; new ones load after ``wait_s``."""
+        """Return when a plan's replicas are ready if none moves. New ones start to load after ``wait_s`` seconds."""
         retained = self._retained(state, plan)
         if retained == plan.dp:
             return Delay(self.pending_s(state, plan))
         return Delay(wait_s + self.space.seconds(plan, "start"), retained)
 
     def pending_s(self, state: State, plan: ModelPlan) -> float:
-        """Return the time until currently loading replicas of a plan's shape are ready; 0 if there are none."""
+        """Return the seconds until loading replicas of a plan's shape are ready, or 0 if none are loading."""
         live = state.live.get(plan.model)
         if live is None or not self.space.stays(live.run.plan, plan):
             return 0.0
@@ -401,14 +405,14 @@ class Stages:
     def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> Staged:
         """Simulate the stage that runs these plans, at most one per model.
 
-        ``delays``: of models with replicas that are loaded or moved; None: ``delay``.
+        ``delays`` has an entry for each model with replicas that load or move. None computes the entries by ``delay``.
         """
         self.evaluated += 1
         if delays is None:
             wait_s = self._wait_s(state, plans)
             changed = (p for p in plans if p.model not in state.live or state.live[p.model].run.plan != p)
             delays = {plan.model: self.delay(state, plan, wait_s) for plan in changed}
-        live = self._lives(state, plans, delays)
+        live = self._stage_runs(state, plans, delays)
         ends = [(one.end_s, m) for m, one in live.items() if one.run.complete]
         end_s, by = min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
         end_s = max(end_s, state.clock_s)
@@ -428,14 +432,11 @@ class Stages:
         return State(staged.end_s, tuple(rest), dict(staged.live))
 
     def _wait_s(self, state: State, plans: Plans) -> float:
-        """Return the time until stopping engines have left GPUs that new replicas need."""
+        """Return the seconds until stopping engines have left GPUs that new replicas need."""
         retained = {plan.model: self._retained(state, plan) for plan in plans}
-        stopping = [
-            live.run.plan
-            for model, live in state.live.items()
-            if live.run.plan.dp > retained.get(model, 0) and live.start_s <= state.clock_s
-        ]
-        longest_s = max((self.space.leave_s(plan) for plan in stopping), default=0.0)
+        started = [live.run.plan for live in state.live.values() if live.start_s <= state.clock_s]
+        stopping = [plan for plan in started if plan.dp > retained.get(plan.model, 0)]
+        longest_s = max(map(self.space.leave_s, stopping), default=0.0)
         if longest_s <= 0.0:
             return 0.0
         free = self.space.cluster.gpus - sum(live.run.plan.gpus for live in state.live.values())
@@ -443,12 +444,11 @@ class Stages:
         return longest_s if needed > free else 0.0
 
     def _retained(self, state: State, plan: ModelPlan) -> int:
-        """Return the number of a plan's replicas that already run or load."""
         live = state.live.get(plan.model)
         return min(live.run.plan.dp, plan.dp) if live is not None and self.space.stays(live.run.plan, plan) else 0
 
-    def _lives(self, state: State, plans: Plans, delays: Mapping[int, Delay]) -> dict[int, Live]:
-        """Return the runs of a stage, parents before children; in a cycle, iterate to the fixed point."""
+    def _stage_runs(self, state: State, plans: Plans, delays: Mapping[int, Delay]) -> dict[int, Live]:
+        """Return the runs of a stage by model. For a cycle of models, repeat the simulation until no run changes."""
         plan_of = {plan.model: plan for plan in plans}
         order = [m for m in self.load.order if m in plan_of]
         live: dict[int, Live] = {}
@@ -492,7 +492,6 @@ class Stages:
         return Live(self.runs.run(plan, work, arrival_s), start_s)
 
     def _continued(self, state: State, previous: Live, others: Mapping[int, Live]) -> Live:
-        """Return the run that continues, with current arrivals of its tasks."""
         run = previous.run
         if previous.isolated is None:
             return self._started(state, run.plan, run.before, previous.start_s, others)
@@ -502,7 +501,7 @@ class Stages:
     def _joined(
         self, state: State, plan: ModelPlan, isolated: Live, joins_s: float, others: Mapping[int, Live]
     ) -> Live:
-        """Return the run of replicas that share their remaining work with others that join at ``joins_s``."""
+        """Return a run whose replicas share the remaining work with further replicas that join at ``joins_s``."""
         if joins_s <= isolated.start_s:
             return self._started(state, plan, isolated.run.before, isolated.start_s, others)
         at_s = isolated.at(joins_s)

@@ -1,4 +1,4 @@
-"""Runs applications: leases tasks, sends requests, records answers, follows the plan."""
+"""Runs of applications, which lease tasks, send requests, record answers and follow a plan."""
 
 import lazy_loader
 

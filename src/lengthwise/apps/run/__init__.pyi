@@ -22,7 +22,7 @@ from .job import alive as alive
 from .job import expected_tokens as expected_tokens
 from .job import identity_of as identity_of
 from .job import job_of as job_of
-from .job import lay as lay
+from .job import ledger_layout as ledger_layout
 from .job import new_owner as new_owner
 from .job import run_plan_of as run_plan_of
 from .job import static_run_plan as static_run_plan

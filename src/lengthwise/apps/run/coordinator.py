@@ -1,4 +1,4 @@
-"""The coordinator of a run: follows the plan, supervises engines and leases, and ends when all tasks have finished."""
+"""The coordinator of a run, which follows the plan, supervises engines and leases, and ends with the last task."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from lengthwise.apps.launch.engine import Launcher
@@ -21,7 +22,7 @@ from lengthwise.apps.run.dispatch import (
     reuse_results,
     written_tokens,
 )
-from lengthwise.apps.run.fleet import Fleet, silent
+from lengthwise.apps.run.fleet import Fleet, silent_engines
 from lengthwise.apps.run.job import Job, Plans
 from lengthwise.apps.run.plan_tracking import PlanTracker, Status
 from lengthwise.apps.run.progress import (
@@ -31,12 +32,12 @@ from lengthwise.apps.run.progress import (
     Event,
     Progress,
     RunResult,
-    engines_of,
+    encoded_engines,
+    encoded_names,
     progress_of,
-    shape_of,
     work_done,
 )
-from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState, watched
+from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedState, spawn
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -46,12 +47,12 @@ _TICK_S = 0.5
 
 
 class Coordinator:
-    """One run of a job; ``run`` is called once, and the ledger stays open.
+    """Runs a job: follows its plan, supervises the engines and renews the leases. ``run`` is called once.
 
     Args:
-        now_s: Wall clock (UTC) of leases, seconds.
-        monitor: Called with the progress, at each check of the engines: every ``watch_s`` seconds.
-        started: Called before engines start, with the outputs of a resumed run or of a changed application.
+        now_s: Returns the wall clock (UTC) of leases, in seconds.
+        monitor: Receives the progress whenever the engines are checked, which is every ``watch_s`` seconds.
+        started: Called before engines start if outputs are reused: in a resumed run, or after the application changed.
     """
 
     def __init__(
@@ -78,18 +79,18 @@ class Coordinator:
         self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self, how: str = "stopped") -> None:
-        """End the run: interrupt running requests and save their tokens. The second call ends it at once."""
+        """End the run: interrupt requests and save their tokens. A second call kills the engines and saves nothing."""
         if self._how is not None:
             self._forced = True
-            self._launcher.hurry()
+            self._launcher.force_stop()
         self._how = self._how or how
         self._wakeup.set()
 
     async def run(self) -> RunResult:
-        """Run until all tasks have finished or the run is stopped.
+        """Run until all tasks have finished or the run is stopped. The ledger stays open.
 
         Raises:
-            OutputError: The ledger cannot be written; recorded outputs stay.
+            OutputError: The ledger cannot be written. Recorded outputs stay.
             EnginesFailedError: Engines of a model do not start, or die repeatedly.
         """
         loop, job = asyncio.get_running_loop(), self._job
@@ -101,23 +102,24 @@ class Coordinator:
         self._dispatchers = [ModelDispatcher(model, shared) for model in range(len(job.layout.tasks.models))]
         self._fleet = Fleet(self._launcher, self._dispatchers, self._on_error, self._on_switch)
         written, placement = lambda: written_tokens(shared, self._dispatchers), lambda: self._fleet.placement
-        self._tracker = PlanTracker(job, writer, self._at_s, written, placement, self._on_replan)
+        overdue = partial(self._fleet.is_overdue, job.placer)
+        self._tracker = PlanTracker(job, writer, self._at_s, written, placement, overdue, self._on_replan)
         try:
-            resumed = await writer.call(owners.enter, self._ledger, job, self._now_s())
-            await writer.call(self._ledger.note, {SHAPE: shape_of(job.layout)})
+            resumed = await writer.call(owners.join_run, self._ledger, job, self._now_s())
+            await writer.call(self._ledger.note, {SHAPE: encoded_names(job.layout)})
             reused = None if resumed else await reuse_results(writer, job, self._now_s)
             retained = await resumed_results(writer, job) if resumed else reused
             if self._started is not None and retained is not None:
                 self._started(retained)
             self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
             for work in (writer.run(), self._renew_leases(), self._save_drafts(), self._supervise()):
-                self._watch(work)
+                self._run_in_background(work)
             await self._follow_plan()
         except EngineError as error:
             failed = error
         finally:
             seconds = loop.time() - self._start_s
-            unresponsive = silent(self._fleet.slots, job.placer, self._start_s, loop.time())
+            unresponsive = silent_engines(self._fleet.slots, job.placer, self._start_s, loop.time())
             await self._close()
         result = RunResult(
             how="failed" if failed else self._how or "done",
@@ -135,7 +137,7 @@ class Coordinator:
         return result
 
     async def _follow_plan(self) -> None:
-        self._watch(self._tracker.seek())
+        self._run_in_background(self._tracker.pending_search())
         while self._how is None:
             self._wakeup.clear()
             if any(one.slots and one.is_idle for one in self._dispatchers):
@@ -149,7 +151,7 @@ class Coordinator:
                 placement = self._job.placer.place(plans, self._fleet.placement, self._running, in_sleep)
                 await self._fleet.switch(plans, placement)
                 self._running = plans
-            self._watch(self._tracker.check())
+            self._run_in_background(self._tracker.due_search())
             try:
                 async with asyncio.timeout(_TICK_S):
                     await self._wakeup.wait()
@@ -161,10 +163,9 @@ class Coordinator:
             if self._error is not None:
                 raise self._error
 
-    def _watch(self, work: Coroutine[Any, Any, None] | None) -> None:
-        """Work until the run ends, and end the run if that fails."""
+    def _run_in_background(self, work: Coroutine[Any, Any, None] | None) -> None:
         if work is not None:
-            self._tasks.append(watched(work, self._on_error))
+            self._tasks.append(spawn(work, self._on_error))
 
     def _on_error(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -185,7 +186,7 @@ class Coordinator:
             self._engines.setdefault(plan.model, set()).add(description)
 
     def _on_engine_failure(self, slot: ReplicaSlot, died: bool) -> None:
-        """Restart an engine, unless those of its model die again and again without an answer."""
+        """Restart an engine, unless engines of its model die again and again without an answer."""
         model = slot.plan.model
         if died and slot.engine is not None:
             tokens = self._dispatchers[model].tokens
@@ -193,12 +194,9 @@ class Coordinator:
             crashes = crashes + 1 if tokens == tokens_before else 1
             self._crashes[model] = (crashes, tokens)
             if crashes >= self._job.settings.max_engine_failures:
-                self._on_error(
-                    EngineError(
-                        f"engines of {self._job.layout.tasks.models[model]} must live to answer; {crashes} died one "
-                        "after another without an answer. See their logs, then run again with --resume"
-                    )
-                )
+                rule = f"engines of {self._job.layout.tasks.models[model]} must answer requests"
+                found = f"{crashes} died one after another without an answer"
+                self._on_error(EngineError(f"{rule}; {found}. See their logs, then run again with --resume"))
                 return
         self._fleet.restart(slot, died=died)
 
@@ -210,7 +208,6 @@ class Coordinator:
         return {(*pairs[pair], state): tasks for (pair, state), tasks in counts.items()}
 
     async def _renew_leases(self) -> None:
-        """Renew own leases, release expired ones, note the engines, and read whether to stop."""
         lease_s, owner, ledger = self._job.settings.lease_s, self._job.owner, self._ledger
         noted = ""
         while True:
@@ -219,7 +216,7 @@ class Coordinator:
             await self._writer.call(ledger.heartbeat, owner, now_s=now_s, lease_s=lease_s)
             if await self._writer.call(ledger.expire, now_s=now_s):
                 self._on_release(range(len(self._dispatchers)))
-            engines = engines_of(self._job.layout.tasks.models, self._fleet.descriptions())
+            engines = encoded_engines(self._job.layout.tasks.models, self._fleet.descriptions())
             if engines != noted:
                 noted = engines
                 await self._writer.call(ledger.note, {owners.ENGINES + owner: noted})
@@ -233,7 +230,6 @@ class Coordinator:
                 await dispatcher.save()
 
     async def _supervise(self) -> None:
-        """Detect engines that die without a request, and report the progress."""
         while True:
             await asyncio.sleep(self._watch_s)
             for slot in self._fleet.slots:
@@ -250,7 +246,6 @@ class Coordinator:
         return progress_of(self._job, self._tracker, self._dispatchers, self._fleet.slots, counts, self._clock, now_s)
 
     async def _close(self) -> None:
-        """Release all tasks and stop all engines."""
         owner = self._job.owner
         for task in self._tasks:
             task.cancel()
@@ -276,9 +271,9 @@ def run_simulated(
     watch_s: float = 60.0,
     started: Callable[[Reused], None] | None = None,
 ) -> RunResult:
-    """Run a job on simulated engines; all times, the ledger's and ``watch_s`` included, are virtual.
+    """Run a job on simulated engines. All times, including the ledger's and ``watch_s``, are virtual.
 
-    ``from_s``: start of the clock; to resume, a time after the end of the earlier run. Others: see ``Coordinator``.
+    The clock starts at ``from_s``. To resume a run, it must be after the run's end. For others, see ``Coordinator``.
     """
 
     async def main() -> RunResult:
@@ -302,9 +297,9 @@ def run_on_engines(
 ) -> RunResult:
     """Run a job on real engines.
 
-    The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines; the
-    second one kills the engines. The ledger is consistent either way. ``stopping`` is called with the number of signals
-    so far; the rest is as of ``Coordinator``.
+    The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines. The
+    second one kills the engines. The ledger is consistent either way. ``stopping`` receives the number of signals so
+    far. The other arguments are as in ``Coordinator``.
     """
 
     async def main() -> RunResult:

@@ -1,4 +1,4 @@
-"""Dispatch of one model's tasks: lease as its engines have room, send the requests, and settle the leases."""
+"""Dispatch of one model's tasks: lease them as the engines have room, send the requests, and settle the leases."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from lengthwise.apps.launch.engine import Draft, FailedError, Fault
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, Partial, State
 from lengthwise.apps.run.job import Job, RequestSpec
-from lengthwise.apps.run.task_state import LeasedTask, LeaseSettler, LedgerWriter, ReplicaSlot, SharedState, watched
+from lengthwise.apps.run.task_state import LeasedTask, LeaseSettler, LedgerWriter, ReplicaSlot, SharedState, spawn
 from lengthwise.schema.errors import InputError
 
-MIN_IMBALANCE = 8
-"""Moving fewer requests than this between engines does not pay for the repeated prefill of their tokens."""
+MIN_IMBALANCE = 8  # moving fewer requests gains less than the repeated prefill of their tokens costs
 APPLICATION = "identity"  # the fact that identifies the application of a ledger
 _CRASH_SHOWS_S = 2.0
 _PAGE = 2_000
@@ -22,9 +21,9 @@ _LATER_S = 1e-3
 
 
 async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tuple[list[LeasedTask], list[Ending]]:
-    """Split leases into tasks to send to engines and endings of tasks that need no engine.
+    """Return the leased tasks that an engine must answer, and the endings of all other leases.
 
-    The latter are skipped, are already answered, or have no valid request.
+    A task needs no engine if it is skipped, is already answered, or has no valid request.
     """
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
@@ -60,9 +59,10 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tu
 
 
 def requests_to_move(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
-    """Return the latest requests, with their slots, of engines with twice as many (and MIN_IMBALANCE more) as another.
+    """Return requests that another engine should take over, with the slots of their engines.
 
-    An engine gives up only its surplus over the mean, so that requests do not move back and forth.
+    An engine gives up its latest requests if it has twice as many, and at least MIN_IMBALANCE more, than the least busy
+    engine. Only the surplus over the mean moves, so no request moves back.
     """
     open_ = [slot for slot in slots if slot.liveness_check is None]
     if len(open_) < 2:
@@ -73,20 +73,17 @@ def requests_to_move(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, Rep
     for slot in open_:
         active = len(slot.active)
         if active >= 2 * least and active - least >= MIN_IMBALANCE:
-            # A request whose tokens could not be continued elsewhere would lose them: it stays.
-            movable = [
-                task
-                for task in reversed(slot.active.values())
-                if task.is_active and (task.draft.partial() is not None or not any(task.draft.text))
-            ]
+            # A request stays if another engine could not continue its tokens, which would be lost.
+            active_tasks = [task for task in reversed(slot.active.values()) if task.is_active]
+            movable = [t for t in active_tasks if t.draft.partial() is not None or not any(t.draft.text)]
             chosen += [(task, slot) for task in movable[: max(0, active - round(mean))]]
     return chosen
 
 
 class ModelDispatcher:
-    """Leases and sends the tasks of one model to its engines that are ready (``slots``).
+    """Leases the tasks of one model and sends them to its ready engines (``slots``).
 
-    ``pending`` are leased tasks that no engine has room for, ``tokens`` the output tokens since the start.
+    ``pending`` are leased tasks for which no engine has room. ``tokens`` counts output tokens since the start.
     """
 
     def __init__(self, model: int, shared: SharedState) -> None:
@@ -103,7 +100,7 @@ class ModelDispatcher:
 
     @property
     def active_tasks(self) -> list[LeasedTask]:
-        """Return the tasks of all engines."""
+        """Return the tasks that engines work on."""
         return [task for slot in self.slots for task in slot.active.values()]
 
     @property
@@ -113,7 +110,7 @@ class ModelDispatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing runs or waits and the ledger had nothing more to lease."""
+        """Return whether no task runs or is pending, and the ledger had no more tasks to lease."""
         return self._ledger_empty and not self._leasing and not self.pending and not self.active
 
     def open(self, slot: ReplicaSlot) -> None:
@@ -122,24 +119,24 @@ class ModelDispatcher:
             self._ready_s = asyncio.get_running_loop().time()
         self.slots.append(slot)
         if self._lease_loop is None:
-            self._lease_loop = watched(self._lease_forever(), self._shared.on_error)
+            self._lease_loop = spawn(self._lease_forever(), self._shared.on_error)
         self.wakeup()
         self.fill()
 
     def ran_s(self, at_s: float) -> float:
-        """Return the seconds with a ready engine, of the first ``at_s`` of the run."""
+        """Return the seconds in which an engine was ready, out of the first ``at_s`` seconds of the run."""
         current_s = asyncio.get_running_loop().time() - self._ready_s if self.slots else 0.0
         return min(at_s, self._ran_s + current_s)
 
     def wakeup(self) -> None:
-        """Try to lease again."""
+        """Try again to lease tasks, because there may be new ones."""
         self._ledger_empty = False
         self._wake.set()
 
     async def close(self, slots: list[ReplicaSlot], *, keep: bool = True) -> None:
         """Remove slots: interrupt their requests, save the tokens if ``keep``, and release the tasks.
 
-        Without any slot left, the pending tasks are released too.
+        If no slot is left, the pending tasks are released, too.
         """
         if self._balancing is not None:
             await asyncio.wait([self._balancing])
@@ -151,7 +148,7 @@ class ModelDispatcher:
                 loop.cancel()
                 await asyncio.gather(loop, return_exceptions=True)
             if self._lease_call is not None:
-                # Tasks that are being leased must be known, to be released.
+                # Wait for a lease in progress, so that its tasks are released, too.
                 await asyncio.gather(self._lease_call, return_exceptions=True)
             tasks += self.pending
             self.pending.clear()
@@ -166,7 +163,7 @@ class ModelDispatcher:
         self.fill()
 
     async def save(self, tasks: list[LeasedTask] | None = None) -> None:
-        """Save the outputs so far that have grown; None: of all active tasks."""
+        """Save the outputs that have grown since the last save. If ``tasks`` is None, consider all active tasks."""
         grown: list[tuple[str, Partial]] = []
         for task in self.active_tasks if tasks is None else tasks:
             partial = task.draft.partial() if len(task.draft.output_ids) > task.saved else None
@@ -191,7 +188,7 @@ class ModelDispatcher:
                 await asyncio.shield(self._lease_call)
 
     def _room(self) -> int:
-        """Return how many tasks to lease: half a batch is leased ahead, in few calls."""
+        """Return how many tasks to lease now. Half a batch is leased ahead, so that few calls are needed."""
         max_num_seqs = sum(slot.max_num_seqs for slot in self.slots)
         ahead = max(4, max_num_seqs // 2)
         free = max_num_seqs + ahead - self.active - len(self.pending)
@@ -228,11 +225,10 @@ class ModelDispatcher:
             and self._balancing is None
             and (moves := requests_to_move(self.slots))
         ):
-            self._balancing = watched(self._rebalance(moves), shared.on_error)
+            self._balancing = spawn(self._rebalance(moves), shared.on_error)
             self._balancing.add_done_callback(self._rebalanced)
 
     async def _rebalance(self, moves: list[tuple[LeasedTask, ReplicaSlot]]) -> None:
-        """Interrupt requests so that an engine with little to do continues them from their tokens."""
         await interrupt([task for task, _ in moves])
         for task, slot in moves:
             if slot.active.get(task.place) is task and not task.is_answered:
@@ -259,15 +255,10 @@ class ModelDispatcher:
             self._wake.set()
 
     def _slot_for(self, task: LeasedTask) -> ReplicaSlot | None:
-        """Return the least busy engine with room, preferably not the one that failed the task last."""
         suspects, avoided = self._shared.suspects, self._shared.avoided.get(task.place)
-        free = [
-            slot
-            for slot in self.slots
-            if len(slot.active) < slot.max_num_seqs
-            and slot.liveness_check is None
-            and (not suspects or suspects.may_join(task.place, slot.active, slot.max_num_seqs))
-        ]
+        free = [slot for slot in self.slots if len(slot.active) < slot.max_num_seqs and slot.liveness_check is None]
+        if suspects:
+            free = [slot for slot in free if suspects.may_join(task.place, slot.active, slot.max_num_seqs)]
         return min(free, key=lambda slot: (slot is avoided, len(slot.active)), default=None)
 
     def _on_end(self, task: LeasedTask, slot: ReplicaSlot, generation: asyncio.Task[Output]) -> None:
@@ -299,17 +290,17 @@ class ModelDispatcher:
         if error.fault is Fault.REQUEST:
             self._settler.settle(task, State.DEAD, error=str(error))
         elif error.fault is Fault.BUSY:
-            self._settler.engine_full(task, str(error), slot, error.retry_after_s)
+            self._settler.retry_later(task, str(error), slot, error.retry_after_s)
         else:
-            self._settler.attempted(task, str(error), slot)
+            self._settler.retry(task, str(error), slot)
             slot.failures += 1
             if slot.failures >= self._shared.job.settings.engine_failures:
                 self._shared.on_engine_failure(slot, False)
 
     async def _check_liveness(self, slot: ReplicaSlot, cause: str) -> None:
-        """Find out whether an unreachable engine died; if it lives, the requests failed for another reason."""
+        """Check whether an unreachable engine has died. If not, the failed requests count as bad answers."""
         assert slot.engine is not None
-        if await slot.engine.stopped(_CRASH_SHOWS_S):
+        if await slot.engine.has_died(_CRASH_SHOWS_S):
             self._shared.on_engine_failure(slot, True)
             return
         slot.liveness_check = None
@@ -318,7 +309,7 @@ class ModelDispatcher:
         self.fill()
 
     async def engine_died(self, slot: ReplicaSlot, error: str) -> None:
-        """Release the tasks of an engine that died; a task that was alone with it has failed an attempt."""
+        """Release the tasks of an engine that died. If there was only one, this counts as one of its attempts."""
         if self._balancing is not None:
             await asyncio.wait([self._balancing])
         tasks = list(slot.active.values())
@@ -330,7 +321,7 @@ class ModelDispatcher:
         self._shared.suspects.update(task.place for task in tasks)
         for task in tasks:
             if len(tasks) == 1:
-                self._settler.attempted(task, error, slot)
+                self._settler.retry(task, error, slot)
             else:
                 self._settler.release(task, error)
 
@@ -344,21 +335,21 @@ async def interrupt(tasks: Sequence[LeasedTask]) -> None:
 
 
 def written_tokens(shared: SharedState, dispatchers: Sequence[ModelDispatcher]) -> dict[int, int]:
-    """Return the tokens of unfinished outputs by place, interrupted ones included."""
+    """Return the tokens of unfinished outputs, including interrupted ones, by the task's number in the ledger."""
     active = (task for one in dispatchers for task in one.active_tasks)
     return shared.saved_tokens | {task.place: task.draft.tokens for task in active if not task.is_answered}
 
 
 @dataclass(frozen=True)
 class Reused:
-    """Tasks by call: ``retained`` are answered already; ``remaining`` are not, those that wait for others included."""
+    """Numbers of tasks of each call: with an output from before (``retained``), and not finished (``remaining``)."""
 
     calls: tuple[str, ...]
     retained: tuple[int, ...]
     remaining: tuple[int, ...]
 
     def words(self) -> str:
-        """Return a text for people, call by call."""
+        """Return the numbers of each call as a text for messages."""
         return "; ".join(
             f"{call}: {retained} of {retained + remaining} answers kept"
             for call, retained, remaining in zip(self.calls, self.retained, self.remaining, strict=True)
@@ -366,10 +357,10 @@ class Reused:
 
 
 async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], float]) -> Reused | None:
-    """Settle all tasks with a known output before any engine starts; return None if the application has not changed.
+    """Finish the tasks whose outputs the ledger already has. Return None if the application has not changed.
 
-    Tasks that need an engine are released for a moment after the time at which this function leases, so that it
-    leases none of them twice.
+    This is done before any engine starts. Tasks that need an engine become ready only after the time at which this
+    function leases, so it leases none of them twice.
     """
     ledger, lease_s = writer.ledger, job.settings.lease_s
     before = (await writer.call(ledger.metadata)).get(APPLICATION)
@@ -397,7 +388,7 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
 
 
 async def resumed_results(writer: LedgerWriter, job: Job, retained: Counter[int] | None = None) -> Reused:
-    """Return what is answered already and what remains; ``retained``: by call, None: all that is answered."""
+    """Return how many tasks are answered and how many are left. ``retained`` replaces the answered numbers by call."""
     finished: Counter[int] = Counter()
     remaining: Counter[int] = Counter()
     for (pair, state), tasks in (await writer.call(writer.ledger.counts)).items():

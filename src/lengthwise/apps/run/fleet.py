@@ -1,4 +1,4 @@
-"""The engines of a run: start or wake those of the current plans, stop the others or put them to sleep."""
+"""The engines of a run: those of the current plans are started or woken, others are stopped or put to sleep."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from lengthwise.apps.launch.engine import Engine, Launcher
 from lengthwise.apps.launch.local import KIND
 from lengthwise.apps.run.dispatch import ModelDispatcher
 from lengthwise.apps.run.job import Placer, Plans
-from lengthwise.apps.run.task_state import ReplicaSlot, watched
+from lengthwise.apps.run.task_state import ReplicaSlot, spawn
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
-MIN_SILENCE_S = 30.0
-"""Silence below this is normal: long prompts, and health checks of a server, take some seconds."""
-_PLANNED_FACTOR = 2.0
-"""A start that takes less than this times its planned time is not reported as silent."""
+MIN_SILENCE_S = 30.0  # less is normal: long prompts, and health checks of a server, take some seconds
+_PLANNED_FACTOR = 2.0  # a start that takes less than this times its planned time is not reported as silent
 _MAX_STARTS = 3
 _Key = tuple[int, tuple[str, int, int], Replica]
 Found = TypeVar("Found")
 Report = Callable[[str, ModelPlan, Replica, str], None]
-"""Receives every switch: "start", "wake", "sleep", "stop", "ready" or "died", with plan, GPUs and description."""
+"""Receives "start", "wake", "sleep", "stop", "ready" or "died", with the plan, GPUs and description of the engine."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,11 @@ class Silent:
     """An engine that does not answer.
 
     Attributes:
-        description: The engine; "": it has not been ready yet.
-        since_s: Time of its start or of its last progress, from the start of the run; ``for_s``: seconds since then.
-        planned_s: Planned seconds until it is ready; 0: it was ready, or unknown.
-        is_placed: Whether ``gpus`` are GPUs; else they hold the engine's number among the engines of its model.
+        description: Description of the engine, or "" if it has not been ready yet.
+        since_s: Time of its start or last progress, from the start of the run.
+        for_s: Seconds since ``since_s``.
+        planned_s: Planned seconds until the engine is ready. They are 0 if it was ready before, or if they are unknown.
+        is_placed: Whether ``gpus`` are GPUs. If not, they hold the engine's number among the engines of its model.
     """
 
     model: int
@@ -48,7 +47,7 @@ class Silent:
     is_placed: bool = True
 
     def words(self, name: str) -> str:
-        """Return a sentence for people; ``name`` is the model's."""
+        """Return a sentence that describes the engine. ``name`` is the model's name."""
         numbers = ", ".join(map(str, self.gpus))
         gpus = f"GPU{'s' if len(self.gpus) > 1 else ''}" if self.is_placed else "engine"
         where = f"{name} on {gpus} {numbers}"
@@ -59,8 +58,8 @@ class Silent:
         return f"{where} is not ready {self.for_s:.0f} s after its start{planned}{restarts}"
 
 
-def silent(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> tuple[Silent, ...]:
-    """Return the engines that have made no progress for longer than their limit, by the loop's clock."""
+def silent_engines(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float, now_s: float) -> tuple[Silent, ...]:
+    """Return the engines that have made no progress for too long. Both times are on the loop's clock."""
     found = []
     for slot in slots:
         if slot.restart is not None and not slot.restart.done():
@@ -84,7 +83,7 @@ def _by_model(pairs: Iterable[tuple[int, Found]]) -> dict[int, tuple[Found, ...]
 
 
 class Fleet:
-    """All engines of a run; ``dispatchers`` by model, ``on_error`` gets the error of an engine that does not start."""
+    """All engines of a run. ``dispatchers`` has one per model, and ``on_error`` gets the error of a failed start."""
 
     def __init__(
         self,
@@ -102,11 +101,16 @@ class Fleet:
 
     @property
     def placement(self) -> Placement:
-        """Return the GPUs of all engines, those that are starting included."""
+        """Return the GPUs of all engines, including starting engines."""
         return _by_model((slot.plan.model, slot.gpus) for slot in self.slots)
 
+    def is_overdue(self, placer: Placer) -> bool:
+        """Return whether an engine takes longer to start than planned."""
+        now_s = asyncio.get_running_loop().time()
+        return any(slot.engine is None and now_s - slot.started_s > placer.ready_s(slot.plan) for slot in self.slots)
+
     def in_sleep(self, plans: Plans) -> Placement:
-        """Return the GPUs of sleeping engines of exactly these plans."""
+        """Return the GPUs of sleeping engines that have the shape of one of these plans."""
         shapes = {(plan.model, plan.shape) for plan in plans}
         return _by_model((model, gpus) for model, shape, gpus in sorted(self._asleep) if (model, shape) in shapes)
 
@@ -115,7 +119,7 @@ class Fleet:
         return _by_model((slot.plan.model, slot.engine.description) for slot in self.slots if slot.engine is not None)
 
     async def switch(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
-        """Switch to these plans; replicas that stay are not interrupted, and new ones start in the background."""
+        """Switch to these plans. Replicas that stay are not interrupted, and new replicas start in the background."""
         new = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
         stay, leave = [], []
         for slot in self.slots:
@@ -129,7 +133,7 @@ class Fleet:
         for model in sorted({slot.plan.model for slot in leave}):
             await self._dispatchers[model].close([slot for slot in leave if slot.plan.model == model])
         for slot in leave:
-            leaving = watched(self._leave(slot), self._on_error)
+            leaving = spawn(self._leave(slot), self._on_error)
             self._leaving[leaving] = slot.gpus
             leaving.add_done_callback(self._leaving.pop)
         for (_, _, gpus), plan in new.items():
@@ -137,7 +141,6 @@ class Fleet:
             self._start(slot)
 
     async def _leave(self, slot: ReplicaSlot) -> None:
-        """Free the GPUs of a slot."""
         if slot.restart is not None:
             await asyncio.wait([slot.restart])
         await _cancel_start(slot)
@@ -153,10 +156,9 @@ class Fleet:
             await self._launcher.stop(engine)
 
     def _start(self, slot: ReplicaSlot) -> None:
-        slot.startup = watched(self._open(slot), self._on_error)
+        slot.startup = spawn(self._open(slot), self._on_error)
 
     async def _open(self, slot: ReplicaSlot) -> None:
-        """Make an engine ready, once the engines that leave its GPUs are gone."""
         loop = asyncio.get_running_loop()
         slot.started_s = loop.time()
         if self._launcher.is_placed:
@@ -170,7 +172,6 @@ class Fleet:
         self._dispatchers[slot.plan.model].open(slot)
 
     async def _wake(self, slot: ReplicaSlot) -> Engine | None:
-        """Wake a sleeping engine of the slot's plan and GPUs; return None if there is none or it fails."""
         engine = self._asleep.pop((slot.plan.model, slot.plan.shape, slot.gpus), None)
         if engine is None:
             return None
@@ -197,10 +198,10 @@ class Fleet:
                 await asyncio.sleep(2.0 ** (slot.starts - 1))
 
     def restart(self, slot: ReplicaSlot, *, died: bool) -> None:
-        """Restart the engine of a slot; its tasks are released."""
+        """Restart the engine of a slot, and release its tasks."""
         if slot in self.slots and slot.engine is not None:
             engine, slot.engine = slot.engine, None
-            slot.restart = watched(self._restart(slot, engine, died=died), self._on_error)
+            slot.restart = spawn(self._restart(slot, engine, died=died), self._on_error)
             self._restarting.add(slot.restart)
             slot.restart.add_done_callback(self._restarting.discard)
 
@@ -216,7 +217,7 @@ class Fleet:
             self._start(slot)
 
     async def close(self) -> None:
-        """Stop all engines, those that start or sleep included."""
+        """Stop all engines, including starting and sleeping engines."""
         while self._restarting:
             await asyncio.wait(self._restarting)
         slots, self.slots = self.slots, []

@@ -1,4 +1,4 @@
-"""A job: the tasks of an application in the order of the ledger, their requests, the plan, and its coordinator."""
+"""A job: an application's tasks in the order of the ledger, their requests, the plan, and the coordinator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from lengthwise.apps import placement
-from lengthwise.apps.launch.engine import COMPLETIONS, Ask
+from lengthwise.apps.launch.engine import COMPLETIONS, TaskRequest
 from lengthwise.apps.ledger.contracts import Output, State
 from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.schema.app import AppPlan, AppStage, Cluster, Floats, Ints, ModelPlan, Placement, TaskDraw, Tasks
@@ -31,10 +31,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Layout:
-    """Tasks in the order of the ledger, which leases low places first.
+    """Tasks in the order of the ledger, which leases low places first. A task's place is its number in the ledger.
 
-    In ``tasks``, ``call`` is an index of ``pairs`` (call, model), so that the ledger counts both. ``task_of`` [n] is
-    the application's task at a place, and ``place_of`` [n] the place of a task.
+    Attributes:
+        tasks: The tasks in that order. Their ``call`` is an index into ``pairs``.
+        pairs: (call, model) pairs, so that the ledger counts tasks by both.
+        task_of: [n] number in the application of the task at each place.
+        place_of: [n] place of each task of the application.
     """
 
     tasks: Tasks
@@ -43,18 +46,18 @@ class Layout:
     place_of: Ints
 
     def parents(self, place: int) -> Ints:
-        """Return the places that a place waits for."""
+        """Return the places of the parents of the task at a place."""
         start = self.tasks.parent_start
         return self.tasks.parent[start[place] : start[place + 1]]
 
 
-def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
-    """Order tasks by the longest chain of expected tokens that starts with them: long chains must not start last."""
+def ledger_layout(tasks: Tasks, expected_tokens: Floats) -> Layout:
+    """Return the ledger's order of tasks. Tasks at the start of chains with the most expected tokens come first."""
     if len(expected_tokens) != len(tasks):
         raise InputError(
             f"there must be an expected length for each task ({len(tasks)}); there are {len(expected_tokens)}"
         )
-    task_of = np.argsort(-chains(tasks, np.maximum(expected_tokens, 1.0)), kind="stable").astype(np.int64)
+    task_of = np.argsort(-chain_tokens(tasks, np.maximum(expected_tokens, 1.0)), kind="stable").astype(np.int64)
     place_of = np.empty_like(task_of)
     place_of[task_of] = np.arange(len(tasks))
     known, numbers = np.unique(tasks.call * len(tasks.models) + tasks.model, return_inverse=True)
@@ -63,19 +66,13 @@ def lay(tasks: Tasks, expected_tokens: Floats) -> Layout:
     counts = np.diff(tasks.parent_start)[task_of]
     start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     edge = np.repeat(tasks.parent_start[task_of] - start[:-1], counts) + np.arange(start[-1])
-    placed = replace(
-        tasks,
-        **{name: getattr(tasks, name)[task_of] for name in columns},
-        call=numbers.astype(np.int64)[task_of],
-        parent_start=start,
-        parent=place_of[tasks.parent[edge]],
-        shown=tasks.shown[edge],
-    )
-    return Layout(placed, pairs, task_of, place_of)
+    placed = {name: getattr(tasks, name)[task_of] for name in columns} | {"call": numbers.astype(np.int64)[task_of]}
+    edges = {"parent_start": start, "parent": place_of[tasks.parent[edge]], "shown": tasks.shown[edge]}
+    return Layout(replace(tasks, **placed, **edges), pairs, task_of, place_of)
 
 
-def chains(tasks: Tasks, tokens: Floats) -> Floats:
-    """Return [n] the tokens of the longest chain of tasks that starts with each."""
+def chain_tokens(tasks: Tasks, tokens: Floats) -> Floats:
+    """Return the tokens of the longest chain of dependent tasks that starts with each task, [n]."""
     from lengthwise.apps.plan.draws import depths
 
     longest = tokens.astype(np.float64).copy()
@@ -92,7 +89,7 @@ def chains(tasks: Tasks, tokens: Floats) -> Floats:
 
 
 def identity_of(words: str, layout: Layout) -> str:
-    """Return a hash that identifies the tasks: by the hashes of application and inputs (``words``), and the layout."""
+    """Return a hash of the layout and ``words`` (the hashes of application and inputs), which identifies the tasks."""
     found = hashlib.sha256(words.encode())
     tasks = layout.tasks
     for column in (tasks.call, tasks.model, tasks.row, tasks.round, tasks.index, tasks.parent, layout.task_of):
@@ -102,39 +99,38 @@ def identity_of(words: str, layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """The request of a task, and the key of its output."""
+    """The request of a task, and the key under which its output is stored."""
 
     key: str
-    request: Ask
+    request: TaskRequest
 
 
-Outputs = Callable[[int], Output | None]
-"""Returns the output of a finished task, by its number in the application; None for a skipped task."""
+Outputs = Callable[[int], Output | None]  # the output of a finished task, by its number; None if it was skipped
 
 
 class Decider(Protocol):
-    """Builds the request of a task, once its parents have finished."""
+    """Builds the request of a task after the task's parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request; None: the task is skipped. Raise InputError if it cannot be built: the task is dead."""
+        """Return the request of a task, or None if the task is skipped. If InputError is raised, the task is dead."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A plan as a run follows it.
+    """A plan in the form that a run follows.
 
     Attributes:
         reserve: Plans of models that are in no stage.
-        ends_s: Planned end of each stage, from the start; () if unknown.
-        slack: A stage is as planned if it ends within these factors of its planned end.
-        ready_s: Planned time until the first engine is ready, from the start.
+        ends_s: Planned end of each stage, in seconds from the start, or () if unknown.
+        slack: A stage ends as planned if its end is between these two multiples of the planned end.
+        loads_s: Planned seconds of each stage in which engines load, each counted by its share of the GPUs, or ().
     """
 
     stages: tuple[Plans, ...]
     reserve: Plans = ()
     ends_s: tuple[float, ...] = ()
     slack: tuple[float, float] = (0.8, 1.25)
-    ready_s: float = 0.0
+    loads_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,16 +138,16 @@ class Settings:
     """Retries and intervals of a run.
 
     Attributes:
-        max_attempts: A task is dead after so many.
-        lease_s: A lease that is not renewed for so long is given to others.
-        backoff_s: Time before the second attempt; it doubles with each further one, and has jitter.
-        max_backoff_s: Longest time between attempts.
+        max_attempts: Number of failed attempts after which a task is dead.
+        lease_s: Seconds after which a lease expires unless it is renewed.
+        backoff_s: Seconds before the second attempt. They double with each further attempt, and have jitter.
+        max_backoff_s: Maximum seconds between attempts.
         save_s: Interval at which unfinished outputs are saved.
-        linger_s: How long an output that unblocks no task may wait to be recorded with others.
-        engine_failures: An engine is restarted after so many failures in a row.
-        max_engine_failures: The run fails after so many crashes of a model's engines without an answer in between.
-        seed: Of the jitter.
-        replans: How often the rest is planned again at most; 0: never.
+        linger_s: Maximum seconds until an output is recorded with others if no task waits for this output.
+        engine_failures: Number of consecutive failures after which an engine is restarted.
+        max_engine_failures: Number of crashes of a model's engines, with no answer in between, that ends the run.
+        seed: Seed of the jitter.
+        replans: Maximum number of times that the rest of the run gets another plan. 0 means never.
     """
 
     max_attempts: int = 3
@@ -176,10 +172,10 @@ class PlanDeviation:
     """The state of a run that may have left its plan.
 
     Attributes:
-        planned_s: Planned end of the stage.
-        is_off_time: Whether its clock has left the plan's interval; else its lengths are to be checked.
-        completed: (place, state, prompt tokens, output tokens) of finished tasks.
-        written: Tokens of unfinished outputs, by place.
+        planned_s: Planned end of the stage ``stage``.
+        is_off_time: Whether a stage ended too early or is late. If not, only the lengths are to be checked.
+        completed: (number in the ledger, state, prompt tokens, output tokens) of finished tasks.
+        written: Tokens of unfinished outputs, by the task's number in the ledger.
     """
 
     at_s: float
@@ -194,26 +190,25 @@ class PlanDeviation:
 
 @dataclass(frozen=True)
 class RevisedPlan:
-    """The outcome of a new planning: another plan (``is_new``), or the old one with its times from now on."""
+    """The result of replanning: another plan (``is_new``), or the old plan with new planned times."""
 
     run_plan: RunPlan
     is_new: bool
     description: str
 
 
-Replan = Callable[[PlanDeviation], RevisedPlan | None]
-"""Returns the plan to follow once a run has left its plan; None: as before."""
+Replan = Callable[[PlanDeviation], RevisedPlan | None]  # returns the plan to follow from now on; None: as before
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run of an application and its inputs (``identity``).
+    """The tasks, plan and settings of a run. ``identity`` identifies the application and its inputs.
 
     Attributes:
-        expected_tokens: [n] output tokens by place.
-        owner: Identifies this coordinator, also among dead ones.
-        replan: None: the plan is never revised.
-        seek: Waits for the plan that is still searched for when engines start; None: ``run_plan`` is final.
+        expected_tokens: [n] expected output tokens of each task, in the order of ``layout``.
+        owner: Name of this coordinator, which no other coordinator has.
+        replan: Returns another plan if the run has left its plan. If None, the plan is never revised.
+        seek: Waits for a search that still runs when engines start, and returns its plan. If None, no search runs.
     """
 
     layout: Layout
@@ -228,27 +223,27 @@ class Job:
     seek: Callable[[], RunPlan] | None = None
 
     def backoff_s(self, place: int, attempt: int) -> float:
-        """Return the seconds until the next attempt, the same for the same attempt of the same task."""
+        """Return the seconds until the next attempt. Their jitter depends only on seed, place and attempt."""
         settings = self.settings
         longest = min(settings.max_backoff_s, settings.backoff_s * 2.0 ** (attempt - 1))
         return float(longest * np.random.default_rng((settings.seed, place, attempt)).uniform(0.5, 1.0))
 
 
 def new_owner() -> str:
-    """Return a name for a coordinator of this process: host, boot, process, its start time, and a random part."""
+    """Return a new coordinator's name: host, boot, process, its start time, and a random part."""
     return "/".join((socket.gethostname(), _boot(), str(os.getpid()), _start_time(os.getpid()), uuid.uuid4().hex[:8]))
 
 
 def is_dead(owner: str) -> bool:
-    """Return whether a coordinator is known to be dead: it ran on this host, and its process does not exist."""
+    """Return whether a coordinator of this host is known to be dead, because its process no longer exists."""
     parts = owner.split("/")
     if len(parts) != 5 or parts[0] != socket.gethostname() or not parts[2].isdigit():
         return False
     return parts[1] != _boot() or _start_time(int(parts[2])) != parts[3]
 
 
-def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
-    """Open the ledger for a run and release the leases of dead coordinators; return whether the run is resumed."""
+def join_run(ledger: Ledger, job: Job, now_s: float) -> bool:
+    """Open the ledger, register the coordinator, and release leases of dead ones. Return whether the run is resumed."""
     resumed = ledger.open(job.identity, job.layout.tasks)
     dead = [owner for owner in _owners(ledger) if is_dead(owner)]
     for owner in dead:
@@ -260,7 +255,7 @@ def enter(ledger: Ledger, job: Job, now_s: float) -> bool:
 
 
 def alive(ledger: Ledger) -> list[str]:
-    """Return the coordinators that are not known to have finished or died."""
+    """Return the names of coordinators that are not known to have finished or died."""
     return [owner for owner in _owners(ledger) if not is_dead(owner)]
 
 
@@ -276,7 +271,7 @@ def _boot() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return the start time of a process in kernel ticks; "" if it does not run."""
+    """Return the start time of a process in kernel ticks, or "" if the process does not run."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -286,7 +281,7 @@ def _start_time(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a run, its placer, and how it is revised (None: never)."""
+    """The plan of a run, the placer, and the function that revises the plan, or None if the plan is never revised."""
 
     run_plan: RunPlan
     placer: Placer
@@ -295,7 +290,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunTasks:
-    """The tasks of a run; ``words`` holds the hashes of the application and its inputs."""
+    """The tasks of a run. ``words`` is a text with the hashes of the application and its inputs."""
 
     tasks: Tasks
     decider: Decider
@@ -304,8 +299,8 @@ class RunTasks:
 
 
 def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
-    """Return the run of an application by a plan; ``owner`` None: a new coordinator of this process."""
-    layout = lay(work.tasks, work.expected_tokens)
+    """Return the job that runs tasks by a plan. Without ``owner``, the coordinator gets a new name."""
+    layout = ledger_layout(work.tasks, work.expected_tokens)
     return Job(
         layout=layout,
         expected_tokens=work.expected_tokens[layout.task_of],
@@ -320,55 +315,56 @@ def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *
 
 
 def expected_tokens(draws: Sequence[TaskDraw]) -> Floats:
-    """Return [n] the mean output tokens over draws; a task that a draw does not contain counts 0."""
+    """Return the mean output tokens of each task over the draws, [n]. A draw without the task counts as 0 tokens."""
     tokens = [np.where(draw.present, draw.output_tokens, 0) for draw in draws]
     return np.asarray(np.mean(tokens, axis=0), np.float64)
 
 
 def run_plan_of(plan: AppPlan) -> RunPlan:
-    """Return a plan's stages; as planned is from 0.9 times the makespan's 5 % to 1.1 times its 95 % quantile."""
+    """Return a planner's result in the form that a run follows, with the 5 and 95 % quantiles as its range."""
     mean_s = plan.makespan.value
-    low_s, high_s = plan.quantiles_s.get(0.05, mean_s), plan.quantiles_s.get(0.95, mean_s)
-    slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
-    ready_s = 0.0
-    if plan.stages:
-        switches, plans = plan.stages[0].switches, plan.stages[0].plans
-        if {running.model for running in plans} <= {switch.model for switch in switches}:
-            ready_s = min(switch.seconds for switch in switches)  # else an engine is ready from the start
-    return RunPlan(plan.planned, plan.reserve, ends_s(plan.planned, plan.stages), slack, ready_s)
+    range_s = (plan.quantiles_s.get(0.05, mean_s), mean_s, plan.quantiles_s.get(0.95, mean_s))
+    return simulated_run_plan(plan.planned, plan.reserve, plan.stages, range_s)
 
 
-def ends_s(planned: Sequence[Sequence[ModelPlan]], simulated: Sequence[AppStage]) -> tuple[float, ...]:
-    """Return when each planned stage ends in its simulation.
+def simulated_run_plan(
+    planned: tuple[Plans, ...], reserve: Plans, simulated: Sequence[AppStage], range_s: tuple[float, float, float]
+) -> RunPlan:
+    """Return a simulated plan in the form that a run follows.
 
-    A simulated stage belongs to the next planned one as soon as a plan runs that only that one has.
+    A planned stage lasts until a simulated one runs a plan that only the next planned stage has. The run is as planned
+    from 0.9 x the low end to 1.1 x the high end of the makespan's range, ``range_s``: low end, mean, high end.
     """
-    found, at = [0.0] * len(planned), 0
+    low_s, mean_s, high_s = range_s
+    slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
+    ends_s, loads_s, at = [0.0] * len(planned), [0.0] * len(planned), 0
     for stage in simulated if planned else ():
-        while at + 1 < len(found) and set(stage.plans) & (set(planned[at + 1]) - set(planned[at])):
+        while at + 1 < len(planned) and set(stage.plans) & (set(planned[at + 1]) - set(planned[at])):
             at += 1
-        found[at] = stage.end_s
-    return tuple(np.maximum.accumulate(found).tolist()) if found else ()
+        ends_s[at] = stage.end_s
+        seconds = (len(one.replica) * min(one.seconds, stage.end_s - stage.start_s) for one in stage.switches)
+        loads_s[at] += sum(seconds) / max(stage.gpus, 1)
+    return RunPlan(planned, reserve, tuple(np.maximum.accumulate(ends_s).tolist()), slack, tuple(loads_s))
 
 
 def static_run_plan(plans: Sequence[ModelPlan]) -> RunPlan:
-    """Return the plan of engines that run already: all models at once."""
+    """Return the plan of engines that already run: all models at once."""
     return RunPlan((tuple(plans),))
 
 
 @dataclass(frozen=True)
 class ClusterPlacer:
-    """Places replicas on the GPUs of a cluster with the shortest loading time; ``seconds`` until one is ready."""
+    """Places replicas on a cluster so that they load in the shortest time. ``seconds`` returns one replica's time."""
 
     cluster: Cluster
     seconds: placement.Seconds
 
     def fits(self, plans: Plans) -> bool:
-        """Return whether plans fit beside one another."""
+        """Return whether the plans fit on the cluster at the same time."""
         return placement.fits(plans, self.cluster)
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica; ``in_sleep``: those of the same plans that can be woken."""
+        """Return the GPUs of each replica. ``in_sleep`` are GPUs with sleeping engines that can be woken."""
         asleep = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
         found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=asleep)
         if found is None:
@@ -382,18 +378,18 @@ class ClusterPlacer:
 
 @dataclass(frozen=True)
 class StaticPlacer:
-    """Numbers the engines of each model, which run already, instead of placing them."""
+    """Numbers the engines of each model instead of placing them, since they already run."""
 
     def fits(self, plans: Plans) -> bool:  # noqa: ARG002 - as of ``ClusterPlacer``
-        """Return True."""
+        """Return True, since all engines already run."""
         return True
 
     def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:  # noqa: ARG002
-        """Return the number of each engine among those of its model."""
+        """Return the number of each engine among the engines of its model."""
         return {plan.model: tuple((number,) for number in range(plan.dp)) for plan in plans}
 
     def ready_s(self, plan: ModelPlan) -> float:  # noqa: ARG002 - the protocol's
-        """Return 0: unknown."""
+        """Return 0, since the time is unknown."""
         return 0.0
 
 
@@ -402,15 +398,15 @@ Placer = ClusterPlacer | StaticPlacer
 
 @dataclass(frozen=True)
 class Drawn:
-    """Requests the tasks that are present in a draw, and skips the others."""
+    """Requests the tasks that are present in a draw, and skips all others. It is a ``Decider``."""
 
     tasks: Tasks
     draw: TaskDraw
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:  # noqa: ARG002 - the protocol's
-        """Return a request that identifies the task; None if it is not in the draw."""
+        """Return a request that identifies the task, or None if the draw does not contain the task."""
         if not self.draw.present[task]:
             return None
         words = f"{self.tasks.models[self.tasks.model[task]]} {task} {self.draw.prompt_tokens[task]}"
         key = hashlib.sha256(words.encode()).hexdigest()
-        return RequestSpec(key, Ask(task, COMPLETIONS, {"max_tokens": int(self.tasks.max_tokens[task])}))
+        return RequestSpec(key, TaskRequest(task, COMPLETIONS, {"max_tokens": int(self.tasks.max_tokens[task])}))

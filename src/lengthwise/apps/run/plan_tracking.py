@@ -1,4 +1,4 @@
-"""Follow a run plan: which model plans run now, whether the run is as planned, and the search for a better one."""
+"""Tracking of a run's plan: which plans run now, whether the run is as planned, and the search for a better plan."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 
 from lengthwise.apps.ledger.contracts import FINISHED, State
-from lengthwise.apps.placement import Now, next_plans
+from lengthwise.apps.placement import StagePlans, next_plans
 from lengthwise.apps.run.job import Job, Layout, PlanDeviation, Plans, Replan, RunPlan
 from lengthwise.apps.run.task_state import LedgerWriter
 from lengthwise.schema.app import Placement
 from lengthwise.schema.errors import InternalError, LengthwiseError
 
-MAX_CHECKS = 24
-"""How often lengths are checked at most, each time after a twelfth of the planned time."""
-SEARCHES_PER_REPLAN = 3  # so many searches at most for each new plan that is allowed
+MAX_CHECKS = 24  # maximum number of checks of the lengths, each a twelfth of the planned time after the last
+SEARCHES_PER_REPLAN = 3  # maximum number of searches for each new plan that is allowed
 _CHECK_SHARE = 1 / 12
 _MIN_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """Tasks by model: all, finished ones, and ready or leased ones; and the models without any left."""
+    """Numbers of tasks of each model (all, finished, and ready or leased), and the models that have finished."""
 
     total: tuple[int, ...]
     completed: tuple[int, ...]
@@ -33,7 +32,7 @@ class Status:
 
     @classmethod
     def of(cls, layout: Layout, counts: Mapping[tuple[int, State], int]) -> Status:
-        """Sum the ledger's counts, which are by pair of call and model."""
+        """Return the status for the ledger's counts, which are by state and by pair of call and model."""
         models = len(layout.tasks.models)
         total, completed, available = [0] * models, [0] * models, [0] * models
         for (pair, state), tasks in counts.items():
@@ -55,14 +54,17 @@ class PlanTracker:
 
     Args:
         at_s: Returns the seconds since the start of the run.
-        written_tokens: Returns the tokens of unfinished outputs, by place.
+        written_tokens: Returns the tokens of unfinished outputs, by the task's number in the ledger.
         placement: Returns the GPUs of all engines.
-        report: Called with "replan" or "keep" and the reason; after "replan" another plan is followed.
+        is_overdue: Returns whether an engine takes longer to start than planned.
+        report: Receives "replan" or "keep", and the reason. After "replan", the run follows another plan.
 
     Attributes:
-        run_plan: The plan that is followed since ``from_s``, from the start of the run.
-        now: The stage, and the plans that run.
-        blocked: Running models that wait for one that does not run.
+        run_plan: The plan that the run follows since ``from_s`` seconds after its start.
+        now: The current stage, and the plans that run.
+        stage_s: Time at which the current stage began, from the start of the run.
+        late_s: Seconds since ``from_s`` in which an engine took longer to start than planned. The plan's clock stops.
+        blocked: Running models that wait for a model that does not run.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class PlanTracker:
         at_s: Callable[[], float],
         written_tokens: Callable[[], Mapping[int, int]],
         placement: Callable[[], Placement],
+        is_overdue: Callable[[], bool],
         report: Callable[[str, str], None],
     ) -> None:
         self._job, self._writer, self._at_s, self._report = job, writer, at_s, report
-        self._written_tokens, self._placement = written_tokens, placement
+        self._written_tokens, self._placement, self._is_overdue = written_tokens, placement, is_overdue
         tasks = job.layout.tasks
         child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
         pairs = np.unique(tasks.model[tasks.parent] * len(tasks.models) + tasks.model[child])
@@ -86,12 +89,14 @@ class PlanTracker:
         self._is_searching = False
         self._checks = self._replans = self._searches = 0
         self._next_check_s: float | None = None
-        self.run_plan, self.from_s, self.now = job.run_plan, 0.0, Now(-1, ())
+        self.stage_s = self.late_s = self._checked_s = 0.0
+        self.run_plan, self.from_s, self.now = job.run_plan, 0.0, StagePlans(-1, ())
 
     def step(self, status: Status) -> Plans | None:
-        """Return the plans to run from now on; None: as before.
+        """Return the plans to run from now on, or None if nothing changes.
 
-        Raise InternalError if the running models have no work, and the plan starts no other.
+        Raises:
+            InternalError: The running models have no work, and the plan starts no other.
         """
         running = {plan.model for plan in self.now.plans}
         self.blocked = self._blocked(status, running)
@@ -103,6 +108,8 @@ class PlanTracker:
         self.now = next_plans(
             stages, before.stage, before.plans, status.finished, fits, reserve=reserve, starved=self.blocked
         )
+        if before.stage != self.now.stage:
+            self.stage_s = self._at_s()
         if before == self.now and running and running == self.blocked | (running & status.finished):
             raise InternalError(f"models {sorted(running)} wait for others, and the plan starts none of them")
         if not self.now.plans and not status.is_finished:
@@ -111,7 +118,7 @@ class PlanTracker:
         return self.now.plans
 
     def _blocked(self, status: Status, running: Collection[int]) -> frozenset[int]:
-        """Return the running models that have no work until a model that does not run finishes tasks."""
+        """Return the running models whose remaining tasks all wait for models that do not run."""
         reached: set[int] = set()
         new = {model for model in running if status.available[model]}
         while new:
@@ -120,46 +127,42 @@ class PlanTracker:
         return frozenset(set(running) - reached - status.finished)
 
     def _deviation(self, at_s: float) -> PlanDeviation | None:
-        """Return the state of the run if the stage before ended too early or this one is late, once for each stage."""
+        """Return the state of the run if, for the first time, the last stage ended too early or this one is late."""
         ends_s, stage, (early, late) = self.run_plan.ends_s, self.now.stage, self.run_plan.slack
         at_s -= self.from_s
         if not 0 <= stage < len(ends_s) or self._deviated_stage >= stage:
             return None
         started_early = stage > 0 and at_s < ends_s[stage - 1] * early
-        if not started_early and at_s <= ends_s[stage] * late:
+        if not started_early and at_s - self.late_s <= ends_s[stage] * late:
             return None
         self._deviated_stage = stage
         return PlanDeviation(at_s, stage, ends_s[stage - 1] if started_early else ends_s[stage], self.now.plans)
 
     @property
     def planned_s(self) -> float:
-        """Return how long the plan takes; 0: unknown."""
+        """Return how many seconds the plan takes, or 0 if this is unknown."""
         return self.run_plan.ends_s[-1] if self.run_plan.ends_s else 0.0
 
-    @property
-    def end_s(self) -> float | None:
-        """Return when the plan ends, from the start of the run; None: unknown."""
-        return self.from_s + self.planned_s if self.run_plan.ends_s else None
-
     def stage_of(self, model: int) -> int | None:
-        """Return the stage in which a model runs, the current or a later one; None: in none of them."""
+        """Return the current or a later stage in which a model runs, or None."""
         first = max(0, self.now.stage)
         stages = enumerate(self.run_plan.stages[first:], first)
         return next((k for k, plans in stages if any(plan.model == model for plan in plans)), None)
 
     def follow(self, run_plan: RunPlan, at_s: float) -> None:
-        """Follow another plan from its first stage on; replicas that are in that stage are not interrupted."""
-        self.run_plan, self.from_s, self.now = run_plan, at_s, Now(-1, self.now.plans)
+        """Follow another plan from its first stage on. Replicas that this stage also has are not interrupted."""
+        self.late_s = self.late_s if at_s == self.from_s else 0.0
+        self.run_plan, self.from_s, self.now = run_plan, at_s, StagePlans(-1, self.now.plans)
         self._last, self._deviated_stage = None, -1
 
-    def seek(self) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine that waits for the search and follows its plan, to be started now; None: no search."""
+    def pending_search(self) -> Coroutine[Any, Any, None] | None:
+        """Return a coroutine that waits for the search to end and follows its plan, or None if no search is running."""
         if self._job.seek is None:
             return None
         self._is_searching = True
-        return self._follow_sought(self._job.seek)
+        return self._follow_found(self._job.seek)
 
-    async def _follow_sought(self, seek: Callable[[], RunPlan]) -> None:
+    async def _follow_found(self, seek: Callable[[], RunPlan]) -> None:
         try:
             run_plan = await self._writer.background(seek)
         except LengthwiseError as error:
@@ -171,14 +174,16 @@ class PlanTracker:
                 self._report("replan", "a better plan was found, which begins with other engines")
         self._is_searching = False
 
-    def check(self) -> Coroutine[Any, Any, None] | None:
-        """Return the search for a better plan, to be started now; None: there is no reason for one."""
+    def due_search(self) -> Coroutine[Any, Any, None] | None:
+        """Return a coroutine that searches for a better plan, or None if there is no reason for a search now."""
         limit, replan, at_s = self._job.settings.replans, self._job.replan, self._at_s()
+        self.late_s += at_s - self._checked_s if self._is_overdue() else 0.0
+        self._checked_s = at_s
         is_spent = self._replans >= limit or self._searches >= SEARCHES_PER_REPLAN * limit
         if replan is None or self._is_searching or is_spent:
             return None
         deviation = self._deviation(at_s)
-        if deviation is None and self.end_s is not None and self._checks < MAX_CHECKS:
+        if deviation is None and self.run_plan.ends_s and self._checks < MAX_CHECKS:
             interval_s = max(_MIN_CHECK_INTERVAL_S, self.planned_s * _CHECK_SHARE)
             if self._next_check_s is None:
                 self._next_check_s = at_s + interval_s
@@ -200,7 +205,7 @@ class PlanTracker:
             complete = replace(deviation, completed=completed, written=written, placement=placement)
             found = await self._writer.background(lambda: replan(complete))
         except LengthwiseError as error:
-            # The run continues by the plan that it has, whatever happens to the search for another.
+            # The run continues with its plan if the search for another fails.
             self._report("keep", f"no other plan was found: {error}")
         if found is None and deviation.is_off_time:
             self._report("keep", f"stage {deviation.stage + 1}")

@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.dispatch import Reused
-from lengthwise.apps.run.fleet import Silent, silent
+from lengthwise.apps.run.fleet import Silent, silent_engines
 from lengthwise.apps.run.job import ENGINES, Layout, alive
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
@@ -30,13 +30,14 @@ Counts = Mapping[tuple[int, int, State], int]  # tasks by call, model and state
 
 @dataclass
 class ModelStatus:
-    """One model, as a ledger has it.
+    """The status of one model according to the ledger.
 
     Attributes:
-        tasks: By state, in lower case; ``calls``: the same for each call.
+        tasks: Number of tasks by state, in lower case.
+        calls: The same for each call.
         tokens: Output tokens of the recorded outputs.
-        tries: Finished attempts, with or without an output.
-        engines: Engine, version and address of its running engines.
+        tries: Number of finished attempts, with or without an output.
+        engines: Engine, version and address of each running engine.
     """
 
     name: str
@@ -57,20 +58,20 @@ class ModelStatus:
         return sum(self.tasks.get(state.name.lower(), 0) for state in FINISHED)
 
 
-def shape_of(layout: Layout) -> str:
-    """Return the names of calls and models, as a ledger stores them."""
+def encoded_names(layout: Layout) -> str:
+    """Return the names of calls and models as the JSON text that the ledger stores."""
     tasks = layout.tasks
     return json.dumps({"calls": tasks.calls, "models": tasks.models, "pairs": layout.pairs})
 
 
-def engines_of(names: tuple[str, ...], descriptions: Mapping[int, Collection[str]]) -> str:
-    """Return the engines of a coordinator, as a ledger stores them; "" without any."""
+def encoded_engines(names: tuple[str, ...], descriptions: Mapping[int, Collection[str]]) -> str:
+    """Return the engines of a coordinator as the JSON text that the ledger stores, or "" if there are no engines."""
     engines = {names[model]: sorted(set(some)) for model, some in sorted(descriptions.items())}
     return json.dumps(engines) if engines else ""
 
 
 def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
-    """Return the status of each model, in the application's order; () of a run by an older lengthwise."""
+    """Return the status of each model, in the application's order, or () if the ledger is of an older lengthwise."""
     metadata = ledger.metadata()
     if SHAPE not in metadata:
         return ()
@@ -93,9 +94,9 @@ def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
 
 @dataclass(frozen=True)
 class Event:
-    """A switch of an engine or of the plan, with the engine or the reason; ``model`` -1: none.
+    """A change of an engine, or of the plan if ``model`` is -1. ``description`` is the engine, or the reason.
 
-    ``what`` is "start", "wake", "ready", "sleep", "stop", "died", "replan" or "keep".
+    ``what`` is "start", "wake", "ready", "sleep", "stop" or "died" of an engine, and "replan" or "keep" of the plan.
     """
 
     at_s: float
@@ -107,16 +108,18 @@ class Event:
 
 @dataclass(frozen=True)
 class ModelProgress:
-    """One model.
+    """The progress of one model.
 
     Attributes:
         state: "runs", "starts", "waits" (for a later stage) or "finished".
-        total: Its tasks; ``states``: by state.
-        active: Running requests.
-        tokens: Output tokens since the start of the run; ``tokens_per_s``: over the time with a ready engine.
-        starts_s: Seconds since the earliest start that is still under way; None: no engine is starting.
-        stage: Stage of the plan in which it runs or will run, from 0; None: none.
-        left_s: Seconds for its remaining tasks at its rate so far; None: unknown, or none are left.
+        total: Number of tasks.
+        states: Number of tasks by state.
+        active: Number of running requests.
+        tokens: Output tokens since the start of the run.
+        tokens_per_s: Output tokens per second in which an engine was ready.
+        starts_s: Seconds since the earliest start that is still under way, or None if no engine is starting.
+        stage: Current or later stage of the plan in which the model runs, from 0, or None if there is none.
+        left_s: Seconds for the remaining tasks at the rate so far, or None if they are unknown or no tasks remain.
     """
 
     name: str
@@ -140,12 +143,12 @@ class ModelProgress:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run ``at_s`` seconds since its start, in a stage (from 0) of so many.
+    """The progress of a run, ``at_s`` seconds since its start, in stage ``stage`` (from 0) of ``stages``.
 
     Attributes:
-        share: Share of the work that is done, by expected tokens.
-        left_s: Seconds left with the lower and upper end of the plan's uncertainty; None: unknown.
-        silent: Engines that should answer and do not.
+        share: Share of the expected tokens that is done.
+        left_s: Seconds left, and the lower and upper end of their interval, or None if unknown.
+        silent: Engines that should answer but do not.
     """
 
     at_s: float
@@ -159,45 +162,52 @@ class Progress:
 
 @dataclass
 class Clock:
-    """Times of a run, updated whenever its progress is read.
+    """Times of a run, which are updated whenever its progress is read.
 
     Attributes:
         start_s: Start of the run, on the loop's clock.
-        before: Share of the work that was done before the run, or before the plan that is followed since ``from_s``.
+        before: Share of the work that was done before ``from_s``.
+        from_s: Time since which the run follows its current plan, from the start.
         at_s: Seconds since the start.
-        moved_s: When the share last grew, since the start; ``share``: the share then.
-        first_s: When an engine was first seen to be ready under that plan; None: none was yet.
+        idle_s: Seconds since ``from_s`` in which engines loaded, each counted by its share of the GPUs.
+        moved: ``at_s``, ``idle_s`` and the tracker's ``late_s`` when the share of the work last grew.
+        share: Share of the work at that time.
     """
 
     start_s: float
     before: float = 0.0
     from_s: float = 0.0
     at_s: float = 0.0
-    moved_s: float = 0.0
+    idle_s: float = 0.0
+    moved: tuple[float, float, float] = (0.0, 0.0, 0.0)
     share: float = 0.0
-    first_s: float | None = None
 
-    def check(self, now_s: float, share: float, *, is_served: bool = True) -> None:
-        """Record the share that is done now; ``is_served``: an engine is ready."""
+    def check(self, now_s: float, share: float, *, loading: float = 0.0, late_s: float = 0.0) -> None:
+        """Record the share of the work that is done now. ``loading`` is the share of the GPUs whose engines load."""
+        self.idle_s += loading * (now_s - self.start_s - self.at_s)
         self.at_s = now_s - self.start_s
-        if is_served and self.first_s is None:
-            self.first_s = self.at_s
         if share > self.share:
-            self.moved_s, self.share = self.at_s, share
+            self.moved, self.share = (self.at_s, self.idle_s, late_s), share
 
-    def left(self, tracker: PlanTracker, share: float, *, is_served: bool = True) -> tuple[float, float, float] | None:
-        """Return the seconds left with an interval; under a new plan, from what was done since it is followed."""
-        planned_s = tracker.end_s
-        if tracker.from_s > 0.0:
-            if tracker.from_s != self.from_s:
-                self.from_s, self.before = tracker.from_s, min(share, 1.0 - 1e-9)
-                self.first_s = self.from_s if is_served else None
-            planned_s = tracker.planned_s / (1.0 - self.before)
-        at_s, run_plan = self.at_s - self.from_s, tracker.run_plan
-        first_s = at_s if self.first_s is None else self.first_s - self.from_s
-        moved_s, late_s = max(0.0, self.moved_s - self.from_s), max(0.0, first_s - run_plan.ready_s)
-        slack, before = run_plan.slack, self.before
-        return time_left(share, at_s, planned_s, slack, before=before, moved_s=moved_s, first_s=first_s, late_s=late_s)
+    def left(self, tracker: PlanTracker, share: float) -> tuple[float, float, float] | None:
+        """Return the seconds left and the ends of their interval. After a new plan, only the work since then counts."""
+        if tracker.from_s != self.from_s:
+            self.from_s, self.before, self.idle_s = tracker.from_s, min(share, 1.0 - 1e-9), 0.0
+            self.moved = (self.from_s, 0.0, 0.0)
+        (moved_s, idle_s, late_s), loads_s, stage = self.moved, tracker.run_plan.loads_s, max(0, tracker.now.stage)
+        clock_s = self.at_s - tracker.late_s  # of the plan, which stands still while an engine is overdue
+        # A new plan is of the work that was left then, a resumed run's plan of all work.
+        planned_s = tracker.planned_s * (1.0 if self.from_s > 0.0 else 1.0 - self.before)
+        loaded_s = min(sum(loads_s[stage : stage + 1]), max(0.0, moved_s - tracker.stage_s))
+        return time_left(
+            share,
+            moved_s - self.from_s - idle_s,
+            self.from_s + planned_s - clock_s,
+            tracker.run_plan.slack,
+            before=self.before,
+            later_s=sum(loads_s[stage:]) - loaded_s,
+            still_s=clock_s - (moved_s - late_s),
+        )
 
 
 def progress_of(
@@ -209,13 +219,13 @@ def progress_of(
     clock: Clock,
     now_s: float,
 ) -> Progress:
-    """Return the progress of a run from the state of its parts."""
+    """Return the progress of a run. ``counts`` are the numbers of tasks in the ledger."""
     mean = _mean_tokens(job)
     # Tokens of outputs that are not complete yet count too.
     written = float(sum(len(task.draft.output_ids) for slot in slots for task in slot.active.values()))
     share = work_done(job, counts, written)
-    is_served = any(slot.engine is not None for slot in slots)
-    clock.check(now_s, share, is_served=is_served)
+    gpus, ready = (sum(len(slot.gpus) for slot in some) for some in (slots, [s for s in slots if s.engine is not None]))
+    clock.check(now_s, share, loading=1.0 - ready / max(gpus, 1), late_s=tracker.late_s)
     models = []
     for model, name in enumerate(job.layout.tasks.models):
         states: Counter[State] = Counter()
@@ -252,13 +262,12 @@ def progress_of(
             )
         )
     stage, stages = tracker.now.stage, len(tracker.run_plan.stages)
-    left_s = clock.left(tracker, share, is_served=is_served)
-    unresponsive = silent(slots, job.placer, clock.start_s, now_s)
+    left_s = clock.left(tracker, share)
+    unresponsive = silent_engines(slots, job.placer, clock.start_s, now_s)
     return Progress(clock.at_s, stage, stages, tuple(models), share, left_s, unresponsive)
 
 
 def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
-    """Return the mean expected tokens of the tasks of each call and model."""
     pairs = len(job.layout.pairs)
     call = job.layout.tasks.call
     sums = np.bincount(call, weights=job.expected_tokens, minlength=pairs)
@@ -267,9 +276,9 @@ def _mean_tokens(job: Job) -> dict[tuple[int, int], float]:
 
 
 def work_done(job: Job, counts: Counts, written_tokens: float = 0.0) -> float:
-    """Return the share of the work that is done; each task counts as the mean of its call and model.
+    """Return the share of the work that is done. Each task counts with the mean tokens of its call and model.
 
-    ``written_tokens`` of incomplete outputs count for at most half of what is left.
+    The ``written_tokens`` of incomplete outputs count for at most half of the work that is left.
     """
     mean = _mean_tokens(job)
     done = sum(n * mean[call, model] for (call, model, state), n in counts.items() if state in FINISHED)
@@ -281,48 +290,34 @@ def work_done(job: Job, counts: Counts, written_tokens: float = 0.0) -> float:
 
 def time_left(
     share: float,
-    at_s: float,
-    planned_s: float | None,
+    work_s: float,
+    planned_s: float,
     slack: tuple[float, float],
     *,
     before: float = 0.0,
-    moved_s: float | None = None,
-    first_s: float = 0.0,
-    late_s: float = 0.0,
+    later_s: float = 0.0,
+    still_s: float = 0.0,
 ) -> tuple[float, float, float] | None:
-    """Return the seconds left with an interval: the plan's estimate at first, the measured one towards the end.
-
-    Until an engine is ready nothing is measured: the plan's clock stops while the first engine is late, and the planned
-    time to its start counts as working time in proportion to the share of the work that is done.
+    """Return the seconds left and the ends of their interval, at first from the plan, later from the measured rate.
 
     Args:
-        share: Share of the work that is done, ``at_s`` since the start.
-        planned_s: When the plan ends, from the start; None: unknown.
+        share: Share of the work that is done.
+        work_s: Seconds of that work, without the loading of engines.
+        planned_s: Seconds until the plan ends. If they are not positive, the plan says nothing about the rest.
         slack: Factors of the interval's ends.
         before: Share that was done before the start of a resumed run.
-        moved_s: When the share last grew: the estimate of then holds until it grows again. None: now.
-        first_s: When the first engine was ready, or now.
-        late_s: How much later than planned that is.
+        later_s: Planned seconds of loading that follow that work.
+        still_s: Seconds since the share last grew, which count as work or loading.
     """
     if share >= 1.0:
         return 0.0, 0.0, 0.0
-    own_share, moved_s = share - before, at_s if moved_s is None else moved_s
-    measured_weight = own_share / (1.0 - before)
-    idle_s = late_s + (first_s - late_s) * (1.0 - measured_weight)
-    work_s = max(0.0, moved_s - idle_s)
-    measured_s = None
+    own_share, left_s = share - before, planned_s
     if own_share > 0.0 and work_s > 0.0:
-        measured_s = work_s * (1.0 - share) / own_share - (at_s - moved_s)
-    by_plan_s = None if planned_s is None else planned_s * (1.0 - before) + late_s - at_s
-    if by_plan_s is not None and by_plan_s <= 0.0:
-        by_plan_s = None  # the run is later than the plan, which says nothing about the rest
-    if measured_s is None or by_plan_s is None:
-        left_s = by_plan_s if measured_s is None else measured_s
-    else:
-        left_s = measured_weight * measured_s + (1.0 - measured_weight) * by_plan_s
-    if left_s is None or left_s <= 0.0:
-        return None
-    return left_s, left_s * slack[0], left_s * slack[1]
+        measured_s = work_s * (1.0 - share) / own_share + later_s - still_s
+        # Squared: the last requests leave engines half empty, which only the plan knows before they do.
+        weight = (own_share / (1.0 - before)) ** 2 if planned_s > 0.0 else 1.0
+        left_s = weight * measured_s + (1.0 - weight) * planned_s
+    return (left_s, left_s * slack[0], left_s * slack[1]) if left_s > 0.0 else None
 
 
 @dataclass(frozen=True)
@@ -331,10 +326,11 @@ class RunResult:
 
     Attributes:
         how: "done", "stopped" (by a signal or the caller), "cancelled" (by another process) or "failed" (its engines).
-        seconds: Until all tasks had finished or it was stopped, on its clock, without the time to stop the engines.
-        resumed: Whether it continued a run of the same application.
-        reused: Outputs from before the application changed; None: it has not changed, or there are none.
-        silent: Engines that should have answered at the end and did not; ``error``: why engines failed.
+        seconds: Time until all tasks had finished or the run was stopped, without the time to stop the engines.
+        resumed: Whether the run continued an earlier run of the same application.
+        reused: Outputs from before the application changed, or None if it has not changed or there are none.
+        silent: Engines that should have answered at the end but did not.
+        error: Cause of "failed".
     """
 
     how: str
@@ -353,14 +349,14 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all tasks are answered or skipped, 1 if some are dead or blocked, 130 if it ended early."""
+        """Return 0 if all tasks are answered or skipped, 1 if some are dead or blocked, 130 if the run ended early."""
         if self.how != "done":
             return 130
         return 1 if self.of(State.DEAD) + self.of(State.BLOCKED) else 0
 
 
 class EnginesFailedError(EngineError):
-    """Engines of a run did not start, or died repeatedly; ``completed`` is the result so far."""
+    """Engines of a run did not start, or died repeatedly. ``completed`` is the result up to then."""
 
     def __init__(self, completed: RunResult) -> None:
         super().__init__(completed.error)

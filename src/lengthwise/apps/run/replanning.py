@@ -1,4 +1,4 @@
-"""Plan the rest of a run again, once its output lengths or its clock have left what the plan assumed."""
+"""Planning of the rest of a run, once its output lengths or its clock have left what the plan assumed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from lengthwise.apps.ledger.contracts import State
 from lengthwise.apps.plan import PlanOptions, Space, plan
 from lengthwise.apps.plan.draws import draw
-from lengthwise.apps.plan.evaluate import Simulated, play, stages_of
+from lengthwise.apps.plan.evaluate import PlanSimulation, simulate_plan, stages_of
 from lengthwise.apps.plan.stages import Plans
-from lengthwise.apps.run.job import SLACK, PlanDeviation, RevisedPlan, RunPlan, ends_s
+from lengthwise.apps.run.job import PlanDeviation, RevisedPlan, RunPlan, simulated_run_plan
 from lengthwise.apps.run.plan_tracking import MAX_CHECKS
 from lengthwise.schema.app import Floats, Ints, TaskDraw, Tasks
 
@@ -26,24 +26,22 @@ LEVELS = 4096
 PRIOR_ANSWERS = 20.0  # weight of the planned length distribution, in observed outputs
 _RATIO_ANSWERS = 5.0
 UNKNOWN_TOKENS = 2**40  # length of a model without a known distribution: beyond any limit
-FALSE_ALARMS = 0.01
-"""Upper bound of the share of runs with lengths as planned that are planned again because of their lengths."""
-MIN_CHANGE = 0.2  # means that differ by less do not justify a new plan
-MIN_GAIN = 0.05
-"""A new plan must shorten what is left by this share, and by more than the noise over draws."""
+FALSE_ALARMS = 0.01  # maximum share of runs that get a new plan although their lengths are as planned
+MIN_CHANGE = 0.2  # a smaller difference of the means does not justify a new plan
+MIN_GAIN = 0.05  # a new plan must shorten what is left by this share, and by more than the noise over draws
 _DRAWS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class LengthDistribution:
-    """A distribution of output lengths: [k] ascending tokens, and the probability of more tokens; 0 at the last."""
+    """A distribution of output lengths. ``survival`` [k] is the probability of more than ``values`` [k] tokens."""
 
     values: Floats
     survival: Floats
 
     @classmethod
     def of(cls, marginal: Marginal | None) -> LengthDistribution:
-        """Return a planned distribution on a grid of quantiles; None: as long as the limits allow."""
+        """Return a planned distribution on a grid of quantiles. For None, outputs are as long as the limits allow."""
         if marginal is None:
             return cls(np.array([float(UNKNOWN_TOKENS)]), np.zeros(1))
         tokens = np.maximum(np.rint(marginal.quantile((np.arange(LEVELS) + 0.5) / LEVELS)), 1.0)
@@ -51,44 +49,46 @@ class LengthDistribution:
         return cls(values, 1.0 - np.cumsum(counts) / LEVELS)
 
     def longer_than(self, tokens: npt.ArrayLike) -> Floats:
-        """Return the probability of more than so many tokens."""
+        """Return the probability that an output has more than this many tokens."""
         at = np.searchsorted(self.values, tokens, side="right")
         return np.asarray(np.concatenate([[1.0], self.survival])[at])
 
-    def drawn(self, level: Floats, above: Ints) -> Ints:
-        """Return [n] lengths given that each exceeds ``above``; twice that where the distribution ends before."""
+    def conditional_quantile(self, level: Floats, above: Ints) -> Ints:
+        """Return quantiles of the lengths above ``above``, [n], or 2 x ``above`` where no length is larger."""
         left = self.longer_than(above)
         at = np.searchsorted(-self.survival, -(left * (1.0 - level)), side="left")
         tokens = self.values[np.minimum(at, len(self.values) - 1)]
         return np.where(left > 0, np.maximum(tokens, above + 1), 2 * np.maximum(above, 1)).astype(np.int64)
 
     def mean(self, limit: float) -> float:
-        """Return the mean of lengths truncated at a limit."""
+        """Return the mean of the lengths if each is at most ``limit``."""
         mass = -np.diff(self.survival, prepend=1.0)
         return float((np.minimum(self.values, limit) * mass).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class ObservedLengths:
-    """Output lengths of one model: [n] tokens of outputs that ended by themselves.
+    """Output lengths of one model.
 
-    The other outputs, unfinished or ended by their limit, have at least so many as ``censored`` [m].
+    Attributes:
+        completed: [n] tokens of outputs that ended by themselves.
+        censored: [m] tokens so far of all other outputs, which are unfinished or were cut by a limit.
     """
 
     completed: Floats
     censored: Floats
 
     def at_risk(self, tokens: Floats) -> Floats:
-        """Return [k] how many outputs have at least so many tokens."""
+        """Return the number of outputs with at least this many tokens, [k]."""
         parts = (np.sort(self.completed), np.sort(self.censored))
         return np.asarray(sum(len(part) - np.searchsorted(part, tokens, side="left") for part in parts), float)
 
 
 def updated(prior: LengthDistribution, observed: ObservedLengths) -> LengthDistribution:
-    """Return the distribution after observations: the Kaplan-Meier estimate; the prior weighs ``PRIOR_ANSWERS``.
+    """Return the prior updated by observations (Kaplan-Meier). The prior weighs as much as ``PRIOR_ANSWERS`` outputs.
 
-    This is the mean of a beta-Stacy process (Walker and Muliere 1997). The hazards of the prior are first scaled by the
-    observed ratio (proportional hazards), because long outputs cannot be observed early. Probability beyond all
+    This is the mean of a beta-Stacy process (Walker and Muliere 1997). Since long outputs cannot be observed early, the
+    hazards of the prior are first scaled by the observed ratio (proportional hazards). Probability beyond all
     observations and the prior goes to twice the longest length.
     """
     completed, expected, _ = _completions(prior, observed)
@@ -108,10 +108,10 @@ def updated(prior: LengthDistribution, observed: ObservedLengths) -> LengthDistr
 
 
 def has_changed(prior: LengthDistribution, observed: ObservedLengths, false_alarm: float) -> bool:
-    """Return whether lengths differ from the prior; wrong with at most this probability if they do not.
+    """Return whether lengths differ from the prior. If they do not, True has at most the probability ``false_alarm``.
 
-    Completions minus those expected from the tokens written so far are a martingale (one-sample log-rank test), which
-    Bernstein's inequality bounds.
+    The test is a one-sample log-rank test. The number of completions minus the number expected from the tokens so far
+    is a martingale, which Bernstein's inequality bounds.
     """
     completed, expected, variance = _completions(prior, observed)
     log = math.log(2.0 / false_alarm)
@@ -119,39 +119,38 @@ def has_changed(prior: LengthDistribution, observed: ObservedLengths, false_alar
 
 
 def _completions(prior: LengthDistribution, observed: ObservedLengths) -> tuple[int, float, float]:
-    """Return the number of completions, the number expected from the tokens so far, and its variance."""
+    """Return the number of completions, the number expected from the tokens so far, and the variance of completions."""
     before = np.concatenate([[1.0], prior.survival])[:-1]
     hazard = np.clip(-np.diff(prior.survival, prepend=1.0) / np.maximum(before, 1e-12), 0.0, 1.0)
     risk = observed.at_risk(prior.values)
     return len(observed.completed), float((hazard * risk).sum()), float((hazard * (1.0 - hazard) * risk).sum())
 
 
-CompletedRows = Sequence[tuple[int, State, int, int]]
-"""(task, state, prompt tokens, output tokens) of all finished tasks."""
+CompletedRows = Sequence[tuple[int, State, int, int]]  # (task, state, prompt tokens, output tokens) of finished tasks
 
 
 @dataclass(frozen=True, eq=False)
 class RemainingTasks:
-    """The unfinished tasks; ``written`` [k] are the tokens of their outputs so far, which are in their prompts now."""
+    """The unfinished tasks. The tokens so far of each output (``written`` [k]) are now part of the task's prompt."""
 
     tasks: Tasks
     written: Ints
 
     def draw(self, lengths: Sequence[LengthDistribution], longest: Sequence[int], seed: int) -> TaskDraw:
-        """Draw one way in which the rest may turn out."""
+        """Sample which of the tasks are present, and the lengths of their outputs."""
         tasks = self.tasks
         level = np.random.default_rng((seed, 1)).random(len(tasks))
         tokens = np.ones(len(tasks), np.int64)
         for model, distribution in enumerate(lengths):
             own = np.flatnonzero(tasks.model == model)
-            tokens[own] = distribution.drawn(level[own], self.written[own]) - self.written[own]
+            tokens[own] = distribution.conditional_quantile(level[own], self.written[own]) - self.written[own]
         tokens = np.where(tasks.known_tokens > 0, tasks.known_tokens, np.minimum(tokens, tasks.max_tokens))
         known = replace(tasks, known_tokens=np.maximum(tokens, 1))
         return draw(known, [None] * len(lengths), longest, (seed, 2))
 
 
 def remaining(tasks: Tasks, completed: CompletedRows, written: Mapping[int, int]) -> RemainingTasks:
-    """Return the tasks that have not finished; ``written``: tokens of unfinished outputs by task."""
+    """Return the tasks that have not finished. ``written`` are the tokens of unfinished outputs, by task."""
     place, state, _, output = _columns(completed)
     finished = np.zeros(len(tasks), bool)
     finished[place] = True
@@ -196,7 +195,7 @@ def _columns(completed: CompletedRows) -> tuple[Ints, Ints, Ints, Ints]:
 def observed_lengths(
     tasks: Tasks, completed: CompletedRows, written: Mapping[int, int], longest: Sequence[int]
 ) -> list[ObservedLengths]:
-    """Return the lengths of each model's outputs, without tasks whose lengths were known before."""
+    """Return the lengths of each model's outputs, without tasks whose lengths were known beforehand."""
     place, state, prompt, output = _columns(completed)
     unknown = (state == State.DONE) & (tasks.known_tokens[place] == 0)
     place, prompt, output = place[unknown], prompt[unknown], output[unknown]
@@ -206,24 +205,23 @@ def observed_lengths(
     so_far = np.array(list(written.values()), np.float64)
     unknown = tasks.known_tokens[open_] == 0
     open_, so_far = open_[unknown], so_far[unknown]
-    return [
-        ObservedLengths(
-            output[~at_limit & (model == m)].astype(np.float64),
-            np.concatenate([output[at_limit & (model == m)] - 1.0, so_far[tasks.model[open_] == m]]),
-        )
-        for m in range(len(longest))
-    ]
+    observed = []
+    for m in range(len(longest)):
+        censored = np.concatenate([output[at_limit & (model == m)] - 1.0, so_far[tasks.model[open_] == m]])
+        observed.append(ObservedLengths(output[~at_limit & (model == m)].astype(np.float64), censored))
+    return observed
 
 
 @dataclass(eq=False)
 class Replanner:
-    """Plans the rest of a run: finished tasks have known lengths, and unfinished outputs continue from their tokens.
+    """Plans the rest of a run, in which finished tasks have known lengths and unfinished outputs continue.
 
     Attributes:
-        tasks: Of the run, by place.
-        lengths: Planned distributions by model; None: as long as the limits allow.
+        tasks: Tasks of the run in the order of the ledger.
+        lengths: Planned distributions by model. For None, outputs are as long as the limits allow.
         longest: Context length of each model.
-        stages: That are followed; ``reserve``: plans of models in none of them.
+        stages: Stages that the run follows.
+        reserve: Plans of models that are in no stage.
     """
 
     tasks: Tasks
@@ -240,7 +238,7 @@ class Replanner:
         self._priors = list(self._current)
 
     def __call__(self, deviation: PlanDeviation) -> RevisedPlan | None:
-        """Return the plan to follow from now on; None: the run is as planned."""
+        """Return the plan to follow from now on, or None if the run is as planned."""
         observed = observed_lengths(self.tasks, deviation.completed, deviation.written, self.longest)
         false_alarm = FALSE_ALARMS / (MAX_CHECKS * len(self.longest))
         new = [updated(prior, lengths) for prior, lengths in zip(self._priors, observed, strict=True)]
@@ -266,7 +264,7 @@ class Replanner:
         return self._better(rest, deviation, reason)
 
     def _better(self, rest: RemainingTasks, deviation: PlanDeviation, reason: str) -> RevisedPlan:
-        """Return the better one of the rest of the old plan and a new one, both from the current placement."""
+        """Return the rest of the old plan or a new one, whichever is better from the current placement on."""
         draws = [rest.draw(self._current, self.longest, self.seed + number) for number in range(_DRAWS)]
         stages = stages_of(rest.tasks, draws, self.space)
         started = deviation.running, deviation.placement
@@ -275,11 +273,11 @@ class Replanner:
         planned = {plan_.model for plans in old for plan_ in plans}
         last = {plan_.model: plan_ for plans in self.stages for plan_ in plans}
         reserve = (*self.reserve, *(plan_ for model, plan_ in sorted(last.items()) if model not in planned))
-        retained = [play(one, old, reserve, started=started) for one in stages]
+        retained = [simulate_plan(one, old, reserve, started=started) for one in stages]
         found = plan(
             rest.tasks, draws, self.space.models, self.space.cluster, times=self.space.times, options=self.options
         )
-        new = [play(one, found.planned, found.reserve, started=started) for one in stages]
+        new = [simulate_plan(one, found.planned, found.reserve, started=started) for one in stages]
         kept_s, new_s = (float(np.mean([one.end_s for one in simulated])) for simulated in (retained, new))
         gain_s = np.array([before.end_s - after.end_s for before, after in zip(retained, new, strict=True)])
         noise_s = 2.0 * gain_s.std(ddof=1) / math.sqrt(len(gain_s))
@@ -291,8 +289,6 @@ class Replanner:
         return RevisedPlan(_run_plan(old, reserve, retained), False, f"{reason}; no other plan would end sooner")
 
 
-def _run_plan(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[Simulated]) -> RunPlan:
+def _run_plan(stages: tuple[Plans, ...], reserve: Plans, simulated: Sequence[PlanSimulation]) -> RunPlan:
     ends = [one.end_s for one in simulated]
-    mean_s = max(float(np.mean(ends)), 1e-9)
-    slack = (min(ends) / mean_s * SLACK[0], max(ends) / mean_s * SLACK[1])
-    return RunPlan(stages, reserve, ends_s(stages, simulated[0].stages), slack)
+    return simulated_run_plan(stages, reserve, simulated[0].stages, (min(ends), float(np.mean(ends)), max(ends)))

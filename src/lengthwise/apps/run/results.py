@@ -1,4 +1,4 @@
-"""Results of a run as files in the order of the inputs: outputs, dead tasks and a manifest; and the run's folder."""
+"""Files of a run's results in the order of the inputs (outputs, dead tasks, manifest), and the folder of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """Written files: SHA-256 by name, the number of outputs, and the number of dead or blocked tasks."""
+    """The SHA-256 of each written file by name, and the numbers of outputs and of dead or blocked tasks."""
 
     files: Mapping[str, str]
     answers: int
@@ -54,11 +54,16 @@ def export(
     calls: Collection[str] | None = None,
     forms: Sequence[str] = ("jsonl",),
 ) -> Exported:
-    """Write the outputs, a line for each task, rows in the order of the inputs; each file is replaced atomically.
+    """Write the outputs of a run, one line per task, with rows in the order of the inputs.
 
     Tasks of a row are in the application's order: by call, round and index. Skipped tasks have no line. The files do
-    not depend on when or in which order engines answered. Without dead tasks there is no file of them. ``ids`` returns
-    a row's id from its number; ``calls`` names the calls to write (None: all); ``forms`` are of FORMS.
+    not depend on when or in which order engines answered. Dead tasks have a file of their own, if there are any. Each
+    file is replaced atomically.
+
+    Args:
+        ids: Returns a row's id from its number.
+        calls: Names of the calls to write. None means all calls.
+        forms: Formats of the outputs, from FORMS.
 
     Raises:
         UnknownNameError: There is no such call or form.
@@ -111,7 +116,6 @@ def _answers(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], s
 
 
 def _dead(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]) -> Iterator[dict[str, Any]]:
-    """Yield the dead tasks with their errors, and the tasks that wait for them forever."""
     found = {
         row.task: {"state": row.state.name.lower(), "attempts": row.attempts, "error": row.error}
         for first in range(0, len(layout.tasks), _PAGE)
@@ -126,13 +130,8 @@ def _dead(ledger: Ledger, layout: Layout, order: Ints, ids: Callable[[int], str]
 def _task_columns(layout: Layout, place: int, ids: Callable[[int], str]) -> dict[str, Any]:
     tasks = layout.tasks
     call, model = layout.pairs[int(tasks.call[place])]
-    return {
-        "id": ids(int(tasks.row[place])),
-        "call": tasks.calls[call],
-        "round": int(tasks.round[place]),
-        "index": int(tasks.index[place]),
-        "model": tasks.models[model],
-    }
+    columns = {"id": ids(int(tasks.row[place])), "call": tasks.calls[call], "round": int(tasks.round[place])}
+    return {**columns, "index": int(tasks.index[place]), "model": tasks.models[model]}
 
 
 def _write_parquet(lines: Path, path: Path) -> None:
@@ -148,7 +147,7 @@ def _write_parquet(lines: Path, path: Path) -> None:
 
 
 def recorded(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the written outputs and their tokens by model's name; empty without a file of outputs."""
+    """Return the numbers of written outputs and of output tokens, by model name. Without a file, both are empty."""
     answers: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     path = folder / OUTPUTS
@@ -165,7 +164,7 @@ def manifest(
 ) -> dict[str, Any]:
     """Return counts, hashes, versions, the plan and the events of a run.
 
-    ``app`` and ``inputs`` are SHA-256 sums; ``models`` holds the revision or weights of each model.
+    ``app`` and ``inputs`` are SHA-256 sums. ``models`` holds the revision or weights of each model.
     """
     names = job.layout.tasks.models
     return {
@@ -193,7 +192,7 @@ def manifest(
 
 
 def counts(job: Job, completed: RunResult) -> dict[str, dict[str, int]]:
-    """Return the tasks by call and state, with the sums of all calls under "all"."""
+    """Return the number of tasks by call and state. The entry "all" has the sums over all calls."""
     found: dict[str, dict[str, int]] = {"all": Counter()}
     for (call, _, state), tasks in sorted(completed.counts.items()):
         for name in (job.layout.tasks.calls[call], "all"):
@@ -208,7 +207,6 @@ def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has no type for as one of its types."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray | set | frozenset):
@@ -220,31 +218,32 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run; ``store``: where the ledger is if not in the folder, shared by several coordinators."""
+    """The folder of a run. ``store`` is the place of a ledger elsewhere, which coordinators can share."""
 
     path: Path
     store: str | None = None
 
     @property
     def place(self) -> str:
-        """Return the place of the ledger."""
+        """Return the place of the ledger: ``store``, or otherwise a file in the folder."""
         return self.store or str(self.path / FILE)
 
     @property
     def has_run(self) -> bool:
-        """Return whether the folder has a run."""
+        """Return whether the folder contains a run."""
         return (self.path / LOCK).exists()
 
     def require_free(self, *, resume: bool) -> None:
-        """Raise InputError if the folder has a run that is not to be resumed."""
+        """Raise InputError if the folder contains a run, unless the run is to be resumed."""
         if self.has_run and not resume:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
     def taken(self, *, resume: bool) -> Iterator[Ledger]:
-        """Lock the folder for this process and yield its ledger; ``resume`` allows to continue an earlier run.
+        """Lock the folder for this process and yield its ledger. With ``resume``, an earlier run may continue.
 
-        Raise InputError if it has a run that is not to be resumed, or another process runs in it.
+        Raises:
+            InputError: The folder contains a run that is not to be resumed, or another process runs in it.
         """
         self.require_free(resume=resume)
         try:

@@ -1,4 +1,4 @@
-"""State of leased tasks and replicas, shared by the dispatchers of a run, and how a lease ends."""
+"""State of leased tasks and replicas, which the dispatchers of a run share, and the ways in which a lease ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from lengthwise.apps.launch.engine import Ask, Draft, Engine
+from lengthwise.apps.launch.engine import Draft, Engine, TaskRequest
 from lengthwise.apps.launch.simulated import VirtualLoop
 from lengthwise.apps.ledger.contracts import Ending, Lease, Output, State
 from lengthwise.apps.ledger.table_ledger import Ledger
@@ -23,14 +23,13 @@ from lengthwise.schema.app import ModelPlan, Replica
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 BUSY_PER_ATTEMPT = 20
-"""So many refusals of a full engine count as one attempt: an engine that stays full must not hold up a run forever."""
-GROUP_S = 0.004
-"""Endings that unblock other tasks are written together with those that arrive within this time."""
+"""This many refusals by full engines count as one attempt: an engine that stays full must not delay a run forever."""
+GROUP_S = 0.004  # endings that unblock other tasks are written with those that arrive within this time
 _MAX_BATCH = 2_000
 
 
-def watched(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]) -> asyncio.Task[None]:
-    """Start work in the background; ``on_error`` receives its error."""
+def spawn(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException], None]) -> asyncio.Task[None]:
+    """Start a coroutine in the background. If the coroutine fails, ``on_error`` receives the error."""
 
     def end(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -43,17 +42,17 @@ def watched(work: Coroutine[Any, Any, None], on_error: Callable[[BaseException],
 
 @dataclass(eq=False, slots=True)
 class LeasedTask:
-    """A leased task, its request, and the output so far (``draft``).
+    """A leased task with its request and the output so far (``draft``).
 
     Attributes:
-        duplicates: Leases of tasks with an equal request (the same key), which get the same output.
+        duplicates: Leases of other tasks with the same request (and key), which get the same output.
         generation: The running request.
-        saved: Tokens of the draft that are in the ledger.
+        saved: Number of the draft's tokens that are in the ledger.
     """
 
     lease: Lease
     key: str
-    request: Ask
+    request: TaskRequest
     draft: Draft
     duplicates: list[Lease] = field(default_factory=list)
     generation: asyncio.Task[Output] | None = None
@@ -61,12 +60,12 @@ class LeasedTask:
 
     @property
     def place(self) -> int:
-        """Return the task's index in the ledger."""
+        """Return the task's number in the ledger."""
         return self.lease.task
 
     @property
     def is_active(self) -> bool:
-        """Return whether its request is running."""
+        """Return whether the task's request is running."""
         return self.generation is not None and not self.generation.done()
 
     @property
@@ -78,17 +77,17 @@ class LeasedTask:
 
 @dataclass(eq=False)
 class ReplicaSlot:
-    """The GPUs of one replica, and its engine once one is ready.
+    """The GPUs of one replica, and its engine once the engine is ready.
 
     Attributes:
-        active: Running tasks by place.
-        failures: Bad answers in a row.
-        startup: The running start, which began at ``started_s`` of the loop's clock.
-        starts: Starts of the engine since it was last ready.
-        progress_s: When the engine last wrote a token or answered, on the loop's clock.
-        written: Tokens that it had written by then.
-        liveness_check: Running check of whether the engine died.
-        restart: Running stop that a new start follows.
+        active: Running tasks by their number in the ledger.
+        failures: Number of consecutive bad answers.
+        startup: The start in progress, which began at ``started_s`` of the loop's clock.
+        starts: Number of starts of the engine since it was last ready.
+        progress_s: Time at which the engine last wrote a token or answered, on the loop's clock.
+        written: Number of tokens of the active tasks when progress was last checked.
+        liveness_check: The check in progress of whether the engine has died.
+        restart: The stop in progress, after which the engine starts again.
     """
 
     plan: ModelPlan
@@ -105,13 +104,13 @@ class ReplicaSlot:
     restart: asyncio.Task[None] | None = None
 
     def add(self, task: LeasedTask, now_s: float) -> None:
-        """Add an active task; an idle engine without failures counts as responsive until now."""
+        """Add a running task. If the engine was idle without failures, its time without progress starts now."""
         if not self.active and not self.failures:
             self.progress_s = now_s
         self.active[task.place] = task
 
     def last_progress_s(self, now_s: float) -> float:
-        """Return when the engine last made progress; ``now_s`` if it is idle or has written tokens since."""
+        """Return when the engine last made progress, or ``now_s`` if it is idle or has new tokens since then."""
         written = sum(task.draft.tokens - task.draft.retained for task in self.active.values())
         if written > self.written:
             self.progress_s = now_s
@@ -120,32 +119,31 @@ class ReplicaSlot:
 
     @property
     def max_num_seqs(self) -> int:
-        """Return the concurrency limit; a few more than the engine's, so that a free sequence is filled at once."""
+        """Return the concurrency limit. It is a bit above the engine's, so that a free sequence is filled at once."""
         return 0 if self.engine is None else self.engine.max_num_seqs + max(1, self.engine.max_num_seqs // 16)
 
 
 class Suspects(Counter[int]):
-    """Places of tasks that were active when an engine died, with the number of times: each may be the cause.
+    """How often each task, by number in the ledger, was active when an engine died, and so may be the cause.
 
-    After each crash they run in groups of a quarter of the size, so that a request that kills engines is soon alone
-    and takes few others along. An answered task is no longer suspect.
+    Each crash reduces the groups in which suspects run to a quarter of the size, so that a request that kills engines
+    is soon alone and takes few others along. An answered task is no longer suspect.
     """
 
     def group_size(self, place: int, max_num_seqs: int) -> int:
-        """Return how many tasks may run at once with this one among them."""
+        """Return how many tasks may run at once on an engine if this one is among them."""
         return max(1, max_num_seqs >> 2 * self[place])
 
     def may_join(self, place: int, others: Iterable[int], max_num_seqs: int) -> bool:
-        """Return whether a task may run beside others on an engine."""
+        """Return whether a task may run together with others on an engine."""
         group = list(others)
         return len(group) < min(self.group_size(one, max_num_seqs) for one in (place, *group))
 
 
 class LedgerWriter:
-    """Runs all access to the ledger in one thread and in order; groups the endings of leases.
+    """Runs all access to the ledger in one thread and in order. The ends of leases are recorded in groups.
 
-    An ending that unblocks no task waits up to ``linger_s`` for others; ``on_release`` gets the models that may have
-    new work.
+    An ending that unblocks no task waits up to ``linger_s`` for others. ``on_release`` receives models with new work.
     """
 
     def __init__(
@@ -167,11 +165,11 @@ class LedgerWriter:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *values, **named))
 
     async def background(self, work: Callable[[], Result]) -> Result:
-        """Run a long function that does not use the ledger, in a daemon thread: process exit does not wait for it."""
+        """Run a long function that does not use the ledger in a daemon thread, which does not delay process exit."""
         if self._thread is None:
             return work()
         future: Future[Result] = Future()
-        future.set_running_or_notify_cancel()  # or a cancelled wait would make set_result fail
+        future.set_running_or_notify_cancel()  # otherwise, set_result would fail after a cancelled wait
 
         def run() -> None:
             try:
@@ -183,7 +181,7 @@ class LedgerWriter:
         return await asyncio.wrap_future(future)
 
     def enqueue(self, ending: Ending) -> None:
-        """Record an ending soon."""
+        """Add the end of a lease, which is recorded soon."""
         self._queue.append(ending)
         self._pending.set()
         has_children = self._start[ending.task + 1] > self._start[ending.task]
@@ -191,7 +189,7 @@ class LedgerWriter:
             self._urgent.set()
 
     async def run(self) -> None:
-        """Record endings until cancelled; cancellation interrupts no write."""
+        """Record queued endings until cancelled. A write in progress is completed."""
         while True:
             await self._pending.wait()
             try:
@@ -220,22 +218,22 @@ class LedgerWriter:
             self._urgent.clear()
 
     def close(self) -> None:
-        """End the thread; the ledger stays open."""
+        """End the ledger's thread. The ledger stays open."""
         if self._thread is not None:
             self._thread.shutdown()
 
 
 @dataclass
 class SharedState:
-    """What all dispatchers of a run share.
+    """State that all dispatchers of a run share.
 
     Attributes:
-        on_idle: Called when a dispatcher has no work left that it can do.
+        on_idle: Called when a dispatcher has no more work that it can do.
         on_engine_failure: Called with a slot whose engine must be restarted, and whether the engine died.
         in_flight: Leased tasks by key.
-        busy_replies: How often an engine refused a task for lack of room, by place.
-        avoided: The slot that gave a task a bad answer, by place.
-        saved_tokens: Tokens of interrupted outputs, by place.
+        busy_replies: How often full engines refused a task, by its number in the ledger.
+        avoided: Slot of the engine that gave a task a bad answer, by the task's number.
+        saved_tokens: Number of saved tokens of unfinished outputs, by the task's number.
     """
 
     job: Job
@@ -252,13 +250,13 @@ class SharedState:
 
 
 class LeaseSettler:
-    """Ends the leases of a task and its duplicates; ``wakeup``: called when a task that waited may be leased again."""
+    """Ends the leases of a task and its duplicates. ``wakeup`` is called when a waiting task may be leased again."""
 
     def __init__(self, shared: SharedState, wakeup: Callable[[], None]) -> None:
         self._shared, self._wakeup = shared, wakeup
 
     def settle(self, task: LeasedTask, state: State, **fields: Any) -> None:
-        """Record the output (DONE), or that the task is not tried again (DEAD); ``fields`` as of ``Ending``."""
+        """End the task as DONE with an output, or as DEAD with an error. ``fields`` are fields of ``Ending``."""
         shared = self._shared
         shared.in_flight.pop(task.key, None)
         for by_place in (shared.suspects, shared.busy_replies, shared.avoided, shared.saved_tokens):
@@ -266,8 +264,8 @@ class LeaseSettler:
         for lease in (task.lease, *task.duplicates):
             shared.writer.enqueue(lease.ending(state, **fields))
 
-    def attempted(self, task: LeasedTask, error: str, slot: ReplicaSlot) -> None:
-        """Schedule another attempt after a backoff, preferably on another engine; after the last one it is dead."""
+    def retry(self, task: LeasedTask, error: str, slot: ReplicaSlot) -> None:
+        """Retry after a backoff, preferably on another engine. After the last attempt, the task is dead."""
         job, shared = self._shared.job, self._shared
         if task.lease.attempt >= job.settings.max_attempts:
             self.settle(task, State.DEAD, error=f"failed {task.lease.attempt} times; last error: {error}")
@@ -276,18 +274,18 @@ class LeaseSettler:
         at_s = shared.now_s() + job.backoff_s(task.place, task.lease.attempt)
         self.release(task, error, not_before_s=at_s, counts=True)
 
-    def engine_full(self, task: LeasedTask, error: str, slot: ReplicaSlot, after_s: float = 0.0) -> None:
-        """Schedule another try after a backoff or the time that the engine requests, at most the longest backoff."""
+    def retry_later(self, task: LeasedTask, error: str, slot: ReplicaSlot, after_s: float = 0.0) -> None:
+        """Retry after a backoff or the wait that a full engine requests, but after at most the longest backoff."""
         replies = self._shared.busy_replies[task.place] = self._shared.busy_replies.get(task.place, 0) + 1
         if replies % BUSY_PER_ATTEMPT == 0:
-            self.attempted(task, error, slot)
+            self.retry(task, error, slot)
         else:
             job = self._shared.job
             wait_s = max(job.backoff_s(task.place, replies), min(after_s, job.settings.max_backoff_s))
             self.release(task, error, not_before_s=self._shared.now_s() + wait_s)
 
     def release(self, task: LeasedTask, error: str | None, *, not_before_s: float = 0.0, counts: bool = False) -> None:
-        """Let the task be leased again from ``not_before_s`` on; ``counts``: it has used up an attempt."""
+        """Let the task be leased again from ``not_before_s`` on. ``counts`` tells whether an attempt was used up."""
         self._shared.in_flight.pop(task.key, None)
         enqueue, at = self._shared.writer.enqueue, {"not_before_s": not_before_s}
         enqueue(task.lease.ending(State.READY, error=error, counts=counts, **at))

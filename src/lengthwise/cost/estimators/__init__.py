@@ -1,4 +1,4 @@
-"""From measured points to cost tables: several estimators, judged by points they have not seen."""
+"""Estimators that turn measured points into cost tables, judged by their errors on held-out points."""
 
 import lazy_loader
 

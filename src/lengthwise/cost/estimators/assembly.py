@@ -1,4 +1,4 @@
-"""Cost tables from fitted operators; the roofline supplies what was not measured."""
+"""Assembles cost tables from fitted operators; the roofline supplies the operators that were not measured."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ class _Part:
 
     @property
     def log_sd(self) -> float:
-        """Return the sum over operators of (share of the part's time) x log_sd, as if all errors had one sign."""
+        """Return the mean error of the operators, weighted by their seconds, as if all had the same sign."""
         total = sum(seconds for seconds, _ in self.errors)
         return sum(seconds * sd for seconds, sd in self.errors) / total if total > 0 else 0.0
 
 
 class Assembly:
-    """Builds the tables of one deployment; ``host`` is the overhead if the profile has none."""
+    """Builds the cost tables of one deployment from the fits of its operators.
+
+    ``shard`` are the fits of the model's operators, ``kernels`` the fits of model-independent kernels ("gemm" and "gemm
+    wide" are matrix products). ``host`` is the host overhead, used if the profile has none.
+    """
 
     def __init__(self, target: Target, shard: Fits, kernels: Fits, host: HostOverhead) -> None:
-        # Kernels are model-independent fits by operator; "gemm" and "gemm wide" are matrix products.
         self.target, self.shard, self.kernels, self.host = target, shard, kernels, host
         self.parts: dict[str, _Part] = {}
         errors = roofline_errors(target.model, target.gpu, target.weight_dtype)
         self.roofline = {error.part: error.log_sd for error in errors}
 
     def tables(self) -> CostTables:
-        """Return the tables with their errors by part."""
+        """Return the cost tables, with the errors of their parts."""
         limits, longest = self.target.limits, self.target.max_model_len
         tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1.0)
         seqs = np.arange(limits.max_num_seqs + 1.0)
@@ -73,7 +76,7 @@ class Assembly:
         return CostTables(**seconds, stage_layers=stages, evidence=evidence, front=front)
 
     def filled(self) -> tuple[str, ...]:
-        """Return the operators that the roofline supplied, by part."""
+        """Return a text for each part of a step that lists the operators which the roofline supplied."""
         return tuple(f"{name}: {', '.join(part.filled)}" for name, part in self.parts.items() if part.filled)
 
     def _seconds(self, name: str, works: Callable[..., list[Work]], axes: dict[str, Floats]) -> Floats:
@@ -102,17 +105,17 @@ class Assembly:
         return np.ascontiguousarray(part.seconds)
 
     def _kernel(self, work: Work) -> ValidatedFit | None:
-        """Return the model-independent kernel whose fit an operator's time comes from; None for the roofline's time."""
+        """Return the fit that gives the time of an operator's ``work``, or None if the roofline gives it."""
         name = "all-reduce" if "all-reduce" in work.name else work.name
         fit = self.kernels.get(name) or self.kernels.get(name.replace("window ", ""))
-        # FittedOperators gives measured times as latency alone.
+        # ``FittedOperators`` returns measured times as latency only.
         is_measured = not np.any(work.compute_s) and not np.any(work.memory_s) and not np.any(work.network_s)
         if fit is None and is_measured and work.name != "host":
             fit = self.kernels.get("gemm") or self.kernels.get("gemm wide")
         return fit
 
     def _log_sd(self, fit: ValidatedFit, part: str) -> float:
-        """Return a fit's error; if unknown, the largest error of the part's operators, the roofline's included."""
+        """Return the error of a fit. An unknown error counts as the largest in the part, including the roofline's."""
         if fit.log_sd is not None:
             return fit.log_sd
         known = [one.log_sd for name, one in self.shard.items() if OPERATOR_PARTS[name] == part]
@@ -128,12 +131,12 @@ def decode_axes(target: Target) -> dict[str, Floats]:
 
 @dataclass(frozen=True)
 class FittedKernels(Kernels):
-    """A GPU with measured matrix products, in the layers' dtype (False) or in 16 bits (True)."""
+    """A GPU's kernels with measured matrix products. ``products[True]`` is the fit of products with 16-bit weights."""
 
     products: Mapping[bool, ValidatedFit] = field(default_factory=dict)
 
     def gemm(self, name: str, m: Any, n: Any, k: Any, *, wide: bool = False) -> Work:
-        """Return the measured work of an [m, k] by [k, n] product."""
+        """Return the work of an [m, k] by [k, n] product, with its measured time if there is one."""
         work = super().gemm(name, m, n, k, wide=wide)
         if wide not in self.products:
             return work
@@ -145,14 +148,17 @@ class FittedKernels(Kernels):
         return measured(work, self.products[wide].predict(points), m)
 
 
-def measured(work: Work, seconds: Any, like: Any) -> Work:
-    """Return the work with measured seconds, all as latency."""
-    seconds = np.asarray(seconds).reshape(np.shape(like))
+def measured(work: Work, seconds: Any, shape_of: Any) -> Work:
+    """Return ``work`` with measured seconds, in the shape of ``shape_of``, in place of the roofline's.
+
+    All seconds count as latency, since a measurement does not separate compute from memory.
+    """
+    seconds = np.asarray(seconds).reshape(np.shape(shape_of))
     return replace(work, compute_s=0.0, memory_s=0.0, network_s=0.0, latency_s=seconds)
 
 
 class FittedOperators(Operators):
-    """A deployment's operators with measured model-independent kernels: attention, experts, products, collectives."""
+    """A deployment's operators with measured times of attention, experts, matrix products and collectives."""
 
     def __init__(self, target: Target, fits: Fits) -> None:
         self.fits = fits
@@ -163,13 +169,13 @@ class FittedOperators(Operators):
         super().__init__(shard, kernels, target.node)
         self.plain = plain
 
-    def _measured(self, work: Work, operator: str, columns: Mapping[str, Any], like: Any) -> Work:
+    def _measured(self, work: Work, operator: str, columns: Mapping[str, Any], shape_of: Any) -> Work:
         if operator not in self.fits:
             operator = operator.replace("window ", "")  # full attention stands in for unmeasured window attention
         if operator not in self.fits:
             return work
         points = kernel_points(operator, columns, self.plain, self.node)
-        return work if points is None else measured(work, self.fits[operator].predict(points), like)
+        return work if points is None else measured(work, self.fits[operator].predict(points), shape_of)
 
     def _prefill(self, name: str, chunk: Any, context: Any, window: int | None) -> Work:
         work = super()._prefill(name, chunk, context, window)
@@ -218,19 +224,25 @@ _UNEQUAL = (1.5, 4.0)
 
 @dataclass(frozen=True)
 class MixedBatchCost:
-    """Decode attention in a step with prompts; errors are medians of relative ones on held-out mixed steps."""
+    """The time of decode attention in a mixed step, which computes prompts and decodes.
+
+    Both errors are medians of relative errors on held-out mixed steps.
+    """
 
     predict: Interpolated  # returns seconds of decodes next to a prompt, at points of "decode attention"
-    sum_error: float  # of (prompt alone) + (decodes alone)
-    mixed_error: float  # of (prompt alone) + (decodes next to a prompt)
+    sum_error: float  # error of (prompt alone) + (decodes alone)
+    mixed_error: float  # error of (prompt alone) + (decodes next to a prompt)
 
 
 def fit_mixed_batches(
     rows: Profile, prompts: ValidatedFit, decodes: ValidatedFit, target: Target
 ) -> MixedBatchCost | None:
-    """Fit what remains of mixed steps without the prompt's own attention; None if too few rows."""
+    """Fit the time of decode attention next to a prompt. Return None if there are too few rows.
+
+    This time is the measured time of a mixed step less the predicted time of the step's prompt alone.
+    """
     rows = rows.where(rows["skew"] <= 1)
-    # If there are enough rows of chunks that are common in mixed steps, only those count.
+    # If enough rows have chunks of common sizes, only those rows are used.
     common = (rows["chunk"] >= _COMMON_CHUNKS[0]) & (rows["chunk"] <= _COMMON_CHUNKS[1])
     rows = rows.where(common) if common.sum() >= _MIN_ROWS else rows
     rows = rows.where(np.arange(len(rows)) % (-(-max(len(rows), 1) // _MAX_ROWS)) == 0)
@@ -254,7 +266,7 @@ def fit_mixed_batches(
 
 
 def mixed_batch_factors(mixed: MixedBatchCost, decodes: ValidatedFit, target: Target) -> Floats:
-    """Return [sequences, KV tokens] decode time next to a prompt over decode time alone, at least 1."""
+    """Return by which factor (at least 1) a prompt in the step slows decodes, for [sequences, KV tokens]."""
     axes = decode_axes(target)
     shape = np.broadcast_shapes(*(axis.shape for axis in axes.values()))
     columns = {name: np.broadcast_to(axis, shape).ravel() for name, axis in axes.items()}

@@ -1,4 +1,4 @@
-"""Choice of an operator's estimator by its errors on held-out points."""
+"""Chooses the estimator of an operator by errors on held-out points."""
 
 from __future__ import annotations
 
@@ -26,42 +26,53 @@ class Validation:
     """Errors of an estimator on held-out points."""
 
     log_ratio: Floats  # [n] log(measured / predicted)
-    region: npt.NDArray[np.int64]  # [n] index into REGIONS: thirds by size inside, and beyond the fitted points
+    region: npt.NDArray[np.int64]  # [n] index into REGIONS: thirds by size, or beyond the fitted points
     half: npt.NDArray[np.int64]  # [n] 0 or 1 by place: one half chooses the estimator, the other reports its errors
 
     @property
     def inside(self) -> Floats:
-        """Return log ratios of points that have measured neighbours on all sides."""
+        """Return the log ratios of the points that have measured neighbours on all sides."""
         return np.asarray(self.log_ratio[self.region < len(REGIONS) - 1], dtype=np.float64)
 
     @property
     def out_of_range(self) -> Floats:
-        """Return log ratios of the largest third, predicted from the others."""
+        """Return the log ratios of the largest third of the points, predicted from the other points."""
         return np.asarray(self.log_ratio[self.region == len(REGIONS) - 1], dtype=np.float64)
 
     def of_half(self, half: int) -> Validation:
-        """Return the points of one half."""
+        """Return the errors on the points of one half (0 or 1) of the held-out points."""
         own = self.half == half
         return Validation(self.log_ratio[own], self.region[own], self.half[own])
 
     def counted(self, *, out_of_range: bool) -> Floats:
-        """Return log ratios inside, with those out of range if they count or if none is inside."""
+        """Return the log ratios that count for the error of a fit.
+
+        These are the ratios inside. With ``out_of_range``, or if there are none inside, ratios out of range are added.
+        """
         if out_of_range or not len(self.inside):
             return np.concatenate([self.inside, self.out_of_range])
         return self.inside
 
     def score(self, *, out_of_range: bool) -> float:
-        """Return the root mean square of the log errors inside, averaged with that out of range if it counts."""
+        """Return the score by which estimators are compared. The smallest score is the best.
+
+        The score is the root mean square of the log ratios inside. With ``out_of_range``, it is the mean of the
+        root mean squares inside and out of range.
+        """
         scores = [_rms(self.inside), _rms(self.out_of_range)] if out_of_range else [_rms(self.inside)]
         known = [score for score in scores if np.isfinite(score)]
         return float(np.mean(known)) if known else float("inf")
 
 
 def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
-    """Predict every interior place without its own rows, and the largest third of the places from the others."""
+    """Return the errors of an estimator on points to which it was not fitted.
+
+    A place is a combination of shape and sizes. Places inside the measured range are predicted from other places, fold
+    by fold; the largest third of the places is also predicted from the rest.
+    """
     points = _sample(points)
     places, size, inner = points.places(), points.roofline, interior(points)
-    # A held-out place keeps its neighbours; those at the edge of an axis are never held out inside.
+    # Neighbours of a held-out place are not held out with it; places at the edge of an axis are never held out here.
     fold = _folds(points, FOREST_FOLDS if name == "forest" else FOLDS)
     predicted = np.full(len(points), np.nan)
     for number in range(fold.max() + 1):
@@ -85,7 +96,6 @@ def cross_validate(name: str, fitter: Fitter, points: Points) -> Validation:
 
 
 def _sample(points: Points) -> Points:
-    """Return the timed points; of many, complete shapes at a stride, so that neighbours along the axes remain."""
     points = points.take(points.seconds > 0)
     if len(points) <= _MAX_ROWS:
         return points
@@ -96,7 +106,7 @@ def _sample(points: Points) -> Points:
 
 
 def interior(points: Points) -> npt.NDArray[np.bool_]:
-    """Return [n] whether a point lies between the first and the last of its shape on every axis that varies."""
+    """Return [n] whether a point is strictly inside the range of its shape on every axis that varies."""
     inner = np.ones(len(points), dtype=bool)
     shape = np.unique(points.shape, axis=0, return_inverse=True)[1].ravel()
     for number in np.unique(shape):
@@ -108,7 +118,7 @@ def interior(points: Points) -> npt.NDArray[np.bool_]:
 
 
 def _folds(points: Points, folds: int) -> npt.NDArray[np.int64]:
-    """Return [n] a fold by rank on every axis: neighbours along an axis never share one."""
+    """Return the fold of each point, an array of shape [n]. Neighbours along an axis never share a fold."""
     turn = np.zeros(len(points), dtype=np.int64)
     for step, column in zip((1, 3, 7, 9, 11, 13, 17, 19), points.features.T[::-1], strict=False):
         turn += step * np.unique(column, return_inverse=True)[1].ravel()
@@ -119,7 +129,7 @@ SELECTIONS = ("auto", "all")  # by held-out points; "all" tries the forest, too,
 _MIN_ROWS = 8
 MIN_HELD_OUT = 3  # with fewer held-out points, the error is unknown
 TRANSFER_FACTORS = {"tp": 1.6, "model": 1.5, "gpu": 2.3}
-"""Error of physics on another TP degree, model or GPU over its error where it was measured (out of range included).
+"""Error of physics on another TP degree, model or GPU, divided by its error where it was measured.
 
 The 75th percentile over operators measured on both sides (1,262, 1,496 and 482 transfers; medians 1.21, 1.16, 1.68):
 LLMServingSim's kernels of vLLM (RTX 4090, RTX PRO 6000), Vidur's (A100, H100, A40; six models) and AIConfigurator's
@@ -129,7 +139,7 @@ less. Factors of several transfers multiply."""
 
 @dataclass(frozen=True)
 class ValidatedFit:
-    """An operator's estimator, fitted to all points, and its error."""
+    """The estimator chosen for an operator, fitted to all points, and its error."""
 
     operator: str
     estimator: str
@@ -144,15 +154,18 @@ class ValidatedFit:
     is_made_up: bool = False
 
     def summary(self) -> OperatorFit | None:
-        """Return the errors inside (out of range if none is inside); None if they are unknown."""
+        """Return the errors of the fit for a report, or None if they are unknown."""
         return None if self.error is None else OperatorFit(self.operator, self.rows, *self.error)
 
 
 def fit_validated(
     points: Points, estimator: str, *, out_of_range: bool, transfers: Collection[str] = ()
 ) -> ValidatedFit:
-    """Fit the requested estimator, or (SELECTIONS) the one with the smallest error on held-out points."""
-    # ``transfers`` are keys of TRANSFER_FACTORS in which the tables differ from the points: only physics predicts then.
+    """Fit an estimator to the points of an operator, and measure its error on held-out points.
+
+    For a name of SELECTIONS, the estimator with the smallest error is fitted. ``transfers`` are keys of
+    TRANSFER_FACTORS in which the tables differ from the points. Only physics predicts then.
+    """
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(
             f"{points.operator} was measured for another shard, model or GPU, which only the estimator physics "
@@ -185,8 +198,8 @@ def fit_validated(
 
 
 def nested_choice(validations: Mapping[str, Validation], *, out_of_range: bool) -> Validation:
-    """Return held-out points, each half predicted by the estimator that is best on the other half."""
-    halves = []  # an estimator looks better on the points that chose it than it is
+    """Return the held-out errors. The estimator of each half of the points is the best one on the other half."""
+    halves = []  # on the points that chose it, an estimator looks better than it is
     for half in (0, 1):
         other = {name: validation.of_half(1 - half) for name, validation in validations.items()}
         halves.append(validations[_best(other, out_of_range=out_of_range)].of_half(half))

@@ -1,4 +1,4 @@
-"""Fit the rows of a profile that apply to a deployment: cost tables and a report of their errors."""
+"""Fits cost tables to the rows of a profile that apply to a deployment, and reports their errors."""
 
 from __future__ import annotations
 
@@ -28,21 +28,24 @@ from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, NodeSpec, dt
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of a profile in the deployment's dtype, and what they were measured on."""
+    """The rows of a profile that apply to a deployment, and the model and GPU on which they were measured."""
 
-    shard: Profile
-    kernels: Profile
-    target: Target
-    same: bool
+    shard: Profile  # rows of the model's shards
+    kernels: Profile  # rows of model-independent kernels
+    target: Target  # with the measured model and GPU
+    same_model_and_gpu: bool  # as the deployment
     same_gpu: bool
     notes: tuple[str, ...]
 
 
 def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
-    """Return the rows that apply to a deployment; of the backend given, if an operator has rows of it."""
+    """Return the rows of a profile that apply to a deployment: of its dtypes, and one backend for each operator.
+
+    The backend is the one whose name contains ``backend``, if there is one. Raises ProfileError if no row applies.
+    """
     notes: list[str] = []
-    rows = _of_dtype(profile, target, notes)
-    rows = _of_backend(rows, backend, notes)
+    rows = _rows_of_dtype(profile, target, notes)
+    rows = _rows_of_backend(rows, backend, notes)
     _require_attention_backend(rows, backend, target.model, notes)
     gpu = _measured_gpu(profile, target)
     shard, kernels = rows.where(rows["tp"] > 0), rows.where(rows["tp"] == 0)
@@ -62,8 +65,7 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     return Source(shard, kernels, measured, same_gpu and model.name == target.model.name, same_gpu, tuple(notes))
 
 
-def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
-    """Return rows of the layers' dtype; head, norms and attention may be of the activations' 16 bits."""
+def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
     layers, cache = _speed_class(target.weight_dtype), _speed_class(target.limits.kv_dtype or "")
     names, kv_names = (_speed_classes(profile[column]) for column in ("dtype", "kv_dtype"))
     wide, wide_kv = names == "bfloat16", kv_names == "bfloat16"
@@ -83,7 +85,7 @@ def _of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
 
 
 def _speed_class(dtype: str) -> str:
-    """Return the canonical name of a dtype, where both 16-bit formats count as bfloat16."""
+    """Return the canonical name of a dtype. Both 16-bit formats count as bfloat16, since they are equally fast."""
     name = dtype_name(dtype) if dtype else ""
     return "bfloat16" if name == "float16" else name
 
@@ -99,8 +101,8 @@ def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
     return np.array(names, dtype=np.str_)[index] if names else column
 
 
-def _of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
-    """Return rows of one backend per operator: the requested one, else CUDA graphs, else the one with most rows."""
+def _rows_of_backend(rows: Profile, requested: str, notes: list[str]) -> Profile:
+    """Return one backend's rows per operator. Prefer the requested one, then CUDA graphs, then the most rows."""
     mask, found = np.ones(len(rows), dtype=bool), False
     for operator in rows.operators:
         own = rows["operator"] == operator
@@ -128,7 +130,6 @@ def _matches(name: str, requested: str) -> bool:
 
 
 def _require_attention_backend(rows: Profile, requested: str, model: ModelSpec, notes: list[str]) -> None:
-    """Note the backends of the attention rows, and refuse rows of which only some are of the requested backend."""
     backends: dict[str, list[str]] = {}
     for operator in rows.operators:
         names = sorted(set(rows.of(operator)["backend"].tolist()) - {""})
@@ -178,9 +179,11 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 
 def reach_of(source: Source, target: Target) -> Reach:
-    """Return the largest step that was measured: the smallest of the operators' own maxima; None: not measured."""
-    # Rows of the shard at the deployment's TP degree count; at all degrees if that one was not measured; kernels if no
-    # row is of a shard. A request is as long as the longest sequence of either phase, for decodes in the mean.
+    """Return the largest measured sizes of a step. A size is None if it was not measured.
+
+    The shard's rows at the deployment's TP degree count. Without such rows, its rows at all degrees count, and without
+    these the rows of kernels. The longest request is the longest prompt, or the longest mean context of a decode batch.
+    """
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
     rows = own if len(own) else shard
@@ -220,19 +223,24 @@ def fit_profile(
 ) -> tuple[CostTables, FitReport]:
     """Fit cost tables (rule PER_REQUEST) to measured operators, and report the errors of the fit.
 
-    Operators of the model's shard are fitted to their own rows, model-independent kernels by their sizes. Only
-    "physics" predicts another TP degree, model or GPU than the measured one, with a larger error there
-    (TRANSFER_FACTORS). The roofline supplies what the profile lacks; ``source`` and the report list it.
+    Operators of the model's shard are fitted to their own rows, and model-independent kernels as functions of their
+    sizes. For another TP degree, model or GPU than the measured one, only "physics" can predict, with a larger error
+    (TRANSFER_FACTORS). The roofline supplies what the profile lacks. ``source`` and the report list those operators.
 
-    A part's error is ``sum_o w_o sd_o``: ``w_o`` is the operator's share of the part's time, ``sd_o`` the root mean
-    square of log(measured / predicted) over its held-out points, or the roofline's own. With too few points, the
-    largest of the part's errors counts, the roofline's included, and there is no FitError; nor is there one for rows of
-    another GPU, model or TP degree. Raises ProfileError if no row applies, MissingExtraError (forests) or InputError.
+    The error of a part is ``sum_o w_o sd_o``: ``w_o`` is the share of operator o in the part's time, ``sd_o`` the root
+    mean square of log(measured / predicted) over its held-out points, or the roofline's error. An operator with too few
+    points takes the largest error in the part, including the roofline's. It gets no FitError, nor do rows of another
+    GPU, model or TP degree.
 
     Args:
-        estimator: "auto" (per operator the best on held-out points) or one of ESTIMATORS for all operators.
-        backend: Part of the name of the kernels to use of several backends; "" takes the one with most rows.
-        host: Overhead of the host if the profile has none, and the front, which no profile measures.
+        estimator: "auto" (for each operator the best on held-out points), or one of ESTIMATORS for all operators.
+        backend: Part of the name of the backend to use. "" takes the backend with most rows.
+        host: Host overhead, used if the profile has none, and front end, which no profile measures.
+
+    Raises:
+        InputError: There is no such estimator.
+        MissingExtraError: The estimator is a forest, and scikit-learn is not installed.
+        ProfileError: No row of the profile applies to the deployment.
     """
     if estimator not in ESTIMATORS:
         raise UnknownNameError("estimator", estimator, ESTIMATORS)
@@ -274,7 +282,6 @@ def fit_profile(
 def _fit_shard(
     source: Source, target: Target, reach: Reach, estimator: str, notes: list[str]
 ) -> dict[str, ValidatedFit]:
-    """Fit the operators of the model's shard; of the deployment's TP degree, if it was measured."""
     fits: dict[str, ValidatedFit] = {}
     bridged, made_up = set(), dict[tuple[int, ...], list[str]]()
     for operator in source.shard.operators:
@@ -282,12 +289,12 @@ def _fit_shard(
         if part in ("mixed", "gemm", "comm", "send"):
             continue
         rows = source.shard.of(operator)
-        exact = source.same and target.parallel.tp in rows.tensor_parallel
+        exact = source.same_model_and_gpu and target.parallel.tp in rows.tensor_parallel
         own = rows.where(rows["tp"] == target.parallel.tp) if exact else rows
         points = rows_points(operator, own, source.target)
         if points is None:
             continue
-        if not exact and source.same:
+        if not exact and source.same_model_and_gpu:
             bridged.add(rows.tensor_parallel)
         transfers = [] if target.parallel.tp in rows.tensor_parallel else ["tp"]
         transfers += [] if source.target.model.name == target.model.name else ["model"]
@@ -300,7 +307,7 @@ def _fit_shard(
             fit = replace(fit, predict=with_single_token(*split, fit.predict), rows=len(points))
         if degrees := own.made_up(operator):
             made_up.setdefault(degrees, []).append(operator)
-            fit = replace(fit, log_sd=None, compared=(), error=None, is_made_up=True)  # no device has these errors
+            fit = replace(fit, log_sd=None, compared=(), error=None, is_made_up=True)  # these rows are not measurements
         fits[operator] = fit
     for degrees, operators in made_up.items():
         place = f"{', '.join(operators)} at TP {', '.join(map(str, degrees))}"
@@ -323,10 +330,9 @@ def _exceeds(part: str, reach: Reach, target: Target) -> bool:
 def _mixed_batches(
     source: Source, target: Target, shard: Mapping[str, ValidatedFit], notes: list[str]
 ) -> Floats | None:
-    """Return how much longer decodes take in steps with prompts, if that predicts held-out steps better than a sum."""
     tp = target.parallel.tp
     prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
-    if not source.same or prompts is None or decodes is None:
+    if not source.same_model_and_gpu or prompts is None or decodes is None:
         return None
     unequal = unequal_lengths_error(source.shard.of("decode attention", tp), decodes, target)
     if unequal is not None:
@@ -344,7 +350,6 @@ def _mixed_batches(
 
 
 def _fit_kernels(source: Source, target: Target, estimator: str) -> dict[str, ValidatedFit]:
-    """Fit model-independent kernels that the deployment runs; "gemm wide" are 16-bit products next to narrower ones."""
     kinds: dict[str, Profile] = {}
     # Collectives do not depend on the model, even if they were measured with a model's shard.
     if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
@@ -386,8 +391,12 @@ def profile_tables(
     *,
     cache: Path | str | None = "user",
 ) -> tuple[CostTables, FitReport]:
-    """Return ``fit_profile`` of "FILE.parquet", with "#ESTIMATOR", "#@BACKEND" or both, cached; raise ProfileError."""
-    # The folder ``cache`` ("user": that of platformdirs) is keyed by the content, the arguments and the versions.
+    """Return cost tables fitted to the profile at ``place``, and the report of the fit.
+
+    Args:
+        place: "FILE.parquet", "FILE.parquet#ESTIMATOR" or "FILE.parquet#ESTIMATOR@BACKEND".
+        cache: Folder for fitted tables. "user" is the folder that platformdirs gives, None fits them again.
+    """
     file, mark, choice = place.rpartition("#")
     name, _, backend = choice.partition("@") if mark else ("", "", "")
     path, estimator = Path(file if mark else place), name or "auto"

@@ -1,4 +1,4 @@
-"""Estimators by name: each fits measured points of one operator and returns a function that predicts seconds."""
+"""Estimators: each fits the measured points of one operator and returns a function that predicts seconds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ _MIN_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Linear:
-    """SamuLLM's ``a[B] x + b[B]``: linear between measured batch sizes, one pooled function outside of them."""
+    """SamuLLM's linear model of an operator's seconds, with coefficients for each batch size.
+
+    Between measured batch sizes the predictions are interpolated. Outside them, coefficients fitted to all points
+    apply.
+    """
 
     batches: Floats  # [b], ascending
-    coefficients: Floats  # [b + 1, 4] of (1, FLOPs, B s, S), the last row pooled
+    coefficients: Floats  # [b + 1, 4] coefficients of (1, FLOPs, B s, S); the last row is the pooled fit
 
     def __call__(self, at: Points) -> Floats:
-        """Return [n] seconds at these points."""
+        """Return [n] the predicted seconds at these points."""
         features = _linear_features(at)
         pooled = features @ self.coefficients[-1]
         if not len(self.batches):
@@ -40,7 +44,7 @@ class Linear:
 
 
 def fit_linear(points: Points) -> Linear:
-    """Fit non-negative coefficients to relative errors of the seconds, by batch size where it has three points."""
+    """Fit non-negative coefficients by relative error, for each batch size with three points and for all points."""
     points = points.take(points.seconds > 0)
     pooled = _nonnegative_fit(points)
     if points.axes.shape[1] == 1:  # the batch is the coordinate itself
@@ -72,8 +76,8 @@ def _bracket(axis: Floats, at: Floats) -> tuple[np.ndarray, np.ndarray, Floats]:
 
 
 def interpolate_nested(at: Floats, values: Floats, where: Floats) -> Floats:
-    """Return [q] values at ``where`` [q, d], linear between the nearest of ``at`` [n, d] in each coordinate."""
-    # Points need no grid: the first coordinate picks the two groups of points around a place, the second two of each.
+    """Interpolate the ``values`` of points ``at`` [n, d] at ``where`` [q, d], coordinate by coordinate."""
+    # The points need not form a grid: the first coordinate selects two groups of points, the second two within each.
     if at.shape[1] == 0:
         return np.full(len(where), values.mean())
     axis, group = np.unique(at[:, 0], return_inverse=True)
@@ -94,9 +98,9 @@ _Function = Callable[[Floats], Floats]
 
 
 def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound: float, scale: float) -> Floats:
-    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) by Levenberg's damped steps within +-bound."""
+    """Minimize the sum of 2 scale^2 (sqrt(1 + (r / scale)^2) - 1) over residuals r by Levenberg's damped steps."""
 
-    # Of few unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no threads.
+    # For few unknowns, normal equations take a tenth of the time of a decomposition of all rows, and no threads.
     def loss(scaled: Floats) -> float:
         return float(np.sum(np.sqrt(1 + scaled * scaled) - 1))
 
@@ -121,25 +125,25 @@ def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound
     return at
 
 
-PRIOR = 0.02  # weight that draws each factor to 1: one e-fold off the roofline costs as much as a row that is 2 % off
+PRIOR = 0.02  # weight of the prior that factors are 1: a factor of e costs as much as a row that is 2 % off
 _MAX_FACTOR = 100.0
 _MAX_ROWS = 3000
-_OUTLIER = 0.1  # a log error beyond this counts by its size rather than by its square
+_OUTLIER = 0.1  # larger log errors count linearly, not by their square
 
 
 @dataclass(frozen=True)
 class Physics:
-    """Seconds as the roofline's PARTS, each times one fitted factor."""
+    """Predicts seconds by the roofline, with a fitted factor for each part of PARTS."""
 
     factors: Floats
 
     def __call__(self, at: Points) -> Floats:
-        """Return [n] seconds at these points."""
+        """Return [n] the predicted seconds at these points."""
         return combined(at.parts, self.factors)
 
 
 def fit_physics(points: Points) -> Physics:
-    """Fit the factors of PARTS by robust least squares of log time."""
+    """Fit the factors of PARTS by robust least squares on log seconds."""
     timed = np.flatnonzero(points.seconds > 0)
     sample = timed[:: max(1, len(timed) // _MAX_ROWS)]
     parts, log_seconds = points.parts[sample], np.log(points.seconds[sample])
@@ -154,7 +158,7 @@ def fit_physics(points: Points) -> Physics:
         of_log = slopes(parts, factors) / (combined(parts, factors) + 1e-12)[:, None]
         return np.concatenate([of_log, pull * np.eye(len(PARTS))])
 
-    # A part that no row contains keeps the roofline's constant, so that a fit extends to other TP degrees and models.
+    # A part that no row contains retains factor 1, so that the fit also applies to other TP degrees and models.
     used = parts.max(axis=0, initial=0.0) > 0
     found = _minimize(residuals, jacobian, np.zeros(len(PARTS)), bound=np.log(_MAX_FACTOR), scale=_OUTLIER)
     return Physics(np.where(used, np.exp(found), 1.0))
@@ -162,27 +166,27 @@ def fit_physics(points: Points) -> Physics:
 
 @dataclass(frozen=True)
 class Interpolated:
-    """Physics times the interpolated ratio of measured seconds to physics."""
+    """Predicts seconds as ``Physics`` times the interpolated ratio of measured seconds to ``Physics``."""
 
     physics: Physics
     at: Floats  # [n, e + d] logs of shape and axes
     log_ratio: Floats  # [n]
 
     def __call__(self, at: Points) -> Floats:
-        """Return [n] seconds at these points."""
+        """Return [n] the predicted seconds at these points."""
         ratio = np.exp(interpolate_nested(self.at, self.log_ratio, np.log1p(at.features)))
         return np.asarray(self.physics(at) * ratio)
 
 
 def fit_tables(points: Points) -> Interpolated:
-    """Interpolate measured seconds over log coordinates, by their ratio to a physics curve."""
+    """Fit ``Physics``, and interpolate the ratio of measured seconds to it over log coordinates."""
     points = points.take(points.seconds > 0)
     physics = fit_physics(points)
     return Interpolated(physics, np.log1p(points.features), np.log(points.seconds / physics(points)))
 
 
 def fit_monotone(points: Points) -> Predictor:
-    """Fit a curve or surface that never falls; for one shape, and one or two axes."""
+    """Fit a non-decreasing curve or surface. The points must have one shape, and one or two axes."""
     from lengthwise.cost import regression  # imports scipy
 
     axes = points.axes
@@ -194,7 +198,7 @@ def fit_monotone(points: Points) -> Predictor:
 
 
 def fit_forest(points: Points) -> Predictor:
-    """Fit Vidur's random forest over shape and axes, which is constant beyond its points."""
+    """Fit Vidur's random forest over shape and axes. Its predictions are constant beyond the points."""
     from lengthwise.cost import regression  # imports scipy
 
     forest = regression.fit_forest(points.features, points.seconds)
@@ -207,7 +211,7 @@ FITTERS |= {"tables": fit_tables, "forest": fit_forest}
 
 
 def can_fit(name: str, points: Points) -> bool:
-    """Return whether an estimator can fit these points and predict others of their kind."""
+    """Return whether an estimator can fit these points."""
     if name == "monotone":
         one_shape = len(np.unique(points.shape, axis=0)) <= 1
         return one_shape and points.axes.shape[1] <= 2 and len(np.unique(points.axes, axis=0)) > 1
@@ -215,7 +219,7 @@ def can_fit(name: str, points: Points) -> bool:
 
 
 def split_single_token(points: Points) -> tuple[Points, Points] | None:
-    """Split a matrix product's points into (one token, more tokens); None if either is missing."""
+    """Split a matrix product's points into (one token, more tokens). Return None if either is missing."""
     single = points.axes[:, 0] == 1
     more = points.take(~single)
     if points.operator not in PRODUCTS or not single.any() or more.places().max(initial=-1) < 1:
@@ -224,6 +228,6 @@ def split_single_token(points: Points) -> tuple[Points, Points] | None:
 
 
 def with_single_token(single: Points, more: Points, predict: Predictor) -> Predictor:
-    """Predict one token by its measured median, at most the shortest time of more tokens, and others by ``predict``."""
+    """Return ``predict`` with the measured median for one token, but at most the shortest time of more tokens."""
     single_s = min(float(np.median(single.seconds)), float(more.seconds.min()))
     return lambda at: np.where(at.axes[:, 0] == 1, single_s, predict(at))

@@ -1,4 +1,4 @@
-"""Points of an operator, measured or to be predicted, with the roofline's estimate of each."""
+"""Points of an operator (measured, or to be predicted) with their roofline estimates."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lengthwise.schema.profile import OPERATOR_PARTS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 PARTS = ("compute", "padding", "memory", "network", "launch", "sequences")
-"""Columns of ``Points.parts``, in seconds; "padding" multiplies in vain, "sequences" add to a launch."""
+"""Columns of ``Points.parts``, in seconds: "padding" is compute for padding, "sequences" a cost for each sequence."""
 
 COMPUTE, PADDING, MEMORY, NETWORK, LAUNCH, SEQUENCES = range(len(PARTS))
 
 
 @dataclass(frozen=True)
 class Points:
-    """[n] points of one operator."""
+    """n points of one operator, as columns."""
 
     operator: str
     # [n, d] tokens, (tokens, activated experts), (chunk, context), (sequences, mean context), or (prompts, chunk,
@@ -45,21 +45,21 @@ class Points:
 
     @property
     def roofline(self) -> Floats:
-        """Return [n] seconds by the roofline."""
+        """Return [n] the roofline's seconds."""
         return combined(self.parts)
 
     @property
     def features(self) -> Floats:
-        """Return [n, e + d] shape and axes."""
+        """Return [n, e + d] the columns of shape and axes."""
         return np.concatenate([self.shape, self.axes], axis=1)
 
     def take(self, rows: npt.NDArray[Any]) -> Points:
-        """Return the points of some rows (indices or a mask)."""
+        """Return the points at some rows (indices or a mask)."""
         taken: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **taken)
 
     def places(self) -> npt.NDArray[np.int64]:
-        """Return [n] numbers of distinct places; repeated measurements share one."""
+        """Return for each point [n] the number of its place (shape and axes). Repeated measurements share a place."""
         return np.asarray(np.unique(self.features, axis=0, return_inverse=True)[1], dtype=np.int64).ravel()
 
 
@@ -67,13 +67,13 @@ _COLUMNS = tuple(field.name for field in fields(Points))[1:]
 
 
 def concatenate(points: list[Points]) -> Points:
-    """Return the points of one operator as one record."""
+    """Return one record of points from several of the same operator."""
     columns: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in points]) for name in _COLUMNS}
     return replace(points[0], **columns)
 
 
 def combined(parts: Floats, factors: Floats | None = None) -> Floats:
-    """Return [n] seconds of parts times factors: compute and memory overlap, the rest does not."""
+    """Return [n] seconds of ``parts`` times ``factors``. Compute and memory overlap, and other parts are added."""
     if factors is not None:
         parts = parts * factors
     overlapped = _overlap(parts[:, COMPUTE] + parts[:, PADDING], parts[:, MEMORY])
@@ -81,7 +81,7 @@ def combined(parts: Floats, factors: Floats | None = None) -> Floats:
 
 
 def slopes(parts: Floats, factors: Floats) -> Floats:
-    """Return [n, 6] derivatives of ``combined`` by the logarithms of the factors."""
+    """Return [n, 6] derivatives of ``combined`` with respect to the logarithms of the factors."""
     scaled = parts * factors
     compute, memory = scaled[:, COMPUTE] + scaled[:, PADDING], scaled[:, MEMORY]
     overlapped = np.maximum(_overlap(compute, memory), 1e-300)
@@ -96,8 +96,12 @@ def _overlap(compute: Floats, memory: Floats) -> Floats:
 
 
 def make_points(operator: str, work: Work, empty: Work, axes: list[Floats], shape: list[Any], **columns: Any) -> Points:
-    """Return points from their work; ``empty`` is the work without tokens, which is padding and launch."""
-    n = len(axes[0])  # ``columns`` are batch, padded, total and, if measured, seconds
+    """Return the points of one operator, whose ``work`` the roofline has estimated at their sizes.
+
+    ``empty`` is the operator with no tokens: the work that padding and the launch take. ``columns`` are batch, padded,
+    total and, for measured points, seconds.
+    """
+    n = len(axes[0])
 
     def column(values: Any) -> Floats:
         return np.broadcast_to(np.asarray(values, dtype=np.float64), (n,)).copy()
@@ -120,21 +124,21 @@ def make_points(operator: str, work: Work, empty: Work, axes: list[Floats], shap
 
 
 def _batched(points: Points, prompts: Floats) -> Points:
-    """Return the points of several prompts in one launch each."""
+    """Return the points with ``prompts`` [n] prompts in each launch instead of one."""
     parts = points.parts.copy()
     parts[:, :LAUNCH] *= prompts.reshape(-1, 1)
     return replace(points, parts=parts, flops=points.flops * prompts)
 
 
 def _prefill_padding(work: Work, chunk: Any, pad_tokens: float) -> Work:
-    """Return padding and launch of a prefill: ``pad_tokens`` more queries, which see as many keys as the others."""
+    """Return padding and launch of a prefill. The ``pad_tokens`` padding queries see as many keys as real ones."""
     share = pad_tokens / (np.asarray(chunk) + pad_tokens)
     return Work(work.name, compute_s=work.compute_s * share, latency_s=work.latency_s)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A model on GPUs, and how large its steps may become."""
+    """The deployment for which tables are fitted: a model on GPUs, and limits of its steps."""
 
     model: ModelSpec
     gpu: GpuSpec
@@ -145,17 +149,20 @@ class Target:
 
     @property
     def weight_dtype(self) -> str:
-        """Return the dtype of the layers' matrices."""
+        """Return the dtype of the layers' weight matrices."""
         return self.limits.weight_dtype or self.model.dtype
 
     def operators(self) -> Operators:
-        """Return the roofline's operators of one GPU."""
+        """Return the roofline's operators on one GPU."""
         shard = shard_of(self.model, self.parallel, self.limits)
         return Operators(shard, kernels_of(self.gpu, shard.weight_dtype), self.node)
 
 
 def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> Points | None:
-    """Return points at a profile's columns for the target's shard; None if the model lacks the operator."""
+    """Return the points of an operator of the target's model, at the sizes in the columns of a profile.
+
+    Return None if the model lacks the operator. The points have measured seconds if the columns have them.
+    """
     ops, share, part = target.operators(), operator_work.layer_share(target.model, operator), OPERATOR_PARTS[operator]
     shape, seconds = [target.parallel.tp], columns.get("seconds", np.nan)
 
@@ -195,7 +202,6 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
 
 
 def _moe_block_points(columns: Mapping[str, Any], target: Target) -> Points:
-    """Return points of router and experts; columns without ``experts`` activate as many as even routing does."""
     ops, tokens = target.operators(), np.asarray(columns["tokens"], dtype=np.float64)
     activated = np.asarray(columns.get("experts", ops.experts_hit(tokens)), dtype=np.float64)
     work, empty = (
@@ -207,7 +213,7 @@ def _moe_block_points(columns: Mapping[str, Any], target: Target) -> Points:
 
 
 def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
-    """Return the points of a profile's rows over all TP degrees that the model can be split into."""
+    """Return the points of an operator's rows at all TP degrees that can split the model, or None without points."""
     found = []
     for tp in rows.tensor_parallel:
         if source.model.attention.heads % tp == 0:
@@ -218,7 +224,10 @@ def rows_points(operator: str, rows: Profile, source: Target) -> Points | None:
 
 
 def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, node: NodeSpec | None) -> Points | None:
-    """Return points of a model-independent kernel at a profile's columns; None if the roofline has no such kernel."""
+    """Return the points of a model-independent kernel, at the sizes in the columns of a profile.
+
+    Return None if the roofline has no such kernel.
+    """
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     numbers = {name: values.astype(np.float64) for name, values in arrays.items() if values.dtype.kind in "fiu"}
     n = max(len(np.atleast_1d(values)) for values in numbers.values())
@@ -249,7 +258,7 @@ def kernel_points(operator: str, columns: Mapping[str, Any], kernels: Kernels, n
 def kernel_work(
     operator: str, c: Mapping[str, Floats], kernels: Kernels, node: NodeSpec | None
 ) -> tuple[Work, Work] | None:
-    """Return (work, work without tokens) of a kernel by a profile's columns [n]; None if the roofline has none."""
+    """Return (work, work without tokens) of a model-independent kernel at sizes [n], or None without a roofline."""
     if operator == "gemm":
         work, empty = (kernels.gemm("gemm", tokens, c["n"], c["k"]) for tokens in (c["tokens"], 0.0 * c["tokens"]))
         return work, empty
@@ -292,7 +301,6 @@ def kernel_work(
 
 
 def _moe(tokens: Floats, c: Mapping[str, Floats], kernels: Kernels) -> Work:
-    """Return the work of gated experts of width n over hidden size k, which tokens choose evenly."""
     rows, n, k = tokens * c["topk"], c["n"], c["k"]
     hit = c["experts"] * (1 - (1 - np.minimum(c["topk"] / c["experts"], 1.0)) ** tokens)
     works = (

@@ -1,4 +1,4 @@
-"""Profiles of operators: our file format, readers of other people's measurements, and what is in a profile."""
+"""Profiles of operators: the file format, importers of other projects' measurements, and descriptions."""
 
 import lazy_loader
 

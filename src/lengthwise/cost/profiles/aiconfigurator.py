@@ -1,4 +1,4 @@
-"""Importer of NVIDIA AIConfigurator's tables of a system, an engine and a version."""
+"""Imports NVIDIA AIConfigurator's tables for a system, an engine and a version."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ _NCCL = "nccl_perf.parquet"
 
 
 def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, version: str) -> Profile:
-    """Import the model-independent kernels that AIConfigurator measured on a system with an engine's version.
+    """Import the model-independent kernels that AIConfigurator measured on a system with a version of an engine.
 
-    GEMM, attention, fused MoE, the engine's own all-reduce (if missing: of the next older version that has one, or the
-    oldest), and NCCL's of the newest version. ``folder`` holds h200_sxm/, b200_sxm/ ...; None takes the data of the
-    installed package. Raises ProfileError or UnknownNameError, MissingExtraError without ``folder`` and package.
+    These are GEMM, attention, fused MoE, the engine's own all-reduce, and the all-reduce of the newest NCCL. A missing
+    table is taken from the next older version that has it, or else from the oldest. ``folder`` has the subfolders
+    h200_sxm/, b200_sxm/ ... None takes the data of the installed package.
+
+    Raises:
+        MissingExtraError: ``folder`` is None, and the package is not installed.
+        ProfileError: ``folder`` is no folder, or a table is missing, unreadable or without the columns.
+        UnknownNameError: The folder has no such system, engine or version.
     """
     root = installed_tables() if folder is None else Path(folder)
     if not root.is_dir():
@@ -57,7 +62,7 @@ def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, 
 
 
 def installed_tables() -> Path:
-    """Return the folder of systems in the installed package (aiconfigurator-core), else raise MissingExtraError."""
+    """Return the folder of systems in aiconfigurator-core. Raises MissingExtraError without that package."""
     for name in _PACKAGES:
         spec = find_spec(name)
         for root in (spec.submodule_search_locations or []) if spec else []:
@@ -93,7 +98,7 @@ def _find_files(place: Path, backend: str, version: str, notes: list[str]) -> di
 
 
 def _nearest_version(folder: Path, version: str, name: str) -> str:
-    """Return the version itself if it has the file, else the newest below, else the oldest; "" finds the newest."""
+    """Return the newest version up to ``version`` (any if empty) with the file, or else the oldest one with it."""
 
     def numbers(one: str) -> list[int]:  # the number of a release candidate is one of them
         return [int(part) for part in "".join(c if c.isdigit() else " " for c in one).split()]
@@ -124,7 +129,10 @@ def _gemm(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
 
 def _attention(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return prompts of ``isl`` tokens after ``step`` cached ones, or one token per sequence after ``step``."""
+    """Return attention measurements with the columns of a ``Profile``, and append to ``notes`` what is left out.
+
+    In ``rows``, ``step`` tokens are cached before a chunk of ``isl`` prompt tokens or one decoded token.
+    """
     beams = rows.filter(pl.col("beam_width") > 1) if "beam_width" in rows.columns else rows.clear()
     if len(beams):
         notes.append(f"{len(beams):,} attention rows with beams are left out")
@@ -152,7 +160,7 @@ def _attention(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
 
 def _moe(rows: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Return experts split over ``moe_tp_size`` GPUs; the backend names the distribution of tokens over experts."""
+    """Return rows of experts split over ``moe_tp_size`` GPUs. ``backend`` includes the token distribution."""
     spread = rows.filter(pl.col("moe_ep_size") > 1)
     if len(spread):
         notes.append(f"{len(spread):,} fused moe rows with experts spread over GPUs (EP) are left out")
@@ -203,4 +211,4 @@ _READERS: dict[str, tuple[Callable[[pl.DataFrame, list[str]], pl.DataFrame], tup
     "custom_allreduce_perf.parquet": (_all_reduce, ("allreduce_dtype", "num_gpus", "message_size")),
     _NCCL: (_all_reduce, ("nccl_dtype", "num_gpus", "message_size")),
 }
-"""By file: its reader and the columns that it needs."""
+"""By file: the reader and the columns that the reader needs."""

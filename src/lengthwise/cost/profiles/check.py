@@ -1,4 +1,4 @@
-"""Comparison of a new profile with an old one, operator by operator."""
+"""Compares a new profile with an old profile, operator by operator."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _SHAPE = (
     "tp", "dtype", "kv_dtype", "n", "k", "heads", "kv_heads", "head_dim", "window", "experts", "topk", "gpus",
 )  # fmt: skip
 _LINE = {"prefill": "context", "decode": "kv_tokens", "mixed": "kv_tokens", "comm": "bytes", "send": "bytes"}
-"""Axis along which an operator of a part is interpolated; others are interpolated by tokens."""
+"""By part: the axis along which its operators are interpolated; other operators are interpolated by tokens."""
 
 _AXES = ("tokens", "seqs", "chunk", "context", "kv_tokens", "bytes", "skew")
 _UNITS = {"decode": "KV tokens", "comm": "bytes", "send": "bytes", "head": "sequences", "host": "sequences"}
 MAX_DISTANCE = 2.05  # points farther apart than this factor are not interpolated
 DRAWS = 1000
-LEVEL = 0.99  # of an interval: among some dozens of operators and regions, at 95 % several would be outside by chance
+LEVEL = 0.99  # of intervals: with dozens of operators and regions, several would be outside by chance at 95 %
 MIN_COUNT = 3  # fewer points than this without known spreads prove no change
 _MAX_SAMPLE = 400
 
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """New time over old time of one operator, TP degree and region, whether it changed or not."""
+    """The ratio of new to old times of one operator at one TP degree in one region of sizes."""
 
     operator: str
     tp: int  # 0: a model-independent kernel
@@ -37,7 +37,7 @@ class TimeRatio:
     region: str  # "small" or "large", split at the geometric middle of the sizes; "all" if there is one size
     sizes: tuple[int, int]  # smallest and largest, in ``unit``
     unit: str  # "tokens", "KV tokens", "sequences" or "bytes"
-    points: int  # compared
+    points: int  # number of compared points
     ratio: float  # median of new over old
     low: float  # 99 % interval, by a bootstrap over points and their spreads
     high: float
@@ -46,7 +46,7 @@ class TimeRatio:
 
 @dataclass(frozen=True)
 class ProfileCheck:
-    """Rows that were compared, and points and operators without a counterpart."""
+    """The result of comparing two profiles: the ratios of their times, and what only one of them has."""
 
     rows: tuple[TimeRatio, ...]
     tolerance: float
@@ -57,17 +57,19 @@ class ProfileCheck:
 
     @property
     def changed(self) -> tuple[TimeRatio, ...]:
-        """Return the rows that changed significantly by more than the tolerance."""
+        """Return the rows whose times changed significantly by more than the tolerance."""
         return tuple(row for row in self.rows if row.changed)
 
 
 def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed: int = 0) -> ProfileCheck:
-    """Find operators whose times changed by more than a tolerance (a share), beyond what the spreads explain.
+    """Find operators whose times changed by more than ``tolerance`` (a share), and more than the spreads explain.
 
-    Points are matched by operator, TP degree, dtype and shape; a new point between two old ones that are at most a
-    factor of two apart is compared with their interpolation. Raises InputError for a tolerance of 0 or less,
-    ProfileError for profiles of different models, kinds, dtypes, TP degrees or attention backends, or without a common
-    point.
+    Points are matched by operator, TP degree, dtype and shape. A new point between two old points that are at most a
+    factor of two apart is compared with their interpolation.
+
+    Raises:
+        InputError: The tolerance is not above 0.
+        ProfileError: The profiles differ in model, kind, dtypes, TP degrees or attention backends, or share no point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
@@ -120,15 +122,14 @@ def _require_same(new: Profile, old: Profile) -> None:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """[n] points in both profiles: log of new over old seconds, its noise (NaN if unknown), and size of the step."""
+    """Points that both profiles have, as columns [n]. ``noise`` is the error of ``log_ratio``, or NaN if unknown."""
 
-    log_ratio: Floats
+    log_ratio: Floats  # log of new over old seconds
     noise: Floats
-    size: Floats
+    size: Floats  # of the step, in the unit of its part
 
 
 def _match(new: Profile, old: Profile, operator: str) -> tuple[dict[tuple[int, str], _Pairs], int]:
-    """Return pairs by TP degree and dtype, and the number of new points without a counterpart."""
     left, right = _timed_rows(new, operator), _timed_rows(old, operator)
     shape = [*_SHAPE, *(["backend"] if set(left["backend"]) & set(right["backend"]) else [])]
     place = [*shape, *_AXES]
@@ -156,7 +157,7 @@ def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
 
 
 def _interpolate(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
-    """Return new points between two old ones on the same line, with the old time interpolated in logarithms."""
+    """Return the new points between two old points of one line, with the old time interpolated logarithmically."""
     line = [*shape, *(name for name in _AXES if name != axis)]
     points = old.filter(pl.col(axis) > 0).sort(axis)
     points = points.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")

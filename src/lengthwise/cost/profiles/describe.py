@@ -1,4 +1,4 @@
-"""Description of a profile: ranges, noise, gaps and roofline shares of each operator and shard."""
+"""Describes a profile: ranges, noise, gaps and roofline shares of each operator and shard."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.profile import OPERATOR_PARTS, WHOLE_COLUMNS, Profile
 from lengthwise.schema.specs import GpuSpec, ModelSpec, dtype_name
 
-STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192  # largest step and batch, unknown model's request
-MAX_DISTANCE = 2.05  # neighbours that are this many times apart leave a gap; doubling grids do not
+STEP_TOKENS, STEP_SEQS, UNKNOWN_LENGTH = 8192, 256, 8192  # largest step, batch, request
+MAX_DISTANCE = 2.05  # neighbours that are more times apart leave a gap; grids that double do not
 CELL = 4  # a cell of the plane of attention spans this factor along either axis
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A range without a point: for each axis its name, the lowest and the highest value."""
+    """A range of sizes that was not measured: (name, lowest value, highest value) of each axis."""
 
     axes: tuple[tuple[str, int, int], ...]
 
@@ -35,7 +35,10 @@ class Gap:
 
 
 def find_gaps(rows: Profile, longest: int | None) -> tuple[Gap, ...]:
-    """Return the gaps of one operator on one shard; none for model-independent kernels, whose range is open."""
+    """Return the gaps of one operator on one shard, up to requests of ``longest`` tokens (8,192 if None).
+
+    Model-independent kernels have none, as their range has no end.
+    """
     if not len(rows) or not (rows["tp"] > 0).all():
         return ()
     part, longest = OPERATOR_PARTS[rows.operators[0]], longest or UNKNOWN_LENGTH
@@ -67,7 +70,7 @@ _Axis = tuple[str, Floats | Ints, int]
 
 
 def _plane_gaps(x_axis: _Axis, y_axis: _Axis, max_sum: int | None = None) -> Iterator[Gap]:
-    """Yield cells without a point in a grid of powers up to x + y = ``max_sum``; neighbouring cells form one gap."""
+    """Yield the cells of a plane without points, up to x + y = ``max_sum``. Neighbouring cells form one gap."""
     (x_name, x, x_last), (y_name, y, y_last) = x_axis, y_axis
     x_edges, y_edges = _edges(x_last), _edges(y_last)
     covered = np.zeros((len(x_edges) - 1, len(y_edges) - 1), dtype=bool)
@@ -91,7 +94,7 @@ def _plane_gaps(x_axis: _Axis, y_axis: _Axis, max_sum: int | None = None) -> Ite
 
 
 def _edges(last: int) -> Ints:
-    """Return 0, 16, 64, 256 ... and the last value: cells are (edge, next edge], the last one more than a doubling."""
+    """Return the cell edges 0, 16, 64, 256 ... and ``last``, where the last cell spans at least a doubling."""
     powers = [0, *(CELL**n for n in range(2, 32))]
     return np.array([*(edge for edge in powers if 2 * edge < last), last], dtype=np.int64)
 
@@ -105,7 +108,7 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class RowWork:
-    """[n] FLOPs and bytes of each row, NaN where unknown, and the peaks of its device."""
+    """FLOPs and bytes [n] of each row (NaN if unknown), and the peaks of the device."""
 
     flops: Floats
     bytes: Floats
@@ -113,12 +116,12 @@ class RowWork:
     bandwidth: float
 
     def min_s(self) -> Floats:
-        """Return [n] the least seconds that the data sheet allows."""
+        """Return [n] the shortest time of each row that the data sheet allows, in seconds."""
         return np.asarray(np.maximum(self.flops / self.peak_flops, self.bytes / self.bandwidth))
 
 
 def known_model(name: str) -> ModelSpec | None:
-    """Return the catalog's model of this name; None if it has none."""
+    """Return the catalog's model of this name, or None if the catalog has none."""
     try:
         return catalog.model(name) if name else None
     except UnknownNameError:
@@ -126,13 +129,13 @@ def known_model(name: str) -> ModelSpec | None:
 
 
 def row_work(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> RowWork | None:
-    """Return the work of a profile's rows; None if the device is neither given nor in the catalog."""
+    """Return FLOPs and bytes of a profile's rows, or None if the device is neither given nor in the catalog."""
     gpu, model = gpu or catalog.find_gpu(profile.metadata.gpu), model or known_model(profile.metadata.model)
     if gpu is None:
         return None
     n = len(profile)
     work = RowWork(np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), gpu.bandwidth_bytes_per_s)
-    # Next to single norms, "norms" is another operator, such as a norm of queries and keys.
+    # If single norms were measured, "norms" is another operator, such as a norm of queries and keys.
     has_single_norms = bool({"input norm", "post-attention norm"} & set(profile.operators))
     for rows in _groups(profile):
         operator, tp, dtype = (profile[name][rows[0]] for name in ("operator", "tp", "dtype"))
@@ -208,7 +211,7 @@ def _kernel_work(operator: str, c: dict[str, Floats], gpu: GpuSpec, dtype: str) 
 
 @dataclass(frozen=True)
 class Share:
-    """Shares of the data sheet's peaks: of FLOP/s, of bytes a second, of the roofline (the nearer of both)."""
+    """Shares of the data sheet's peaks that a row reaches: FLOP/s, bandwidth, and roofline (the larger of both)."""
 
     flops: float
     bandwidth: float
@@ -222,10 +225,10 @@ class OperatorView:
     operator: str
     tp: int
     dtype: str  # of its weights or activations
-    rows: npt.NDArray[np.int64]  # indices in the profile
-    axes: dict[str, tuple[int, int]]  # lowest and highest value of each column that is not 0 throughout
+    rows: npt.NDArray[np.int64]  # row numbers in the profile
+    axes: dict[str, tuple[int, int]]  # lowest and highest value of each column that is not always 0
     seconds: tuple[float, float]  # shortest and longest
-    spread: float  # median of the distance between quartiles over the time; NaN if unknown
+    spread: float  # median of (distance between quartiles / time); NaN: unknown
     gaps: tuple[Gap, ...]  # ranges of the model's steps without a measurement
     median: Share | None  # of the median row; None if its work is unknown
     best: Share | None  # of the best row
@@ -233,7 +236,7 @@ class OperatorView:
 
 @dataclass(frozen=True)
 class ProfileView:
-    """A profile, its operators, and the work of its rows (None: the device is neither given nor in the catalog)."""
+    """A profile with operators and the work of rows. The work is None if the device is unknown."""
 
     profile: Profile
     operators: tuple[OperatorView, ...]
@@ -241,7 +244,10 @@ class ProfileView:
 
 
 def describe_profile(profile: Profile, gpu: GpuSpec | None = None, model: ModelSpec | None = None) -> ProfileView:
-    """Describe a profile; ``gpu`` and ``model`` are the measured ones, if it names none of the catalog."""
+    """Return ranges, noise, gaps and roofline shares of a profile's operators.
+
+    ``gpu`` and ``model`` are the measured ones. If None, the catalog looks them up by the profile's names.
+    """
     model = model or known_model(profile.metadata.model)
     work, longest = row_work(profile, gpu, model), model.max_model_len if model else None
     return ProfileView(profile, tuple(_view(profile, rows, work, longest) for rows in _groups(profile)), work)
@@ -283,7 +289,7 @@ ABOVE_PEAK = 10
 
 
 def warnings(profile: Profile) -> list[str]:
-    """Return notes on implausible rows: shorter than 10 ns, longer than a minute, or ten times the device's peak."""
+    """Return notes on implausible rows: below 10 ns, above a minute, or ten times faster than the device's peak."""
     seconds, work = profile["seconds"], row_work(profile)
     implausible = {
         "take less than 10 ns: is the unit right?": seconds < MIN_S,

@@ -1,4 +1,4 @@
-"""Common steps of the importers: read a table, use the catalog's names, stack the rows to a profile."""
+"""Steps that the importers share: read a table, use the catalog's names, combine the rows into a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUARTILES_OF_NORMAL = 1.349  # distance between the quartiles of a normal distri
 
 
 def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
-    """Read a Parquet file or a CSV file, packed by gzip or not; raise ProfileError if it lacks a column."""
+    """Read a Parquet or CSV file (CSV also compressed with gzip). Raises ProfileError if it lacks a column."""
     kind = "Parquet" if path.suffix == ".parquet" else "CSV"
     try:
         rows = pl.read_parquet(path) if kind == "Parquet" else pl.read_csv(path, infer_schema_length=None)
@@ -31,26 +31,26 @@ def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
 
 
 def require_columns(rows: pl.DataFrame, required: Sequence[str], path: Path) -> pl.DataFrame:
-    """Return the rows; raise ProfileError if they lack a column."""
+    """Return the rows. Raises ProfileError if they lack a column."""
     if missing := [name for name in required if name not in rows.columns]:
         raise ProfileError(f"{path} must have the columns {', '.join(missing)}; it has {', '.join(rows.columns)}")
     return rows
 
 
 def gpu_name(name: str) -> str:
-    """Return the catalog's name of a device, or the source's own."""
+    """Return the catalog's name for a device, or the source's name if the catalog has none."""
     gpu = catalog.find_gpu(name)
     return gpu.name if gpu else name
 
 
 def model_name(name: str) -> str:
-    """Return the catalog's name of a model, or the source's own."""
+    """Return the catalog's name for a model, or the source's name if the catalog has none."""
     spec = catalog.served_model(name) if name else None
     return spec.name if spec else name
 
 
 def canonical_dtype(name: str) -> str:
-    """Return the canonical spelling of a dtype, or the source's own ("fp8_block")."""
+    """Return the canonical name of a dtype, or the source's name if there is none ("fp8_block")."""
     try:
         return dtype_name(name)
     except UnknownNameError:
@@ -58,7 +58,7 @@ def canonical_dtype(name: str) -> str:
 
 
 def build_profile(metadata: ProfileFacts, frames: list[pl.DataFrame], where: Path) -> Profile:
-    """Return a profile of stacked frames with columns named as a profile's; notes list suspicious values."""
+    """Return a profile of all rows of ``frames``, with notes on suspicious values. ``where`` names it in errors."""
     filled = [frame for frame in frames if len(frame)]
     if not filled:
         raise ProfileError(f"{where} must hold rows of operators that a profile has; it holds none")
@@ -79,5 +79,5 @@ def build_profile(metadata: ProfileFacts, frames: list[pl.DataFrame], where: Pat
 
 
 def row_counts(counts: Mapping[str, int]) -> str:
-    """Return names with their rows ("alltoall (168)"), sorted."""
+    """Return a sorted text of names and their numbers of rows, such as "alltoall (168)"."""
     return ", ".join(f"{name} ({rows:,})" for name, rows in sorted(counts.items()))

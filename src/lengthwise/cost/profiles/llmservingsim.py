@@ -1,4 +1,4 @@
-"""Importer of LLMServingSim's profiles in both of its layouts, v0 and v1."""
+"""Imports LLMServingSim's profiles in both of its layouts, v0 and v1."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lengthwise.schema.profile import Profile, ProfileFacts
 
 @dataclass
 class Shard:
-    """One tpN folder and the notes of its reader."""
+    """The folder of one TP degree (tp1/, tp2/ ...), and the notes on reading it."""
 
     folder: Path
     tp: int
     notes: list[str]
 
     def read(self, name: str, *required: str) -> pl.DataFrame | None:
-        """Return the rows of a CSV file; None if there is none."""
+        """Return the rows of a CSV file, or None if the folder lacks the file."""
         return external_tables.read_table(csv_file(self.folder, name), required) if has_csv(self.folder, name) else None
 
 
 def import_llmservingsim(folder: Path | str) -> Profile:
-    """Import a folder with tp1/, tp2/ ..., laid out by LLMServingSim's profiler v0 or v1; raise ProfileError."""
+    """Import a folder with tp1/, tp2/ ... of LLMServingSim's profiler (v0, v1). Raises ProfileError for others."""
     # v0 is HARDWARE/ORGANISATION/MODEL/tpN/{layers,attention}.csv, v1 .../VARIANT/meta.yaml and
     # tpN/{dense,attention,per_sequence,moe,skew}.csv.
     root = Path(folder)
@@ -91,7 +91,7 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
         return frames
     chunk, seqs, keys = pl.col("prefill_chunk_size"), pl.col("batch_size"), pl.col("kv_cache_size")
     prefill, decode = attention.filter("is_prefill"), attention.filter(~pl.col("is_prefill"))
-    if "p50_ns" in attention.columns:  # of a TPU
+    if "p50_ns" in attention.columns:  # measured on a TPU
         shared |= {"kv_dtype": pl.lit("bfloat16"), "seqs": seqs, "seconds": pl.col("p50_ns") / 1e9}
         shared["dtype"] = pl.lit("bfloat16")
         frames.append(prefill.select(operator=pl.lit("prefill attention"), chunk=chunk, context=keys, **shared))
@@ -143,7 +143,7 @@ _V1_LAYERS = {  # operators of a profile by v1's layers
     "gate_up_proj": ("mlp up",), "act_fn": ("activation",), "down_proj": ("mlp down",),
     "final_layernorm": ("final norm",),
 }  # fmt: skip
-_V1_CALLS = {"norms": 2.0}  # calls per layer, where not 1: v1 times one call, and norms queries and keys in two
+_V1_CALLS = {"norms": 2.0}  # calls per layer if not 1: v1 measures one call, but queries and keys take two
 
 _V1_NOTES = (
     "times in us converted; queries' and keys' norms (qk_norm) are one operator, norms, of two calls",
@@ -223,7 +223,7 @@ def _v1_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
     calls = 0 if skew is None else _calls_per_time(skew, attention, int(meta.get("measurement_iterations", 1)), shard)
     if skew is None or not calls:
         return frames
-    # nb of a batch's n sequences have kv_big tokens, the others kvs.
+    # Of the n sequences of a batch, nb have kv_big tokens, and the others have kvs.
     n, tokens = pl.col("n"), pl.col("nb") * pl.col("kv_big") + (pl.col("n") - pl.col("nb")) * pl.col("kvs")
     kind = pl.when(pl.col("pc") > 0).then(pl.lit("mixed attention")).otherwise(pl.lit("decode attention"))
     decodes = {"seqs": n, "kv_tokens": tokens, "skew": pl.col("kv_big") * n / tokens}
@@ -258,7 +258,7 @@ def _v1_attention(attention: pl.DataFrame, shared: dict[str, Any]) -> list[pl.Da
 
 
 def _calls_per_time(skew: pl.DataFrame, attention: pl.DataFrame, iterations: int, shard: Shard) -> int:
-    """Return how many calls a time of skew.csv counts, by batches that are in attention.csv too; 0 if undecidable."""
+    """Return how many calls a time of skew.csv sums, by batches in attention.csv, or 0 if that is unclear."""
     keys = {"pc": "prefill_chunk", "kp": "kv_prefill", "n": "n_decode", "kv_big": "kv_decode"}
     both = skew.join(attention, left_on=list(keys), right_on=list(keys.values()))
     if both.is_empty():

@@ -1,4 +1,4 @@
-"""Files of profiles: one Parquet file, a row per measured point, the metadata as JSON in the file's metadata."""
+"""Reads and writes profiles: Parquet files with one row per point, and a profile's metadata as JSON in theirs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADVICE = "Write one with `lengthwise profile run` or `lengthwise profile import
 
 
 def write_profile(profile: Profile, path: Path | str) -> None:
-    """Write a profile to a Parquet file, completely or not at all; raise OutputError or ProfileError."""
+    """Write a profile to a Parquet file atomically. Raises ProfileError without rows, and OutputError on failure."""
     _require_rows(profile, f"the profile {profile.metadata.name}")
     try:
         metadata = json.dumps({"version": VERSION, "metadata": dataclasses.asdict(profile.metadata)})
@@ -33,7 +33,7 @@ def write_profile(profile: Profile, path: Path | str) -> None:
 
 
 def read_profile(path: Path | str) -> Profile:
-    """Read a profile that ``write_profile`` wrote; raise ProfileError for a missing, damaged or other file."""
+    """Read a profile that ``write_profile`` wrote. Raises ProfileError for a missing, damaged or other file."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Importer of Vidur's profiles: medians in milliseconds of one layer on one GPU, message sizes in bytes."""
+"""Imports Vidur's profiles: median milliseconds of one layer on one GPU, and messages in bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DTYPE = "float16"
 def import_vidur(
     folder: Path | str, model: ModelSpec, device: str, *, node: NodeSpec | None = None, keep_surrogates: bool = False
 ) -> Profile:
-    """Import a model on a device, at all TP degrees, from a folder like Vidur's ``data/profiling``; raise ProfileError.
+    """Import a model on a device, at all TP degrees, from a folder like Vidur's ``data/profiling``.
 
-    ``model`` names a folder and selects rows; ``device`` is a folder under compute/ ("a100"), or a GPU whose name
-    starts so; ``node`` selects the network folder (None: the device's pairwise NVLink, else its DGX). ``spread_s`` is
-    that of a normal distribution. With ``keep_surrogates``, made-up attention rows are kept and listed in
-    ``machine["made_up"]``.
+    ``model`` names a folder and selects rows. ``device`` is a folder under compute/ ("a100"), or a GPU whose name
+    starts with a folder's name. ``node`` selects the network folder (if None, the device's pairwise NVLink, or DGX).
+    ``spread_s`` is computed as for a normal distribution. With ``keep_surrogates``, attention rows that were made up
+    are kept and listed in ``machine["made_up"]``. Raises ProfileError if a folder, file or column is missing.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -76,7 +76,6 @@ def import_vidur(
 
 
 def _timed(rows: pl.DataFrame, name: str, operator: str, path: Path, **columns: Any) -> pl.DataFrame:
-    """Return the rows of one operator; those without a time do not measure it."""
     median, std = f"time_stats.{name}.median", f"time_stats.{name}.std"
     timed = require_columns(rows, [median], path).filter(pl.col(median).is_not_null())
     if std in rows.columns:

@@ -1,4 +1,4 @@
-"""Admin port of a gateway: a live page, its data, and metrics."""
+"""The admin port of a gateway: a live page, its data, and metrics."""
 
 import lazy_loader
 

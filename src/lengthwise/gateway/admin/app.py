@@ -1,4 +1,4 @@
-"""Serve the read-only admin port: metrics, the page and its data."""
+"""Serve the read-only admin port: metrics, the page, and the page's data."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -19,7 +20,7 @@ from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.edge.exchange import Receive, Scope, Send
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import LengthPredictor
-from lengthwise.gateway.observe import Monitor, Record
+from lengthwise.gateway.observe import Monitor, RecentRows
 from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.telemetry import Telemetry
@@ -27,7 +28,7 @@ from lengthwise.gateway.telemetry import Telemetry
 
 @lru_cache(maxsize=1)
 def page() -> tuple[bytes, str]:
-    """Return the document, and a content security policy that allows only its own style and script."""
+    """Return the admin page as HTML, and a content security policy that allows only the page's own style and script."""
 
     def asset(name: str) -> str:
         return files("lengthwise.gateway.admin").joinpath("_assets", name).read_text(encoding="utf-8")
@@ -50,9 +51,12 @@ _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.loca
 
 
 def allowed(host: str, own: str = "") -> bool:
-    """Return whether a Host header is an address, a private name, or the configured name."""
-    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    name = name.lower().rstrip(".")
+    """Return whether the admin port serves requests with this Host header.
+
+    It serves IP addresses, private names and ``own``, the configured name. Other names may be attacks by DNS rebinding.
+    """
+    match = re.fullmatch(r"(\[[^]]+\]|[^:]+)(:\d*)?", host)
+    name = match[1].lower().rstrip(".") if match else ""
     if not name:
         return False
     if name in ("localhost", own.lower()) or name.endswith(_PRIVATE_SUFFIXES):
@@ -76,7 +80,7 @@ _SECURITY_HEADERS = [
 
 
 class AdminApp:
-    """ASGI app; as an async context manager it samples the queue and estimates what an order gains."""
+    """ASGI app of the admin port. Within its ``async with`` block it samples the queue and estimates the gain."""
 
     def __init__(
         self,
@@ -91,10 +95,10 @@ class AdminApp:
     ) -> None:
         self._own_monitor = None
         if monitor is None:
-            record = Record()
-            telemetry.traces.subscribe(record.append)
+            recent = RecentRows()
+            telemetry.timelines.subscribe(recent.append)
             seconds = {} if config.order.mode == "observe" else {"interval_s": RARE_S, "first_s": RARE_S / 6}
-            monitor = self._own_monitor = Monitor(record, config.order, **seconds)
+            monitor = self._own_monitor = Monitor(recent, config.order, **seconds)
         telemetry.metrics.gain = lambda: monitor.found
         self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
@@ -105,26 +109,24 @@ class AdminApp:
         self._stack = contextlib.AsyncExitStack()
 
     def configure(self, config: GatewayConfig) -> None:
-        """Show another configuration from now on."""
+        """Show this configuration on the page from now on."""
         self.state.config = config
         if self._own_monitor is not None:
             self._own_monitor.order = config.order
 
     async def __aenter__(self) -> Self:
-        """Start to sample."""
         if self._own_monitor is not None:
             await self._stack.enter_async_context(self._own_monitor)
         await self._stack.enter_async_context(background(self._sample()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, and end all event streams."""
         for closed in self._streams:
             closed.set()
         await self._stack.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request."""
+        """Respond to an HTTP request to the admin port."""
         if scope["type"] != "http":
             return
         path, method = scope["path"], scope["method"]
@@ -154,7 +156,6 @@ class AdminApp:
             await self._stream_events(receive, send)
 
     async def _stream_events(self, receive: Receive, send: Send) -> None:
-        """Send a snapshot every second until the client disconnects."""
         closed = asyncio.Event()
         self._streams.add(closed)
 
@@ -177,7 +178,6 @@ class AdminApp:
             self._streams.discard(closed)
 
     def _state(self) -> bytes:
-        """Return the state as JSON, computed at most twice a second however many clients watch."""
         now_s = self._clock()
         if now_s - self._snapshot[0] >= EVENT_INTERVAL_S / 2:
             self._snapshot = now_s, json.dumps(self.state.now(), separators=(",", ":")).encode()

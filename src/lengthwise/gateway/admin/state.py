@@ -1,4 +1,4 @@
-"""Compute the state of the admin page as plain values."""
+"""Compute the state that the admin page shows, as plain values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE_INTERVAL_S = 2.0
 
 
 class Recent:
-    """Rows, refusals and failures of the last minutes, and samples of the queue."""
+    """Recent history for the page: requests that have ended, refusals and failures, and samples of the queue."""
 
     def __init__(self, telemetry: Telemetry, clock: Clock, statistics: Callable[[], Statistics]) -> None:
         self._telemetry, self._clock, self._statistics = telemetry, clock, statistics
@@ -38,11 +38,11 @@ class Recent:
         self.errors: deque[dict[str, Any]] = deque(maxlen=MAX_ERRORS)
         self.samples: deque[tuple[float, ...]] = deque(maxlen=MAX_SAMPLES)
         self._last_tokens = (clock(), 0)
-        telemetry.traces.subscribe(self.add_row)
+        telemetry.timelines.subscribe(self.add_row)
         telemetry.refusal_subscribers.append(self.refused)
 
     def add_row(self, row: Row) -> None:
-        """Add a finished request."""
+        """Add a request that has ended."""
         self._rows.append(row)
         if row.outcome not in (Outcome.FINISHED, Outcome.CLIENT_GONE):
             self._add_error(row.finished_s, row.outcome, row.model, row.tenant, row.worker)
@@ -53,12 +53,12 @@ class Recent:
         self._add_error(self._clock(), f"refused: {reason} ({refusal.status})", model[:80], "", "")
 
     def rows(self) -> list[Row]:
-        """Return the requests that finished within the window."""
+        """Return the requests that have ended within the last WINDOW_S seconds."""
         since_s = self._clock() - WINDOW_S
         return [row for row in self._rows if row.finished_s >= since_s]
 
     def sample(self) -> None:
-        """Sample the queue and the rate of tokens."""
+        """Add the current length of the queue and the current output rate to ``samples``."""
         now, now_s = self._statistics(), self._clock()
         tokens = sum(counts.inter_token_s.total for counts in self._telemetry.metrics.by_model.values())
         last_s, last_tokens = self._last_tokens
@@ -82,7 +82,7 @@ MIN_SAMPLES = 8  # quartiles of fewer values are not shown
 
 
 def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return JCT, TTFT and queueing time of finished requests: all, by class, by quartile of predicted length."""
+    """Return JCT, TTFT and queueing times of all finished requests, of each class, and of each quartile of lengths."""
     finished = [row for row in rows if row.outcome == Outcome.FINISHED]
     groups = [("all", finished)]
     classes = sorted({row.priority for row in finished})
@@ -111,14 +111,13 @@ def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _summary(values: Sequence[float]) -> list[float | None]:
-    """Return the mean and QUANTILES."""
     if not values:
         return [None] * (1 + len(QUANTILES))
     return [round(value, 4) for value in (float(np.mean(values)), *np.quantile(values, QUANTILES).tolist())]
 
 
 def lengths(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return predicted and actual output lengths: points, and measures of the predictions' quality."""
+    """Return points (predicted length, actual length) of finished requests, and scores of their predictions."""
     finished = [row for row in rows if row.outcome == Outcome.FINISHED and row.output_tokens >= 1]
     values: dict[str, Any] = {"count": len(finished), "points": [], "calibration": []}
     if not finished:
@@ -148,7 +147,7 @@ _MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
 
 
 class Policies:
-    """Rows of the table of policies over requests of the last ``window_s``, recomputed at most every ``interval_s``."""
+    """The page's table of policies. The row of served requests is recomputed at most every ``interval_s`` seconds."""
 
     def __init__(self, clock: Clock, *, interval_s: float = POLICY_INTERVAL_S) -> None:
         self._clock, self._interval_s = clock, interval_s
@@ -156,7 +155,11 @@ class Policies:
         self._measured: list[dict[str, Any]] = []
 
     def rows(self, mode: str, recent: Sequence[Row], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a row per policy: [value, low, high] of mean, median, 90 % and 99 %; changes are against FCFS."""
+        """Return a row for the mode in use, from ``recent`` requests, and one for each policy that ``found`` simulated.
+
+        ``found`` is the last estimate of the gain, or None. Statistics are [value, low, high]; changes are against
+        FCFS.
+        """
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s
@@ -166,7 +169,7 @@ class Policies:
 
 
 def measured(mode: str, rows: Sequence[Row], *, seed: int = 0) -> list[dict[str, Any]]:
-    """Return the row of the requests as they were served."""
+    """Return one row of statistics of requests served in ``mode``, with bootstrap intervals, or [] without requests."""
     if not rows:
         return []
     n = len(rows)
@@ -183,7 +186,7 @@ def measured(mode: str, rows: Sequence[Row], *, seed: int = 0) -> list[dict[str,
 
 
 def _statistics(columns: Floats) -> Floats:
-    """Return [column, ..., (mean, *QUANTILES)] of [column, ..., request]; a quantile is one of the values."""
+    """Return mean and QUANTILES over the last axis, as an array [..., 1 + len(QUANTILES)], without interpolation."""
     n = columns.shape[-1]
     ranks = [min(n - 1, int(q * n)) for q in QUANTILES]
     quantiles = np.partition(columns, ranks, axis=-1)[..., ranks]
@@ -191,7 +194,7 @@ def _statistics(columns: Floats) -> Floats:
 
 
 def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the rows of the policies that an estimate of the gain simulated."""
+    """Return a row for each policy that was simulated to estimate the gain, or [] if there is no estimate."""
     if not found:
         return []
     changes = {order["name"]: (order["mean"], order["p99"]) for order in found["orders"]}
@@ -207,7 +210,7 @@ def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def change_against_fcfs(mode: str, found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the simulated change of the mean JCT by the mode's order (by srtf in modes that are not simulated)."""
+    """Return the simulated change of FCFS's mean JCT by ``mode``, or by srtf if ``mode`` was not simulated."""
     orders = {order["name"]: order for order in found["orders"]} if found else {}
     if found is None or not orders:
         return None
@@ -235,7 +238,7 @@ MAX_RANKED = 400  # oldest waiting requests whose position is computed
 
 @dataclass
 class State:
-    """Compute the state on demand, with an estimate of the gain if there is a ``monitor``."""
+    """Collects the data that the page shows. Without a ``monitor`` there is no estimate of the gain."""
 
     config: GatewayConfig
     driver: SchedulerDriver
@@ -250,7 +253,7 @@ class State:
         self._policies, self._started_s = Policies(self.clock), self.clock()
 
     def now(self) -> dict[str, Any]:
-        """Return the state; unknown numbers are None."""
+        """Return the current data of the page as plain JSON values. Unknown numbers are None."""
         now_s, statistics, rows = self.clock(), self.driver.statistics(), self.recent.rows()
         mode, metrics = self.config.order.mode, self.telemetry.metrics
         num_preempted = metrics.counts["preemption"] + metrics.counts["window"]
@@ -281,13 +284,12 @@ class State:
         return plain
 
     def _queue(self, now_s: float) -> list[dict[str, Any]]:
-        """Return the first waiting requests in the order in which they will be scheduled."""
-        waiting = list(islice((t for t in self.telemetry.traces if math.isnan(t.sent_s)), MAX_RANKED))
-        positions = [(self.driver.position(trace.request.id), trace) for trace in waiting]
-        known = sorted(((at, trace) for at, trace in positions if at is not None), key=lambda pair: pair[0])
+        waiting = list(islice((t for t in self.telemetry.timelines if math.isnan(t.sent_s)), MAX_RANKED))
+        positions = [(self.driver.position(timeline.request.id), timeline) for timeline in waiting]
+        known = sorted(((at, timeline) for at, timeline in positions if at is not None), key=lambda pair: pair[0])
         rows = []
-        for _, trace in known[:MAX_SHOWN]:
-            q, is_new = trace.request, math.isnan(trace.dispatched_s)
+        for _, timeline in known[:MAX_SHOWN]:
+            q, is_new = timeline.request, math.isnan(timeline.dispatched_s)
             left = q.length_prediction.remaining_tokens(q.generated_tokens)
             queued_for_s = now_s - q.arrival_s if is_new else q.dispatch.queued_for_s
             row = {"left": left, "got": q.generated_tokens, "queued_for_s": queued_for_s}
@@ -310,7 +312,6 @@ class State:
         return row | {"kind": worker.kind, "breaker": worker.breaker.state(now_s), "cause": cause[:200]}
 
     def _schedule(self, now_s: float) -> dict[str, Any] | None:
-        """Return the schedule of mode rra and its replanning; None in other modes."""
         phases = self.config.dispatch.phases
         if self.config.order.mode != "rra" or phases is None:
             return None
@@ -328,7 +329,6 @@ _QUEUE_FIELDS = (
 
 
 def _plain(value: Any) -> Any:
-    """Return a JSON value; floats are rounded to six digits, NaN and infinity become None."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, dict):

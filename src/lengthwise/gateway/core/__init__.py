@@ -1,4 +1,4 @@
-"""The order of requests and their workers: the gateway's scheduler, without network, clock or tasks."""
+"""The gateway's scheduler: it orders requests and assigns them to workers, without network, clock or tasks."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The workers with the models that they serve, and the dispatch pass: assign queued requests to workers."""
+"""The pool of workers, the models that they serve, and the dispatch pass, which assigns queued requests to workers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lengthwise.gateway.core.ranking import Entry, State, TenantService
 from lengthwise.gateway.core.worker import MAX_KEYS, Worker, mean_tokens_per_s, without_avoided
 from lengthwise.gateway.scheduling import Phase, WorkerState
 
-# Read with every token: a module's name is found faster than a member of an enumeration.
+# Read with every token: Python looks up a module-level name faster than a member of an enumeration.
 _RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
 
 
 def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
-    """Return the predicted output tokens of waiting and binned requests by model, for models that have any."""
+    """Return, for each model, the predicted output tokens of all requests that wait in the queue or in a bin."""
     models = sorted(queue.tokens.keys() | bins.tokens.keys())
     return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
 
@@ -28,10 +28,11 @@ def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
 def drain_times_s(
     tokens: Mapping[str, float], serving: Mapping[str, Sequence[int]], rates: Sequence[float]
 ) -> list[float]:
-    """Return the seconds until each worker's share of the waiting tokens is done, for workers of ``rates`` tokens/s.
+    """Return, for each worker, the seconds until the worker has generated its share of the waiting tokens.
 
-    Each model's tokens go to the workers (indices in ``serving``) that are done soonest, the models with few workers
-    first.
+    ``tokens`` are the waiting tokens of each model, ``serving`` the indices of the workers that serve it, and ``rates``
+    the tokens/s of each worker. A model's tokens go to the workers that are free soonest. Models that few workers serve
+    are distributed first.
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
@@ -48,7 +49,7 @@ def drain_times_s(
 
 
 class WorkerPool:
-    """The workers by name; ``up`` lists those that may be given requests, in the reported order."""
+    """All workers. ``up`` lists the workers that may get requests, in the order in which the fleet reports them."""
 
     def __init__(self, dispatch: Dispatch, *, passthrough: bool, phased: bool = False) -> None:
         self._dispatch, self._passthrough, self._phased = dispatch, passthrough, phased
@@ -58,26 +59,25 @@ class WorkerPool:
         self.served_models: set[str] = set()  # of workers that are up
         self.unserved_since_s: dict[str, float] = {}  # of models without a worker that is up, if there was one
         self._models_incomplete = True
-        self._last_backoff_end_s = -math.inf
         self.up: list[Worker] = []
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Change the bounds of all limits."""
+        """Apply other settings of dispatch to all workers."""
         self._dispatch = dispatch
         for worker in self:
             worker.configure(dispatch)
 
     def of(self, entry: Entry) -> Worker | None:
-        """Return the worker at which the request is; None where it is at none."""
+        """Return the worker that runs the request, or None if no worker runs it."""
         if entry.state is not _RUNNING and entry.state is not _PREEMPTING:
             return None
         return self._workers[entry.worker]
 
     def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
-        """Replace the set of workers; return requests that lost theirs, and pairs of old and new names."""
+        """Replace workers. Return lost requests, and pairs (old name, name that takes over sessions and requests)."""
         lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
         before, self._workers = self._workers, {}
         for state in states:
@@ -112,29 +112,31 @@ class WorkerPool:
         return lost, renamed
 
     def may_serve(self, model: str) -> bool:
-        """Return whether a worker serves or served the model, or has not reported its models yet."""
+        """Return whether a worker serves or has served the model, or some worker has not reported its models yet."""
         return model in self._known_models or self._models_incomplete
 
-    def back_off(self, now_s: float, name: str, retry_after_s: float) -> None:
-        """Back off from a worker that reported a full queue."""
-        if (worker := self._workers.get(name)) is not None:
-            worker.adaptive_limit.back_off(now_s, worker.slots_in_use, retry_after_s)
-            if (until_s := worker.backoff_until_s(now_s)) < math.inf:
-                self._last_backoff_end_s = max(self._last_backoff_end_s, until_s)
+    def back_off(self, now_s: float, name: str, retry_after_s: float) -> float:
+        """Send no requests for a while to a worker, because it reported a full queue. Return when that ends."""
+        if (worker := self._workers.get(name)) is None:
+            return now_s
+        worker.adaptive_limit.back_off(now_s, worker.slots_in_use, retry_after_s)
+        return worker.adaptive_limit.backoff_until_s
 
     def backoff_until_s(self, now_s: float) -> float:
-        """Return when the first worker's backoff ends; inf none backs off."""
-        if now_s >= self._last_backoff_end_s:
-            return math.inf
+        """Return the earliest time at which a worker that backs off gets requests again, or inf if none backs off."""
         return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
 
     def batch_size(self, model: str) -> int:
-        """Return the largest limit of a worker that serves the model."""
+        """Return the size of a full bin, which is the largest concurrency limit of the workers that serve the model."""
         limits = [worker.limit for worker in self.up if model in worker.state.models]
         return max(limits, default=self._dispatch.start)
 
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
-        """Return the predicted wait of a request that arrives now, behind waiting ``tokens``; ``model`` "" is any."""
+        """Return the predicted seconds until a new request for ``model`` starts. An empty name means any model.
+
+        ``tokens`` are the output tokens, by model, of the requests that wait before it. The wait is 0 if a worker has a
+        free slot that no waiting request can use, or if no output rate has been observed.
+        """
         serving = [worker for worker in self.up if not model or model in worker.state.models]
         mean_rate = mean_tokens_per_s(self.up)
         if not serving or not mean_rate:
@@ -168,23 +170,22 @@ class WorkerPool:
 
 
 _MAX_SESSIONS = 1 << 16
-_MAX_BLOCKED = 64
-"""Most requests without a place that a pass skips (each closes the workers that it could use to later requests)."""
+_MAX_BLOCKED = 64  # requests without a free worker after which a pass ends
 
 
 class Sessions:
-    """The last worker of each session; the least recently used sessions are forgotten."""
+    """Stores the last worker of each session. The least recently used sessions are evicted."""
 
     def __init__(self) -> None:
         self._worker: dict[tuple[int, str], str] = {}  # in order of last use
 
     def worker_of(self, entry: Entry) -> str:
-        """Return the worker that may have cached the request's prompt; "" none."""
+        """Return the name of the worker that may have cached the request's prompt, or "" if there is none."""
         client = entry.request.client
         return entry.worker or self._worker.get((client.tenant, client.session), "")
 
     def dispatched(self, entry: Entry, worker: str) -> None:
-        """Remember the worker of the request's session."""
+        """Record the worker to which the request was dispatched as the last one of its session."""
         client = entry.request.client
         if client.session:
             session = (client.tenant, client.session)
@@ -194,12 +195,16 @@ class Sessions:
                 del self._worker[next(iter(self._worker))]
 
     def rename_worker(self, before: str, now: str) -> None:
-        """Replace a worker's name."""
+        """Replace a worker's name in all sessions."""
         self._worker.update(dict.fromkeys([one for one, name in self._worker.items() if name == before], now))
 
 
 class DispatchPass:
-    """One pass over the queue: a request that finds no free worker closes all that it could use to later requests."""
+    """One pass over the queue, which chooses a worker for each request.
+
+    A worker is open while it has a free slot. A request that gets no worker closes all workers that it could use, so
+    that no later request takes its place.
+    """
 
     def __init__(
         self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]
@@ -219,17 +224,18 @@ class DispatchPass:
         return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:
-        """Return the workers that may run the request, free or not."""
+        """Return the workers that may run the request, with or without a free slot."""
         model = entry.request.model
         if model not in self._serving:
             self._serving[model] = [worker for worker in self._up if model in worker.state.models]
         return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """Return the worker that is expected to finish the request first, given the prompts in its prefix cache.
+        """Return the worker that is expected to finish the request first.
 
-        ``only``: the one worker that counts, if set. ``together``: free slots a worker must have unless it is idle.
-        Without such a worker it returns None, and no later request of this pass gets a worker that this one could use.
+        A worker that has cached a part of the prompt needs less time. If ``only`` is set, the request may run only at
+        the worker of that name. A busy worker must have ``together`` free slots. If no worker qualifies, return None
+        and close every worker that the request could use.
         """
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
@@ -254,7 +260,7 @@ class DispatchPass:
         return min([balanced, *(cost for cost in costs if cost[0] < done_s[cost[2]])], key=itemgetter(0, 1, 2))[3]
 
     def dispatched(self, worker: Worker, entry: Entry) -> None:
-        """Count a dispatched request."""
+        """Count a dispatched request, and close its worker if no slot is free any more."""
         self._waiting[entry.request.model] -= 1
         self._free[worker.name] -= 1
         if self._free[worker.name] == 0:
@@ -275,7 +281,7 @@ class DispatchPass:
 
 
 class Dispatcher:
-    """Dispatches waiting requests, in order, to workers with free slots."""
+    """Dispatches waiting requests, in the order of the queue, to workers with free slots."""
 
     def __init__(
         self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, affinity: float
@@ -285,9 +291,10 @@ class Dispatcher:
         self._sessions = Sessions()
         self._batch_left: Counter[int] = Counter()  # requests of a batch that are not dispatched yet
         self._batch_worker: dict[int, str] = {}
+        self._num_dispatched = 0
 
     def rename_workers(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
-        """Replace names of workers, (before, now), in everything that is remembered of them."""
+        """Replace names of workers, given as pairs (old, new), in sessions, batches and requests."""
         for before, now in names:
             self._sessions.rename_worker(before, now)
             for batch, worker in self._batch_worker.items():
@@ -295,15 +302,15 @@ class Dispatcher:
             for entry in entries:
                 if before in (avoid := entry.request.dispatch.avoid):
                     entry.request.dispatch.avoid = avoid - {before} | {now}
-                if entry.worker == before and self._worker_pool.of(entry) is None:  # a worker renames those that run
-                    entry.worker = now
+                if entry.worker == before and self._worker_pool.of(entry) is None:
+                    entry.worker = now  # ``Worker.rename`` has already changed running requests
 
     def add_batch(self, batch: list[Entry]) -> None:
-        """Add requests that leave their bins; the requests of a bin should run at one worker."""
+        """Add the requests of an emptied bin to the queue. These requests should all run at one worker."""
         self._batch_left.update(entry.batch for entry in batch)
 
     def leave_batch(self, entry: Entry) -> None:
-        """Note that a request of a batch is dispatched or finished, so that the batch does not wait for it."""
+        """Remove a request that was dispatched or has ended from its batch, which then needs one slot less."""
         if entry.batch and entry.dispatches == 0:
             self._batch_left[entry.batch] -= 1
             if self._batch_left[entry.batch] == 0:
@@ -311,7 +318,7 @@ class Dispatcher:
                 self._batch_worker.pop(entry.batch, None)
 
     def dispatch(self, now_s: float) -> list[tuple[int, str]]:
-        """Dispatch requests; return (request, worker) in the order of the queue."""
+        """Dispatch requests. Return pairs (request id, worker name) in the order of the queue."""
         if not self._queue:
             return []
         dispatch_pass = DispatchPass(
@@ -351,6 +358,7 @@ class Dispatcher:
         if entry.batch and entry.dispatches == 0:
             self._batch_worker[entry.batch] = worker.name
             self.leave_batch(entry)
-        entry.dispatches += 1
+        self._num_dispatched += 1
+        entry.dispatches, q.dispatch.dispatch_number = entry.dispatches + 1, self._num_dispatched
         worker.dispatch(entry)
         self._sessions.dispatched(entry, worker.name)

@@ -1,16 +1,16 @@
 """Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
 
-When a phase is finished and requests wait, the next one prefills requests in the order of the queue until its batch is
-full or the first of them has streamed a token. It is finished once each new request has streamed the token of its
-prefill, and every request N_D tokens since the prefill began: an iteration is one more token of every request. Until
-then only requests that have waited ``max_wait_s`` are dispatched.
+A phase begins with a prefill, which takes requests in the order of the queue until its batch is full or one of them has
+streamed a token. In an iteration every request generates one token. The phase may end once each new request has
+streamed the token of its prefill, and every request N_D tokens since the prefill began. The next phase begins with the
+next dispatch. Until a phase may end, only requests that have waited ``max_wait_s`` are dispatched after its prefill.
 
-The iterations between dispatch and first token count as well: at its first token a new request has as many iterations
-as the others. At an empty worker, which has no others, it has as many as the previous new requests needed. A
-token that arrives more than half an iteration after the last iteration began belongs to the next.
+The iterations between dispatch and first token count as well: at its first token a new request is credited with as many
+iterations as the other requests have. If the worker was empty, it is credited with as many as the previous new requests
+needed. A token that arrives more than half an iteration after the last iteration began belongs to the next iteration.
 
-No request holds a phase open for ever: once the fastest stream is past N_D by ``slack`` iterations the phase is
-finished, and a request without a token in a complete phase is not waited for again before it has streamed one.
+No request delays the end of a phase for ever. The phase may end as soon as its fastest stream is ``slack`` iterations
+past N_D. A request that streamed no token in a complete phase is not waited for until it has streamed one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from lengthwise.gateway.scheduling import Phase
 from lengthwise.policy.contracts import BATCHING_ARGUMENTS
 from lengthwise.policy.families import rra
 
+PhaseReport = Callable[[Phase], None]  # takes a phase that has ended
 STEPS, IDLE, STALLED = "steps", "idle", "stalled"
-_PREFILL_STEPS = 2
-"""Assumed iterations until an engine has prefilled a dispatched request: the running one, and its own."""
+_PREFILL_STEPS = 2  # assumed iterations from dispatch to first token: the one that runs, and the prefill
 _SMOOTHING = 0.25  # weight of the newest value in moving averages
 
 
 class PrefillBatchSize:
-    """The batch size of a prefill by the simulator's policy ``rra``: B_E, or one that keeps work even (ExeGPT, 5.2)."""
+    """The number of requests that one prefill takes, by the policy ``rra`` of the simulator.
+
+    The number is B_E, or varies so that all phases have about equal work (ExeGPT, section 5.2).
+    """
 
     def __init__(self, phases: Phases) -> None:
         prompts = max(1, round(phases.prefill_batch * (phases.mean_prompt_tokens or 0)))
@@ -42,7 +45,11 @@ class PrefillBatchSize:
         self._one_by_one = policy.uses("step_prompts")
 
     def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Return whether a prefill of ``taken`` requests takes another of ``waiting``; ``decodes`` run before it."""
+        """Return whether a prefill takes one more request, which has ``next_tokens`` prompt tokens.
+
+        The prefill has taken ``taken`` requests with ``taken_tokens`` prompt tokens. ``waiting`` requests are in the
+        queue, and ``decodes`` requests were at the worker before the prefill.
+        """
         state = {"decodes": decodes, "num_running": decodes, "waiting": waiting + (not self._one_by_one) * taken}
         prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
         arguments = self._constants | state | prompts
@@ -50,31 +57,32 @@ class PrefillBatchSize:
 
 
 class PhaseTracker:
-    """The current phase of a worker, from its tokens; the module states the rules."""
+    """Follows the phase of a worker by the tokens of its requests. The module's docstring states the rules."""
 
-    def __init__(self, worker: Callable[[], str], phases: Phases, report: Callable[[Phase], None]) -> None:
-        self._worker, self._report = worker, report
+    def __init__(self, worker_name: Callable[[], str], phases: Phases, report: PhaseReport) -> None:
+        self._worker_name, self._report = worker_name, report
         self.phases, self._batch_size = phases, PrefillBatchSize(phases)
         self._next_phases: Phases | None = None
-        self._decode_steps = phases.decode_steps  # of the running phase
+        self._decode_steps = phases.decode_steps  # of the current phase
         self._prefill_steps = _PREFILL_STEPS
-        self._mean_finished = 0.0
+        self._mean_ended = 0.0
         self._step_s = math.nan
         self.clear()
 
     def configure(self, phases: Phases) -> None:
-        """Set another schedule from the next phase on; the running phase keeps its own."""
+        """Apply other settings of phases from the next phase on."""
         self._next_phases = phases
-        if self._current is None or self._finished:
+        if self._current is None or self._may_end:
             self._apply_next_phases()
 
     def clear(self) -> None:
-        """Forget all requests and the running phase without a report."""
+        """Remove all requests, and drop the current phase without a report."""
         self._current: Phase | None = None
-        self._decodes = self._num_finished = 0  # requests before the prefill; those finished until it is stable
-        self._in_prefill = self._finished = self._decode_batch_known = False
+        self._decodes = 0  # requests at the worker before the prefill
+        self._num_ended = 0  # requests of the last phase that ended before the decode batch was known
+        self._in_prefill = self._may_end = self._decode_batch_known = False
         self._new: set[int] = set()  # requests of this prefill without a token
-        self._silent: set[int] = set()  # requests without a token in the last phase, which are not waited for
+        self._silent: set[int] = set()  # requests without a token in the last phase; the phase does not wait for them
         self._previous: set[int] = set()  # requests of the last phase that still run
         self._steps: dict[int, int] = {}
         self._last_token_s: dict[int, float] = {}
@@ -84,18 +92,18 @@ class PhaseTracker:
         self._apply_next_phases()
 
     def admits(self, entry: Entry, waiting: int) -> bool:
-        """Return whether the request may be dispatched now, given the number of waiting requests."""
+        """Return whether the request may be dispatched now, while ``waiting`` requests are in the queue."""
         current, tokens = self._current, entry.request.prompt_tokens
-        if current is None or self._finished:
+        if current is None or self._may_end:
             return self._batch_size.admits(0, 0, tokens, waiting=waiting, decodes=self._expected_decodes)
         return self._in_prefill and self._batch_size.admits(
             current.prefill_batch, current.prompt_tokens, tokens, waiting=waiting, decodes=self._decodes
         )
 
     def dispatched(self, entry: Entry) -> None:
-        """Count a request: the first of a phase, one more of its prefill, or an overdue one."""
+        """Count a dispatched request, which starts a phase, joins the current phase's prefill, or is overdue."""
         q, current = entry.request, self._current
-        if current is None or self._finished:
+        if current is None or self._may_end:
             current = self._start_phase(q.dispatch.dispatched_s)
         self._new.add(q.id)
         if self._in_prefill:
@@ -105,12 +113,12 @@ class PhaseTracker:
             current.overdue += 1
 
     def on_progress(self, now_s: float, request_id: int, tokens: int) -> bool:
-        """Count new tokens of a request; return whether they finish the phase."""
-        was_finished, streams, is_new = self._finished, request_id in self._steps, request_id in self._new
+        """Count new tokens of a request. Return True if the phase may end now, and could not before these tokens."""
+        could_end, streams, is_new = self._may_end, request_id in self._steps, request_id in self._new
         if streams:
             self._next_max_chunk = max(self._next_max_chunk, tokens)
             steps = self._steps[request_id] + tokens
-        else:  # its first tokens of this phase: the request is level with the others
+        else:  # its first tokens in this phase: the request has as many iterations as the others
             self._silent.discard(request_id)
             if is_new:
                 self._new.discard(request_id)
@@ -123,23 +131,23 @@ class PhaseTracker:
         if steps > self._max_steps:
             if streams:
                 self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
-                # All tokens of the former iterations are in, and so are the finishes that they caused.
+                # All tokens of the former iterations have arrived, and the requests that they ended are gone.
                 if self._current is not None and not (self._decode_batch_known or self._new):
                     self._decode_batch_known, self._current.decode_batch = True, self._num_present
-                    self._mean_finished += _SMOOTHING * (self._num_finished - self._mean_finished)
+                    self._mean_ended += _SMOOTHING * (self._num_ended - self._mean_ended)
             self._max_steps, self._step_started_s = steps, now_s
         if is_new and not self._new and self._previous:
             self._prefill_steps = max(1, min(self._max_steps, self._decode_steps))
         self._last_s = now_s
-        self._update_finished()
-        return self._finished and not was_finished
+        self._update_may_end()
+        return self._may_end and not could_end
 
     def remove(self, request_id: int) -> None:
-        """Forget a request that left the worker; without requests the phase is finished."""
+        """Remove a request that has left the worker. The phase ends if no request is left."""
         if request_id in self._new:
             self._in_prefill = False
         if not self._decode_batch_known:
-            self._num_finished += request_id in self._previous
+            self._num_ended += request_id in self._previous
         for ids in (self._new, self._silent, self._previous):
             ids.discard(request_id)
         self._steps.pop(request_id, None)
@@ -147,7 +155,7 @@ class PhaseTracker:
         if not self._num_present and self._current is not None:
             self._report_phase(IDLE, self._last_s)
             self.clear()
-        self._update_finished()
+        self._update_may_end()
 
     @property
     def _num_present(self) -> int:
@@ -155,8 +163,8 @@ class PhaseTracker:
 
     @property
     def _expected_decodes(self) -> int:
-        """Requests left at a prefill: as many finish until then as finished during the last ones."""
-        return max(0, self._num_present - round(self._mean_finished))
+        """Expected requests at the next prefill, by the mean number of requests that ended before recent prefills."""
+        return max(0, self._num_present - round(self._mean_ended))
 
     @property
     def _is_complete(self) -> bool:
@@ -166,14 +174,13 @@ class PhaseTracker:
     def _min_steps(self) -> int:
         return min(self._steps.values(), default=self._max_steps)
 
-    def _update_finished(self) -> None:
-        """Set whether the phase is finished; it stays so until the next one starts."""
+    def _update_may_end(self) -> None:
         if self._max_steps < self._decode_steps:
-            self._finished |= not (self._new or self._steps)  # only silent requests are left
+            self._may_end |= not (self._new or self._steps)  # only silent requests are left
         else:
             slack = 2 + 2 * max(self._max_chunk, self._next_max_chunk)
-            self._finished |= self._is_complete or self._max_steps >= self._decode_steps + slack
-        if self._finished:
+            self._may_end |= self._is_complete or self._max_steps >= self._decode_steps + slack
+        if self._may_end:
             self._apply_next_phases()
 
     def _apply_next_phases(self) -> None:
@@ -182,11 +189,10 @@ class PhaseTracker:
             self._next_phases = None
 
     def _is_next_step(self, now_s: float, since_s: float) -> bool:
-        """Return whether a token of now belongs to a later iteration than a token of then."""
         return now_s - since_s > self._step_s / 2
 
     def _update_step_s(self, measured_s: float) -> None:
-        """Smooth the seconds of an iteration; one that also prefills may be many times as long, so it is clipped."""
+        """Smooth the seconds per iteration. Large values are clipped: an iteration with a prefill takes much longer."""
         if math.isnan(self._step_s):
             self._step_s = measured_s
         elif not math.isnan(measured_s):
@@ -195,22 +201,22 @@ class PhaseTracker:
     def _start_phase(self, now_s: float) -> Phase:
         if self._current is not None:
             self._report_phase(STEPS if self._is_complete else STALLED, now_s)
-        current = self._current = Phase(self._worker(), "", now_s)
+        current = self._current = Phase(self._worker_name(), "", now_s)
         self._decodes, self._decode_steps = self._expected_decodes, self.phases.decode_steps
-        self._num_finished, self._decode_batch_known = 0, False
+        self._num_ended, self._decode_batch_known = 0, False
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)
         self._steps = {one: -int(self._is_next_step(now_s, at_s)) for one, at_s in last_token_s.items()}
         self._new, self._max_steps = set(), 0
         self._max_chunk, self._next_max_chunk = self._next_max_chunk, 1
-        self._in_prefill, self._finished = True, False
+        self._in_prefill, self._may_end = True, False
         return current
 
     def _report_phase(self, cause: str, now_s: float) -> None:
         current = self._current
         assert current is not None
-        current.worker, current.cause, current.finished_s = self._worker(), cause, max(current.started_s, now_s)
+        current.worker, current.cause, current.finished_s = self._worker_name(), cause, max(current.started_s, now_s)
         current.decode_batch = current.decode_batch or self._num_present
         current.decode_steps = self._min_steps if cause == STEPS else self._max_steps
         current.remaining_batch = self._num_present

@@ -1,4 +1,4 @@
-"""Preemption: which running requests leave their workers, for a better waiting one or at the end of a window."""
+"""Preemption: choose running requests that leave their workers, so that waiting requests with a better key can run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
 
 LOOKAHEAD = 64  # waiting requests that a pass considers
-POLL_INTERVAL_S = 0.02  # least time between two comparisons of running and waiting requests
+POLL_INTERVAL_S = 0.02  # least time between two passes
+# Divides the tokens that all waiting requests save, because the best of many noisy estimates is too high.
 _TOTAL_GAIN_DIVISOR = 3.0
-"""Divisor of the gain of all waiting requests: it sums many guesses, and the best of many guesses is a lucky one."""
 
 
 def expected_remaining(entry: Entry) -> float:
-    """Return the predicted tokens still to come, also of a request that has passed its prediction.
+    """Return the expected remaining tokens of a request, also if it is longer than predicted.
 
-    From half of the prediction on it is the posterior mean given the tokens so far, computed once per prediction; where
-    only a number is known, a request that has passed it is expected to grow by half.
+    Until half of the tokens that the last prediction left are generated, these are the predicted remaining tokens. From
+    then on they are the posterior mean, given the tokens so far, which is computed once per prediction. If the
+    prediction is a single number, a request that exceeds it is expected to grow by half.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
     if entry.remaining > (entry.predicted - prediction.at_tokens) / 2 or not generated:
@@ -44,17 +45,22 @@ def expected_remaining(entry: Entry) -> float:
 
 
 def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
-    """Return when slots become free, in tokens, if remaining lengths are independent exponentials with these means."""
+    """Return when each slot becomes free, in decode steps from now (a running request generates one token a step).
+
+    ``remaining`` are the expected remaining tokens of the running requests, each assumed to be exponential.
+    """
     rates = list(accumulate(1 / tokens for tokens in sorted(remaining, reverse=True)))
     return list(accumulate(1 / rate for rate in reversed(rates)))
 
 
 def saved_tokens(
-    remaining: Sequence[float], victim: float, waiting: Sequence[tuple[float, float]], key: float
+    remaining: Sequence[float], victim_tokens: float, waiting: Sequence[tuple[float, float]], victim_key: float
 ) -> float:
-    """Return the tokens by which waiting requests start sooner, less the wait of the victim for another slot.
+    """Return how many tokens earlier the waiting requests start, in total, if the victim is preempted.
 
-    ``waiting`` are keys and expected remaining tokens in order, ``remaining`` those of the other running requests.
+    The victim's own wait for another slot is subtracted. ``remaining`` are the expected remaining tokens of the other
+    running requests. ``waiting`` are pairs (key, expected remaining tokens) in the order of the queue. The victim has
+    ``victim_tokens`` left, and waits at the place of ``victim_key``.
     """
 
     def sum_of_starts(free: list[float], lengths: Iterable[float]) -> float:
@@ -66,16 +72,20 @@ def saved_tokens(
         return total
 
     lengths = [tokens for _, tokens in waiting]
-    at = bisect_right([one for one, _ in waiting], key)
-    before = sum_of_starts(slot_release_tokens([*remaining, victim]), lengths)
-    return before - sum_of_starts([0.0, *slot_release_tokens(remaining)], [*lengths[:at], victim, *lengths[at:]])
+    at = bisect_right([key for key, _ in waiting], victim_key)
+    before = sum_of_starts(slot_release_tokens([*remaining, victim_tokens]), lengths)
+    requeued = [*lengths[:at], victim_tokens, *lengths[at:]]
+    return before - sum_of_starts([0.0, *slot_release_tokens(remaining)], requeued)
 
 
 Candidates = list[tuple[float, Entry]]  # key and request, the greatest key first
 
 
 class PreemptionPass:
-    """One pass over waiting requests: one without a slot or a victim reserves every worker that it could use."""
+    """A pass over the waiting requests that seeks, for each of them, a running request to preempt (the victim).
+
+    A waiting request for which neither a slot becomes free nor a victim is found closes every worker that it could use.
+    """
 
     def __init__(
         self, now_s: float, queue: Queue, workers: Collection[Worker], candidates: Candidates, preemption: Preemption
@@ -88,13 +98,13 @@ class PreemptionPass:
         self._placed: dict[int, tuple[Entry, Worker]] = {}
 
     def run(self, budget: int) -> list[Entry]:
-        """Preempt and return at most ``budget`` requests."""
+        """Preempt at most ``budget`` requests, and return them."""
         preempted: list[Entry] = []
         for waiting in islice(self._queue.in_order(self.is_closed), LOOKAHEAD + sum(self._slots_being_freed.values())):
             serving = [worker for worker in self._up if waiting.request.model in worker.state.models]
             usable = [one for one in without_avoided(waiting, serving) if one.name in self._open]
             slot = next((one for one in usable if self._slots_being_freed.get(one.name)), None)
-            if slot is not None:  # a slot that a preemption under way frees
+            if slot is not None:  # a preemption in progress frees it
                 self._slots_being_freed[slot.name] -= 1
                 self._placed[waiting.request.id] = waiting, slot
                 continue
@@ -115,7 +125,7 @@ class PreemptionPass:
         return not any(model in worker.state.models for worker in self._open.values())
 
     def _victim(self, waiting: Entry, usable: list[Worker]) -> tuple[Entry, Worker] | None:
-        """Return the worst running request that the waiting one may replace, if that pays."""
+        """Return the worst running request that ``waiting`` can replace, and its worker, or None if none pays off."""
         workers = {worker.name: worker for worker in usable}
         for at, (key, running) in enumerate(self._candidates):
             worker = workers.get(running.worker)
@@ -144,7 +154,7 @@ class PreemptionPass:
         return saved > recompute * (num_running + queued)
 
     def _saved_tokens(self, model: str, victim: Entry, key: float) -> float:
-        """Return what the first waiting request of the model saves, or a third of what all of them save."""
+        """Return the larger of what the model's first waiting request saves and a third of what all save, in tokens."""
         remaining: list[float] = []
         waiting = [
             (-math.inf if one.overdue else self._key(one), expected_remaining(one))
@@ -152,7 +162,7 @@ class PreemptionPass:
             if one.request.id not in self._placed
         ]
         serving = [worker for worker in self._up if model in worker.state.models]
-        for worker in serving:  # as it will be when the preempting requests are gone
+        for worker in serving:  # as if all preempting requests waited already
             for one in worker.active.values():
                 if one.state is State.PREEMPTING:
                     waiting.append((self._key(one), expected_remaining(one)))
@@ -166,14 +176,14 @@ class PreemptionPass:
 
 
 class TokenBucket:
-    """At most ``rate`` preemptions a second in the long run, and one second's worth at once."""
+    """Limits preemptions to ``rate`` per second in the long run, and a burst to the preemptions of one second."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._tokens, self._at_s = rate, math.inf, math.nan
         self.configure(math.nan, rate)
 
     def available(self, now_s: float) -> int:
-        """Return how many preemptions may be made now."""
+        """Return how many preemptions are allowed now."""
         passed_s = max(0.0, now_s - self._at_s)  # max(0, NaN) is 0
         if passed_s and math.isfinite(self._rate):
             self._tokens = min(self._burst, self._tokens + passed_s * self._rate)
@@ -181,28 +191,33 @@ class TokenBucket:
         return LOOKAHEAD if math.isinf(self._tokens) else int(self._tokens + 1e-9)
 
     def configure(self, now_s: float, rate: float) -> None:
-        """Change the rate; tokens that are left stay, so that a change causes no burst."""
+        """Change the rate. Unused tokens stay, so that a change causes no burst of preemptions."""
         self.available(now_s)
         self._rate, self._burst = rate, max(1.0, rate) if rate > 0 else 0.0
         self._tokens = min(self._tokens, self._burst)
 
     def take(self, count: int) -> None:
-        """Use tokens; a negative count returns those of preemptions that cannot be made."""
+        """Take tokens for ``count`` preemptions. A negative count returns tokens of preemptions that were not made."""
         self._tokens = min(self._burst, self._tokens - count)
 
     def next_s(self, now_s: float) -> float:
-        """Return when the next preemption may be made; inf never."""
+        """Return the time at which the next preemption is allowed, or inf if preemptions are never allowed."""
         if self.available(now_s) >= 1:
             return now_s
         return now_s + (1 - self._tokens) / self._rate if self._rate > 0 else math.inf
 
 
 class Preemption:
-    """Decides preemptions. A request is not preempted where its answer would change, too often, or once overdue.
+    """Decides preemptions in modes isrtf and windowed.
 
-    A preemption must pay for itself: the first waiting request's gain (or a third of the gain of all) exceeds the
-    recomputation times all running and waiting requests, and the preemption policy agrees. For an overdue one that
-    policy alone decides. A request dispatched again is protected for a window, and only strictly better keys preempt.
+    A request is never preempted if a preemption could change its answer, or if it is overdue. Mode windowed preempts
+    the worst requests whose windows have ended, one for each waiting request.
+
+    In mode isrtf a waiting request preempts only a request with a strictly worse key. The preemption policy must agree,
+    and the tokens that waiting requests save must exceed the steps of the victim's recomputation, multiplied by the
+    number of running and waiting requests. For an overdue waiting request the policy alone decides. ``max_preemptions``
+    limits the preemptions of one request, and ``preemptions_per_s`` limits the preemptions of all requests. A request
+    that was dispatched again is protected for one window of tokens.
     """
 
     def __init__(self, order: Order, ranker: Ranker, service: TenantService) -> None:
@@ -210,62 +225,62 @@ class Preemption:
         self._on_demand, self._windows = order.mode == "isrtf", order.mode == "windowed"
         self._bucket = TokenBucket(order.preemptions_per_s)
         self._closed_windows: dict[int, Entry] = {}
-        self._compared_s, self.count = -math.inf, 0
+        self._last_pass_s, self.count = -math.inf, 0
         self.configure(math.nan, order)
         self._requested = False
 
     def configure(self, now_s: float, order: Order) -> None:
-        """Apply another order of the same mode."""
+        """Apply other settings of order. The mode cannot change."""
         self._bucket.configure(now_s, order.preemptions_per_s)
         self._order = order
         self.gain = interpreted(resolve("preemption", order.preemption))
-        self.on_order_changed()
+        self.request_pass()
 
     def dispatched(self, now_s: float, entry: Entry) -> None:
-        """Start a new window for a dispatched request."""
+        """Start a new window of tokens for a dispatched request."""
         if self._on_demand or self._windows:
             self.ranker.update(now_s, entry)
         window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.dispatches > 1 else 0)
 
     def uncount(self) -> bool:
-        """Uncount a preemption that cannot be made; return whether a pass should look for another one."""
+        """Take back the count of a preemption that cannot be made. Return whether a pass should find another victim."""
         self._bucket.take(-1)
         self.count -= 1
-        return self.on_order_changed()
+        return self.request_pass()
 
     def on_progress(self, entry: Entry) -> bool:
-        """Return whether the request's window has ended, so that a pass is due."""
+        """Return whether the request has reached the end of its window of tokens, so that a pass is due."""
         if entry.request.generated_tokens < entry.preemption.window_end:
             return False
         entry.preemption.window_end = entry.request.generated_tokens + self._order.window_tokens
         if self._windows:
             self._closed_windows[entry.request.id] = entry
-        return self.on_order_changed()
+        return self.request_pass()
 
-    def on_order_changed(self) -> bool:
-        """Note that ranks may have changed; return whether that matters in this mode."""
+    def request_pass(self) -> bool:
+        """Request a pass, because ranks may have changed. Return False if the mode needs no pass now."""
         self._requested = self._on_demand or bool(self._closed_windows)
         return self._requested
 
     def next_s(self, now_s: float) -> float:
-        """Return when a requested pass may run; inf none is requested."""
+        """Return the time from which the requested pass may run, or inf if no pass is requested."""
         if self._closed_windows:
             return now_s
         if not (self._on_demand and self._requested):
             return math.inf
-        return max(self._compared_s + POLL_INTERVAL_S, self._bucket.next_s(now_s))
+        return max(self._last_pass_s + POLL_INTERVAL_S, self._bucket.next_s(now_s))
 
     def run(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
-        """Preempt requests where due; return them."""
+        """Run a pass over the waiting requests if one is due. Return the requests that the pass preempts."""
         preempted: list[Entry] = []
         if self._closed_windows:
             preempted = self._preempt_closed_windows(now_s, queue, workers)
-        elif self._requested and now_s >= self._compared_s + POLL_INTERVAL_S:
+        elif self._requested and now_s >= self._last_pass_s + POLL_INTERVAL_S:
             if not queue:
                 self._requested = False
             elif (budget := self._bucket.available(now_s)) >= 1:
-                self._requested, self._compared_s = False, now_s
+                self._requested, self._last_pass_s = False, now_s
                 active = [one for worker in workers for one in worker.active.values() if self._is_preemptible(one)]
                 unprotected = [one for one in active if one.request.generated_tokens >= one.preemption.protected_until]
                 running = [one for one in unprotected if one.request.dispatch.preemptions < self._order.max_preemptions]
@@ -278,14 +293,16 @@ class Preemption:
         return preempted
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
-        """Return whether class and tenant let the waiting request precede; an overdue one counts as the best class."""
+        """Return whether the waiting request may replace the running one, given their priority classes and tenants.
+
+        An overdue request is treated as one of the best class. With fairness, the tenant with less service precedes.
+        """
         w, r = waiting.request.client, running.request.client
         if self._order.fairness == "none" or w.tenant == r.tenant or not (waiting.overdue or w.priority == r.priority):
             return waiting.overdue or w.priority <= r.priority
         return self._service.of(w.tenant) <= self._service.without(running)
 
     def _preempt_closed_windows(self, now_s: float, queue: Queue, workers: Collection[Worker]) -> list[Entry]:
-        """Preempt the worst requests whose windows ended: one for each waiting request of their models."""
         closed, self._closed_windows, self._requested = self._closed_windows, {}, False
         waiting = dict(queue.count_by_model)
 
@@ -313,7 +330,6 @@ class Preemption:
         return preempted
 
     def _worst_first(self, now_s: float, running: list[Entry]) -> Candidates:
-        """Return (key, request), the greatest key first; among equal keys the latest arrival."""
         keyed = zip(self.ranker.running_keys(now_s, running), running, strict=True)
         return sorted(keyed, key=lambda one: (one[0], one[1].request.arrival_s, one[1].request.id))[::-1]
 

@@ -1,14 +1,15 @@
-"""Waiting requests, ordered by the simulator's rank under priority classes, fairness and a hard bound on waiting.
+"""The queue of waiting requests, and the bins of mode bins.
 
-Order: requests that have waited ``max_wait_s`` in total (overdue), by arrival; then priority classes; then the rank's
-key; then arrival; then id. With fairness an overdue request joins the best class in the queue; within a class the
-tenant with the least service comes first, and within a tenant its overdue requests.
+Requests that have waited ``max_wait_s`` in total are overdue, and come first, by arrival. All others are ordered by
+priority class, then by the rank's key, then by arrival, then by id. With fairness, overdue requests are treated as
+members of the best class that waits. Within a class the tenant with the least service comes first, and within a tenant
+its overdue requests come first.
 
-The bound: only overdue requests that arrived earlier precede an overdue request, ``DispatchPass`` gives no later
-request a worker that the overdue one could use, and overdue requests are never preempted. So a request waits at most
-``max_wait_s`` plus the time in which the workers of its model finish the earlier overdue requests and all requests in
-flight, whatever is predicted. With fairness, earlier overdue requests of its own tenant precede it, and requests of
-other tenants until those tenants have had as much service.
+This bounds the wait whatever is predicted. Only overdue requests that arrived earlier precede an overdue request,
+``DispatchPass`` gives no later request a worker that the overdue request could use, and overdue requests are never
+preempted. So a request waits at most ``max_wait_s`` plus the time in which the workers of its model finish the earlier
+overdue requests and all requests in flight. With fairness, the earlier overdue requests are those of its own tenant,
+and requests of other tenants precede it until their tenants have had as much service.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.request import LengthPrediction
 
 Item = tuple[float, float, int, int]  # key, arrival, id, and the row of the columns
-Lane = tuple[str, int, int]  # model, priority class or _OVERDUE and, with fairness, tenant of the requests in a lane
-Head = tuple[int, float, float, float, int, int, Lane]
+Lane = tuple[str, int, int]  # model, priority class or _OVERDUE, tenant (0 without fairness) of requests in one list
+Head = tuple[int, float, float, float, int, int, Lane]  # class, service, key, arrival, id, place in the lane, lane
 
 _OVERDUE = -sys.maxsize
-RERANK_INTERVAL_S = 0.1
-"""Keys that change with time are recomputed when they are older than this and a request may be dispatched."""
+RERANK_INTERVAL_S = 0.1  # age at which keys that change with time are recomputed before a dispatch
 
 
-class Deadlines:
-    """One time per request; setting, discarding and reading the earliest take O(log n)."""
+class TimePerRequest:
+    """Stores one time for each request. Setting or discarding a time, or reading the earliest, takes O(log n)."""
 
     def __init__(self) -> None:
         self._at_s: dict[int, float] = {}
@@ -46,7 +46,7 @@ class Deadlines:
         return len(self._at_s)
 
     def set(self, request_id: int, at_s: float) -> None:
-        """Set or move a request's time; inf discards it."""
+        """Set or change the time of a request, or discard the time if it is inf."""
         if at_s == math.inf:
             self._at_s.pop(request_id, None)
             return
@@ -58,18 +58,18 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def discard(self, request_id: int) -> None:
-        """Remove a request's time, if there is one."""
+        """Discard the time of a request, if it has one."""
         self._at_s.pop(request_id, None)
 
     def next_s(self) -> float:
-        """Return the earliest time; inf none is set."""
+        """Return the earliest time, or inf if there is none."""
         heap = self._heap
         while heap and self._at_s.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
     def pop_due(self, now_s: float) -> list[int]:
-        """Remove and return the requests whose time has come, earliest first."""
+        """Remove the times up to ``now_s``. Return the ids of their requests, the earliest time first."""
         ids = []
         while self.next_s() <= now_s:
             _, request_id = heapq.heappop(self._heap)
@@ -79,7 +79,7 @@ class Deadlines:
 
 
 class Backlog:
-    """Totals of the requests in a queue; ``tokens`` are predicted output tokens still to come, by model."""
+    """Totals over queued requests. ``tokens`` are their predicted remaining output tokens, by model."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -88,7 +88,7 @@ class Backlog:
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
     def set_prediction(self, entry: Entry, length_prediction: LengthPrediction) -> None:
-        """Store a new prediction."""
+        """Store a new prediction of a request, and update the totals."""
         self._count(entry, -1)
         entry.set_prediction(length_prediction)
         self._count(entry, 1)
@@ -106,7 +106,7 @@ class Backlog:
 
 
 class Queue(Backlog):
-    """Waiting requests in order; adding and removing take O(log n) comparisons."""
+    """Waiting requests in order. Adding or removing a request takes O(log n) comparisons."""
 
     def __init__(
         self, ranker: Ranker, service: TenantService, *, max_wait_s: float = math.inf, fair: bool = False
@@ -114,7 +114,7 @@ class Queue(Backlog):
         super().__init__()
         self._ranker, self._service = ranker, service
         self._entries: dict[int, Entry] = {}
-        self._keys_s = -math.inf
+        self._last_rerank_s = -math.inf
         self.configure(-math.inf, max_wait_s=max_wait_s, fair=fair)
 
     def __len__(self) -> int:
@@ -124,15 +124,15 @@ class Queue(Backlog):
         return iter(self._entries.values())
 
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
-        """Change the bound and fairness; sort all waiting requests again."""
+        """Change ``max_wait_s`` and fairness, and sort all waiting requests again."""
         self._max_wait_s, self._fair = max_wait_s, fair
-        self.overdue_times = Deadlines()  # when requests become overdue
+        self.overdue_times = TimePerRequest()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
         for entry in self:
             self._schedule_and_insert(now_s, entry)
 
     def add(self, now_s: float, entry: Entry, *, since_s: float | None = None) -> None:
-        """Add a request that waits from now on, or has waited in a bin since ``since_s``."""
+        """Add a request. Its wait begins now, or began at ``since_s`` if it was in a bin before."""
         q = entry.request
         q.dispatch.queued_s = now_s if since_s is None else since_s
         entry.state, q.dispatch.worker = State.WAITING, ""
@@ -143,7 +143,7 @@ class Queue(Backlog):
         self._schedule_and_insert(now_s, entry)
 
     def remove(self, entry: Entry) -> None:
-        """Remove a request that is dispatched or finished."""
+        """Remove a request that is dispatched or has ended."""
         self._delete(entry)
         self.overdue_times.discard(entry.request.id)
         del self._entries[entry.request.id]
@@ -151,14 +151,14 @@ class Queue(Backlog):
         self._service.stop_waiting(entry.request.client.tenant)
 
     def update_prediction(self, now_s: float, entry: Entry, length_prediction: LengthPrediction) -> None:
-        """Store a new prediction of a waiting request and move it to its new place."""
+        """Store a new prediction of a waiting request, and move the request to its new place."""
         self._delete(entry)
         self.set_prediction(entry, length_prediction)
         self._ranker.update(now_s, entry)
         self._insert(entry)
 
     def promote(self, now_s: float) -> None:
-        """Move requests that have waited ``max_wait_s`` by now before all others."""
+        """Mark the requests that have waited ``max_wait_s`` by now as overdue, and move them to the front."""
         for request_id in self.overdue_times.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
@@ -166,13 +166,13 @@ class Queue(Backlog):
             self._insert(entry)
 
     def refresh(self, now_s: float) -> None:
-        """Recompute keys that change with time, at most once in RERANK_INTERVAL_S."""
-        if self._ranker.rank.every_step and now_s - self._keys_s >= RERANK_INTERVAL_S:
+        """Recompute all keys if they change with time, at most once per RERANK_INTERVAL_S."""
+        if self._ranker.rank.every_step and now_s - self._last_rerank_s >= RERANK_INTERVAL_S:
             self.rerank(now_s)
 
     def rerank(self, now_s: float) -> None:
-        """Recompute all keys and sort every lane by them."""
-        self._keys_s = now_s
+        """Recompute all keys, and sort the waiting requests by them."""
+        self._last_rerank_s = now_s
         for lane, items in self._lanes.items():
             if lane[1] == _OVERDUE:
                 continue
@@ -180,11 +180,11 @@ class Queue(Backlog):
             self._lanes[lane] = self._ranker.sort(rows, self._ranker.keys(now_s, rows, waiting=True))
 
     def is_first(self, entry: Entry) -> bool:
-        """Return whether it is overdue, or the first of its model and class (and tenant, if fair)."""
+        """Return whether the request is overdue, or the first of its model and class (and tenant, with fairness)."""
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
     def in_order(self, is_closed: Callable[[str], bool] = lambda _: False) -> Iterator[Entry]:
-        """Yield requests, unless their model is closed by then; none may be added or removed meanwhile."""
+        """Yield requests in order, without models that ``is_closed`` reports. The queue must not change meanwhile."""
         best = self._best_class()
         heads = [self._head(lane, 0, best) for lane in self._lanes if not is_closed(lane[0])]
         heapq.heapify(heads)
@@ -203,7 +203,7 @@ class Queue(Backlog):
                     heapq.heappop(heads)
 
     def position(self, entry: Entry) -> int:
-        """Return how many requests precede it."""
+        """Return how many waiting requests precede the request."""
         best, item = self._best_class(), self._item(entry)[:3]
         rank = self._class_rank(self._lane(entry), best)
         lanes = [(self._class_rank(lane, best), items) for lane, items in self._lanes.items()]
@@ -212,17 +212,17 @@ class Queue(Backlog):
 
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
-        deadline_s = q.dispatch.queued_s + (self._max_wait_s - q.dispatch.queued_for_s)
-        entry.overdue = deadline_s <= now_s
+        overdue_s = q.dispatch.queued_s + (self._max_wait_s - q.dispatch.queued_for_s)
+        entry.overdue = overdue_s <= now_s
         if not entry.overdue:
-            self.overdue_times.set(q.id, deadline_s)
+            self.overdue_times.set(q.id, overdue_s)
         self._insert(entry)
 
     def _insert(self, entry: Entry) -> None:
         insort(self._lanes.setdefault(self._lane(entry), []), self._item(entry))
 
     def _delete(self, entry: Entry) -> None:
-        """Remove a request from its lane, found by the stored key: call before the key changes."""
+        """Remove a request from its lane. The stored key locates the request, so call this before the key changes."""
         lane = self._lane(entry)
         items = self._lanes[lane]
         del items[bisect_left(items, self._item(entry)[:3])]
@@ -239,7 +239,6 @@ class Queue(Backlog):
         return entry.request.model, priority, client.tenant if self._fair else 0
 
     def _best_class(self) -> int:
-        """Return the class of overdue requests: with fairness the best that waits, else one before all."""
         classes = {lane[1] for lane in self._lanes} - {_OVERDUE} if self._fair else ()
         return min(classes, default=_OVERDUE)
 
@@ -258,7 +257,7 @@ Bin = tuple[str, int, int]  # model, priority class, number
 
 
 class Bins(Backlog):
-    """Bins of equal mass of recent predictions; a bin leaves when full, or when its first request waited enough."""
+    """Requests in bins of similar predicted length. A bin is emptied when it is full, or after ``batch_wait_s``."""
 
     def __init__(self, bins: int, batch_wait_s: float) -> None:
         super().__init__()
@@ -267,7 +266,7 @@ class Bins(Backlog):
         self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
-        self.leave_times = Deadlines()  # when bins leave
+        self.leave_times = TimePerRequest()  # of each binned request; the first one that is due empties its bin
         self.batches = 0
 
     def __len__(self) -> int:
@@ -277,7 +276,7 @@ class Bins(Backlog):
         return (entry for contents in self._contents.values() for entry in contents.values())
 
     def add(self, now_s: float, entry: Entry, size: int) -> list[Entry]:
-        """Add a request; return the batch of ``size`` that it completes, or []."""
+        """Add a request. If its bin then has ``size`` requests, empty the bin and return them. Otherwise return []."""
         q = entry.request
         entry.state, q.dispatch.queued_s = State.BINNED, now_s
         self._recent.append(entry.predicted)
@@ -293,7 +292,7 @@ class Bins(Backlog):
         return self._pop_batch(place) if len(contents) >= size else []
 
     def configure(self, bins: int, batch_wait_s: float) -> None:
-        """Change the bins of later requests and the longest wait of all; binned requests stay in their bins."""
+        """Change the number of bins for later requests, and the longest wait for all. No request changes its bin."""
         changed, self._bins, self._wait_s = bins != self._bins, bins, batch_wait_s
         if changed and self._edges:
             self._set_edges()
@@ -301,7 +300,7 @@ class Bins(Backlog):
             self.leave_times.set(entry.request.id, entry.request.dispatch.queued_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
-        """Remove and return the requests of bins that have waited long enough, bin after bin."""
+        """Empty the bins whose wait is over. Return their requests, bin after bin."""
         due = self.leave_times.pop_due(now_s)
         return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
 
@@ -315,7 +314,7 @@ class Bins(Backlog):
         self._count(entry, -1)
 
     def position(self, entry: Entry) -> int:
-        """Return how many requests precede it in its bin."""
+        """Return how many requests of the same bin precede the request."""
         return list(self._contents[self._bin_of[entry.request.id]]).index(entry.request.id)
 
     def _pop_batch(self, place: Bin) -> list[Entry]:

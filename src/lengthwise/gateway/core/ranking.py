@@ -1,4 +1,4 @@
-"""Rank keys of live requests: one at a time as requests change, all at once by the compiled loop."""
+"""The keys that order requests: computed by the rank for one request after a change, or for many at once."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from lengthwise.gateway.request import Floats, LengthPrediction, Request
 from lengthwise.policy.compile import key_of, keys
 from lengthwise.policy.contracts import SERVICE_OUTPUT_WEIGHT, Policy
 
-PREFILL_WEIGHT = 0.1
-"""Cost of a prompt token in output tokens: a batch computes prompts about ten times as fast."""
+PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens: a batch computes prompts about ten times as fast
 
 
 class State(Enum):
-    """The state of a request; a live request is in exactly one."""
+    """The state of a live request: one that was admitted and has not been removed."""
 
     BINNED = "binned"  # in a bin that is not full
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTING = "preempting"  # still at its worker, to be aborted and requeued
-    LOST = "lost"  # its worker is gone; the caller requeues the request or fails it
+    DEFERRED = "deferred"  # queued again later, as engines have refused it
+    LOST = "lost"  # its worker is gone; the caller requeues or removes the request
 
 
 @dataclass(slots=True, eq=False)
 class PreemptionState:
-    """From when on a running request may be preempted at its worker, and when it was; each dispatch starts anew."""
+    """Whether a running request may be preempted, and when it was. Each dispatch starts with a new object."""
 
     window_end: int = 0  # generated tokens at which the current window ends
-    protected_until: int = 0  # generated tokens below which the request is not preempted again
-    nonpreemptible: bool = False  # whether the engine could not resume the request elsewhere
-    preempted_s: float = math.nan
+    protected_until: int = 0  # generated tokens below which the request is not preempted
+    nonpreemptible: bool = False  # whether the request cannot be resumed elsewhere
+    preempted_s: float = math.nan  # when it was preempted
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A live request with the scheduler's own state."""
+    """A live request, with what the scheduler stores about it."""
 
     request: Request
     row: int = -1  # row in the columns of ``Ranker``; -1 none
     state: State = State.WAITING
     predicted: float = 0.0  # predicted length of the complete output, at most the requested maximum
-    overdue: bool = False  # whether the request has waited ``max_wait_s`` and precedes all that have not
-    remaining: float = 1.0  # predicted tokens still to come, at least 1
+    overdue: bool = False  # whether the request has waited ``max_wait_s``, so that it comes first
+    remaining: float = 1.0  # predicted remaining tokens, at least 1
     worker: str = ""  # current or last worker; "" never dispatched
-    work: float = 0.0  # share of the worker's backlog: remaining tokens and the cost of the prompt
+    work: float = 0.0  # remaining tokens and the cost of the prompt, in output tokens
     kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
-    charged: float = 0.0
+    charged: float = 0.0  # output tokens that its tenant has been charged for
     dispatches: int = 0
     preemption: PreemptionState = field(default_factory=PreemptionState)
-    batch: int = 0  # number of the completed bin that the request left in; 0 none
+    batch: int = 0  # number of the batch with which it left its bin, counted over all bins; 0 none
     last_token_s: float = math.nan
     posterior_remaining: float = math.nan  # cached posterior mean of the remaining tokens; NaN not computed
 
     def set_prediction(self, length_prediction: LengthPrediction) -> None:
-        """Store a prediction, bounded by the requested maximum so that a wrong one can do no more harm than that."""
+        """Store a prediction. Lengths are limited to the request's ``max_tokens``, which bounds their error."""
         request = self.request
         request.length_prediction, self.posterior_remaining = length_prediction, math.nan
         max_tokens, total = float(max(1, request.max_tokens)), length_prediction.total_tokens
@@ -82,10 +82,11 @@ _MIN_ROWS = 64
 
 
 class TenantService:
-    """Service of tenants in weighted tokens (virtual token counter, Sheng et al. 2024).
+    """Counts the service that each tenant gets, in weighted tokens (virtual token counter, Sheng et al. 2024).
 
-    A tenant is charged for the prompt and twice the predicted output at dispatch, corrected to the generated tokens
-    later. A tenant that starts to wait is lifted to the least counter of the waiting ones: absence earns no credit.
+    At a dispatch the tenant is charged for the prompt and twice the predicted output, which is later corrected to the
+    generated tokens. When a tenant starts to wait, its counter is raised to the least counter of the waiting tenants,
+    so that absence earns no credit.
     """
 
     def __init__(self) -> None:
@@ -94,11 +95,11 @@ class TenantService:
         self._level = 0.0
 
     def of(self, tenant: int) -> float:
-        """Return the service of a tenant so far."""
+        """Return the weighted tokens of service that the tenant has had."""
         return self._served.get(tenant, 0.0)
 
     def without(self, entry: Entry) -> float:
-        """Return the service of the request's tenant without the request: what ranked it before its dispatch."""
+        """Return the service of the request's tenant, without the charge for this request."""
         q = entry.request
         return self.of(q.client.tenant) - q.prompt_tokens - SERVICE_OUTPUT_WEIGHT * entry.charged
 
@@ -111,14 +112,14 @@ class TenantService:
         self._waiting[tenant] += 1
 
     def stop_waiting(self, tenant: int) -> None:
-        """Count one waiting request less; the last tenant to wait sets the level for the next."""
+        """Count one waiting request less. If no tenant waits then, the next one starts at this tenant's counter."""
         self._waiting[tenant] -= 1
         if self._waiting[tenant] == 0:
             del self._waiting[tenant]
             self._level = self.of(tenant)
 
     def set_charge(self, entry: Entry, prompt_tokens: int, output_tokens: float) -> None:
-        """Charge the tenant for the prompt, and for the output in place of the former charge for it."""
+        """Charge the tenant for prompt tokens, and replace the charge for the request's output."""
         more = SERVICE_OUTPUT_WEIGHT * (output_tokens - entry.charged)
         tenant = entry.request.client.tenant
         self._served[tenant] = self.of(tenant) + prompt_tokens + more
@@ -126,20 +127,23 @@ class TenantService:
 
 
 class Ranker:
-    """A rank policy with the columns of all live requests; NaN from a user's policy counts as the last place."""
+    """Computes the keys of live requests by the rank. A NaN, which a user's rank may return, becomes inf.
+
+    The arguments of the rank are stored in columns, which have one row for each live request.
+    """
 
     def __init__(self, rank: Policy, service: TenantService) -> None:
         self.rank, self._service = rank, service
         self._entries: list[Entry | None] = [None] * _MIN_ROWS
         self._key_of = key_of(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
-        self._uses_index, self._uses_service = rank.uses("gittins_rank"), rank.uses("service_tokens")
+        self._uses_gittins, self._uses_service = rank.uses("gittins_rank"), rank.uses("service_tokens")
         self._columns = np.zeros(_MIN_ROWS, _COLUMNS)
         self._keys = self._columns["key"]
         self._free = list(range(_MIN_ROWS))[::-1]
 
     def add(self, entry: Entry) -> None:
-        """Give the request a row."""
+        """Assign a row of the columns to the request."""
         if not self._free:
             rows = len(self._entries)
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
@@ -150,29 +154,29 @@ class Ranker:
         self._entries[entry.row] = entry
 
     def entry(self, row: int) -> Entry:
-        """Return the live request of a row."""
+        """Return the live request that has this row."""
         entry = self._entries[row]
         assert entry is not None, "a row in use has a live request"
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Free the request's row."""
+        """Free the row of the request."""
         self._free.append(entry.row)
         self._entries[entry.row] = None
         entry.row = -1
 
     def update(self, now_s: float, entry: Entry) -> float:
-        """Compute a request's key; store it with every column that ranks take."""
-        q, index = entry.request, entry.remaining
+        """Compute, store and return a request's key. Store the request's other columns, too."""
+        q, gittins_rank = entry.request, entry.remaining  # without quantiles, the rank is the remaining tokens
         client, dispatch = q.client, q.dispatch
-        if self._uses_index and q.length_prediction.quantiles is not None:
+        if self._uses_gittins and q.length_prediction.quantiles is not None:
             from lengthwise.predict import LEVELS, LengthDistribution
 
             posterior = LengthDistribution(np.asarray(q.length_prediction.quantiles)[None, :], LEVELS)
-            index = float(posterior.gittins(q.generated_tokens)[0])  # else the remaining tokens rank
+            gittins_rank = float(posterior.gittins(q.generated_tokens)[0])
         waited_s = dispatch.waited_s(now_s) if entry.state is State.WAITING else dispatch.queued_for_s
-        lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, index)
-        past = (entry.dispatches - 1, dispatch.preemptions)
+        lengths = (q.prompt_tokens, q.generated_tokens, entry.predicted, entry.remaining, gittins_rank)
+        past = (dispatch.dispatch_number, dispatch.last_preemption)
         service = self._service.of(client.tenant)
         key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, client.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
@@ -181,32 +185,32 @@ class Ranker:
         return key
 
     def key(self, entry: Entry) -> float:
-        """Return the stored key."""
+        """Return the stored key of a request."""
         key: float = self._keys.item(entry.row)
         return key
 
     def running_keys(self, now_s: float, running: Sequence[Entry]) -> list[float]:
-        """Return the keys of requests at workers; keys that do not change with time come from the store."""
+        """Return the keys of running requests, recomputed only if they change with time."""
         if self.rank.every_step or self._uses_service:
             rows = np.fromiter((entry.row for entry in running), np.int64, len(running))
             return list(self.keys(now_s, rows, waiting=False).tolist())
         return [self.key(one) for one in running]
 
     def keys(self, now_s: float, rows: Integers, *, waiting: bool) -> Floats:
-        """Return the keys [n] of rows that are all waiting or all at workers."""
+        """Compute the keys of the requests in these rows ([n]), which are either all waiting or all running."""
         columns = {name: self._columns[name][rows] for name in self._arguments}
         if waiting and "queued_for_s" in columns:
             columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._columns["queued_s"][rows])
         if self._uses_service:
             tenants, inverse = np.unique(self._columns["tenant"][rows], return_inverse=True)
             columns["service_tokens"] = np.array([self._service.of(one) for one in tenants.tolist()], float)[inverse]
-        # A rank without arguments still needs one column that says how many keys there are.
+        # A rank without arguments still needs a column, whose length is the number of keys.
         computed = keys(self.rank, columns or {"arrival_s": np.zeros(len(rows))}, now_s)
         computed[np.isnan(computed)] = math.inf
         return computed
 
     def sort(self, rows: Integers, keys: Floats) -> list[tuple[float, float, int, int]]:
-        """Store the keys; return (key, arrival, id, row) in this order."""
+        """Store new keys of some rows. Return (key, arrival, id, row) for each row, in sorted order."""
         self._keys[rows] = keys
         arrival_s, ids = self._columns["arrival_s"][rows], self._columns["id"][rows]
         order = np.argsort(keys)

@@ -1,4 +1,4 @@
-"""The scheduler: takes events, returns decisions. It reads no clock and touches no network."""
+"""The scheduler: it takes events and returns decisions, reads no clock and uses no network."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from lengthwise.gateway.config import Admission, Dispatch, Order
 from lengthwise.gateway.core.dispatch import Dispatcher, WorkerPool, waiting_tokens
 from lengthwise.gateway.core.preemption import Preemption
-from lengthwise.gateway.core.queue import Bins, Deadlines, Queue
+from lengthwise.gateway.core.queue import Bins, Queue, TimePerRequest
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
-from lengthwise.gateway.core.worker import mean_tokens_per_s
+from lengthwise.gateway.core.worker import MAX_BACKOFF_S, mean_tokens_per_s
 from lengthwise.gateway.request import LengthPrediction, Refusal, Request
 from lengthwise.gateway.scheduling import PASSTHROUGH_MODES, Decisions, Statistics, WorkerState
 from lengthwise.policy.named_schedulers import resolve
@@ -21,16 +21,21 @@ from lengthwise.schema.errors import InputError
 _DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
 
 _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
-_EXPIRY_INTERVAL_S = 0.1
-"""Least time between two searches for requests whose model has had no worker for too long."""
-_QUEUED = (State.WAITING, State.BINNED)
+_EXPIRY_INTERVAL_S = 0.1  # least time between two searches for requests whose model has had no worker for too long
+_QUEUED = (State.WAITING, State.BINNED, State.DEFERRED)
+_MAX_BACKOFFS, _MAX_REFUSALS_ALONE = 4, 3
+"""How often in a row a request may make engines back off, and be refused by an engine that accepts others."""
 _NO_DECISIONS = Decisions()
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 """Bounds of priority class and predicted length in an engine's 32-bit priority."""
 
 
 def check_change(before: Order, after: Order) -> None:
-    """Raise InputError where a running scheduler, or the plug-in of its engines, cannot take the order."""
+    """Check that a running scheduler can change to other settings of order.
+
+    Raises:
+        InputError: The mode, the rank or (for a plug-in of engines) the window differs, or the policy is unknown.
+    """
     for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):
             raise InputError(f"order.{name} cannot change while the gateway runs; restart it with the new file")
@@ -38,10 +43,10 @@ def check_change(before: Order, after: Order) -> None:
 
 
 class Scheduler:
-    """Orders requests, dispatches them to workers, and preempts; the same events at the same times decide the same.
+    """Orders, dispatches and preempts requests. The same events at the same times give the same decisions.
 
-    Every admitted request is in exactly one state (``ranking.State``) until it is removed. An event takes O(log n)
-    comparisons of waiting requests.
+    Every admitted request is in exactly one ``ranking.State`` until it is removed. An event takes O(log n) comparisons
+    of waiting requests.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch) -> None:
@@ -56,16 +61,17 @@ class Scheduler:
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
         self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
-        self._deadlines = Deadlines()  # of clients
+        self._deadlines = TimePerRequest()  # when requests expire that wait beyond their client's deadline
+        self._deferred = TimePerRequest()  # when requests are queued again that engines have refused
         self._next_unserved_check_s = math.inf  # time of the next search for requests without an engine
         self.entries: dict[int, Entry] = {}
-        self._changed = False
+        self._changed, self._num_preempted = False, 0
         self._wake_s = math.inf
         if rank.every_step or order.mode in ("isrtf", "windowed"):
             self._ranker.keys(0.0, np.zeros(0, np.int64), waiting=True)  # compile now, not while requests wait
 
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
-        """Apply other settings, also to queued requests; raise InputError, with nothing changed, if it cannot."""
+        """Apply other settings, also to queued requests. If that is impossible, raise InputError and change nothing."""
         check_change(self.order, order)
         self.order, self.admission = order, admission
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
@@ -77,7 +83,7 @@ class Scheduler:
         self._changed = True
 
     def offer(self, now_s: float, request: Request) -> Refusal | None:
-        """Queue a request, or return why it is rejected."""
+        """Queue a request and return None, or return why it is refused."""
         if (refusal := self._refusal(now_s, request)) is not None:
             return refusal
         entry = self.entries[request.id] = Entry(request)
@@ -107,11 +113,11 @@ class Scheduler:
         else:
             worker.set_prediction(entry, length_prediction)
             self._ranker.update(now_s, entry)
-        if self.preemption.on_order_changed():
+        if self.preemption.request_pass():
             self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def on_progress(self, now_s: float, id: int, generated_tokens: int) -> None:  # noqa: A002
-        """Apply the total of a running request's generated tokens."""
+        """Record how many tokens a running request has generated in total."""
         entry = self.entries.get(id)
         if entry is None or generated_tokens <= entry.request.generated_tokens:
             return
@@ -125,22 +131,26 @@ class Scheduler:
                 self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
-        """The request cannot be resumed elsewhere: drop its preemption, and preempt it no more at this worker."""
+        """Mark a request that no other worker can resume. It is not preempted, and a running preemption is undone."""
         entry = self.entries.get(id)
         worker = None if entry is None else self.worker_pool.of(entry)
         if entry is not None and worker is not None and worker.mark_nonpreemptible(entry):
             self._changed |= self.preemption.uncount()
 
     def requeue(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
-        """Queue a request again with its retained tokens, after a preemption, a failure or the loss of its worker."""
+        """Queue a request again, after a preemption, a failure or the loss of its worker.
+
+        Its next worker continues after ``generated_tokens``. The worker ``avoid`` should not get the request again.
+        """
         entry = self.entries.get(id)
         if entry is None or entry.state in _QUEUED:
             return
         q, worker = entry.request, self.worker_pool.of(entry)
         if worker is not None:
             if entry.state is State.PREEMPTING:
-                q.dispatch.preemptions += 1
-                # Its slot was idle since the decision, or its last token after that; max(a, NaN) is a.
+                self._num_preempted += 1
+                q.dispatch.preemptions, q.dispatch.last_preemption = q.dispatch.preemptions + 1, self._num_preempted
+                # Its slot was idle since the decision, or since its last token after the decision; max(a, NaN) is a.
                 worker.cost.add_idle_slot(now_s - max(entry.preemption.preempted_s, entry.last_token_s))
             worker.remove(entry)
         q.generated_tokens = generated_tokens
@@ -152,15 +162,34 @@ class Scheduler:
         self._enqueue(now_s, entry)
         self._changed = True
 
-    def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> None:  # noqa: A002
-        """Queue a request again whose worker reported a full queue: no failure, but the worker is given fewer."""
-        entry = self.entries.get(id)
-        if entry is not None:
-            self.requeue(now_s, id, entry.request.generated_tokens)
-        self.worker_pool.back_off(now_s, worker, retry_after_s)
+    def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
+        """Queue a request again, because its worker reported a full queue. Send fewer requests to that worker.
 
-    def remove(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
-        """Remove a request that is finished, whatever its state."""
+        From its second refusal in a row on, the request waits longer than the others. If the worker has accepted
+        others in the meantime, or after four refusals, only the request waits, for 2 s. Return False if it must end,
+        because it was refused alone too often.
+        """
+        if (entry := self.entries.get(id)) is None:
+            return True
+        dispatch, running = entry.request.dispatch, self.worker_pool.of(entry)
+        dispatch.refusals += 1
+        dispatch.refusals_alone += running is not None and running.refuses_alone(entry)
+        dispatch.refused_s = until_s = now_s
+        self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if dispatch.refusals_alone else "")
+        if dispatch.refusals_alone or dispatch.refusals > _MAX_BACKOFFS:
+            until_s = now_s + MAX_BACKOFF_S
+        else:
+            backoff_end_s = self.worker_pool.back_off(now_s, worker, retry_after_s)
+            if dispatch.refusals > 1 and len(self.queue) > 1:
+                until_s = 2 * backoff_end_s - now_s
+        if until_s > now_s:
+            self.queue.remove(entry)
+            entry.state = State.DEFERRED
+            self._deferred.set(id, until_s)
+        return dispatch.refusals_alone < _MAX_REFUSALS_ALONE
+
+    def remove(self, now_s: float, id: int, *, client_gone: bool = False) -> None:  # noqa: A002
+        """Remove a request that has ended, whatever its state. Charge its tenant for the tokens so far."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return
@@ -169,52 +198,58 @@ class Scheduler:
         elif entry.state is State.BINNED:
             self.bins.remove(entry)
         else:
-            if (worker := self.worker_pool.of(entry)) is not None:
+            self._deferred.discard(id)
+            q, worker = entry.request, self.worker_pool.of(entry)
+            if worker is not None:
+                if client_gone and not q.generated_tokens:
+                    q.dispatch.unseen_tokens = worker.unseen_tokens(now_s, entry)
                 worker.remove(entry)
-            self.service.set_charge(entry, 0, float(entry.request.generated_tokens))
+            self.service.set_charge(entry, 0, q.generated_tokens + q.dispatch.unseen_tokens)
         self.dispatcher.leave_batch(entry)
         self._deadlines.discard(id)
         self._ranker.remove(entry)
         self._changed = True
 
     def update_workers(self, now_s: float, states: Sequence[WorkerState]) -> tuple[int, ...]:
-        """Replace the set of workers; return the requests that lost their worker (requeue or remove each)."""
+        """Replace the workers. Return the ids of requests that lost their worker, to be requeued or removed."""
         lost, renamed = self.worker_pool.update(now_s, states)
         self.dispatcher.rename_workers(renamed, self.entries.values())
         self._next_unserved_check_s = -math.inf  # models may have lost their last worker, or got one
-        self.preemption.on_order_changed()
+        self.preemption.request_pass()
         self._changed = True
         return tuple(entry.request.id for entry in lost)
 
     def schedule(self, now_s: float) -> Decisions:
-        """Return what is to be done now; the scheduler takes it as done."""
+        """Return the decisions that are due now. The caller must carry them out."""
         if not self._changed and now_s < self._wake_s:
             return _NO_DECISIONS
         expired = self._pop_expired(now_s)
         for request_id, _ in expired:
             self.remove(now_s, request_id)
         self._changed = False
+        for entry in [self.entries[one] for one in self._deferred.pop_due(now_s)]:
+            self._set_deadline(entry.request)
+            self._enqueue(now_s, entry, entry.request.dispatch.queued_s)
         if self._binned:
             self._enqueue_batch(now_s, self.bins.pop_due(now_s))
         self.queue.promote(now_s)
         assign = self.dispatcher.dispatch(now_s)
         preempted = self.preemption.run(now_s, self.queue, list(self.worker_pool))
-        deadline_s = self.queue.overdue_times.next_s() if self.worker_pool.up else math.inf
+        overdue_s = self.queue.overdue_times.next_s() if self.worker_pool.up else math.inf
         backoff_s = self.worker_pool.backoff_until_s(now_s) if self.queue else math.inf
         expiry_s = min(self._deadlines.next_s(), self._next_unserved_check_s)
-        self._wake_s = min(
-            deadline_s, backoff_s, self.bins.leave_times.next_s(), expiry_s, self.preemption.next_s(now_s)
-        )
+        bins_s, preemption_s = self.bins.leave_times.next_s(), self.preemption.next_s(now_s)
+        self._wake_s = min(overdue_s, backoff_s, bins_s, expiry_s, preemption_s, self._deferred.next_s())
         phases = tuple(self.worker_pool.finished_phases)
         self.worker_pool.finished_phases.clear()
         return Decisions(tuple(expired), tuple(entry.request.id for entry in preempted), tuple(assign), phases)
 
     def next_s(self, now_s: float) -> float:
-        """Return when ``schedule`` must be called at the latest without a further event; inf never."""
+        """Return when ``schedule`` must be called if no event comes before, or inf if no call is needed."""
         return now_s if self._changed else self._wake_s
 
     def statistics(self, now_s: float) -> Statistics:
-        """Return the scheduler's current numbers."""
+        """Return the numbers of requests, their waits and backlog, and the numbers of each worker."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
         queued, queued_tokens = [entry.request for entry in (*queue, *bins)], waiting_tokens(queue, bins)
         tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
@@ -234,28 +269,27 @@ class Scheduler:
         )
 
     def position(self, id: int) -> int | None:  # noqa: A002
-        """Return how many requests precede a request; None where it is not queued."""
+        """Return how many requests precede a queued request, or None if the request is not queued."""
         entry = self.entries.get(id)
         if entry is not None and entry.state is State.BINNED:
             return len(self.queue) + self.bins.position(entry)
         return self.queue.position(entry) if entry is not None and entry.state is State.WAITING else None
 
     def engine_priority(self, request: Request) -> int:
-        """Return class and predicted length as one 32-bit number, smaller = earlier."""
+        """Return a 32-bit priority for engines, from class and predicted length. Smaller numbers come first."""
         entry = self.entries.get(request.id)
         tokens = entry.predicted if entry is not None else request.length_prediction.total_tokens
         length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
         return max(-_MAX_CLASS, min(_MAX_CLASS, request.client.priority)) * _MAX_LENGTH + length
 
     def _set_deadline(self, request: Request) -> None:
-        """Set when a queued request expires: at its deadline, or never if the client has a part of its stream."""
-        streaming = request.generated_tokens and not request.buffered
+        """Let a queued request expire at its deadline, or never if its client has received a part of the stream."""
+        streaming = request.generated_tokens and request.streamed
         self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
             self._next_unserved_check_s = -math.inf
 
     def _pop_expired(self, now_s: float) -> list[tuple[int, Refusal]]:
-        """Return the requests that expire now, with the reason; requests at a worker do not."""
         late = [self.entries[one] for one in self._deadlines.pop_due(now_s)]
         expired = {entry.request.id: _DEADLINE for entry in late if entry.state in _QUEUED}
         if now_s >= self._next_unserved_check_s:
@@ -270,9 +304,8 @@ class Scheduler:
                     refusal = Refusal(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
                     expired.setdefault(entry.request.id, refusal)
                 else:
-                    self._next_unserved_check_s = min(
-                        self._next_unserved_check_s, max(expires_s, now_s + _EXPIRY_INTERVAL_S)
-                    )
+                    check_s = max(expires_s, now_s + _EXPIRY_INTERVAL_S)
+                    self._next_unserved_check_s = min(self._next_unserved_check_s, check_s)
         return list(expired.items())
 
     @property
@@ -302,7 +335,7 @@ class Scheduler:
     def _enqueue(self, now_s: float, entry: Entry, since_s: float | None = None) -> None:
         self.queue.add(now_s, entry, since_s=since_s)
         if self.queue.is_first(entry):
-            self.preemption.on_order_changed()
+            self.preemption.request_pass()
 
     def _enqueue_batch(self, now_s: float, batch: list[Entry]) -> None:
         self.dispatcher.add_batch(batch)

@@ -1,31 +1,32 @@
-"""The scheduler's view of a worker: its requests, its backlog, and how many requests it is given."""
+"""A worker as the scheduler sees it: its requests, its backlog, and how many more requests it may be given."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
 
 from lengthwise.gateway.config import Dispatch
-from lengthwise.gateway.core.phases import PhaseTracker
+from lengthwise.gateway.core.phases import PhaseReport, PhaseTracker
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
 from lengthwise.gateway.request import PREFIX_BLOCKS, LengthPrediction, PromptPrefix
-from lengthwise.gateway.scheduling import Phase, Signals, WorkerNumbers, WorkerState
+from lengthwise.gateway.scheduling import Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75
 _MIN_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 2.0
 
 
 class ConcurrencyLimit:
-    """An adaptive limit: it doubles until the engine has a queue, then grows by 1/16 and shrinks by that queue.
+    """Adapts the number of requests that a worker may have at once to what its engine reports.
 
-    It grows only if the worker is fully used and reports no queue, no preemptions, and a KV cache up to ``kv_high``.
+    The limit doubles until the engine has a queue, then grows by 1/16 and shrinks by the length of that queue. It grows
+    only if the worker is fully used and reports no queue, no preemptions, and a KV cache up to ``kv_high``.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -33,24 +34,25 @@ class ConcurrencyLimit:
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
+        self.accepted_s, self.accepted_in_flight = -math.inf, 0  # dispatch of the last accepted request; requests then
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Change the bounds; the learned limit is clipped to them."""
+        """Change the settings. The learned limit is clipped to the new bounds."""
         unchanged = self._doubling and self._limit == self.bounds.start
         limit = float(dispatch.start) if unchanged else self._limit
         self.bounds = dispatch
         self._limit = min(max(limit, float(dispatch.min_concurrency)), float(dispatch.max_concurrency))
 
     def limit(self, slots: int | None) -> int:
-        """Return the limit, at most the worker's slots."""
+        """Return the limit, which is at most the worker's ``slots``."""
         return int(self._limit) if slots is None else max(1, min(int(self._limit), slots))
 
     def note_in_flight(self, in_flight: int) -> None:
-        """Note the number of requests in flight."""
+        """Record the number of requests in flight."""
         self._max_used = max(self._max_used, in_flight)
 
     def adapt(self, now_s: float, signals: Signals, in_flight: int) -> None:
-        """Adapt to fresh signals, at most once in ``adapt_every_s``."""
+        """Adapt the limit to what the engine reports, at most once per ``adapt_every_s``."""
         if signals.at_s <= self._signals.at_s or now_s - self._adapted_at_s < self.bounds.adapt_every_s:
             return
         before, self._signals, self._adapted_at_s = self._signals, signals, now_s
@@ -67,14 +69,15 @@ class ConcurrencyLimit:
         self._max_used = in_flight
 
     def back_off(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
-        """Shrink and back off after a full queue, at least for the worker's own ``retry_after_s`` (up to 2 s)."""
+        """Reduce the limit after a full queue, and back off for at least ``retry_after_s``, which counts up to 2 s."""
         self._shrink(float(in_flight))
-        backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * _MAX_BACKOFF_S else self._backoff_s
-        self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, _MAX_BACKOFF_S))
-        self._refused_s, self._backoff_s = now_s, min(2 * backoff_s, _MAX_BACKOFF_S)
+        backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * MAX_BACKOFF_S else self._backoff_s
+        self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, MAX_BACKOFF_S))
+        self._refused_s, self._backoff_s = now_s, min(2 * backoff_s, MAX_BACKOFF_S)
 
-    def accepted(self, dispatched_s: float) -> None:
-        """Reset the backoff: tokens of a request dispatched after the last refusal show that the worker accepts."""
+    def accepted(self, dispatched_s: float, in_flight: int) -> None:
+        """Record a first token. Reset the backoff if its request was dispatched after the last full queue."""
+        self.accepted_s, self.accepted_in_flight = dispatched_s, in_flight
         if dispatched_s > self._refused_s:
             self._backoff_s = _MIN_BACKOFF_S
 
@@ -83,12 +86,12 @@ class ConcurrencyLimit:
         self._limit = max(float(self.bounds.min_concurrency), min(self._limit, to))
 
 
-MAX_KEYS = 1 << 17  # hashes over all workers: about 25 MB
+MAX_KEYS = 1 << 17  # hashes in the caches of all workers together, about 25 MB
 _GROWTH = tuple(size - before for before, size in zip((0, *PREFIX_BLOCKS), PREFIX_BLOCKS, strict=False))
 
 
 class PrefixCache:
-    """Model of a worker's prefix cache: hashes of the leading blocks of dispatched prompts, least recently used out."""
+    """Estimates a worker's prefix cache: an LRU of the hashes of leading blocks of dispatched prompts."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self.max_keys = max_keys
@@ -99,12 +102,12 @@ class PrefixCache:
         return len(self._tokens_of)
 
     def cached_tokens(self, prefix: PromptPrefix) -> float:
-        """Return the leading tokens of a prompt that are probably cached."""
+        """Return how many leading tokens of a prompt are probably cached."""
         depth = sum(1 for _ in takewhile(self._tokens_of.__contains__, prefix.keys))
         return PREFIX_BLOCKS[depth - 1] * prefix.block_tokens if depth else 0.0
 
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
-        """Add a prompt that the worker computes, within ``max_tokens``; return the tokens that were cached before."""
+        """Add a prompt, and evict blocks beyond ``max_tokens``. Return how many prompt tokens were cached before."""
         before, blocks = self.cached_tokens(prefix), self._tokens_of
         for depth in range(len(prefix.keys) - 1, -1, -1):  # the most shared block last, so that it is evicted last
             key = prefix.keys[depth]
@@ -122,17 +125,17 @@ class PrefixCache:
 
 _MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0  # weighted observations before a fit is used
 _START_DECAY, _TOKEN_DECAY = 0.98, 0.998
-"""Weight of the past after one more observation: about the last 50 starts and 500 chunks count."""
+"""A new observation multiplies the weights of earlier ones by this, so that about 50 starts and 500 chunks count."""
 _MIN_SPREAD = 0.01  # least variance of prompt lengths over their mean square for which a slope is identified
-_MAX_GAP = 4.0
-"""A gap in a stream counts as at most so many usual ones: a slow reader says nothing about its engine."""
+_MAX_GAP = 4.0  # largest gap in a stream, in usual gaps; a slow reader may cause longer ones, which are clipped
 
 
 class PreemptionCost:
-    """Observed seconds at a worker: from dispatch to first token (``a + b x``; x: tokens of the context), and per step.
+    """Estimates what a preemption costs at a worker, from the times of its requests.
 
-    A preemption leaves its slot idle until the request has started again; its recomputation delays the complete
-    batch. Until enough is observed a prompt token counts as a tenth of an output token.
+    The time from dispatch to first token is fitted as ``a + b x`` for x tokens of context. A preemption leaves the old
+    slot idle from decision to departure, and the victim's new slot from dispatch to first token. Its recomputation
+    delays the complete batch. Until enough is observed, a prompt token costs a tenth of an output token.
     """
 
     def __init__(self) -> None:
@@ -140,13 +143,13 @@ class PreemptionCost:
         self._tokens = self._stream_s = self._idle_slots = self._idle_slot_s = 0.0
 
     def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
-        """Add the time from dispatch to first token; uncached: almost none of the context was cached."""
+        """Add the time from dispatch to first token. ``uncached`` states that almost no context was cached."""
         self._starts.add(float(context_tokens), seconds)
         if uncached:
             self._uncached.add(float(context_tokens), seconds)
 
     def add_stream(self, tokens: int, seconds: float) -> None:
-        """Add the time between two chunks of a stream."""
+        """Add the time between two chunks of a stream. The second chunk has ``tokens`` tokens."""
         if not self._stream_s:  # all chunks so far came within one clock tick and say nothing about a token's time
             self._tokens = 0.0
         if self._tokens >= _MIN_TOKENS:
@@ -155,18 +158,18 @@ class PreemptionCost:
         self._stream_s = self._stream_s * _TOKEN_DECAY + seconds
 
     def add_idle_slot(self, seconds: float) -> None:
-        """Add the time in which a preempted request's slot was idle."""
+        """Add the time for which the slot of a preempted request was idle."""
         self._idle_slots = self._idle_slots * _START_DECAY + 1.0
         self._idle_slot_s = self._idle_slot_s * _START_DECAY + seconds
 
     def prompt_token_s(self) -> float | None:
-        """Return the seconds per uncached prompt token; None until prompts of several lengths were observed."""
+        """Return the seconds per uncached prompt token, or None until prompts of several lengths were observed."""
         n, x, _, xx, _ = self._uncached.moments.tolist()
         identified = n >= _MIN_UNCACHED and xx - x * x / n > _MIN_SPREAD * xx
         return self._uncached.fit()[1] if identified else None
 
     def recompute_steps(self, context_tokens: int, num_running: int) -> float:
-        """Return the cost of a preemption in decode steps of a batch of ``num_running``."""
+        """Return the cost of a preemption in decode steps of a batch of ``num_running`` requests."""
         if self._starts.moments[0] < _MIN_STARTS or self._tokens < _MIN_TOKENS or not self._stream_s:
             return context_tokens * PREFILL_WEIGHT / num_running
         step_s = self._stream_s / self._tokens
@@ -177,17 +180,16 @@ class PreemptionCost:
 
 
 class _DecayingLine:
-    """A least-squares line with exponential decay and no negative coefficient; ``moments`` are 1, x, y, xx, xy."""
+    """A least-squares line with decaying weights. ``moments`` are the weighted sums of 1, x, y, xx and xy."""
 
     def __init__(self) -> None:
         self.moments = np.zeros(5)
 
     def add(self, x: float, y: float) -> None:
-        """Add a point."""
         self.moments = self.moments * _START_DECAY + (1.0, x, y, x * x, x * y)
 
     def fit(self) -> tuple[float, float]:
-        """Return (intercept, slope); at least one point must be there."""
+        """Return (intercept, slope), which are never negative. At least one point must have been added."""
         n, x, y, xx, xy = self.moments.tolist()
         spread = xx - x * x / n
         slope = (xy - x * y / n) / spread if spread > 1e-9 * xx else 0.0
@@ -202,7 +204,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The largest observed rate; it halves per minute of streaming, and does not age while the worker is idle."""
+    """The largest observed output rate of a worker. It halves per minute of streaming, but not in idle time."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
@@ -222,7 +224,7 @@ class Throughput:
             self._since_s, self._tokens = now_s, 0
 
     def report(self, now_s: float, tokens_per_s: float) -> None:
-        """Take a rate that the engine reports."""
+        """Take into account a rate that the engine reports."""
         if tokens_per_s > 0:
             self._add_rate(tokens_per_s, min(now_s - self._reported_s, 4 * _WINDOW_S))
         self._reported_s = now_s
@@ -233,24 +235,19 @@ class Throughput:
 
 
 NO_LIMIT = sys.maxsize  # the limit of a worker that is given all requests
-_MAX_CACHED_SHARE = 0.25  # A start of which a larger share may be cached does not show the cost of a prompt
+_MAX_CACHED_SHARE = 0.25  # a start with a larger cached share of the context does not show the cost of a prompt
 
 
 class Worker:
-    """One worker; ``passthrough``: requests are dispatched at once, up to ``state.concurrency`` if that is set.
+    """A worker with its requests in flight. With ``passthrough``, requests are dispatched at once up to a fixed limit.
 
-    ``tokens`` are predicted output tokens still to come, ``work`` adds the cost of the prompts, ``kv_tokens`` is the KV
-    cache of its requests at their end. ``predecessors``: workers that are the same engine under
-    earlier names; their requests use its slots.
+    ``tokens`` are the predicted remaining output tokens of these requests, ``work`` also includes the cost of their
+    prompts, and ``kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are workers for the
+    same engine under earlier names, whose requests use the engine's slots as well.
     """
 
     def __init__(
-        self,
-        state: WorkerState,
-        dispatch: Dispatch,
-        *,
-        passthrough: bool,
-        report: Callable[[Phase], None] | None = None,
+        self, state: WorkerState, dispatch: Dispatch, *, passthrough: bool, report: PhaseReport | None = None
     ) -> None:
         self.state, self.name = state, state.name
         self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
@@ -260,7 +257,7 @@ class Worker:
         self.predecessors: tuple[Worker, ...] = ()
         self._passthrough = passthrough
         self.adaptive_limit = ConcurrencyLimit(dispatch)
-        # Requests dispatched until this time may have waited in the engine's own queue: their starts are not used.
+        # Requests dispatched up to this time may have waited in the engine's own queue, so their starts are not used.
         self._engine_queue_until_s = -math.inf
         self.phase_tracker: PhaseTracker | None = None
         if report is not None and dispatch.phases is not None:
@@ -268,7 +265,7 @@ class Worker:
 
     @property
     def limit(self) -> int:
-        """Most requests in flight; NO_LIMIT without a limit. In mode rra the schedule's, at most the slots."""
+        """Largest number of requests in flight, or NO_LIMIT if there is no limit. In mode rra, the schedule sets it."""
         if self.phase_tracker is not None:
             high = self.phase_tracker.phases.request_limit or self.adaptive_limit.bounds.max_concurrency
             return min(high, self.state.concurrency or high, self.state.slots or high)
@@ -277,25 +274,25 @@ class Worker:
         return NO_LIMIT if self._passthrough else self.adaptive_limit.limit(self.state.slots)
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Change the bounds of the limit, and the schedule from the next phase on."""
+        """Apply other settings of the concurrency limit and, from the next phase on, of phases."""
         self.adaptive_limit.configure(dispatch)
         if self.phase_tracker is not None and dispatch.phases is not None:
             self.phase_tracker.configure(dispatch.phases)
 
     def rename(self, name: str) -> None:
-        """Change the name, of its requests' worker as well."""
+        """Change the name of the worker, also in its requests."""
         self.state, self.name = replace(self.state, name=name), name
         for entry in self.active.values():
             entry.worker = entry.request.dispatch.worker = name
 
     def inherit(self, other: Worker) -> None:
-        """Take over what was observed of ``other``, the same engine under its earlier name."""
+        """Take over the observations of ``other``, which is the same engine under an earlier name."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
         self.adaptive_limit = other.adaptive_limit
 
     @property
     def slots_in_use(self) -> int:
-        """The requests in flight at the engine."""
+        """Number of requests in flight at the engine, under all names of its worker."""
         return len(self.active) + sum(len(one.active) for one in self.predecessors)
 
     @property
@@ -309,28 +306,44 @@ class Worker:
         return self.limit - self.slots_in_use
 
     def backoff_until_s(self, now_s: float) -> float:
-        """Return when the worker may be given requests after a refusal; inf where there is no backoff."""
+        """Return when the backoff after a full queue ends, or inf if the worker does not back off."""
         until_s = self.adaptive_limit.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
+    def refuses_alone(self, entry: Entry) -> bool:
+        """Return whether the worker has accepted another request since the last refusal, beside as many as run now."""
+        limit, refused_s = self.adaptive_limit, entry.request.dispatch.refused_s
+        return limit.accepted_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
+
     def fits(self, entry: Entry) -> bool:
-        """Return whether the KV cache would hold the request to its end; an empty worker takes any request."""
+        """Return whether the KV cache can hold the request to its end. An empty worker takes any request."""
         if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
             return True
         return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
-        """Return whether the request fits once the victim (for slots: and all preempting requests) has left."""
-        staying = self.slots_in_use - self.num_preempting
-        if not self.state.up or staying > self.limit:
+        """Return whether the request can run here once ``victim`` has left.
+
+        Slots of ``victim`` and of all preempting requests count as free; of the KV cache only the victim's part does.
+        """
+        staying_and_victim = self.slots_in_use - self.num_preempting
+        if not self.state.up or staying_and_victim > self.limit:
             return False
-        kv_tokens = self.state.kv_tokens
-        return kv_tokens is None or staying == 1 or self._kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
+        if (kv_tokens := self.state.kv_tokens) is None or staying_and_victim == 1:
+            return True
+        return self._kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
 
     def prompt_token_s(self, tokens_per_s: float) -> float:
-        """Return the seconds per prompt token as observed, at most those of an output token."""
+        """Return the seconds per prompt token, estimated from the worker's ``tokens_per_s`` until it is observed."""
         observed_s = self.cost.prompt_token_s()
         return PREFILL_WEIGHT / tokens_per_s if observed_s is None else min(observed_s, 1.0 / tokens_per_s)
+
+    def unseen_tokens(self, now_s: float, entry: Entry) -> float:
+        """Estimate unseen output: the predicted length, or the share of the worker's output by now if that is more."""
+        q, rate = entry.request, self.throughput.tokens_per_s or 0.0
+        share = q.choices / sum(one.request.choices for one in self.active.values())
+        tokens = max(q.choices * entry.predicted, share * rate * (now_s - q.dispatch.dispatched_s))
+        return min(tokens, float(q.choices * q.max_tokens))
 
     def dispatch(self, entry: Entry) -> None:
         """Add a request that is dispatched to the worker."""
@@ -363,7 +376,7 @@ class Worker:
         self.num_preempting += 1
 
     def mark_nonpreemptible(self, entry: Entry) -> bool:
-        """Let a request run to its end; return whether it was being preempted."""
+        """Let a request run to its end. Return whether the request was being preempted."""
         entry.preemption.nonpreemptible, was_preempting = True, entry.state is State.PREEMPTING
         if was_preempting:
             entry.state = State.RUNNING
@@ -377,12 +390,14 @@ class Worker:
         self._count(entry, 1)
 
     def on_progress(self, now_s: float, entry: Entry, tokens: int) -> bool:
-        """Take new tokens, counted in the request already; return whether they finish the worker's phase."""
+        """Record new tokens, which the request counts already. Return whether these tokens allow the phase to end."""
         q, dispatch = entry.request, entry.request.dispatch
         self.throughput.add_tokens(now_s, tokens)
-        self.adaptive_limit.accepted(dispatch.dispatched_s)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
-        # A response in a single chunk shows neither when it began nor how fast its tokens were made.
+        if math.isnan(last_token_s):
+            self.adaptive_limit.accepted(dispatch.dispatched_s, self.slots_in_use)
+            dispatch.refused_s, dispatch.refusals, dispatch.refusals_alone = math.inf, 0, 0
+        # A response in a single chunk shows neither when it began nor how fast its tokens were generated.
         if not dispatch.single_chunk:
             if not math.isnan(last_token_s):
                 self.cost.add_stream(tokens, now_s - last_token_s)
@@ -404,14 +419,11 @@ class Worker:
         self.kv_tokens += kv_tokens
 
     def update(self, now_s: float, state: WorkerState) -> list[Entry]:
-        """Apply the worker's state; return the requests lost by a restart."""
+        """Apply a new state of the worker. If the engine has restarted, return the requests that were lost."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
-            lost, self.adaptive_limit, self.cost = (
-                self.clear(),
-                ConcurrencyLimit(self.adaptive_limit.bounds),
-                PreemptionCost(),
-            )
+            lost, self.cost = self.clear(), PreemptionCost()
+            self.adaptive_limit = ConcurrencyLimit(self.adaptive_limit.bounds)
             self.prefix_cache = PrefixCache(self.prefix_cache.max_keys)
         self.state = state
         if state.tokens_per_s is not None:
@@ -423,7 +435,7 @@ class Worker:
         return lost
 
     def clear(self) -> list[Entry]:
-        """Remove and return all requests, as lost."""
+        """Remove and return all requests, whose state becomes LOST."""
         if self.phase_tracker is not None:
             self.phase_tracker.clear()
         lost = list(self.active.values())
@@ -433,20 +445,20 @@ class Worker:
         return lost
 
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
-        """Return the worker's numbers for people, its backlog at a rate of output tokens."""
+        """Return the worker's current numbers, with the seconds of prefill and decode left at ``tokens_per_s``."""
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s = self.work / tokens_per_s
         return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals)
 
 
 def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
-    """Return the mean observed output rate of a worker; 0 none was observed."""
+    """Return the mean of the workers' observed output rates, or 0 if no rate was observed."""
     rates = [one.throughput.tokens_per_s for one in workers if one.throughput.tokens_per_s]
     return sum(rates) / len(rates) if rates else 0.0
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:
-    """Return the workers that have not failed the request; all where it is overdue or each has failed it."""
+    """Return the workers that have not failed the request, or all if the request is overdue or all have failed it."""
     avoid = entry.request.dispatch.avoid
     if entry.overdue or not avoid:
         return serving

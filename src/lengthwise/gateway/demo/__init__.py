@@ -27,13 +27,14 @@ def run(
     seed: int = 0,
     requests: int = 48,
 ) -> Gain:
-    """Run and print the demo (``lengthwise serve --demo [--engine-python PYTHON]``); return the gain.
+    """Run and print the demo (``lengthwise serve --demo [--engine-python PYTHON]``), and return the gain.
 
-    Two vLLMs run on the CPU if an interpreter with vLLM is given (or named by LENGTHWISE_ENGINE_PYTHON, or found in
-    .engines/vllm); otherwise two emulated engines, also with "emulated". The same bursts of ``requests`` synthetic
-    requests go through two gateways in turns, FCFS at ``port`` and ISRTF at ``port`` + 2, each with its admin page at
-    ``admin_port`` and + 2; 0 picks free ports. No round starts after ``seconds``. Raises InputError where the
-    interpreter does not exist or a port is taken, EngineError where the engines do not start, and MissingExtraError.
+    The engines are two vLLMs on the CPU if there is an interpreter with vLLM: ``engine_python``, the one that the
+    variable LENGTHWISE_ENGINE_PYTHON names, or .engines/vllm. Otherwise, and with "emulated", they are two emulated
+    engines. The same bursts of ``requests`` synthetic requests go through two gateways in turns, FCFS at ``port`` and
+    ISRTF at ``port`` + 2, with admin pages at ``admin_port`` and ``admin_port`` + 2; 0 picks free ports. No round
+    starts after ``seconds``. Raises InputError if the interpreter does not exist or a port is taken, EngineError if the
+    engines do not start, and MissingExtraError.
     """
     from lengthwise.gateway.serve import require_extra
 
@@ -60,7 +61,7 @@ def run(
 
 
 def find_interpreter(given: str | None) -> str | None:
-    """Return the path of the interpreter with vLLM; None: emulated engines."""
+    """Return the path of the interpreter with vLLM, or None if the engines are to be emulated."""
     if given == "emulated":
         return None
     path = given or os.environ.get(_VARIABLE)

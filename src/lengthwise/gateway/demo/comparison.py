@@ -1,4 +1,4 @@
-"""Send the same bursts through FCFS and ISRTF gateways in turns, and compare their JCT as clients see it."""
+"""Send the same bursts through an FCFS and an ISRTF gateway in turns, and compare the JCT that clients see."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Question:
-    """A request, its sending time after the start of the burst, and its output length, which the gateway cannot see."""
+    """A request: its time after the burst's start, its prompt, and its output length, which the gateway cannot see."""
 
     arrival_s: float
     prompt: str
@@ -58,7 +58,10 @@ class Question:
 
 
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
-    """Return the requests of a burst for engines of a capacity; ``shrink`` divides lengths, for slow engines."""
+    """Return the ``count`` requests of burst ``number``. The same seed and number give the same burst.
+
+    They arrive at LOAD times the rate that engines with ``tokens_per_s`` can serve. Lengths are divided by ``shrink``.
+    """
     rng = np.random.default_rng([seed, number])
     kinds = rng.integers(len(KINDS), size=count)
     medians = np.array([KINDS[kind][1] for kind in kinds], float)
@@ -73,7 +76,7 @@ def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: fl
 
 
 def body(model: str, question: Question) -> dict[str, Any]:
-    """Return the request body; the length is where only the engine's middleware reads it."""
+    """Return the body of a request. Its output length is in a field that only the engine's middleware reads."""
     return {
         "model": model,
         "prompt": question.prompt,
@@ -94,7 +97,7 @@ _LEVEL = 0.95
 
 @dataclass
 class Side:
-    """One of the two gateways: JCT by finished round and of the running round, and current numbers."""
+    """One of the two gateways: JCT in finished rounds (``rounds``) and in the current one (``jct_s``), and counts."""
 
     mode: str
     port: int = 0
@@ -106,14 +109,14 @@ class Side:
     preemptions: int = 0
 
     @property
-    def finished_s(self) -> Floats:
-        """[n] JCT of all finished requests."""
+    def all_jct_s(self) -> Floats:
+        """JCT of all finished requests in all rounds, as an array [n]."""
         return np.concatenate([*self.rounds, np.array(self.jct_s, float)])
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Relative changes of mean and 99th percentile of JCT, with a 95 % interval over rounds of the mean's."""
+    """Relative changes of the mean and 99th percentile of JCT. The mean's 95 % interval is ``low`` to ``high``."""
 
     mean: float
     low: float
@@ -123,12 +126,12 @@ class Gain:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval contains only gains."""
+        """Whether the second side is significantly faster, because the complete interval is below 0."""
         return self.high < 0
 
 
 def gain(sides: Sequence[Side]) -> Gain:
-    """Return the change from the first side to the second: Student's t over the log ratios of common rounds."""
+    """Return the change from the first side to the second, with a Student t interval over the rounds of both."""
     first, second = (side.rounds for side in sides)
     rounds = min(len(first), len(second))
     if rounds == 0:
@@ -142,7 +145,7 @@ def gain(sides: Sequence[Side]) -> Gain:
 
 
 class ScaledPredictor:
-    """Built-in predictor with its lengths divided by ``shrink``."""
+    """The built-in predictor, with its lengths divided by ``shrink``."""
 
     predicts_once = True
 
@@ -152,7 +155,7 @@ class ScaledPredictor:
         self._inner, self._shrink = default(), shrink
 
     def predict(self, prompts: Prompts, tokens_so_far: Any = 0) -> LengthDistribution:
-        """Return distributions of total lengths."""
+        """Return distributions of total output lengths."""
         del tokens_so_far
         return LengthDistribution.of(np.maximum(1.0, self._inner.predict(prompts).tokens / self._shrink))
 
@@ -166,10 +169,10 @@ async def race(
     requests: int = REQUESTS,
     show: Callable[[Sequence[Side], float], None] = lambda *_: None,
 ) -> tuple[Side, ...]:
-    """Run at least two rounds and return both sides; which side starts a round alternates.
+    """Run at least two rounds and return both sides, which start rounds alternately.
 
-    ``ports`` has (port, admin port) of each gateway; no round of ``requests`` starts after ``seconds``; ``show`` is
-    called repeatedly with the sides and the seconds so far.
+    ``ports`` has a pair (port, admin port) for each gateway. No round of ``requests`` starts after ``seconds``.
+    ``show`` is called repeatedly with the sides and the seconds so far.
     """
     loop = asyncio.get_running_loop()
     make_burst = partial(burst, seed, tokens_per_s=engines.tokens_per_s, shrink=engines.shrink)
@@ -193,7 +196,7 @@ async def race(
         ]
         for side, gateway in zip(sides, gateways, strict=True):
             side.port, side.admin_port = gateway.port, gateway.admin_port
-            await gateway.fleet.stable(30.0)
+            await gateway.fleet.wait_checked(30.0)
             await _round(gateway, Side(side.mode), make_burst(WARM_UP_ROUND, 8))
         started_s = loop.time()
         stack.callback(poll)
@@ -225,7 +228,6 @@ def _gateway(engines: Engines, mode: str, ports: tuple[int, int]) -> Gateway:
 
 
 async def _round(gateway: Gateway, side: Side, questions: Sequence[Question]) -> None:
-    """Send one burst through one gateway and record the JCT of each response."""
     import aiohttp
 
     loop = asyncio.get_running_loop()
@@ -252,7 +254,7 @@ NAMES = {"fcfs": "first come, first served", "isrtf": "shortest predicted first 
 
 @contextmanager
 def live_table(title: str) -> Iterator[Callable[[Sequence[Side], float], None]]:
-    """Yield a function that shows the sides: a live table on a terminal, otherwise a line per round."""
+    """Yield a function that shows the sides: as a live table on a terminal, otherwise as a line per round."""
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -279,7 +281,7 @@ def live_table(title: str) -> Iterator[Callable[[Sequence[Side], float], None]]:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show a text with the seconds so far: moving on a terminal, otherwise a line from time to time."""
+    """Show a text with the seconds so far: continuously on a terminal, otherwise as a line from time to time."""
     from rich.console import Console
 
     console, done, started_s = Console(file=sys.stdout), threading.Event(), time.monotonic()
@@ -310,7 +312,7 @@ def table(title: str, sides: Sequence[Side], seconds: float) -> Table:
     shown.add_column("")
     for side in sides:
         shown.add_column(NAMES[side.mode], justify="right")
-    times = [side.finished_s for side in sides]
+    times = [side.all_jct_s for side in sides]
     shown.add_row("waiting", *(str(side.waiting) for side in sides))
     shown.add_row("at engines", *(str(side.running) for side in sides))
     shown.add_row("finished", *(str(len(jct_s)) for jct_s in times))
@@ -325,7 +327,7 @@ def _admin_pages(sides: Sequence[Side]) -> str:
 
 
 def change(found: Gain) -> str:
-    """Return the gain so far as a line."""
+    """Return the gain so far as a line of text."""
     if found.rounds == 0:
         return "the gain is shown once both have served the same burst"
     text = f"ISRTF against FCFS, round by round: mean JCT {_percent(found.mean)}"
@@ -335,7 +337,7 @@ def change(found: Gain) -> str:
 
 
 def decision(engines: str, found: Gain) -> str:
-    """Return the verdict."""
+    """Return the conclusion of the demo as text."""
     verdict = f"Shortest predicted first was {'faster' if found.is_significant else 'slower'}."
     if not found.is_significant and not found.low > 0:
         verdict = "Not significant: the interval contains 0. Run it again while nothing else uses the CPU."

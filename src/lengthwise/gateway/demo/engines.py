@@ -1,4 +1,4 @@
-"""Run the demo's two engines: vLLM on this machine's CPU, or emulated ones."""
+"""Run the demo's two engines: vLLMs on this machine's CPU, or emulated ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.errors import EngineError
 
 MODEL = "tiny"
 NUM_ENGINES, MAX_NUM_SEQS = 2, 4
-ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # two would wait in busy loops
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"  # two processes would busy-wait for each other
 _ENGINE_SIDE = Path(__file__).parent / "engine_side"
 MAKE_MODEL = _ENGINE_SIDE / "make_model.py"  # run by an engine's interpreter: FOLDER [SIZE]
 _STEP_S, _DECODE_S, _PROMPT_S = 0.012, 0.001, 0.0001
@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Engines:
-    """Two running engines, their approximate capacity with full batches, and the divisor of lengths."""
+    """Two running engines, their rate with full batches (``tokens_per_s``), and the divisor of lengths (``shrink``)."""
 
     urls: tuple[str, ...]
     description: str
@@ -43,7 +43,7 @@ class Engines:
 
 @contextmanager
 def emulated() -> Iterator[Engines]:
-    """Run two emulated engines in a process; raise EngineError if they do not start."""
+    """Run two emulated engines in one process. Raises EngineError if they do not start."""
     steps = {"fixed-s": _STEP_S, "decode-s": _DECODE_S, "prompt-token-s": _PROMPT_S, "max-num-seqs": MAX_NUM_SEQS}
     options = [word for name, value in steps.items() for word in (f"--{name}", f"{value:g}")]
     module = [sys.executable, "-m", "lengthwise.testing.engine_server", "--model", MODEL]
@@ -71,7 +71,7 @@ def emulated() -> Iterator[Engines]:
 
 @contextmanager
 def on_cpu(python: str) -> Iterator[Engines]:
-    """Run two vLLMs with a model of random weights, one thread each; raise EngineError if they do not start."""
+    """Run two vLLMs with a model of random weights, one thread each. Raises EngineError if they do not start."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = Path(folder) / MODEL
         result = subprocess.run(  # noqa: S603 - the user's interpreter, this package's script
@@ -85,7 +85,6 @@ def on_cpu(python: str) -> Iterator[Engines]:
 
 
 async def _start_all(stack: ExitStack, python: str, model: Path, folder: Path) -> tuple[str, ...]:
-    """Start the engines concurrently and return their URLs; a failure of one aborts the others' start."""
     aborted = threading.Event()
 
     def start(number: int) -> str:
@@ -101,7 +100,7 @@ async def _start_all(stack: ExitStack, python: str, model: Path, folder: Path) -
 
 
 def abortable_sleep(aborted: threading.Event) -> Callable[[float], None]:
-    """Return a sleep that raises EngineError once when aborted; later calls sleep, for the engine's shutdown."""
+    """Return a sleep function that raises EngineError once ``aborted`` is set. Later calls only sleep."""
     has_raised = False
 
     def sleep(seconds: float) -> None:
@@ -116,22 +115,23 @@ def abortable_sleep(aborted: threading.Event) -> Callable[[float], None]:
 
 
 def _start(stack: ExitStack, python: str, model: Path, place: Path, aborted: threading.Event) -> str:
-    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.backend.process import local_engine, reserved_port
 
-    port = free_port()
     flags = {
-        "model": str(model), "served-model-name": MODEL, "host": "127.0.0.1", "port": str(port), "dtype": "float32",
+        "model": str(model), "served-model-name": MODEL, "host": "127.0.0.1", "dtype": "float32",
         "max-model-len": "2048", "max-num-seqs": str(MAX_NUM_SEQS), "generation-config": "vllm",
         "middleware": "forced_length.ForcedLength", "distributed-executor-backend": ONE_PROCESS,
     }  # fmt: skip
     options = [word for name, value in flags.items() for word in (f"--{name}", value)]
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", *options, "--enforce-eager"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", *options, "--enforce-eager", "--port"]
     paths = os.pathsep.join([str(_ENGINE_SIDE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = _ENVIRONMENT | {"VLLM_CACHE_ROOT": str(place / "cache"), "PYTHONPATH": paths}
-    engine = local_engine(
-        command, port=port, env=env, log_path=place / "log", ready_s=600.0, pause=abortable_sleep(aborted)
-    )
-    with contextlib.ExitStack() as own:  # threads must not enter a context on the shared stack concurrently
+    sleep = abortable_sleep(aborted)
+    # Threads must not enter a context on the shared stack concurrently.
+    with reserved_port() as port, contextlib.ExitStack() as own:
+        engine = local_engine(
+            [*command, str(port)], port=port, env=env, log_path=place / "log", ready_s=600.0, pause=sleep
+        )
         url = own.enter_context(engine).url
         stack.push(own.pop_all())
     return url

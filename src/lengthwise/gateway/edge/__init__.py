@@ -1,4 +1,4 @@
-"""The clients' side: an ASGI app with authentication and limits, in front of the relay."""
+"""The clients' side of the gateway: an ASGI app with authentication and limits, in front of the relay."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The ASGI app for clients: routes, authentication, limits; the relay serves the requests."""
+"""The ASGI app for clients: routes, authentication and limits; the relay serves the requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, R
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import ClientRequest, InvalidBodyError, PrefixHasher, Refusal
+from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
 
 if TYPE_CHECKING:
     from lengthwise.gateway.relay import Answer
@@ -30,14 +30,14 @@ _MODELS = b"/v1/models/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The destination of a request: ``api`` is CHAT, COMPLETIONS or ""; ``model`` is the one in /v1/models/NAME."""
+    """The route of a request. ``api`` is CHAT, COMPLETIONS or "", and ``model`` is the NAME in /v1/models/NAME."""
 
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
     api: str = ""
     model: str = ""
     is_open: bool = False  # whether it needs no key
-    body: bytes = b""  # the response to an open one; b"" the OpenAPI document
+    body: bytes = b""  # response of an open route; b"" stands for the OpenAPI document
 
 
 _ROUTES = {
@@ -51,7 +51,7 @@ _ROUTES = {
 
 
 def route(scope: dict[str, Any]) -> Route:
-    """Return the route of a request; raise Fault if there is none (404), or not by this method (405)."""
+    """Return the route of a request. Raises Fault if the URL is unknown (404) or does not take the method (405)."""
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     found = _ROUTES.get(raw)
     if found is None and raw.startswith(_MODELS) and len(raw) > len(_MODELS):
@@ -75,10 +75,10 @@ _LONG_BYTES = 1 << 18
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    ``handler`` serves a request; it is cancelled on a disconnect, and raises Fault or an error with a ``refusal``.
-    ``models`` returns all models, also of unavailable engines, ``entries`` the fields that engines list for each,
-    ``ready`` whether one is available. ``draining`` rejects new requests with 503; ``in_flight`` counts completion
-    requests, arriving bodies included.
+    ``handler`` serves a request. It is cancelled if the client disconnects, and raises Fault or an error with a
+    ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the fields that
+    engines list for each, and ``ready`` whether an engine is available. While ``draining``, new requests get 503.
+    ``in_flight`` counts completion requests, also those whose bodies still arrive.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class App:
         self.configure(config)
 
     def configure(self, config: GatewayConfig) -> None:
-        """Apply other keys and limits from the next request on; a key that stays keeps its bucket."""
+        """Apply other keys and limits to later requests. A key that remains retains what is left of its quotas."""
         self._limits, prefixes = config.limits, config.dispatch.prefixes
         hasher = None if prefixes == "none" else self._prefix_hasher
         self._parser = RequestParser(config.limits, hasher, by_tenant=prefixes == "tenant")
@@ -113,13 +113,13 @@ class App:
         self.keys = Keys(config, self._clock, self.keys, tenants=self._tenants)
         self.document = document(config.limits, keys=bool(config.keys))
 
-    def refused(self, fault: Fault) -> None:
-        """Report a refusal of the app or its server to the listener."""
+    def refused(self, fault: Fault, tenant: int = UNAUTHENTICATED) -> None:
+        """Report to the listener that the app or its server refused a request."""
         refusal = Refusal(fault.status, fault.reason, fault.message, fault.retry_after_s)
-        self._listener.refused(fault.reason, refusal, 0, "")
+        self._listener.refused(fault.reason, refusal, tenant, "")
 
     async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
-        """Serve one ASGI connection."""
+        """Serve an ASGI connection."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -137,12 +137,12 @@ class App:
         except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
-            if not exchange.gone and (exchange.started or not self.draining):
+            if not (exchange.gone or self.draining):
                 raise
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
             if not exchange.gone:
-                await self._reject(exchange, draining())
+                await (exchange.abort() if exchange.started else self._refuse(exchange, draining()))
         finally:
             exchange.close()
 
@@ -160,13 +160,14 @@ class App:
                 return
             address = (scope.get("client") or ("",))[0]
             caller = self.keys.caller(headers.get(b"authorization"), address)
+            exchange.tenant = caller.tenant
             if target.api:
                 await self._serve_completion(exchange, target.api, caller, network(address), headers, request_id)
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
             exchange.reported_by_scheduler = False  # the app reports an error from before the scheduler
-            await self._reject(
+            await self._refuse(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
         except asgi.ClientGoneError:
@@ -183,9 +184,9 @@ class App:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _reject(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
+    async def _refuse(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
         if not exchange.reported_by_scheduler:
-            self.refused(fault)
+            self.refused(fault, exchange.tenant)
         await exchange.send_fault(fault)
 
     async def _serve_completion(

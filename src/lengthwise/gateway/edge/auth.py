@@ -1,4 +1,4 @@
-"""API keys: authentication in constant time, access to models, limits of rate, concurrency, tokens and cost."""
+"""API keys: authentication in constant time, access to models, and limits of rate, concurrency, tokens and cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Count wrong keys per address and minute; above MAX_FAILURES accept only keys that were right there before."""
+    """Counts wrong keys per address and minute. Above MAX_FAILURES, only keys that the address has used before pass."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class AuthThrottle:
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def refused_s(self, address: str, digest: str | None) -> float:
-        """Return for how many seconds a request with this key's digest (None: a wrong key) is refused; 0: accepted."""
+        """Return how many more seconds this key is blocked, 0 if it is not. ``digest`` is None for a wrong key."""
         if not self._failures:
             return 0.0
         net = network(address)
@@ -47,14 +47,14 @@ class AuthThrottle:
             self._failures.popitem(last=False)
 
     def succeeded(self, address: str, digest: str) -> None:
-        """Remember a right key."""
+        """Remember that this address has used a right key."""
         self._accepted.setdefault((network(address), digest))
         if len(self._accepted) > _MAX_ADDRESSES:
             self._accepted.popitem(last=False)
 
 
 def network(address: str) -> str:
-    """Return an IPv4 address as it is, and the /64 network of an IPv6 address: one customer usually owns all of it."""
+    """Return an IPv4 address unchanged, and the /64 network of an IPv6 address, which one customer usually owns."""
     if ":" not in address:
         return address
     try:
@@ -68,14 +68,14 @@ ANONYMOUS = "anonymous"
 
 
 class Tenants(list[str]):
-    """The names of tenants by number: 0 is anonymous; a number stays with its name for good."""
+    """The names of tenants by number. Number 0 is the anonymous tenant, and a name never changes its number."""
 
     def __init__(self) -> None:
         super().__init__([ANONYMOUS])
         self._numbers = {ANONYMOUS: 0}
 
     def number(self, name: str) -> int:
-        """Return the number of a name, a new one for a new name."""
+        """Return the number of a name. A new name gets a new number."""
         if name not in self._numbers:
             self._numbers[name] = len(self)
             self.append(name)
@@ -83,20 +83,20 @@ class Tenants(list[str]):
 
 
 class Bucket:
-    """A token bucket of ``limit`` units, refilled by ``per_s`` a second; it may be overdrawn."""
+    """A token bucket that holds at most ``limit`` units and gains ``per_s`` units a second. It may be overdrawn."""
 
     def __init__(self, limit: float, per_s: float) -> None:
         self.limit, self.per_s, self.left, self._at_s = limit, per_s, limit, -math.inf
 
     def wait_s(self, now_s: float, amount: float) -> float:
-        """Refill; return the seconds until ``amount`` is available, or if it exceeds the limit, until all is."""
+        """Refill the bucket. Return the seconds until it holds ``amount`` units or is full, whichever is earlier."""
         refill = max(0.0, now_s - self._at_s) * self.per_s if self.per_s else 0.0
         self.left, self._at_s = min(self.limit, self.left + refill), now_s
         missing = min(amount, self.limit) - self.left
         return 0.0 if missing <= 0 else missing / self.per_s if self.per_s else math.inf
 
     def headers(self, unit: bytes) -> list[tuple[bytes, bytes]]:
-        """Return OpenAI's rate limit headers."""
+        """Return OpenAI's rate limit headers for this bucket. Their names end with ``unit``, such as "tokens"."""
         reset_s = (self.limit - self.left) / self.per_s if self.per_s else 0.0
         values = {b"limit": b"%d" % self.limit, b"remaining": b"%d" % max(0.0, self.left), b"reset": b"%.3fs" % reset_s}
         return [(b"x-ratelimit-%b-%b" % (name, unit), value) for name, value in values.items()]
@@ -106,7 +106,10 @@ _DAY_S = 86_400.0
 
 
 class Caller:
-    """The holder of a key, or every client if no keys are configured; a context manager around each request."""
+    """The owner of a key, or all clients if there are no keys.
+
+    A request runs in its ``with`` block. Entering the block raises Fault (429) above the key's concurrency limit.
+    """
 
     def __init__(self, key: Key | None, tenant: int) -> None:
         self._buckets: dict[str, Bucket] = {}
@@ -114,18 +117,14 @@ class Caller:
         self.update(key, tenant)
 
     def update(self, key: Key | None, tenant: int) -> None:
-        """Change the settings of the key; open requests, and what is left in buckets, stay."""
+        """Change the settings of the key. Open requests and the contents of buckets stay."""
         self.key, self.tenant, self.models = key, tenant, frozenset(key.models if key else ())
-        self.quotas: list[tuple[str, Bucket, float, float]] = []  # with the units of a prompt and an output token
+        self.quotas: list[tuple[str, Bucket, float, float]] = []  # with units per prompt and output token
         if key is None:
             return
         self._requests = self._bucket("requests", key.burst, key.rate_rps)
         costs = (key.input_cost_per_token, key.output_cost_per_token)
-        kinds = (
-            ("tokens_per_minute", 60.0, (1, 1)),
-            ("tokens_per_day", _DAY_S, (1, 1)),
-            ("cost_per_day", _DAY_S, costs),
-        )
+        kinds = ("tokens_per_minute", 60.0, (1, 1)), ("tokens_per_day", _DAY_S, (1, 1)), ("cost_per_day", _DAY_S, costs)
         for name, period_s, units in kinds:
             if (limit := getattr(key, name)) is not None:
                 self.quotas.append((name, self._bucket(name, limit, limit / period_s), *units))
@@ -136,7 +135,6 @@ class Caller:
         return bucket
 
     def __enter__(self) -> None:
-        """Count a request; raise Fault (429) beyond the concurrency limit."""
         if self.key and self.key.concurrency is not None and self.open >= self.key.concurrency:
             message = f"This API key must have at most {self.key.concurrency} requests in progress."
             raise Fault(429, "concurrency", message, code="concurrency_limit_exceeded")
@@ -150,7 +148,7 @@ class Caller:
         return not self.models or model in self.models
 
     def take_request(self, now_s: float) -> list[tuple[bytes, bytes]]:
-        """Take a request out of the token bucket; return the rate limit headers, or raise Fault (429)."""
+        """Take one request from the rate limit. Return the limit's headers. Raises Fault (429) if none is left."""
         key = self.key
         if key is None or math.isinf(key.rate_rps):
             return []
@@ -164,7 +162,11 @@ class Caller:
 
 
 class Charge:
-    """What one request takes from the quotas of its key: called with its prediction, settled at the end of the with."""
+    """Charges the tokens of one request to the quotas of its key.
+
+    Calling it charges the predicted tokens. The end of the with block corrects them to the generated tokens, or their
+    estimate if the client has left before any were counted: a client that always leaves must not run for free.
+    """
 
     def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
         self._caller, self._clock, self._headers = caller, clock, headers
@@ -172,9 +174,9 @@ class Charge:
         self._output_tokens = 0.0
 
     def __call__(self, request: Request) -> None:
-        """Take the prompt and the predicted output of all choices; raise Fault (429), and take nothing, beyond a quota.
+        """Charge the prompt and the predicted output of all choices. Raises Fault (429) if that exceeds a quota.
 
-        A request that exceeds a complete quota is admitted when all of it is left.
+        A request that is larger than a quota's total is admitted when nothing of that quota is used.
         """
         now_s, prompt_tokens = self._clock(), request.prompt_tokens
         output_tokens = request.choices * min(request.length_prediction.total_tokens, float(request.max_tokens))
@@ -192,7 +194,8 @@ class Charge:
     def __exit__(self, *_: object) -> None:
         if (request := self._request) is not None:
             not_served = math.isnan(request.dispatch.dispatched_s)
-            self._take(-request.prompt_tokens * not_served, request.generated_tokens - self._output_tokens)
+            output_tokens = request.generated_tokens + request.dispatch.unseen_tokens
+            self._take(-request.prompt_tokens * not_served, output_tokens - self._output_tokens)
 
     def _take(self, prompt_tokens: int, output_tokens: float) -> None:
         for _, bucket, prompt_units, output_units in self._caller.quotas:
@@ -200,7 +203,7 @@ class Charge:
 
 
 class Keys:
-    """All keys, by their hash; a key of ``previous`` keeps its bucket and open requests."""
+    """All API keys by their hash. A key that is also in ``previous`` keeps its quotas and its open requests."""
 
     def __init__(
         self, config: GatewayConfig, clock: Clock, previous: Keys | None = None, *, tenants: Tenants | None = None
@@ -217,7 +220,7 @@ class Keys:
         self.throttle: AuthThrottle = previous.throttle if previous else AuthThrottle(clock)
 
     def caller(self, authorization: bytes | None, address: str) -> Caller:
-        """Return the holder of the key in an Authorization header; raise Fault (401; 429 after many wrong keys)."""
+        """Return the owner of the key in an Authorization header. Raises Fault (401, or 429 after many wrong keys)."""
         if not self._hashed:
             return self._anonymous
         challenge = [(b"www-authenticate", b"Bearer")]

@@ -1,4 +1,4 @@
-"""Parse and check a request for a completion: JSON body and headers."""
+"""Parse and check completion requests: JSON bodies and headers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Number = int | float | None  # A JSON number; JSON does not distinguish integers
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part of a message; only text is read."""
+    """A part of a message. Only its text is read."""
 
     type: str = ""
     text: str | None = None
@@ -118,9 +118,9 @@ HINTS = "lengthwise_"  # prefix of entries of vllm_xargs that carry hints to the
 
 
 def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  # noqa: C901 - one check per field
-    """Return the longest output and the number of choices of all prompts; raise Fault beyond a limit."""
+    """Return the longest output (None if not stated) and the choices of all prompts. Raises Fault above a limit."""
     if not 1 <= len(body.model) <= MAX_NAME:
-        raise invalid("model", f"The model's name must have 1 to {MAX_NAME} letters; it has {len(body.model)}.")
+        raise invalid("model", f"The model's name must have 1 to {MAX_NAME} characters; it has {len(body.model)}.")
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
         raise invalid("stop", f"There must be at most {MAX_STOPS} stop strings; there are {len(body.stop)}.")
     _integer("prompt_logprobs", body.prompt_logprobs, 0, MAX_LOGPROBS)
@@ -186,7 +186,7 @@ _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
 
 def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers:
-    """Return the known headers by name; raise Fault if too many or too long (431), or one is repeated (400)."""
+    """Return the known headers by name. Raises Fault for too many or too long (431) or repeated headers (400)."""
     if len(headers) > limits.headers:
         raise headers_too_large(f"There must be at most {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
@@ -200,13 +200,13 @@ def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers
 
 
 def resolve_request_id(headers: Headers) -> str:
-    """Return the client's X-Request-Id if it is short and plain, else a new one."""
+    """Return the client's X-Request-Id if it is short and plain, otherwise a new id."""
     given = headers.get(b"x-request-id")
     return given.decode() if given is not None and _IDENTIFIER.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
 
 
 def check_json(headers: Headers) -> None:
-    """Raise Fault (415) unless the body is uncompressed JSON by its headers."""
+    """Raise Fault (415) if the headers state a body that is compressed or not JSON."""
     kind = headers.get(b"content-type", b"application/json")
     if kind != b"application/json" and not _JSON_TYPE.match(kind):
         raise Fault(415, "media", "The content-type must be application/json.", code="unsupported_media_type")
@@ -215,7 +215,7 @@ def check_json(headers: Headers) -> None:
 
 
 def headers_too_large(message: str) -> Fault:
-    """Return 431."""
+    """Return the Fault 431."""
     return Fault(431, "limit", message, code="headers_too_large", headers=[(b"connection", b"close")])
 
 
@@ -225,7 +225,7 @@ _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).is
 
 
 def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
-    """Return text, tokens and prefix of all messages or prompts; token ids have no text, several prompts no prefix."""
+    """Return the prompt's text ("" for token ids), number of tokens, and hashed prefix (EMPTY for several prompts)."""
     prompts: list[Any] = []
     if isinstance(body, Chat):
         prompts.append("\n\n".join([message.text() for message in body.messages]))
@@ -235,7 +235,7 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
         prompts += body.prompt
     is_text = isinstance(prompts[0], str)
     text = "\n\n".join(prompts) if is_text else ""
-    tokens = sampled_tokens(text) if is_text else sum(map(len, prompts))
+    tokens = estimate_prompt_tokens(text) if is_text else sum(map(len, prompts))
     if hasher is None or len(prompts) > 1:
         return text, tokens, EMPTY
     if is_text:
@@ -243,8 +243,8 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
-def sampled_tokens(text: str) -> int:
-    """Return the estimated tokens of a text, for a long one by three slices, in constant time."""
+def estimate_prompt_tokens(text: str) -> int:
+    """Estimate the number of tokens of a text. Of a long text only three slices are read, in constant time."""
     size, count = (_ASCII_SLICE, ascii_tokens) if text.isascii() else (_SLICE, estimated_tokens)
     if len(text) <= 3 * size:
         return count(text)
@@ -254,7 +254,7 @@ def sampled_tokens(text: str) -> int:
 
 
 def ascii_tokens(text: str) -> int:
-    """Return ``estimated_tokens`` of an ASCII text, ten times as fast."""
+    """Return the same as ``estimated_tokens`` for an ASCII text, ten times as fast."""
     data = text.encode("ascii")
     marks = len(data) - len(data.translate(None, _PUNCTUATION))
     digits = len(data) - len(data.translate(None, b"0123456789"))
@@ -275,15 +275,15 @@ _MIN_MESSAGES = 4096
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """Bounds on a body: nesting depth, and totals over all levels."""
+    """Limits on the form of a JSON body: the nesting depth, and the numbers of objects, strings and values."""
 
     levels: int
-    objects: int
+    objects: int  # lists and objects
     texts: int  # all strings, names of fields included
-    values: int  # all members of lists and fields of objects
+    values: int  # commas between members, plus 1
 
     def exceeded(self, body: bytes) -> str:
-        """Return the bound ("levels", ...) that a body exceeds, or ""; the result is exact for valid JSON."""
+        """Return the name of a limit that a body exceeds, or "". Exact for levels, objects and texts of valid JSON."""
         is_short = len(body) <= min(self.objects, self.texts, self.values)
         if is_short and body.count(b"[") + body.count(b"{") <= self.levels:
             return ""
@@ -308,7 +308,7 @@ class BodyShape:
 
 
 def _structural_chunks(body: bytes) -> Iterator[npt.NDArray[np.uint8]]:
-    """Yield all brackets, commas and unescaped quotation marks, some at a time."""
+    """Yield all brackets, braces, commas and unescaped quotation marks of a body, in chunks."""
     at = 0
     while at < len(body):
         chunk = body[at : at + _CHUNK]
@@ -333,7 +333,7 @@ MAX_FIELDS = 256  # fields at the top level of a body; engines know fewer than 1
 
 
 class _Name:
-    """A field's name; every occurrence is an object of its own, so that duplicates stay apart in a dict."""
+    """The name of a field. A dict does not merge duplicates, because each occurrence is an object of its own."""
 
     __slots__ = ("text",)
 
@@ -348,7 +348,7 @@ _NAME_DECODER = msgspec.json.Decoder(_NAMES, dec_hook=lambda _, text: _Name(text
 
 
 def _check_duplicates(body: bytes) -> None:
-    """Raise Fault for too many fields, and for duplicate or case-variant ones, of which parsers pick different ones."""
+    """Raise Fault for too many fields, and for a repeated or misspelt known field, which parsers treat differently."""
     decoder, left = _NAME_DECODER, MAX_FIELDS
     if body.count(b":") > MAX_FIELDS:  # stop at the first name too many, before the rest is built
 
@@ -376,11 +376,11 @@ _TEXT_BYTES, _VALUE_BYTES, _OBJECT_BYTES = 60, 40, 120
 """Overhead of a string, a member, and a list or object in CPython."""
 _NON_DELIMITERS = bytes(set(range(256)) - set(b'",{['))
 _ASTRAL = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
-"""Starts of letters beyond U+FFFF, escaped or in UTF-8."""
+"""Starts of characters beyond U+FFFF, escaped or in UTF-8."""
 
 
 def _memory_bytes(body: bytes, text: str) -> int:
-    """Estimate, rather too high, the memory of a body, its text and its fields; letters take up to four bytes each."""
+    """Return a high estimate of the memory of a body, its text and its fields. A character takes up to four bytes."""
     is_latin = body.isascii() and b"\\u" not in body
     width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
     # Counting in the delimiters alone is faster than in the complete texts.
@@ -389,13 +389,13 @@ def _memory_bytes(body: bytes, text: str) -> int:
     texts = max(0, marks.count(b'"') - in_text.count(b'"')) // 2
     values = max(0, marks.count(b",") - in_text.count(b",")) + 1
     objects = max(0, marks.count(b"{") + marks.count(b"[") - in_text.count(b"{") - in_text.count(b"["))
-    letters = max(0, len(body) - len(text)) * width
-    parsed = letters + _TEXT_BYTES * texts + _VALUE_BYTES * values + _OBJECT_BYTES * objects
+    characters = max(0, len(body) - len(text)) * width
+    parsed = characters + _TEXT_BYTES * texts + _VALUE_BYTES * values + _OBJECT_BYTES * objects
     return len(body) + 2 * sys.getsizeof(text) + parsed
 
 
 class RequestParser:
-    """Parses and checks requests; ``hasher`` None compares no prefixes, ``by_tenant`` only those of one tenant."""
+    """Parses and checks requests. ``hasher`` hashes their prompts, for each tenant differently if ``by_tenant``."""
 
     def __init__(self, limits: Limits, hasher: PrefixHasher | None = None, *, by_tenant: bool = True) -> None:
         self._limits, self._hasher, self._by_tenant = limits, hasher, by_tenant
@@ -405,7 +405,7 @@ class RequestParser:
     def parse(
         self, api: str, body: bytes, caller: Caller, headers: Headers, request_id: str, now_s: float, address: str = ""
     ) -> ClientRequest:
-        """Return the request of a body and headers; raise Fault if invalid or beyond a limit."""
+        """Return the request that a body and headers state. Raises Fault if it is invalid or exceeds a limit."""
         limits = self._limits
         if (exceeded := self._shape.exceeded(body)) == "levels":
             raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")
@@ -415,7 +415,7 @@ class RequestParser:
                 None, f"The body must contain at most {getattr(self._shape, exceeded)} {name}.", "too_many_values"
             )
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
-        max_tokens, n = _check(content, limits)
+        max_tokens, choices = _check(content, limits)
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
         _check_duplicates(body)
         given = headers.get(b"x-session-id", b"")
@@ -429,7 +429,7 @@ class RequestParser:
         priority = caller.key.priority if caller.key else 0
         return ClientRequest(
             api=api, body=body, model=content.model, stream=bool(content.stream), text=text, prompt_tokens=tokens,
-            prefix=prefix, max_tokens=max_tokens, n=n, arrival_s=now_s, headers=forwarded,
+            prefix=prefix, max_tokens=max_tokens, choices=choices, arrival_s=now_s, headers=forwarded,
             client=Client(caller.tenant, priority, session, address, deadline_s),
             memory_bytes=_memory_bytes(body, text),
         )  # fmt: skip

@@ -15,7 +15,7 @@ _MAX_QUOTED = 100
 
 
 class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
-    """An error response; ``reason`` is one word for metrics, ``code`` one for programs, ``param`` the wrong field."""
+    """An error response with a ``reason`` for metrics, a ``code`` for programs, and the field at fault (``param``)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
         return msgspec.json.encode({"error": error})
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers, with content-type and Retry-After (integer seconds, rounded up)."""
+        """Return the response headers, including content-type and Retry-After (whole seconds, rounded up)."""
         headers = [(b"content-type", b"application/json"), *self.headers]
         if self.retry_after_s is not None:
             after_s = max(1, math.ceil(min(self.retry_after_s, 86_400.0)))
@@ -51,18 +51,18 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> Fault:
-    """Return 400 for an invalid field or body."""
+    """Return the Fault 400 for an invalid field or body."""
     return Fault(400, "invalid", message, param=param, code=code)
 
 
 def unknown_model(name: str) -> Fault:
-    """Return 404 for a model that does not exist or that the key cannot access; both look the same."""
+    """Return the Fault 404 for a model that does not exist or that the key cannot access. Both look the same."""
     message = f"The model {quoted(name)} does not exist or you do not have access to it."
     return Fault(404, "model", message, param="model", code="model_not_found")
 
 
 def draining() -> Fault:
-    """Return 503 for a request during shutdown."""
+    """Return the Fault 503 for a request during shutdown."""
     return Fault(503, "draining", DRAINING.message, code="draining", headers=[(b"connection", b"close")])
 
 

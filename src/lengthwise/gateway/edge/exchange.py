@@ -1,4 +1,4 @@
-"""One request over ASGI: its body, its response, and cancellation when the client disconnects."""
+"""A request over ASGI: its body, its response, and its cancellation when the client disconnects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.edge.errors import CONNECTION, Fault
+from lengthwise.gateway.request import UNAUTHENTICATED
 
 if TYPE_CHECKING:
     from lengthwise.gateway.edge.http_server import HttpProtocol
@@ -18,7 +19,7 @@ SHARES = 4  # one client may use a quarter of the budget
 
 
 class BodyBudget:
-    """Memory of all request bodies; ``max_bytes`` may change at any time."""
+    """Memory for all request bodies. ``max_bytes`` may change at any time."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used_bytes = max_bytes, 0
@@ -26,7 +27,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """Part of the budget for one request of ``owner`` (a key, or an address), returned at the end of its ``with``."""
+    """The part of the budget that a request of ``owner`` (a key or an address) uses until the end of its with block."""
 
     def __init__(self, budget: BodyBudget, owner: Hashable = "") -> None:
         self._budget, self._owner, self._used_bytes = budget, owner, 0
@@ -40,7 +41,10 @@ class BodyReservation:
             del self._budget.used_by[self._owner]
 
     def require(self, size_bytes: int) -> None:
-        """Raise Fault (429 beyond the owner's share, 503) unless more bytes fit; a request alone always fits."""
+        """Raise Fault if ``size_bytes`` more exceed the owner's share (429) or the budget (503).
+
+        An owner's only request may exceed the share, and the only request of all may exceed the budget.
+        """
         budget, owned = self._budget, self._budget.used_by[self._owner]
         if owned > self._used_bytes and owned + size_bytes > budget.max_bytes // SHARES:
             message = "Your requests in progress take as many bytes as one client may; send the request again."
@@ -50,12 +54,12 @@ class BodyReservation:
             raise Fault(503, "bodies", message, code="overloaded", headers=[CLOSE])
 
     def take(self, size_bytes: int) -> None:
-        """Reserve more bytes; raise Fault if they do not fit."""
+        """Reserve more bytes. Raises Fault if they do not fit."""
         self.require(size_bytes)
         self._add(size_bytes)
 
     def shrink_to(self, size_bytes: int) -> None:
-        """Keep at most these bytes."""
+        """Release all reserved bytes above ``size_bytes``."""
         self._add(min(0, size_bytes - self._used_bytes))
 
     def _add(self, size_bytes: int) -> None:
@@ -72,15 +76,15 @@ _DROPPED = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"server", b"date", b"x-request-id", b"set-cookie",
 })  # fmt: skip
-"""Engine headers that do not go to the client: hop-by-hop headers and those of the gateway itself."""
+"""Headers that an answer must not set: hop-by-hop headers, headers that the gateway itself sets, and cookies."""
 
 
 class ClientGoneError(Exception):
-    """The client disconnected."""
+    """The client has disconnected."""
 
 
 class AsgiExchange:
-    """Reads and writes for the task that creates it, and cancels this task when its client is ``gone``."""
+    """Reads a request and writes its response in one task, which is cancelled when the client disconnects."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -89,12 +93,13 @@ class AsgiExchange:
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = self.started = self.gone = False
+        self.tenant = UNAUTHENTICATED
         self.reported_by_scheduler = False  # whether the scheduler reports a refusal, not the app
         self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
-        """Return the complete body, reserving memory as it arrives; raise Fault (413, 429, 503) or ClientGoneError."""
+        """Return the complete body, reserving memory as it arrives. Raises Fault (413, 429, 503) or ClientGoneError."""
         if content_length is not None:
             if not content_length.isdigit() or int(content_length[:20]) > limit:
                 raise _too_large(limit)
@@ -113,7 +118,7 @@ class AsgiExchange:
         return b"".join(chunks)
 
     def monitor(self) -> None:
-        """Cancel the task from now on when the client disconnects; the body must have been read."""
+        """From now on, cancel the task when the client disconnects. The body must have been read."""
         if self._connection is not None:
             self._connection.on_disconnect = self._cancel
             self._connection.resume_reading()
@@ -122,7 +127,7 @@ class AsgiExchange:
             self._monitor.add_done_callback(self._received)
 
     async def answer(self, answer: Answer) -> None:
-        """Send a response chunk by chunk, each when the client has taken the one before."""
+        """Send a response in chunks, held back while the connection's write buffer is full."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
         direct = self._connection if left < 0 and self._is_framed else None
@@ -154,13 +159,14 @@ class AsgiExchange:
         await self.send(fault.status, fault.all_headers(), fault.body)
 
     async def abort(self) -> None:
-        """Drop the connection, so that an incomplete response does not look complete."""
+        """Abort the connection, so that an incomplete response does not look complete."""
+        self._finished = True
         if self._connection is not None:
             self._connection.abort()
             await asyncio.sleep(0)
 
     def close(self) -> None:
-        """Stop the watch for disconnects."""
+        """Stop watching for a disconnect."""
         self._finished = True
         if self._monitor is not None:
             self._monitor.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -19,14 +20,14 @@ from lengthwise.schema.errors import InputError
 
 
 class CorkedTransport:
-    """The writing side of a connection for one response: the head waits for data written in the same tick."""
+    """Writes one response. Its head is sent together with the data of the same iteration of the event loop."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport, self._close = transport, close
         self._head, self._started = b"", False
 
     def write(self, data: bytes) -> None:
-        """Write, together with a waiting head; nothing on a closing connection."""
+        """Write data, after a head that has not been sent yet. If the connection is closing, write nothing."""
         if self._transport.is_closing():
             self._head = b""
         elif self._head:
@@ -39,12 +40,12 @@ class CorkedTransport:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self) -> None:
-        """Close when everything is written."""
+        """Close the connection when everything is written."""
         self._flush()
         self._close()
 
     def is_closing(self) -> bool:
-        """Return whether the connection closes."""
+        """Return whether the connection is closing."""
         return self._transport.is_closing()
 
     def _flush(self) -> None:
@@ -56,7 +57,7 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 
 
 class UnframedTransport(CorkedTransport):
-    """Removes chunked framing for an HTTP/1.0 client: the end of the connection ends the response."""
+    """Removes the chunked framing for an HTTP/1.0 client, for which the end of the connection ends the response."""
 
     _framed = False
 
@@ -72,7 +73,7 @@ class UnframedTransport(CorkedTransport):
 
 
 class WriteTimeout:
-    """Abort a connection whose client reads no buffered data for ``timeout_s``, checked every ``timeout_s``."""
+    """Aborts a connection whose client reads no buffered data for ``timeout_s`` seconds, the interval of its checks."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
@@ -80,13 +81,13 @@ class WriteTimeout:
         self._buffered = 0
 
     def start(self) -> None:
-        """Start unless started."""
+        """Start the timer unless it runs."""
         if self._timer is None:
             self._buffered = self._unsent_bytes()
             self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._on_timer)
 
     def stop(self) -> None:
-        """Stop."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -110,27 +111,33 @@ _DISCARD_S = 2.0
 _DISCARD_BYTES = 4 << 20
 _DISCARDING_CONNECTIONS = 100
 """Connections beyond the limit whose input is discarded; further ones are closed at once."""
+_OTHER_VERSION = ("Send the request by HTTP/1.1.", "http_version", 505)
 MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """A connection of a client: 503 beyond ``limits.connections``, 431 for too long a head, 408 for a slow request.
+def _invalid(message: str, code: str, status: int = 400) -> Fault:
+    return Fault(status, "invalid", message, code=code)
 
-    A client that takes no data in ``limits.body_s`` is cut off. After the last response of a
-    connection, input is discarded for 2 s: to close at once would reset a client that sends, and lose the response.
+
+class HttpProtocol(HttpToolsProtocol):
+    """A client's connection. It gets 503 beyond ``limits.connections``, 431 for too long a head, 408 if it is too slow.
+
+    These and other errors of HTTP follow the responses to earlier requests, and end the connection. It is aborted if
+    the client takes no data for ``limits.body_s``. If a client still sends after the last response, its input is
+    discarded for up to 2 s, because an immediate close could lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
 
     @staticmethod
     def refused(fault: Fault) -> None:
-        """Report a fault of the connection; replaced by the app's method."""
+        """Report a Fault of the connection. The app's method ``refused`` replaces this one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = self._discard_left = 0
         self._in_head = self._in_message = False
-        self._fault: Fault | None = None
+        self._last_fault: Fault | None = None  # follows the responses to earlier requests
         self.on_disconnect: Callable[[], None] | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None
         self._discard_timer: asyncio.TimerHandle | None = None
@@ -150,22 +157,22 @@ class HttpProtocol(HttpToolsProtocol):
         if self._discard_timer is not None:
             self._discard_timer.cancel()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # after a reset, too, or the timer keeps all of this alive for ``idle_s``
+        self._unset_keepalive_if_required()  # also after a reset: its timer would keep the connection in memory
         self._disconnect()
 
     def shutdown(self) -> None:
-        """Shut down; a connection on which a request's head is arriving stays open for a 503."""
+        """Shut down. A connection stays open for a 503 if the head of a request is arriving on it."""
         if not (self._in_head and self._in_message):
             super().shutdown()
             self._watch_closing()
 
     def pause_writing(self) -> None:
-        """Start the write timeout: the client reads slower than the gateway writes."""
+        """Start the write timeout, because the client reads more slowly than the gateway writes."""
         super().pause_writing()
         self._write_timeout.start()
 
     def resume_writing(self) -> None:
-        """Stop the write timeout: the client took almost everything."""
+        """Stop the write timeout, because the client has read almost everything."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._write_timeout.stop()
@@ -176,7 +183,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
-        """Start the next pipelined request; read no more from the connection while further ones wait."""
+        """Start the next pipelined request. While further ones wait, read no more from the connection."""
         if self._discard_timer is not None:
             self.server_state.total_requests += 1
             return
@@ -185,6 +192,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
+        elif self._last_fault is not None and self._in_progress is None and not self.transport.is_closing():
+            assert self._answering is not None, "its response is complete"
+            self._answering.transport.write(b"")  # sends its head if it has no body
+            self._send_fault(self._last_fault)
 
     def can_write(self) -> bool:
         """Return whether a chunk of a streamed response can be written now."""
@@ -193,15 +204,15 @@ class HttpProtocol(HttpToolsProtocol):
         return open_ and bool(cycle.chunked_encoding) and not self.flow.write_paused
 
     def write_chunk(self, chunk: bytes) -> None:
-        """Write a chunk of a streamed response, bypassing ASGI; valid only while ``can_write``."""
+        """Write a chunk of a streamed response directly, without ASGI. Valid only while ``can_write`` returns True."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def abort(self) -> None:
-        """Drop the connection with all unsent data."""
+        """Abort the connection, with all unsent data."""
         self.transport.abort()
 
     def resume_reading(self) -> None:
-        """Read on after a long body paused reading: only a reading connection notices a disconnect."""
+        """Resume reading, which a long body has paused. Without reading, a disconnect remains unnoticed."""
         if not self.pipeline:
             self.flow.resume_reading()
 
@@ -226,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:  # noqa: D102
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many requests wait behind one another")
+            raise _invalid(f"At most {MAX_PIPELINED} requests may wait on a connection.", "too_many_pipelined")
         super().on_message_begin()
         self._in_head, self._in_message, self._head_bytes = True, True, 0
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
@@ -234,30 +245,25 @@ class HttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:  # noqa: D102
         super().on_url(url)
         if not self.url.startswith(b"/"):
-            self._fault = Fault(400, "invalid", "The request target must be a path.", code="bad_target")
-            raise self._fault
+            raise _invalid("The request target must be a path.", "bad_target")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers behind a body are ignored."""
+        """Store a header. Trailers after the body are ignored."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start a request; an upgrade is refused, because httptools then reads neither a body nor another request."""
-        self._in_head = False
+        """Start a request. Refuse an upgrade with a body, as httptools would read neither body nor next request."""
         version, hosts = self.parser.get_http_version(), [name for name, _ in self.headers].count(b"host")
         if version not in ("1.0", "1.1"):
-            self._fault = Fault(505, "invalid", "Send the request by HTTP/1.1.", code="http_version")
-            raise self._fault
+            raise _invalid(*_OTHER_VERSION)
         if hosts > 1 or (version == "1.1" and not hosts):
-            self._fault = Fault(400, "invalid", f"There must be one Host header; there are {hosts}.", code="bad_host")
-            raise self._fault
+            raise _invalid(f"There must be one Host header; there are {hosts}.", "bad_host")
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
-            message = "Upgrades are not offered; send the request by plain HTTP/1.1."
-            self._fault = Fault(400, "invalid", message, code="upgrade_not_offered")
-            raise self._fault
+            raise _invalid("Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")
         super().on_headers_complete()
+        self._in_head = False
         if not self.pipeline:
             self._answering = self.cycle
         transport = CorkedTransport if version == "1.1" else UnframedTransport
@@ -272,8 +278,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_arrival_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP in the form of all errors."""
-        self._fail(self._fault or Fault(400, "invalid", msg, code="invalid_http"))
+        """Answer a request that is not valid HTTP, and close the connection.
+
+        The answer is the ``Fault`` that a callback of the parser raised, if one did. Otherwise it is 505 for an HTTP
+        version other than 1.0 and 1.1, or 400 with the message ``msg``.
+        """
+        error = sys.exception()  # of httptools; an exception of a callback is its context
+        if error is not None and isinstance(error.__context__, Fault):
+            self._fail(error.__context__)
+        else:
+            self._fail(_invalid(*(_OTHER_VERSION if str(error) == "Invalid HTTP version" else (msg, "invalid_http"))))
 
     def _start_arrival_timer(self) -> None:
         self._arrival_timer = self.loop.call_later(self.limits.body_s, self._on_arrival_timeout)
@@ -291,11 +305,21 @@ class HttpProtocol(HttpToolsProtocol):
             self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
 
     def _fail(self, fault: Fault) -> None:
-        """End the connection, after an error response unless another response has started or is due first."""
+        """End the connection: with an error after the responses to earlier requests, unless this one's has started."""
         self._stop_arrival_timer()
         self.refused(fault)
+        answering, in_body = self._in_progress, self._in_message and not self._in_head
+        if answering is None or (in_body and answering is self.cycle):
+            self._send_fault(fault)
+        else:
+            self._last_fault = fault
+            if in_body:
+                self.pipeline.popleft()  # the request at fault
+                self.resume_reading()
+
+    def _send_fault(self, fault: Fault) -> None:
         answering = self._in_progress
-        if answering is not None and (answering.response_started or answering is not self.cycle):
+        if answering is not None and answering.response_started:
             self._close()
         else:
             lines = [b"HTTP/1.1 %d %s" % (fault.status, HTTPStatus(fault.status).phrase.encode())]
@@ -311,12 +335,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _in_progress(self) -> RequestResponseCycle | None:
-        """Return the request that is being answered; others may wait behind it."""
+        """The request that is being answered, or None if there is none. Pipelined requests wait behind it."""
         answering = self._answering
         return None if answering is None or answering.response_complete else answering
 
     def _disconnect(self) -> None:
-        """Tell the app that the client of the request in progress is gone."""
         if (cycle := self._in_progress) is not None:
             cycle.disconnected, cycle.waiting_for_100_continue = True, False
             cycle.message_event.set()
@@ -324,7 +347,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.on_disconnect()
 
     def _finish(self) -> None:
-        """Close after a response, discarding a request that still arrives."""
+        """Close the connection after a response. If the rest of a request still arrives, discard it first."""
         if self._in_message and self.cycle is not None and self.cycle.response_complete:
             self._stop_arrival_timer()
             self._discard()
@@ -349,21 +372,21 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timeout.start()
 
     def _is_ending(self) -> bool:
-        return self._discard_timer is not None or self.transport.is_closing()
+        return self._last_fault is not None or self._discard_timer is not None or self.transport.is_closing()
 
 
 _INTERVAL_S = 10.0
 
 
 class RateLimitedWarnings(logging.Filter):
-    """Pass each warning or error at most every 10 s, so that clients that send garbage cannot fill the log."""
+    """Logs each warning or error at most every 10 s, so that invalid requests cannot fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
         self._logged_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
+        """Return whether to log the record."""
         message = f"{record.msg} {record.exc_info[0]}" if record.exc_info else str(record.msg)
         if record.levelno >= logging.WARNING:
             if record.created - self._logged_s.get(message, float("-inf")) < _INTERVAL_S:
@@ -387,12 +410,11 @@ def server(
     drain_s: float | None = None,
     proxies: str | None = None,
 ) -> uvicorn.Server:
-    """Return a server for an app; ``await server.serve(sockets)`` runs it.
+    """Return a server for an app. ``await server.serve(sockets)`` runs it.
 
-    The app's method ``refused``, if it has one, gets each Fault that the server answers itself.
-
-    ``port`` 0 picks a free one; with a ``tls.ca`` clients must present a certificate. ``drain_s`` bounds requests in
-    progress during shutdown; the X-Forwarded-For of ``proxies`` is trusted.
+    If the app has a method ``refused``, it gets each Fault that the server answers itself. ``port`` 0 picks a free
+    port. With a ``tls.ca``, clients must present a certificate. ``drain_s`` limits the time for requests in progress
+    during shutdown. The X-Forwarded-For of ``proxies`` is trusted.
     """
     for name in ("uvicorn.error", "lengthwise.gateway.edge"):
         logging.getLogger(name).addFilter(_RATE_LIMITED)  # adds it once, however often this runs
@@ -413,7 +435,7 @@ def server(
 
 
 def check_certificate(tls: Tls) -> None:
-    """Raise InputError if the certificate and its key cannot be loaded together."""
+    """Raise InputError if the certificate and its key cannot be loaded."""
     try:
         if tls.cert is not None:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(tls.cert, tls.key)
@@ -423,7 +445,7 @@ def check_certificate(tls: Tls) -> None:
 
 
 def renew_certificate(server: uvicorn.Server, tls: Tls) -> None:
-    """Reload the certificate and key of a running server, for new connections."""
+    """Load certificate and key of a running server again, for later connections."""
     context = server.config.ssl
     if context is not None and tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key)

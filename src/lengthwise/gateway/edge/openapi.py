@@ -31,7 +31,7 @@ _DESCRIPTION = "Completions by OpenAI's API in length-aware order. Fields that a
 
 
 def document(limits: Limits, *, keys: bool) -> bytes:
-    """Return the document as JSON; ``keys`` states whether requests need one."""
+    """Return the OpenAPI document as JSON. ``keys`` states whether requests need an API key."""
     security: list[Json] = [{"key": []}] if keys else []
     components: Json = {"schemas": _schemas(limits)}
     if keys:

@@ -1,4 +1,4 @@
-"""Workers: discovery, probing, health, and availability for requests."""
+"""The gateway's workers: discovery of engines, probing, health, and which of them may get requests."""
 
 import lazy_loader
 

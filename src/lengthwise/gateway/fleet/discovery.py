@@ -1,4 +1,4 @@
-"""Discover engines from the configuration, DNS, and the EndpointSlices of a Kubernetes Service."""
+"""Discover engines in the configuration, by DNS, and by the EndpointSlices of a Kubernetes Service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("lengthwise.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Engine at an address; ``name`` equals ``engine.name`` and is unique; not ``up``: draining, no new requests."""
+    """An engine at an address. ``name`` is unique and equals ``engine.name``. An engine that is not ``up`` drains."""
 
     name: str
     engine: Engine
@@ -38,12 +38,12 @@ Publish = Callable[[Sequence[Endpoint]], None]  # takes all endpoints that a sou
 
 
 def engine_name(engine: Engine) -> str:
-    """Return the name of an engine: as configured, or host and port."""
+    """Return the configured name of an engine or, without one, its host and port."""
     return engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
 
 
 def endpoint_at(address: str, port: int, template: Engine, *, name: str = "", up: bool = True) -> Endpoint:
-    """Return the endpoint at an address, with all other settings of a template."""
+    """Return an endpoint at the address and port, with all other settings of ``template``."""
     secure = template.tls is not None or template.url.startswith("https:")
     try:
         host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
@@ -59,13 +59,13 @@ _Lookup = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return all addresses of a name from the system's resolver."""
+    """Return all addresses that the system's resolver finds for a host name."""
     rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(row[4][0]) for row in rows]
 
 
 class Dns:
-    """Look up ``host:port`` every ``interval_s``; after a failed lookup the last result stands."""
+    """Discovers engines by a lookup of ``host:port`` every ``interval_s``. If a lookup fails, the last result stays."""
 
     def __init__(self, target: str, interval_s: float, template: Engine, *, lookup: _Lookup = resolve) -> None:
         self._host, _, port = target.rpartition(":")
@@ -94,7 +94,7 @@ _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
 class Slices:
-    """EndpointSlices of a Service by name, from untrusted JSON; the port is a number or a name."""
+    """The EndpointSlices of a Service, parsed from untrusted JSON. ``port`` is the engines' port by number or name."""
 
     def __init__(self, port: str, template: Engine) -> None:
         self._port, self._template = port, template
@@ -107,17 +107,17 @@ class Slices:
             self.put(item)
 
     def put(self, item: Any) -> None:
-        """Add or replace one slice."""
+        """Add or replace a slice."""
         if isinstance(item, dict) and (name := str(_dict(item, "metadata").get("name", ""))):
             self._slices[name] = item
 
     def drop(self, item: Any) -> None:
-        """Remove one slice."""
+        """Remove a slice."""
         if isinstance(item, dict):
             self._slices.pop(str(_dict(item, "metadata").get("name", "")), None)
 
     def endpoints(self) -> list[Endpoint]:
-        """Return one endpoint per pod across slices and address families; if slices differ, one that is up wins."""
+        """Return one endpoint for each pod and port, which may be in several slices and address families."""
         by_pod: dict[str, Endpoint] = {}
         for _, endpoint, key in sorted(self._rows(), key=lambda row: (row[0], row[1].name, not row[1].up)):
             by_pod.setdefault(key, endpoint)
@@ -129,7 +129,7 @@ class Slices:
         return list(by_pod.values())
 
     def _rows(self) -> Iterator[tuple[int, Endpoint, str]]:
-        """Yield address family, endpoint and a key that is the same for one pod and port in every slice."""
+        """Yield (address family, endpoint, key). The key is the same for a pod and port in every slice."""
         rows = [(item, row) for item in self._slices.values() for row in _dicts(item, "endpoints")]
         terminating = {_pod_key(row) for _, row in rows if _dict(row, "conditions").get("terminating") is True}
         for item, row in rows:
@@ -156,7 +156,7 @@ def _dict(item: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _first_address(row: Mapping[str, Any]) -> str:
-    """Return the first address; by the API's contract all addresses of an endpoint are equivalent."""
+    """Return the first address. By the API's contract all addresses of an endpoint are equivalent."""
     addresses = row.get("addresses")
     return addresses[0] if isinstance(addresses, list) and addresses and isinstance(addresses[0], str) else ""
 
@@ -172,11 +172,13 @@ _GOOD_WATCH_S = 1.0  # a watch that lasted longer was good even without an event
 
 
 class EndpointSlices:
-    """Publish the engines of a Service, ``namespace/service:port`` (port number or name), after every change of slices.
+    """Publishes the engines of a Kubernetes Service after every change.
 
-    Lists once, then watches from the version of the list. A watch that ends continues from the last version; an expired
-    version or an invalid event leads to a new list. While the API fails, the last result stands and requests back off:
-    0.2 s, doubled up to 30 s, randomly up to half shorter. ``timeout_s`` limits the silence of a watch.
+    ``target`` is ``namespace/service:port``, with the number or name of a port. The slices are listed once, and then
+    watched from the version of that list. When a watch ends, the next one continues from the last version. After an
+    expired version or an invalid event, the slices are listed again. While the API fails, the last result stays valid,
+    and requests back off by 0.2 s, which doubles up to 30 s, less a random share of up to half. A watch that is silent
+    for ``timeout_s`` ends.
     """
 
     def __init__(
@@ -223,7 +225,6 @@ class EndpointSlices:
                         await self._back_off("")
 
     async def _list_and_watch(self, publish: Publish) -> None:
-        """List if there is no version to continue from, then watch to the end of the watch."""
         if not self._version:
             items, self._version = await self.client.list(self._path, self._selector)
             self._slices.replace(items)
@@ -249,7 +250,6 @@ class EndpointSlices:
         self._backoff_s, self._reported = MIN_BACKOFF_S, ""
 
     async def _back_off(self, cause: str) -> None:
-        """Wait, longer each time in a row; log each new cause once."""
         if cause and cause != self._reported:
             _log.warning("EndpointSlices at %s: %s; the engines stay as they are", self.client.url, cause)
             self._reported = cause
@@ -263,7 +263,7 @@ _Source = Callable[[Publish], Coroutine[Any, Any, None]]
 
 
 def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
-    """Return the engines of the configuration; raise InputError if two have one name."""
+    """Return the engines of the configuration. Raises InputError if two have the same name."""
     names = [engine_name(engine) for engine in config.engines]
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
@@ -272,7 +272,7 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
 
 
 class EndpointDiscovery:
-    """All sources together; a configured engine hides a discovered one of the same name."""
+    """Discovers engines by all sources. A configured engine replaces a discovered one of the same name or URL."""
 
     def __init__(self, config: GatewayConfig, publish: Publish, *, rng: random.Random) -> None:
         self._discovery, self._publish, self._rng = config.discovery, publish, rng
@@ -281,7 +281,7 @@ class EndpointDiscovery:
         self._running = AsyncExitStack()
 
     async def start(self) -> None:
-        """Publish the configured engines and start the sources."""
+        """Publish the configured engines and start the other sources."""
         self._publish_all()
         for name, source in self._sources.items():
             await self._running.enter_async_context(background(self._run_source(name, source)))
@@ -291,14 +291,17 @@ class EndpointDiscovery:
         await self._running.aclose()
 
     def plan(self, config: GatewayConfig) -> tuple[tuple[Endpoint, ...], dict[str, _Source] | None]:
-        """Return the engines and sources of another configuration; None: they stay. Raise InputError if invalid."""
+        """Return the engines, and the sources of engines, that a new configuration asks for.
+
+        The sources are None if they are the same as now. Raises InputError if the configuration is invalid.
+        """
         same = config.discovery == self._discovery
         return configured_endpoints(config), None if same else self._make_sources(config)
 
     async def apply(
         self, config: GatewayConfig, endpoints: tuple[Endpoint, ...], sources: dict[str, _Source] | None
     ) -> None:
-        """Switch to another configuration, as planned."""
+        """Switch to another configuration, with the engines and sources that ``plan`` returned for it."""
         self._discovery, self._by_source[_CONFIGURED] = config.discovery, endpoints
         if sources is None:
             self._publish_all()

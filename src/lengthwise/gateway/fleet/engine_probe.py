@@ -1,4 +1,4 @@
-"""Probe an engine's metrics, models, capacity and features with few and bounded requests."""
+"""Probe an engine's metrics, models, capacity and features, with few and small requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CACHE = b"vllm:cache_config_info"
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """Metrics of an engine at one time; None for one that the engine does not report."""
+    """Metrics of an engine at one time. A metric that the engine does not report is None."""
 
     signals: Signals
     tokens: float | None = None  # since the process started
@@ -55,14 +55,14 @@ class MetricsSample:
     sleeping: bool = False
 
     def follows(self, previous: MetricsSample) -> bool:
-        """Return whether both can be of one process: the same start, or a token count that did not fall."""
+        """Return whether both samples may be of one process: equal start times or, without them, no fewer tokens."""
         if self.started is not None and previous.started is not None:
             return self.started == previous.started
         return self.tokens is None or previous.tokens is None or self.tokens >= previous.tokens
 
 
 def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
-    """Return the metrics of a Prometheus text; a metric that cannot be parsed counts as not reported."""
+    """Parse metrics in Prometheus' text format. A metric that cannot be parsed counts as not reported."""
     text = b"\n" + body
     kv_used = _values(text, KV_USED)
     kv_tokens = 0
@@ -87,7 +87,7 @@ def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
 
 
 def _lines(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
-    """Yield labels and value of a metric's lines. No label value contains a line end, so matching prefixes is safe."""
+    """Yield labels and value of a metric's lines. No label contains a line end, so none can look like a line."""
     start = text.find(b"\n" + name)
     for _ in range(MAX_LINES):
         if start < 0:
@@ -102,7 +102,6 @@ def _lines(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
 
 
 def _values(text: bytes, names: tuple[bytes, ...]) -> list[float]:
-    """Return the values of all ranks, by the first name that occurs."""
     return next((values for name in names if (values := [value for _, value in _lines(text, name)])), [])
 
 
@@ -111,7 +110,7 @@ def _sum(text: bytes, names: tuple[bytes, ...]) -> float | None:
 
 
 class FetchError(Exception):
-    """A request got no response; ``kind`` is REFUSED, TIMEOUT or UNHEALTHY (the connection broke)."""
+    """A request got no response. ``kind`` is REFUSED, TIMEOUT or UNHEALTHY (the connection broke)."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -119,7 +118,7 @@ class FetchError(Exception):
 
 
 async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
-    """Return the status and at most ``max_bytes`` of the body; raise FetchError without a response in time."""
+    """Return status and body (up to ``max_bytes``) of a URL. Raises FetchError if no response arrives in time."""
     import aiohttp
 
     try:
@@ -144,7 +143,7 @@ SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine with
 
 @dataclass(frozen=True)
 class EngineMetadata:
-    """Properties of an engine; ``slots`` (concurrent sequences) and ``kv_tokens`` are None if not reported."""
+    """What a probe finds out about an engine. ``slots`` is the number of concurrent sequences, or None if unknown."""
 
     capabilities: Abilities = field(default_factory=Abilities)
     slots: int | None = None
@@ -156,7 +155,7 @@ class EngineMetadata:
 
 
 class _ProbeClient(Client):
-    """A client on an existing session, with bounded responses and short timeouts."""
+    """A client on an existing session, with short timeouts and bounded responses."""
 
     def __init__(self, engine: Engine, session: Any) -> None:
         super().__init__(Server(engine.url, api_key=engine.api_key))
@@ -164,7 +163,7 @@ class _ProbeClient(Client):
         self._get_session = session
         self.entries: dict[str, dict[str, Any]] = {}
 
-    async def answer(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
+    async def request(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
         assert method == "GET", (method, fields)
         try:
             status, body = await get(self._get_session, url, timeout_s=FETCH_TIMEOUT_S, max_bytes=MAX_BYTES)
@@ -179,13 +178,16 @@ class _ProbeClient(Client):
         return status, "application/json", fields
 
     async def fetch_object(self, path: str) -> dict[str, Any]:
-        """Return a JSON object; an empty one if there is no such response."""
         body = await self.fetch_if_ok(path)
         return body if isinstance(body, dict) else {}
 
 
 async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> EngineMetadata:
-    """Return an engine's properties, with one tiny prompt if ``engine.probe``; raise InputError if it is unusable."""
+    """Return the properties of an engine, from its own reports and its response to a tiny prompt.
+
+    ``engine.probe`` allows the prompt. ``priority`` states that the engine should order requests by priorities. Raises
+    InputError if the engine cannot be used.
+    """
     client = _ProbeClient(engine, session)
     capabilities = await client.identify()
     kind = capabilities.engine if engine.kind == "auto" else engine.kind
@@ -202,7 +204,7 @@ _ENTRY = {"created": int, "owned_by": str, "max_model_len": int, "parent": str}
 
 
 async def list_models(engine: Engine, session: Any) -> dict[str, dict[str, Any]]:
-    """Return the entries of the models that the engine lists now; {} if it does not answer."""
+    """Return each model's entry in the engine's /v1/models, or {} if the engine does not answer."""
     client = _ProbeClient(engine, session)
     await client.fetch_object("/v1/models")
     return client.entries
@@ -218,10 +220,10 @@ def _model_entries(body: Any) -> dict[str, dict[str, Any]]:
 
 
 async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
-    """Return the metadata completed by a tiny prompt: whether token ids are accepted and streamed, and priorities.
+    """Send a tiny prompt. Return the metadata with what the response shows about token ids and priorities.
 
-    The usage shows the prompt's length in token ids. An engine that rejects priorities does so before it generates,
-    and gets the prompt once more without one.
+    The reported prompt length shows whether the engine accepts token ids, and the chunks show whether it streams them.
+    An engine that rejects priorities does so before it generates, and then gets the prompt again without a priority.
     """
     client = _ProbeClient(engine, session)
     client.capabilities = replace(metadata.capabilities, api=COMPLETIONS)
@@ -261,7 +263,6 @@ async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *,
 
 
 async def _probe_capacity(client: _ProbeClient, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
-    """Return the metadata with slots, KV capacity and priorities, from where each kind of engine reports them."""
     capabilities = metadata.capabilities
     if capabilities.engine == "vllm":
         text = await client.fetch_if_ok("/metrics") if capabilities.metrics else None

@@ -1,4 +1,4 @@
-"""Manage a gateway's workers: discover, monitor, and publish their states to the scheduler."""
+"""The fleet of workers: discover and monitor them, and publish their states to the scheduler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ _MAX_EPOCHS = 4096  # names whose epochs are remembered: pods come and go under 
 
 @dataclass
 class _Member:
-    """A worker with the tasks that monitor and drain it."""
-
     worker: EngineWorker
     monitor: Monitor
     task: asyncio.Task[None]
@@ -35,10 +33,11 @@ class _Member:
 
 
 class WorkerRegistry:
-    """Workers by name: add, drain and remove them as endpoints come and go.
+    """Workers by name, which are added, drained and removed as endpoints come and go.
 
-    ``changed`` is called after every change, with True if requests in progress must know at once; ``renamed`` when
-    another engine takes a name, before it gets requests; ``on_release`` with a name that becomes free.
+    ``changed`` is called after every change, with True if it must be published at once. ``renamed`` is called when
+    another engine takes a worker's name, before that engine gets requests. ``on_release`` is called with each name that
+    becomes free.
     """
 
     def __init__(
@@ -59,16 +58,15 @@ class WorkerRegistry:
         self._closing: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[EngineWorker]:
-        """Iterate over all workers."""
         return (member.worker for member in self._members.values())
 
     def get(self, name: str) -> EngineWorker | None:
-        """Return the worker of a name, or None."""
+        """Return the worker of this name, or None if there is none."""
         member = self._members.get(name)
         return None if member is None else member.worker
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Match the workers to the endpoints; a worker without one drains."""
+        """Adapt the workers to the endpoints. A worker without an endpoint is drained."""
         names = {endpoint.name for endpoint in endpoints}
         for name in [name for name in self._members if name not in names]:
             self._drain(self._members[name])
@@ -95,12 +93,12 @@ class WorkerRegistry:
         self._context.config = config
 
     def check_soon(self, name: str) -> None:
-        """Check the health of a worker at the next opportunity."""
+        """Check the health of a worker as soon as possible."""
         if name in self._members:
             self._members[name].monitor.check_soon()
 
-    async def checked(self) -> None:
-        """Return when every present worker has been checked once."""
+    async def wait_checked(self) -> None:
+        """Wait until every present worker has been checked once."""
         for member in list(self._members.values()):
             await member.monitor.checked.wait()
 
@@ -112,7 +110,6 @@ class WorkerRegistry:
             await asyncio.gather(*self._closing, return_exceptions=True)
 
     def _replace(self, member: _Member) -> None:
-        """Free the name for another engine; requests that run at this one may finish."""
         worker = member.worker
         # A worker that fails its checks may still stream responses, unless its port is closed.
         may_stream = self._busy is not None and not worker.health.was_refused and self._busy(worker.name) > 0
@@ -128,7 +125,6 @@ class WorkerRegistry:
         self._drain(member)
 
     def _drain(self, member: _Member) -> None:
-        """Send no new requests, and remove the worker when its requests have finished."""
         if member.drain is None:
             member.worker.draining = True
             member.monitor.check_soon()
@@ -164,7 +160,7 @@ class WorkerRegistry:
         closing.add_done_callback(self._closing.discard)
 
     def _release_name(self, worker: EngineWorker) -> None:
-        """Make the next worker of this name a new one, with a later epoch and a clean record."""
+        """Free the name, so that its next worker has a later epoch and no recorded failures."""
         self._on_release(worker.name)
         self._epochs[worker.name] = worker.epoch + 1
         if len(self._epochs) > _MAX_EPOCHS:
@@ -172,13 +168,13 @@ class WorkerRegistry:
 
 
 class FirstTokenListener(Listener):
-    """Report every request's worker and time from dispatch to first token."""
+    """Reports the worker of each request, and the time from the request's dispatch to its first token."""
 
     def __init__(self, report: Callable[[str, float], None]) -> None:
         self._report = report
 
     def first_token(self, request: Request, now_s: float) -> None:
-        """Report a first token; a request that moved counts for the worker that produced the token."""
+        """Report a first token, for the worker that generated it."""
         dispatch = request.dispatch
         if dispatch.worker and dispatch.dispatched_s <= now_s:
             self._report(dispatch.worker, now_s - dispatch.dispatched_s)
@@ -189,12 +185,17 @@ _MIN_TIMER_S = 0.005
 
 
 class Fleet:
-    """Workers of a gateway; an async context manager.
+    """The workers of a gateway, as an async context manager.
 
-    A worker that discovery no longer reports gets no new requests; it is removed when its port is closed, no request
-    runs there, or ``resilience.leave_s`` (``drain_s`` without ``busy``) has passed. ``on_change`` is called with all
-    worker states after every change, at most once per tick of the event loop; ``busy`` returns the requests in flight
-    at a worker, by its name. Raises InputError where two engines have one name, or the target of discovery is invalid.
+    A worker that discovery no longer reports gets no new requests. It is removed when its port is closed, when it runs
+    no request, or after ``resilience.leave_s`` (``drain_s`` without ``busy``).
+
+    Args:
+        on_change: Called with all worker states after every change, at most once per tick of the event loop.
+        busy: Returns the number of requests in flight at the worker of a name.
+
+    Raises:
+        InputError: Two engines have the same name, or a target of discovery is invalid.
     """
 
     def __init__(
@@ -220,7 +221,6 @@ class Fleet:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Start discovery and monitoring."""
         self._stack.push_async_callback(self._registry.close)
         self._stack.push_async_callback(self._discovery.stop)
         try:
@@ -232,14 +232,13 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop monitoring and close all connections, without a further call of ``on_change``."""
         self._cancel_handles()
         self._on_change = lambda _: None
         await self._stack.aclose()
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration, the circuit to new engines only, or raise InputError and change nothing."""
+        """Apply another configuration, or raise InputError and change nothing. Circuit breakers stay as they are."""
         endpoints, sources = self._discovery.plan(config)
         for endpoint in endpoints:
             await open_session(endpoint.engine, config.resilience).close()  # raises if certificates are unreadable
@@ -247,18 +246,18 @@ class Fleet:
         self._registry.configure(config)
         await self._discovery.apply(config, endpoints, sources)
 
-    async def stable(self, timeout_s: float = 30.0) -> bool:
-        """Wait until every known worker has been checked once; return False after the timeout."""
+    async def wait_checked(self, timeout_s: float = 30.0) -> bool:
+        """Wait until every known worker has been checked once. Return False if that takes longer than ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._registry.checked()
+                await self._registry.wait_checked()
         except TimeoutError:
             return False
         self._publish()
         return True
 
     def worker(self, name: str) -> EngineWorker:
-        """Return the worker of a name; raise KeyError if it is gone."""
+        """Return the worker of this name. Raises KeyError if the worker is gone."""
         if (worker := self._registry.get(name)) is None:
             raise KeyError(name)
         return worker
@@ -268,15 +267,15 @@ class Fleet:
         return tuple(sorted(self._registry, key=lambda worker: worker.name))
 
     def states(self) -> tuple[WorkerState, ...]:
-        """Return all states as published last."""
+        """Return the states that were published last."""
         return self._states
 
     def models(self) -> tuple[str, ...]:
-        """Return all models, including those of unavailable workers."""
+        """Return all models, including the models of unavailable workers."""
         return tuple(sorted({model for worker in self._registry for model in worker.capabilities.models}))
 
     def entries(self) -> dict[str, dict[str, Any]]:
-        """Return what the engine that is first by name lists of each model."""
+        """Return each model's entry in /v1/models, from the first engine by name that lists the model."""
         return {name: entry for worker in self.workers()[::-1] for name, entry in worker.metadata.entries.items()}
 
     def ready(self) -> bool:
@@ -284,14 +283,18 @@ class Fleet:
         return any(state.up for state in self._states)
 
     def record_broken_response(self, name: str, cause: str) -> None:
-        """Record a request without a response, or with a broken one."""
+        """Record a request that got no response, or a broken one."""
         if (worker := self._registry.get(name)) is not None:
             self._record_failure(worker, self._clock())
             if cause in ("no connection", "closed early"):
                 self._registry.check_soon(name)
 
-    def record_error_response(self, name: str, caller: Hashable | None) -> None:
-        """Record a request answered with an error, once per caller and period; None: a peer served the request."""
+    def record_error_response(self, name: str, owner: Hashable | None) -> None:
+        """Record that the worker answered with an error, unless no other worker can replace it.
+
+        The request may be at fault, so the errors of an owner count once per period. If ``owner`` is None, a peer has
+        served the request, and the error counts always.
+        """
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
             return
@@ -299,23 +302,23 @@ class Fleet:
         others = [one for one in self._registry if one is not worker and not one.unavailable_reason(now_s)]
         served = {model for one in others for model in one.capabilities.models}
         replaceable = bool(others) and served.issuperset(worker.capabilities.models)
-        if replaceable and (caller is None or worker.breaker.is_new(caller, now_s)):
+        if replaceable and (owner is None or worker.breaker.count_owner(owner, now_s)):
             self._record_failure(worker, now_s)
 
     def record_rejection(self, name: str, model: str, session: str) -> None:
-        """Record a request answered with 4xx: the client's fault, unless a peer serves it."""
+        """Record a request that was answered with 4xx."""
         if self._registry.get(name) is not None:
             self._outliers.rejected(name, model, session)
 
-    def suspects(self, name: str, model: str) -> bool:
-        """Return whether the worker rejects so many requests that an available peer should get them."""
+    def is_suspect(self, name: str, model: str) -> bool:
+        """Return whether the worker rejects suspiciously many requests, and a peer is available to check them."""
         has_peer = any(one.up and model in one.models and one.name != name for one in self._states)
-        return has_peer and self._outliers.suspects(name, model)
+        return has_peer and self._outliers.is_suspect(name, model)
 
-    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
-        """Record whether a suspected worker was wrong to reject a request: a peer served it, or rejected it too."""
+    def record_rejection_check(self, name: str, model: str, *, wrong: bool) -> None:
+        """Record whether a suspect was wrong to reject a request, because a peer served the request."""
         if self._registry.get(name) is not None:
-            self._outliers.record_outcome(name, model, wrong=wrong)
+            self._outliers.record_rejection_check(name, model, wrong=wrong)
 
     def record_first_output(self, name: str) -> None:
         """Record the first output of a request."""
@@ -326,7 +329,7 @@ class Fleet:
                 self._changed(True)
 
     def succeeded(self, name: str, model: str = "") -> None:
-        """Record a response that was complete, or ended by a preemption."""
+        """Record a response that was complete, or that a preemption ended."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
             self._outliers.succeeded(name, model)
@@ -340,7 +343,6 @@ class Fleet:
             self._changed(True)
 
     def _changed(self, urgent: bool) -> None:
-        """Publish in the next tick if urgent, otherwise together with other changes."""
         if self._pending is not None:
             if self._pending_is_urgent or not urgent:
                 return
@@ -350,7 +352,6 @@ class Fleet:
         self._pending = loop.call_soon(self._publish) if urgent else loop.call_later(_COALESCE_S, self._publish)
 
     def _publish(self) -> None:
-        """Publish all states if any differs, and wake up when the first one changes by the passing of time."""
         self._cancel_handles()
         now_s, workers = self._clock(), self.workers()
         for worker in workers:

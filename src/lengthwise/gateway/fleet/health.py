@@ -1,4 +1,4 @@
-"""Track a worker's health: health checks, circuit breaker, and outlier ejection among peers."""
+"""Health of workers: health checks, circuit breakers, and ejection of outliers among peers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ MAX_TIMEOUTS = 3  # timed-out checks in a row after which a worker is down; any 
 
 
 class Health:
-    """Result of a worker's health checks: down until the first passes; a single one brings it up again.
+    """Result of a worker's health checks.
 
-    A check that only times out does not count while the worker answers requests: a busy engine is healthy.
-    ``detail`` is "" after a passed check; ``was_refused``: a connection was refused since the worker was last up;
-    ``answered_s``: when it last answered a request.
+    The worker is down until a check passes, and up again after any passed check. A check that times out does not count
+    while the worker answers requests, since a busy engine is healthy. ``detail`` is the cause of the last failure, ""
+    after a passed check. ``was_refused`` states whether a connection was refused since the worker was last up,
+    and ``answered_s`` when the worker last answered a request.
     """
 
     def __init__(self) -> None:
@@ -27,13 +28,13 @@ class Health:
         self._checked_s = self.answered_s = -math.inf
 
     def passed(self, now_s: float) -> bool:
-        """Record a passed check; return whether the worker was down."""
+        """Record a passed check. Return whether the worker was down before."""
         was_up, self.up, self.detail, self._checked_s = self.up, True, "", now_s
         self._failures, self.was_refused = 0, False
         return not was_up
 
     def failed(self, now_s: float, kind: str, detail: str) -> bool:
-        """Record a check that was REFUSED, UNHEALTHY or TIMEOUT; return whether the worker was up and is now down."""
+        """Record a failed check of kind REFUSED, UNHEALTHY or TIMEOUT. Return whether this takes the worker down."""
         self.detail = detail
         previous_s, self._checked_s = self._checked_s, now_s
         if kind == TIMEOUT and self.answered_s >= previous_s:
@@ -47,35 +48,35 @@ class Health:
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 MAX_DOUBLINGS = 4
-CALLER_S = 30.0  # a caller's requests may fail through their own fault, so each caller counts once in this period
-_MAX_CALLERS = 1024
+OWNER_S = 30.0  # an owner's requests may fail through their own fault, so each owner counts once in this period
+_MAX_OWNERS = 1024
 
 
 class Breaker:
-    """Circuit breaker over the requests of a worker; recording methods return whether the state changed.
+    """Circuit breaker over the requests of a worker, which gets no requests while the circuit is open.
 
-    Closed, it opens after ``failures`` failures in a row. Open, it lets no request through for ``open_s``. Half-open,
-    it lets one trial through: its first output closes the circuit, a failure opens it for twice as long, up to 16
-    times ``open_s``.
+    A closed circuit opens after ``failures`` failures in a row. After ``open_s`` an open circuit is half-open: it lets
+    one trial request through. The first output of the trial closes the circuit. A failure opens it for twice as long as
+    before, up to 16 times ``open_s``. Methods that record an event return whether the state has changed.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._max_failures, self._open_s = failures, open_s
         self._failures = self._openings = 0
-        self._until_s = self._callers_s = -math.inf
+        self._until_s = self._owners_s = -math.inf
         self._opened = False
-        self._callers: set[Hashable] = set()
+        self._owners: set[Hashable] = set()
 
     def state(self, now_s: float) -> str:
         """Return CLOSED, OPEN or HALF_OPEN."""
         return CLOSED if not self._opened else OPEN if now_s < self._until_s else HALF_OPEN
 
     def next_s(self, now_s: float) -> float:
-        """Return when the circuit becomes half-open; inf if it is not open."""
+        """Return when the circuit becomes half-open, or inf if it is not open."""
         return self._until_s if self.state(now_s) == OPEN else math.inf
 
     def failed(self, now_s: float) -> bool:
-        """Record a failed request, unless the circuit is open: the request then dates from before it opened."""
+        """Record a failed request. An open circuit ignores it, because the request began before the circuit opened."""
         state = self.state(now_s)
         if state == OPEN:
             return False
@@ -87,25 +88,25 @@ class Breaker:
         self._openings += 1
         return True
 
-    def is_new(self, caller: Hashable, now_s: float) -> bool:
-        """Return whether the caller has no counted failure in this period, and count one; False beyond 1024 callers."""
-        if now_s - self._callers_s >= CALLER_S:
-            self._callers.clear()
-            self._callers_s = now_s
-        if caller in self._callers or len(self._callers) >= _MAX_CALLERS:
+    def count_owner(self, owner: Hashable, now_s: float) -> bool:
+        """Return whether this failure counts. Each owner counts once per period, and at most 1024 owners do."""
+        if now_s - self._owners_s >= OWNER_S:
+            self._owners.clear()
+            self._owners_s = now_s
+        if owner in self._owners or len(self._owners) >= _MAX_OWNERS:
             return False
-        self._callers.add(caller)
+        self._owners.add(owner)
         return True
 
     def started(self, now_s: float) -> bool:
-        """Record the first output of a request; a trial needs no complete response."""
+        """Record the first output of a request, which is enough for a trial to succeed."""
         if self.state(now_s) != HALF_OPEN:
             return False
         self._opened, self._failures = False, 0
         return True
 
     def succeeded(self, now_s: float) -> bool:
-        """Record a completed response."""
+        """Record a complete response."""
         if self.state(now_s) == OPEN:
             return False
         changed = self._opened
@@ -113,24 +114,23 @@ class Breaker:
         return changed
 
     def reset(self) -> None:
-        """Close the circuit and forget all failures, for another engine behind the worker."""
+        """Close the circuit and forget all failures."""
         self._failures = self._openings = 0
         self._opened = False
 
 
 WINDOW_S = 30.0
-MIN_REQUESTS = 10  # fewer requests support no comparison
+MIN_REQUESTS = 10  # with fewer requests workers are not compared
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
 MIN_CONFIRMED = 3  # rejected requests that a peer then served, before a worker is ejected for them
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
-_FORGET_FACTOR = 10.0  # a worker in service for this many times its last ejection starts again with the shortest one
+# A worker that has been back for this many lengths of its last ejection starts again with the shortest.
+_FORGET_FACTOR = 10.0
 
 
 @dataclass
 class _ModelCounts:
-    """Responses of one worker to requests for one model, in one window."""
-
     succeeded: int = 0
     rejected: int = 0
     confirmed: int = 0
@@ -139,8 +139,6 @@ class _ModelCounts:
 
 @dataclass
 class _Counts:
-    """Outcomes of one worker in one window."""
-
     succeeded: int = 0
     failed: int = 0
     models: defaultdict[str, _ModelCounts] = field(default_factory=lambda: defaultdict(_ModelCounts))
@@ -157,11 +155,11 @@ class _Ejection:
 
 
 class OutlierDetector:
-    """Eject workers far worse than their peers in failures, time to first token, or rejected requests (4xx).
+    """Ejects workers that are far worse than their peers in failures, time to first token, or rejected requests (4xx).
 
-    Invalid requests come from the same few clients and reach any worker, so a high share of 4xx only raises suspicion:
-    a peer gets the same request, and only requests that the peer serves count against the worker. A peer that rejects
-    them too ends the suspicion. The first ejection lasts ``open_s``, the next ones twice as long, up to 16 times.
+    Clients send invalid requests to any worker, so a high share of 4xx only makes a worker suspect. A peer then gets
+    the same request. If the peer serves it, the rejection counts against the suspect. If the peer rejects it too, the
+    suspicion ends. The first ejection lasts ``open_s``, each further one twice as long, up to 16 times ``open_s``.
     """
 
     def __init__(self, open_s: float) -> None:
@@ -171,23 +169,23 @@ class OutlierDetector:
         self._window_start_s = -math.inf
 
     def succeeded(self, name: str, model: str = "") -> None:
-        """Record a completed response."""
+        """Record a complete response."""
         self._counts[name].succeeded += 1
         self._counts[name].models[model].succeeded += 1
 
     def rejected(self, name: str, model: str, session: str = "") -> None:
-        """Record a request answered with 4xx; a session counts once."""
+        """Record a request that was answered with 4xx. A session counts once."""
         counts = self._counts[name].models[model]
         if session not in counts.sessions:
             counts.rejected += 1
             counts.sessions |= {session} - {""}
 
-    def suspects(self, name: str, model: str) -> bool:
-        """Return whether the worker rejects a far larger share of the model's requests than its peers."""
+    def is_suspect(self, name: str, model: str) -> bool:
+        """Return whether the worker rejects a far larger share of the model's requests than its peers do."""
         return _rejects_more(name, model, self._counts)
 
-    def record_outcome(self, name: str, model: str, *, wrong: bool) -> None:
-        """Record whether the worker was wrong to reject a request that then went to a peer."""
+    def record_rejection_check(self, name: str, model: str, *, wrong: bool) -> None:
+        """Record whether the worker was wrong to reject a request, because a peer served the request."""
         counts = self._counts[name].models[model]
         if wrong:
             counts.rejected += 1
@@ -204,7 +202,7 @@ class OutlierDetector:
         self._counts[name].first_token_s.append(seconds)
 
     def discard(self, name: str) -> None:
-        """Forget a worker whose name passes on to another."""
+        """Forget a worker, because its name goes to another one."""
         self._counts.pop(name, None)
         self._ejections.pop(name, None)
 
@@ -213,11 +211,11 @@ class OutlierDetector:
         return name in self._ejections and now_s < self._ejections[name].until_s
 
     def next_s(self, now_s: float) -> float:
-        """Return when the first ejection ends; inf without one."""
+        """Return when the first ejection ends, or inf if there is none."""
         return min((one.until_s for one in self._ejections.values() if one.until_s > now_s), default=math.inf)
 
     def update(self, now_s: float, names: Collection[str]) -> tuple[str, ...]:
-        """Eject outliers among the healthy workers ``names``, at most half of them; return the workers that changed."""
+        """Eject outliers, up to half of the healthy workers ``names``. Return the workers ejected or readmitted."""
         self._counts = defaultdict(_Counts, {name: one for name, one in self._counts.items() if name in names})
         self._ejections = {name: one for name, one in self._ejections.items() if name in names}
         ejected = sorted(
@@ -270,7 +268,6 @@ def _rejects_more(name: str, model: str, counts: dict[str, _Counts]) -> bool:
 
 
 def _exceeds(bad: int, total: int, peer_bad: int, peer_total: int) -> bool:
-    """Return whether a share of bad requests is far above the peers'; few requests at the peers excuse nothing."""
     if total < MIN_REQUESTS or bad < ERROR_SHARE * total:
         return False
     return peer_total < MIN_REQUESTS or bad / total >= ERROR_FACTOR * peer_bad / peer_total

@@ -1,4 +1,4 @@
-"""List and watch one resource of the Kubernetes API from within a pod, by GET alone."""
+"""List and watch a resource of the Kubernetes API from within a pod, by GET requests only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
 MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20  # of a whole list; of an event (etcd: at most 1.5 MiB)
 _PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
-
-
 EXPIRED = 410  # status for a watch whose version is too old: list again
 
 
 class KubernetesError(Exception):
-    """The API did not answer as expected; ``status`` is its HTTP status, 0 without one."""
+    """The API did not answer as expected. ``status`` is the HTTP status of the response, or 0 if there is none."""
 
     def __init__(self, detail: str, status: int = 0) -> None:
         super().__init__(detail)
@@ -33,9 +31,10 @@ class KubernetesError(Exception):
 
 
 class KubernetesClient:
-    """Client of the API; an async context manager. Token and CA are files, reread when they change.
+    """A client of the Kubernetes API, as an async context manager.
 
-    Without a url the client uses the API of its own pod, and raises InputError if it runs in none.
+    It reads the files of its token and its CA again when they change. Without ``url`` it uses the API of its own pod,
+    and raises InputError if it does not run in a pod.
     """
 
     def __init__(self, url: str | None, *, account: Path = ACCOUNT) -> None:
@@ -59,7 +58,7 @@ class KubernetesClient:
         await self._session.close()
 
     async def list(self, path: str, selector: str) -> tuple[list[Any], str]:
-        """Return all items and the version from which a watch continues; raise KubernetesError."""
+        """Return all items, and the version from which a watch can continue. Raises KubernetesError."""
         items: list[Any] = []
         params = {"labelSelector": selector, "limit": str(_PAGE_SIZE)}
         bytes_left = MAX_LIST_BYTES
@@ -80,7 +79,7 @@ class KubernetesClient:
     async def watch(
         self, path: str, selector: str, version: str, *, duration_s: float, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield complete events until the API ends the watch; raise KubernetesError after ``timeout_s`` of silence."""
+        """Yield complete events until the API ends the watch. Raises KubernetesError, or TimeoutError if it stalls."""
         params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(duration_s))}  # fmt: skip
         async with self._get(path, params, timeout_s) as response:
@@ -112,7 +111,7 @@ class KubernetesClient:
         )
 
     def _tls_context(self) -> ssl.SSLContext | bool:
-        """Return the context with the account's CA; an unreadable file leaves the last one, or the system's CAs."""
+        """Return a context with the account's CA, or the last context or the system's CAs if that is unreadable."""
         path = self._account / "ca.crt"
         try:
             stat = path.stat()

@@ -1,4 +1,4 @@
-"""A worker with its properties, health, circuit and signals, and the monitor that updates them."""
+"""A worker with its properties, health, circuit breaker and load, and the monitor that updates them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,16 @@ _MIN_RATE_PERIOD_S = 0.05
 
 
 class EngineWorker:
-    """Engine behind the gateway, at ``url`` without ``/v1``, with an aiohttp session that has its key and certificates.
+    """An engine behind the gateway.
 
-    ``identified``: ``metadata`` belongs to the process that runs now. ``epoch`` counts restarts, and counts on when
-    another engine takes the name; ``renamed_from`` is the name before that. ``draining``: discovery withdrew it;
-    ``ejected``: outlier ejection excludes it.
+    Attributes:
+        url: Root of the engine's URLs, without ``/v1``.
+        session: HTTP session with the engine's key and certificates.
+        identified: Whether ``metadata`` describes the process that runs now.
+        epoch: Number that grows when the engine restarts or another engine takes the name.
+        renamed_from: Former name if another engine has taken it, so that this engine drains, otherwise "".
+        draining: Whether it gets no new requests and leaves: vanished, not ready, or replaced.
+        ejected: Whether outlier detection excludes the engine.
     """
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, dispatch: Dispatch, *, epoch: int = 0) -> None:
@@ -52,21 +57,21 @@ class EngineWorker:
 
     @property
     def kind(self) -> str:
-        """Return the kind of engine, such as "vllm" or "sglang"; "" if unknown."""
+        """Return the kind of engine, such as "vllm" or "sglang", or "" if it is unknown."""
         return self.capabilities.engine or ("" if self.engine.kind == "auto" else self.engine.kind)
 
     @property
     def capabilities(self) -> Abilities:
-        """Return what the probe found."""
+        """Return the capabilities that the probe found."""
         return self.metadata.capabilities
 
     @property
     def priority_sign(self) -> int:
-        """Return 1 if smaller priorities run first, -1 if larger ones do, 0 if the engine accepts none."""
+        """Return 1 if smaller priorities run first, -1 if larger ones do, or 0 if the engine accepts none."""
         return self.metadata.priority_sign
 
     def priority_notice(self) -> str:
-        """Return why mode engine-priority may have no effect at this worker; "" if it has."""
+        """Return why mode engine-priority may have no effect at this worker, or "" if it has an effect."""
         metadata = self.metadata
         if not self.identified or (metadata.priority_sign and metadata.orders):
             return ""
@@ -79,7 +84,7 @@ class EngineWorker:
         return "accepts no priorities and keeps its own order; it gets none"
 
     def unavailable_reason(self, now_s: float) -> str:
-        """Return why the worker gets no requests; "" if it does."""
+        """Return why the worker gets no requests, or "" if it gets requests."""
         if not self.health.up:
             return f"down: {self.health.detail}"
         if not self.identified:
@@ -119,7 +124,7 @@ class EngineWorker:
         )
 
     def next_s(self, now_s: float) -> float:
-        """Return when the state changes without an event; inf if never."""
+        """Return when the state next changes only because time passes, without an event, or inf if it does not."""
         ramp_s = math.inf
         if self._ramp(now_s) is not None:
             ramp_s = self._recovered_s + RAMP_S * (math.floor((now_s - self._recovered_s) / RAMP_S) + 1)
@@ -127,7 +132,7 @@ class EngineWorker:
         return min(self.breaker.next_s(now_s), ramp_s, stale_s if stale_s > now_s else math.inf)
 
     def update(self, sample: engine_probe.MetricsSample) -> bool:
-        """Take new metrics; return whether they show a restart of the engine."""
+        """Store new metrics. Return whether they show that the engine was restarted."""
         previous, self.sample = self.sample, sample
         if previous is None:
             return False
@@ -141,13 +146,12 @@ class EngineWorker:
         return False
 
     def restarted(self) -> None:
-        """Forget what belonged to the previous process."""
+        """Discard what belonged to the process before the restart."""
         self.epoch += 1
         self.sample = self.tokens_per_s = None
         self.breaker.reset()
 
     def _ramp(self, now_s: float) -> int | None:
-        """Return the limit of requests during recovery; None outside of it."""
         limit = self.engine.concurrency or self.metadata.slots or self._dispatch.start
         steps = (now_s - self._recovered_s) / RAMP_S
         if steps >= math.log2(limit) or self.breaker.state(now_s) != CLOSED:
@@ -169,7 +173,7 @@ MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0  # wait before the tiny prompt 
 
 @dataclass
 class MonitorContext:
-    """Settings and callbacks that all monitors share; ``changed(True)`` concerns requests in progress."""
+    """Settings and callbacks of all monitors. ``changed(True)`` reports a change to publish at once."""
 
     config: GatewayConfig
     clock: Clock
@@ -178,7 +182,7 @@ class MonitorContext:
 
 
 class Monitor:
-    """Update health, metadata and signals of a worker until cancelled; ``checked`` is set after the first check."""
+    """Updates health, metadata and load of a worker until cancelled. ``checked`` is set after the first check."""
 
     def __init__(self, worker: EngineWorker, context: MonitorContext) -> None:
         self.worker, self.checked, self._wake = worker, asyncio.Event(), asyncio.Event()
@@ -189,13 +193,13 @@ class Monitor:
         self._prompt_wait_s = MIN_PROMPT_WAIT_S
 
     async def run(self) -> None:
-        """Check the worker and sample its metrics until cancelled."""
+        """Check the worker and read its metrics until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._run_checks())
             group.create_task(self._run_sampling())
 
     def reconfigure_engine(self, engine: Engine) -> bool:
-        """Apply other settings to the engine; return False if they describe another engine or session."""
+        """Apply other settings of the engine. Return False if they describe another engine or session."""
         worker, previous = self.worker, self.worker.engine
         if any(getattr(engine, name) != getattr(previous, name) for name in IDENTITY):
             return False
@@ -205,7 +209,7 @@ class Monitor:
         return True
 
     def check_soon(self) -> None:
-        """Check at the next opportunity, because a request could not even be sent."""
+        """Check the worker as soon as possible."""
         self._wake.set()
 
     async def _run_checks(self) -> None:
@@ -272,7 +276,6 @@ class Monitor:
         return await engine_probe.get(self.worker.session, url, timeout_s=timeout_s, max_bytes=max_bytes)
 
     async def _identify(self) -> None:
-        """Probe the engine; the worker gets no requests until that succeeds."""
         worker = self.worker
         try:
             worker.metadata = await engine_probe.probe_metadata(worker.engine, worker.session, priority=self._priority)

@@ -1,4 +1,4 @@
-"""Predict output lengths and learn from those that finish."""
+"""Predict output lengths, and learn from the outputs that finish."""
 
 import lazy_loader
 

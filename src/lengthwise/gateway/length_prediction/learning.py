@@ -1,4 +1,4 @@
-"""Learn from finished outputs by model: corrected quantiles, a prior, and drift of lengths."""
+"""Learn from finished outputs, by model: corrections of quantiles, priors, and drift of lengths."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ Bools = npt.NDArray[np.bool_]
 
 
 def recent_weights(n: int, half_life: float) -> Floats:
-    """Return [n] weights, oldest first, which halve every ``half_life`` values into the past."""
+    """Return the weights of n values ([n]), oldest first. A weight is half of the weight ``half_life`` values later."""
     return np.asarray(0.5 ** (np.arange(n - 1, -1, -1) / half_life))
 
 
 def quantiles(values: Floats, censored: Bools, weight: Floats, levels: Floats, tail: float) -> Floats:
-    """Return [k] the quantile at ``levels`` [k] of column k of ``values`` [n, k], or of the one column of [n, 1].
+    """Return quantiles [k], of which entry j is the quantile at ``levels[j]`` of column j of ``values`` [n, k].
 
-    Censored values are lower bounds (weighted Kaplan-Meier). Above the largest uncensored value the distribution is
-    exponential, with mean ``tail`` from the largest value on.
+    If ``values`` is [n, 1], all quantiles are of its column. Censored values are lower bounds (weighted Kaplan-Meier).
+    Levels beyond the last uncensored value are taken from an exponential tail, which starts at the largest value and
+    has the mean ``tail``.
     """
     ranked, cdf = ranked_cdf(values, censored, weight)
     top = cdf[-1]
@@ -39,7 +40,7 @@ def quantiles(values: Floats, censored: Bools, weight: Floats, levels: Floats, t
 
 
 def cumulative_share(values: Floats, censored: Bools, at: Floats) -> Floats:
-    """Return [m] the share of ``values`` [n] at most each of ``at``, by Kaplan-Meier."""
+    """Return the share [m] of ``values`` [n] that do not exceed each entry of ``at`` [m], by Kaplan-Meier."""
     observed, cdf = kaplan_meier(values, censored)
     return np.concatenate([[0.0], cdf])[np.searchsorted(observed, at, side="right")]
 
@@ -48,12 +49,13 @@ REFERENCE, DRIFT_WINDOW, ALPHA = 512, 128, 0.001
 
 
 class Drift:
-    """Drift detector: compares each window of residuals with the first ones.
+    """Detects drift: it compares each window of residuals with a reference sample.
 
-    A residual is the logarithm of length over predicted median, before any correction. Every DRIFT_WINDOW of them are
-    tested against the first REFERENCE, by the Kolmogorov-Smirnov statistic or, with censored outputs, by the log-rank
-    test (Mantel 1966). Without a change a test alarms with probability ALPHA at most (asymptotically): one false alarm
-    in DRIFT_WINDOW / ALPHA = 128,000 requests. After an alarm the window starts a new reference.
+    A residual is log(length / predicted median), before any correction. The reference sample consists of the first
+    REFERENCE residuals. Every further DRIFT_WINDOW residuals are tested against it by the Kolmogorov-Smirnov statistic
+    or, with censored outputs, by the log-rank test (Mantel 1966). Without drift a test raises an alarm with probability
+    ALPHA at most (asymptotically), which is one false alarm in DRIFT_WINDOW / ALPHA = 128,000 requests. After an alarm
+    its window starts a new reference.
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,7 @@ class Drift:
         self._new: list[tuple[float, bool]] = []
 
     def add(self, residual: float, *, censored: bool) -> bool:
-        """Add a residual; return whether it completes a window that drifted."""
+        """Add a residual. Return whether it completes a window with drift."""
         self.seen += 1
         if len(self._reference) < REFERENCE:
             self._reference.append((residual, censored))
@@ -91,7 +93,7 @@ class Drift:
 
 
 def differ(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools, alpha: float) -> bool:
-    """Return whether two samples have different distributions, at a false-alarm rate of ``alpha``."""
+    """Test whether two samples have different distributions, with a false-alarm rate of ``alpha``."""
     if x_censored.any() or y_censored.any():
         return abs(log_rank(x, x_censored, y, y_censored)) > NormalDist().inv_cdf(1 - alpha / 2)
     critical = math.sqrt(-math.log(alpha / 2) / 2 * (len(x) + len(y)) / (len(x) * len(y)))
@@ -99,14 +101,14 @@ def differ(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools, alpha: fl
 
 
 def kolmogorov_smirnov(x: Floats, y: Floats) -> float:
-    """Return the largest distance between two empirical distributions."""
+    """Return the largest difference between the empirical distributions of two samples."""
     both = np.concatenate([x, y])
     first, second = (np.searchsorted(np.sort(part), both, side="right") / len(part) for part in (x, y))
     return float(np.abs(first - second).max())
 
 
 def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> float:
-    """Return observed minus expected events of ``y`` in standard deviations; about normal for equal distributions."""
+    """Return the log-rank statistic: observed minus expected uncensored values of ``y``, in standard deviations."""
     value, events = np.concatenate([x, y]), ~np.concatenate([x_censored, y_censored])
     of_y = np.arange(len(value)) >= len(x)
     times = np.unique(value[events])
@@ -120,10 +122,10 @@ def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> floa
     return float((deaths_y - deaths * share).sum() / math.sqrt(max(float(variance.sum()), 1e-12)))
 
 
-WINDOW, HALF_LIFE = 512, 256.0  # remembered outputs, and after how many more an output counts half
+WINDOW, HALF_LIFE = 512, 256.0  # stored outputs, and after how many further ones an output has half its weight
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
-_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs that correct the scale, and that give it half its weight
+_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs from which on the scale is corrected, and at which it has half its weight
 _SHAPE_FROM, _SHAPE_FULL = 32, 96  # between these numbers of outputs the conformal correction takes over
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 
@@ -135,7 +137,7 @@ class Ring:
         self._rows, self._end, self.count = np.empty((2 * WINDOW, columns)), 0, 0
 
     def add(self, row: Any) -> None:
-        """Append a row and drop the oldest one beyond WINDOW."""
+        """Append a row. If there are more than WINDOW rows, drop the oldest one."""
         if self._end == len(self._rows):
             rows = self.rows.copy()
             self._rows[: len(rows)], self._end = rows, len(rows)
@@ -144,21 +146,22 @@ class Ring:
         self.count = min(self.count + 1, WINDOW)
 
     def truncate(self, last: int) -> None:
-        """Forget all rows but the last ones."""
+        """Drop all rows but the ``last`` ones."""
         self.count = min(self.count, last)
 
     @property
     def rows(self) -> Floats:
-        """Return [count, columns] the rows in order."""
+        """Return the rows [count, columns], oldest first."""
         return self._rows[self._end - self.count : self._end]
 
 
-class Learned:
-    """Correct the predictions for one model by its residuals, every ``every`` finished requests once there are many.
+class ModelCorrection:
+    """Corrects the predictions for one model, by the lengths of its last outputs.
 
-    At first a quantile q_p becomes q_p exp(m): m is the median of log(length / predicted median), shrunk to 0 while
-    outputs are few. Later it becomes q_p exp(s z_p): s = log(q_0.9 / q_0.1) is the predictor's own spread, z_p the
-    p-quantile of log(length / q_p) / s over the last outputs, so that each quantile is exceeded as often as it states
+    The correction is renewed after ``every`` finished outputs, and earlier while there are few. At first a quantile q_p
+    becomes q_p exp(m), where m is the median of log(length / predicted median), shrunk towards 0 while outputs are few.
+    Later it becomes q_p exp(s z_p), where s = log(q_0.9 / q_0.1) is the predictor's own spread, and z_p is the
+    p-quantile of log(length / q_p) / s over the last outputs. Each quantile is then exceeded as often as it states
     (split conformal prediction, Romano, Patterson and Candes 2019; with decaying weights, Barber, Candes, Ramdas and
     Tibshirani 2023). Truncated outputs are censored.
     """
@@ -169,24 +172,27 @@ class Learned:
         self.drift = Drift()
         self._shift: Floats | None = None
         self._new = 0
-        self._residuals = Ring(len(LEVELS) + 2)  # log length / each quantile; the predictor's spread; censored
+        self._residuals = Ring(len(LEVELS) + 2)  # log(length / each quantile); the predictor's spread; censored
         self._levels = Ring(2)  # level of the length in the corrected prediction; censored
 
     def corrected(self, raw: Floats) -> Floats:
-        """Return [25] the corrected quantiles of the predictor's."""
+        """Return the corrected quantiles [25] for the predictor's quantiles ``raw``."""
         if self._shift is None:
             return raw
         moved = (1 - self.shape_share) * self.scale + self.shape_share * _spread(raw) * self._shift
         row = np.maximum.accumulate(raw * np.exp(np.minimum(np.maximum(moved, -8.0), 8.0)))
         return np.minimum(np.maximum(row, 1.0), MAX_TOKENS)
 
-    def observe(self, raw: Floats, complete: Floats, tokens: int, *, censored: bool) -> bool:
-        """Learn from an output; return whether it shows a drift of lengths."""
+    def observe(self, raw: Floats, unbounded: Floats, tokens: int, *, censored: bool) -> bool:
+        """Learn from an output of ``tokens`` tokens. Return whether lengths have drifted.
+
+        ``raw`` are the quantiles of the predictor, ``unbounded`` the corrected ones.
+        """
         row = np.empty(len(LEVELS) + 2)
         residuals = np.log(tokens / raw, out=row[:-2])
         row[-2], row[-1] = _spread(raw), censored
         self._residuals.add(row)
-        self._levels.add((np.interp(tokens, complete, LEVELS), censored))
+        self._levels.add((np.interp(tokens, unbounded, LEVELS), censored))
         self.finished += 1
         self._new += 1
         drifted = self.drift.add(float(residuals[_MEDIAN]), censored=censored)
@@ -198,7 +204,7 @@ class Learned:
         return drifted
 
     def coverage(self) -> dict[str, float]:
-        """Return the share of lengths at most each predicted quantile; empty without outputs."""
+        """Return, for several levels, the share of outputs up to the quantile of that level, or {} without outputs."""
         if not self._levels.count:
             return {}
         level, censored = self._levels.rows.T
@@ -241,11 +247,11 @@ def _spread(raw: Floats) -> float:
 
 _MIN_LENGTHS = 8
 UNKNOWN: Floats = 200.0 * np.exp(1.1 * np.array([NormalDist().inv_cdf(min(max(p, 0.002), 0.998)) for p in LEVELS]))
-"""[25] quantiles before any output has finished: a log-normal about as wide as the lengths of chats."""
+"""Quantiles [25] before any output has finished, of a log-normal about as wide as the lengths of chats."""
 
 
 class Lengths:
-    """Quantiles of output lengths (``row``, [25]; None while outputs are too few), truncated outputs censored."""
+    """Collects output lengths. ``row`` has their quantiles [25], or is None while there are too few lengths."""
 
     def __init__(self, every: int) -> None:
         self._every, self._new, self._lengths = every, 0, Ring(2)
@@ -269,31 +275,34 @@ _RANKED, _MAX_REPORTED = 256, 16
 
 
 class Learner:
-    """Corrections and priors of the MAX_MODELS models of the last requests, and the rank correlation of predictions."""
+    """Learns from finished outputs, separately by model, for the MAX_MODELS models that were used last."""
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._models: OrderedDict[str, tuple[Learned, Lengths]] = OrderedDict()
+        self._models: OrderedDict[str, tuple[ModelCorrection, Lengths]] = OrderedDict()
         self._all = Lengths(every)
         self._ranked: deque[tuple[float, int]] = deque(maxlen=_RANKED)
         self.finished = 0
 
     def corrected(self, model: str, raw: Floats) -> Floats:
-        """Return [25] the corrected quantiles; those of a new model unchanged."""
+        """Return the quantiles ``raw`` [25], corrected for the model. For a new model they are unchanged."""
         known = self._models.get(model)
         return raw if known is None else known[0].corrected(raw)
 
     def prior(self, model: str) -> Floats:
-        """Return [25] quantiles of the model's outputs, else of all outputs, else UNKNOWN."""
+        """Return quantiles [25] of output lengths.
+
+        With too few outputs of this model, the result covers all models. With too few in total, it is UNKNOWN.
+        """
         known = self._models.get(model)
         if known is not None and known[1].row is not None:
             return known[1].row
         return UNKNOWN if self._all.row is None else self._all.row
 
-    def observe(self, model: str, posterior: CorrectedPrediction, tokens: int, *, censored: bool) -> bool:
-        """Learn from an output that finished or reached its limit; return whether lengths drifted."""
+    def observe(self, model: str, prediction: CorrectedPrediction, tokens: int, *, censored: bool) -> bool:
+        """Learn from an output that finished or reached its limit. Return whether lengths have drifted."""
         if model not in self._models:
-            self._models[model] = (Learned(self._every), Lengths(self._every))
+            self._models[model] = (ModelCorrection(self._every), Lengths(self._every))
             if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
         self._models.move_to_end(model)
@@ -301,14 +310,14 @@ class Learner:
         self.finished += 1
         lengths.add(tokens, censored=censored)
         self._all.add(tokens, censored=censored)
-        if posterior.raw is None or posterior.complete is None:
+        if prediction.raw is None or prediction.unbounded is None:
             return False
         if not censored:
-            self._ranked.append((posterior.first_tokens, tokens))
-        return learned.observe(posterior.raw, posterior.complete, tokens, censored=censored)
+            self._ranked.append((prediction.initial_total_tokens, tokens))
+        return learned.observe(prediction.raw, prediction.unbounded, tokens, censored=censored)
 
     def tau(self) -> float | None:
-        """Return Kendall's tau-b of predicted and true lengths of the last outputs; None without enough of them."""
+        """Return Kendall's tau-b of predicted and true lengths of the last outputs, or None if these are too few."""
         if len(self._ranked) < 2:
             return None
         predicted, true = np.array(self._ranked).T
@@ -318,7 +327,7 @@ class Learner:
         return float((a * b).sum()) / norm if norm else None
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the admin page, the models with the latest outputs."""
+        """Return the state for the admin page, with the models that had the latest outputs."""
         latest = islice(reversed(self._models.items()), _MAX_REPORTED)
         return {
             "finished": self.finished,

@@ -1,4 +1,4 @@
-"""Predict output lengths without ever failing or delaying a request."""
+"""Predict output lengths. A faulty predictor fails no request and, in a process, delays none beyond ``deadline_s``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ NONE, DEFAULT = "none", "default"
 
 
 class LengthPredictor(Listener):
-    """Predict lengths and learn from finished requests; an async context manager.
+    """An async context manager that predicts output lengths, and learns from finished requests.
 
-    A predictor of this package that takes less than ``inline_below_s`` per prompt runs on the event loop; any other one
-    runs in a process, which may hang or crash (``place``: "inline", "process" or "auto"). Without a result in time, the
-    prediction is the distribution of the last finished outputs; ``late`` is called with the later one. ``predictor``
-    replaces the configured one, and must be picklable for a process. With ``use_requested`` a length that the client
-    fixes counts as known.
+    A predictor of ``lengthwise.predict`` that takes less than ``inline_below_s`` per prompt runs on the event loop. Any
+    other one runs in a process, where it may hang or crash. If its prediction is late, the request starts with the
+    distribution of the last finished outputs.
+
+    Args:
+        late: Called with a late prediction when it comes.
+        predictor: Replaces the configured predictor. To run in a process, it must be picklable.
+        place: Where the predictor runs: "inline", "process", or "auto" for the rule above.
+        use_requested: Whether a length that the client fixes is the prediction.
     """
 
     def __init__(
@@ -62,13 +66,13 @@ class LengthPredictor(Listener):
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
-        self.reads_output: tuple[int, int] | None = None  # tokens so far at which the predictor reads generated text
+        self.reads_output: tuple[int, int] | None = None  # (low, high) tokens so far at which it reads generated text
         self._statistic = STATISTICS[config.statistic]
         self._predictor, self._place, self._limits = predictor, place, limits
         self._runner: InlineRunner | ProcessRunner | None = None
 
     async def __aenter__(self) -> Self:
-        """Load the predictor, or raise InputError."""
+        """Load the predictor. Raises InputError if that fails."""
         name, predictor, inline_below_s = self.config.predictor, self._predictor, self.config.inline_below_s
         if predictor is None and name == NONE:
             return self
@@ -94,63 +98,62 @@ class LengthPredictor(Listener):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop the process."""
         if self._runner is not None:
             await self._runner.stop()
             self._runner = None
 
-    async def first(self, request: Request, text: str | None) -> LengthPrediction:
-        """Return the prediction before the first token, within ``deadline_s``."""
-        if self.use_requested and request.requested_tokens > 0:
-            prediction = _fixed(request, float(request.requested_tokens), "requested")
+    async def predict(self, request: Request, text: str | None) -> LengthPrediction:
+        """Predict the length before the first token. A predictor in a process gets at most ``deadline_s``."""
+        if self.use_requested and request.fixed_tokens > 0:
+            prediction = _fixed(request, float(request.fixed_tokens), "requested")
         elif self._runner is None:  # equal predictions keep the order of arrival
             prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
         else:
             query = Query(truncate_text(text), request.prompt_tokens, request.model)
             row = await self._wait(self._runner.submit(query), functools.partial(self._resolve_late, request))
-            prediction = self._believe(request, row)
+            prediction = self._from_row(request, row)
         self.sources[prediction.source] += 1
         return prediction
 
     async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
-        """Return the prediction after some tokens; the predictor runs again only where it reads the generated text."""
+        """Predict the length again. The predictor runs again only if it reads ``generated_text``."""
         before, so_far = request.length_prediction, request.generated_tokens
         low, high = self.reads_output or (1, 0)
         if generated_text and low <= so_far <= high and self._runner is not None and before.source == "predictor":
             texts = truncate_text(text), truncate_text(generated_text)
             query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1])
             if (row := await self._wait(self._runner.submit(query), None)) is not None:
-                if self.config.learn:  # the remaining tokens are corrected as the total is before the first token
+                if self.config.learn:  # the remaining tokens are corrected like the total before the first token
                     row = so_far + self.learner.corrected(request.model, np.maximum(row - so_far, 1.0))
                 return self._update(request, row, before, so_far)
-        return self.known(request)
+        return self.condition_on_progress(request)
 
-    def known(self, request: Request) -> LengthPrediction:
-        """Return the current prediction given the tokens so far, without a predictor."""
+    def condition_on_progress(self, request: Request) -> LengthPrediction:
+        """Return the current prediction, given the tokens so far, without running the predictor."""
         before, so_far = request.length_prediction, request.generated_tokens
-        complete = before.complete if isinstance(before, CorrectedPrediction) else before.quantiles
-        if complete is not None:
-            return self._update(request, condition(complete, so_far), before, so_far)
+        unbounded = before.unbounded if isinstance(before, CorrectedPrediction) else before.quantiles
+        if unbounded is not None:
+            return self._update(request, condition(unbounded, so_far), before, so_far)
         total = max(before.total_tokens, so_far + 1.0)
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request unless its length was fixed; ``detail`` "length" marks a censored output."""
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
+        """Learn from a finished request, unless its length was fixed. ``detail`` "length" marks a truncated output."""
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is not Outcome.FINISHED or not isinstance(prediction, CorrectedPrediction) or not self.config.learn:
             return
-        if tokens < 1 or request.choices != 1 or (self.use_requested and request.requested_tokens > 0):
+        if tokens < 1 or request.choices != 1 or (self.use_requested and request.fixed_tokens > 0):
             return
         censored = detail == "length" or tokens >= request.max_tokens
         if self.learner.observe(request.model, prediction, tokens, censored=censored):
             self.drifts, self.drifted_s = self.drifts + 1, now_s
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the admin page: predictor, sources, faults, and what was learnt."""
+        """Return the state for the admin page: predictor, sources, faults, and what was learned."""
         runner = self._runner
         return {
             "predictor": self.config.predictor if self._predictor is None else type(self._predictor).__name__,
-            "where": "none" if runner is None else "process" if runner.waits else "inline",
+            "where": "none" if runner is None else "process" if runner.needs_deadline else "inline",
             "seconds_a_prompt": self.seconds,
             "statistic": self.config.statistic,
             "sources": dict(self.sources),
@@ -168,8 +171,8 @@ class LengthPredictor(Listener):
         self.reads_output = getattr(predictor, "reads_output", None)
 
     async def _wait(self, row: PendingRow, late: Callable[[PendingRow], None] | None) -> Floats | None:
-        """Return the row, or None after the deadline."""
-        if row.done() or self._runner is None or not self._runner.waits:
+        """Return the row, or None if it misses the deadline. In that case ``late`` is called with the row later."""
+        if row.done() or self._runner is None or not self._runner.needs_deadline:
             return await row
         await asyncio.wait([row], timeout=self.config.deadline_s)
         if row.done():
@@ -184,52 +187,47 @@ class LengthPredictor(Listener):
         if row is None or self.late is None:
             return
         self.late_answers += 1
-        prediction, so_far = self._believe(request, row), request.generated_tokens
-        if so_far and prediction.complete is not None:
-            prediction = self._update(request, condition(prediction.complete, so_far), prediction, so_far)
+        prediction, so_far = self._from_row(request, row), request.generated_tokens
+        if so_far and prediction.unbounded is not None:
+            prediction = self._update(request, condition(prediction.unbounded, so_far), prediction, so_far)
         self.late(request.id, prediction)
 
-    def _believe(self, request: Request, raw: Floats | None) -> CorrectedPrediction:
-        """Return the prediction of a predictor's corrected row, or of the prior without one."""
+    def _from_row(self, request: Request, raw: Floats | None) -> CorrectedPrediction:
         if raw is None:
-            source, complete = "prior", self.learner.prior(request.model)
+            source, unbounded = "prior", self.learner.prior(request.model)
         else:
-            source, complete = "predictor", self.learner.corrected(request.model, raw) if self.config.learn else raw
-        total, bounded = self._bound(request, complete, 0)
-        return CorrectedPrediction(total, source, bounded, 0, raw, complete, total)
+            source, unbounded = "predictor", self.learner.corrected(request.model, raw) if self.config.learn else raw
+        total, bounded = self._bound(request, unbounded, 0)
+        return CorrectedPrediction(total, source, bounded, 0, raw, unbounded, total)
 
     def _bound(self, request: Request, row: Floats, so_far: int) -> tuple[float, Floats]:
-        """Return the statistic and the quantiles, both between the tokens so far and the limit of the request."""
         minimum = so_far + 1.0 if so_far else 1.0
         bounded = np.minimum(np.maximum(row, minimum), max(1.0, float(request.max_tokens)))
-        # The sum of the mean is rounded, and could leave the bounds.
+        # The mean is a rounded sum, which could leave the bounds.
         return min(max(self._statistic(bounded), bounded.item(0)), bounded.item(-1)), bounded
 
     def _update(self, request: Request, row: Floats, before: LengthPrediction, so_far: int) -> CorrectedPrediction:
-        """Return the prediction of a row after ``so_far`` tokens."""
         total, bounded = self._bound(request, row, so_far)
-        origin = (
-            before if isinstance(before, CorrectedPrediction) else CorrectedPrediction(0.0, complete=before.quantiles)
-        )
-        first_tokens = origin.first_tokens or total
-        return CorrectedPrediction(total, before.source, bounded, so_far, origin.raw, origin.complete, first_tokens)
+        origin = before if isinstance(before, CorrectedPrediction) else None
+        origin = origin or CorrectedPrediction(0.0, unbounded=before.quantiles)
+        initial = origin.initial_total_tokens or total
+        return CorrectedPrediction(total, before.source, bounded, so_far, origin.raw, origin.unbounded, initial)
 
 
 def _fixed(request: Request, tokens: float, source: str) -> LengthPrediction:
-    """Return the prediction of a known length."""
     total = min(max(1.0, tokens), max(1.0, float(request.max_tokens)))
     return LengthPrediction(total, source, np.full(len(LEVELS), total))
 
 
 def _is_own(predictor: Any) -> bool:
-    """Return whether the predictor, and all that it wraps, are classes of this package."""
+    """Return whether the predictor, and all predictors that it wraps, are classes of ``lengthwise.predict``."""
     if predictor is None or not type(predictor).__module__.startswith("lengthwise.predict"):
         return False
     return all(_is_own(part) for name in ("inner", "prior") if (part := getattr(predictor, name, None)) is not None)
 
 
 class Oracle(LengthPredictor):
-    """Predict the true length of each request; if ``length`` returns None, make an ordinary prediction."""
+    """Predicts the length that ``length`` returns, or predicts like ``LengthPredictor`` if ``length`` returns None."""
 
     def __init__(
         self,
@@ -243,11 +241,11 @@ class Oracle(LengthPredictor):
         super().__init__(config, clock, late, **options)
         self._length = length
 
-    async def first(self, request: Request, text: str | None) -> LengthPrediction:
-        """Return the true length."""
+    async def predict(self, request: Request, text: str | None) -> LengthPrediction:
+        """Return the true length as a prediction."""
         tokens = self._length(request, text)
         if tokens is None:
-            return await super().first(request, text)
+            return await super().predict(request, text)
         self.sources["oracle"] += 1
         return _fixed(request, float(tokens), "oracle")
 
@@ -258,11 +256,12 @@ class Oracle(LengthPredictor):
         return await super().repredict(request, text, generated_text)
 
 
-def requested_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
-    """Return the output length that a request fixes; 0 if the model decides it.
+def fixed_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
+    """Return the output length that a request fixes, or 0 if it fixes none.
 
-    The length is fixed if only one token is allowed, or ``ignore_eos`` holds, ``min_tokens`` = ``max_tokens``, and no
-    stop string or token may end the output. ``fields`` parses the JSON body, only if it may contain ``ignore_eos``.
+    A request fixes the length if it allows only one token, or if ``ignore_eos`` holds, ``min_tokens`` equals
+    ``max_tokens``, and no stop string or stop token may end the output. ``fields`` parses the JSON body, and is called
+    only if the body may contain ``ignore_eos``.
     """
     if max_tokens is None or max_tokens == 1 or b'"ignore_eos"' not in body:
         return 1 if max_tokens == 1 else 0

@@ -1,4 +1,4 @@
-"""Predicted lengths as rows of quantiles, predictor queries, and predictors on the event loop."""
+"""Predicted lengths as rows of quantiles, queries to predictors, and predictors on the event loop."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class CorrectedPrediction(LengthPrediction):
-    """Prediction with its origin."""
+    """A prediction with the quantiles from which it was derived."""
 
-    raw: Floats | None = None  # [25] before correction, without limits
-    complete: Floats | None = None  # [25] after correction, without limits
-    first_tokens: float = 0.0  # the statistic before the first token
+    raw: Floats | None = None  # [25] quantiles as the predictor returned them
+    unbounded: Floats | None = None  # [25] corrected quantiles, before the limits of the request are applied
+    initial_total_tokens: float = 0.0  # the statistic before the first token
 
 
 def condition(row: Floats, tokens_so_far: int) -> Floats:
-    """Return [25] quantiles of the lengths above ``tokens_so_far``, as ``LengthDistribution.given`` for one row."""
+    """Return the quantiles ``row`` [25], given that the length is above ``tokens_so_far``."""
     if tokens_so_far <= 0:
         return row
     if tokens_so_far >= row[-1]:
@@ -53,7 +53,7 @@ def condition(row: Floats, tokens_so_far: int) -> Floats:
     return np.maximum(remaining, tokens_so_far + 1)
 
 
-MAX_CHARS = 1 << 19  # of a longer text both ends are shown to the predictor, so that it cannot delay other requests
+MAX_CHARS = 1 << 19  # a predictor gets only the two ends of a longer text, which could delay other requests
 _FALLBACK = Constant(2 * MAX_TOKENS)
 _SAMPLE = (
     "Write a detailed guide about how to plan a three day trip to Rome with a small budget. Include ten tips, a list "
@@ -64,7 +64,7 @@ _WARMUP, _REPEATS = 3, 15
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Input of a predictor for one request; ``output`` is the text of the ``so_far`` tokens, "" if unknown."""
+    """What a predictor gets of one request. ``output`` is the text of the ``so_far`` tokens, or "" if unknown."""
 
     text: str
     prompt_tokens: int
@@ -75,7 +75,7 @@ class Query:
 
 @dataclass(frozen=True)
 class PredictedRows:
-    """Quantiles [n, 25] at LEVELS for n queries; only rows with ``valid`` [n] are usable, ``faults`` counts others."""
+    """Quantiles [n, 25] at LEVELS for n queries. ``valid`` [n] marks the usable rows, ``faults`` counts the others."""
 
     rows: Floats
     valid: npt.NDArray[np.bool_]
@@ -84,39 +84,39 @@ class PredictedRows:
 
 
 def truncate_text(text: str | None) -> str:
-    """Return the text as a predictor gets it; "" without one."""
+    """Return the text that a predictor gets, which is both ends of a long text, and "" if there is none."""
     if text is None or len(text) <= MAX_CHARS:
         return text or ""
     return f"{text[: MAX_CHARS // 2]} {text[-MAX_CHARS // 2 :]}"
 
 
 def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
-    """Return a predictor's rows, each checked; an exception or an invalid result counts as a fault."""
+    """Run a predictor on queries and check the result. An exception or an invalid row counts as a fault."""
     n = len(queries)
-    value: Any = None
+    result: Any = None
     failure: Exception | None = None
 
-    def repeat(*_: Any) -> Any:
+    def replay_result(*_: Any) -> Any:
         if failure is not None:
             raise failure
-        return value
+        return result
 
     try:
-        text, prompt_lengths, models, ages, output = (
+        text, prompt_lengths, models, tokens_so_far, output = (
             [getattr(query, name) for query in queries]
             for name in ("text", "prompt_tokens", "model", "so_far", "output")
         )
         prompt_tokens = np.array(prompt_lengths, np.int64)
         prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
-        so_far: Any = np.array(ages, np.int64) if max(ages, default=0) else 0
+        so_far: Any = np.array(tokens_so_far, np.int64) if max(tokens_so_far, default=0) else 0
         try:
-            value = predictor.predict(prompts, so_far)
+            result = predictor.predict(prompts, so_far)
         except Exception as error:  # noqa: BLE001 - any predictor may run here
             failure = error
-        if isinstance(so_far, int) and _is_checked(value, n):
-            return PredictedRows(value.tokens, np.ones(n, bool))
-        outcome: Any = SimpleNamespace(predict=repeat)
-        rows = (guard := Guarded(outcome, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
+        if isinstance(so_far, int) and _is_checked(result, n):
+            return PredictedRows(result.tokens, np.ones(n, bool))
+        replayed_predictor: Any = SimpleNamespace(predict=replay_result)
+        rows = (guard := Guarded(replayed_predictor, _FALLBACK, MAX_TOKENS)).predict(prompts, so_far).tokens
     except Exception as error:  # noqa: BLE001 - even checking may fail, such as for lack of memory
         return PredictedRows(np.ones((n, len(LEVELS))), np.zeros(n, bool), {"raised": n}, _location(error))
     faults = {kind: count for kind, count in guard.faults_.items() if count}
@@ -125,7 +125,7 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
 
 
 def _is_checked(value: Any, n: int) -> bool:
-    """Return whether a result is a checked distribution within MAX_TOKENS, which needs no guard."""
+    """Return whether a result is a valid distribution with lengths up to MAX_TOKENS, which needs no further check."""
     return (
         isinstance(value, LengthDistribution)
         and value.levels is LEVELS
@@ -135,14 +135,14 @@ def _is_checked(value: Any, n: int) -> bool:
 
 
 def _location(error: BaseException) -> str:
-    """Return the type and place of an exception, without its message, which may contain a prompt."""
+    """Return type and place of an exception. The message is left out, as it may contain a prompt."""
     last = extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(last[0].filename).name}:{last[0].lineno}" if last else ""
     return f"{type(error).__name__}{at}"
 
 
 def measure_latency_s(predictor: Any) -> float:
-    """Return the seconds of a warm predictor for one prompt of about 700 bytes; inf if it fails."""
+    """Return the seconds that a warm predictor takes for a prompt of about 700 bytes, or inf if it fails."""
     query, best_s = Query(_SAMPLE, 180, "unknown"), float("inf")
     for repeat in range(_WARMUP + _REPEATS):
         start_s = time.perf_counter()
@@ -157,35 +157,34 @@ PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a 
 
 
 class FaultCounter:
-    """Faults by kind, and the last error."""
+    """Counts faults by kind, and stores the last error."""
 
     def __init__(self) -> None:
         self.faults: Counter[str] = Counter()
         self.last_error: str | None = None
 
     def add(self, faults: Mapping[str, int], error: str | None = None) -> None:
-        """Add counts of faults."""
+        """Add numbers of faults, and the error if there is one."""
         self.faults.update(faults)
         if error is not None:
             self.last_error = error[:500]
 
 
 def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = None) -> None:
-    """Give pending rows their results; None without any."""
+    """Set the result of each pending row to its predicted row, or to None if there is no valid one."""
     for index, row in enumerate(pending):
         if not row.done():
             row.set_result(predicted.rows[index] if predicted and predicted.valid[index] else None)
 
 
-_MAX_BATCH = 16  # queries of one batch; more wait for the next tick of the loop, so that other tasks run in between
-_QUIET_TICKS = 2  # ticks of the loop without a query, after which the batch starts
+_MAX_BATCH = 16  # queries of a batch; further ones wait for the next tick, so that other tasks run in between
+_QUIET_TICKS = 2  # ticks of the event loop without a new query, after which the batch starts
 
 
 class InlineRunner:
-    """Run a predictor on the event loop: fast and trusted, because nothing can stop one that hangs."""
+    """Runs a predictor on the event loop. This is fast, but nothing can stop a predictor that hangs."""
 
-    waits = False
-    """Whether a result needs a deadline."""
+    needs_deadline = False  # whether a query needs a deadline, because its result may take long
 
     def __init__(self, predictor: Any, faults: FaultCounter) -> None:
         self.predictor, self.faults = predictor, faults
@@ -193,12 +192,12 @@ class InlineRunner:
         self._quiet = 0
 
     async def stop(self) -> None:
-        """Resolve all waiting queries without a result."""
+        """Resolve all pending queries without a result."""
         resolve(row for _, row in self._queue)
         self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
-        """Start a prediction, which is ready in this tick of the loop or soon after."""
+        """Start a prediction. The result is ready a few ticks of the event loop later."""
         loop = asyncio.get_running_loop()
         if not self._queue:
             loop.call_soon(self._gather)
@@ -208,7 +207,6 @@ class InlineRunner:
         return row
 
     def _gather(self) -> None:
-        """Start the batch when no more queries come, or it is full."""
         if self._quiet < _QUIET_TICKS and len(self._queue) < _MAX_BATCH:
             self._quiet += 1
             asyncio.get_running_loop().call_soon(self._gather)

@@ -1,4 +1,4 @@
-"""Run a predictor in a child process, which may hang, crash or send anything without harm to the gateway."""
+"""Run a predictor in a child process, where it may hang, crash or send anything without harm to the gateway."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProtocolError(Exception):
 
 
 def _decode(payload: bytes, number: int, n: int) -> prediction.PredictedRows:
-    """Return the rows of a batch of n queries; raise ProtocolError for anything else."""
+    """Return the rows of batch ``number`` of ``n`` queries. Raises ProtocolError if the response is invalid."""
     start = _HEAD.size + n
     end = start + n * 8 * len(LEVELS)
     if len(payload) < end or _HEAD.unpack_from(payload) != (number, n):
@@ -77,13 +77,13 @@ class ProcessLimits:
 
 
 class ProcessRunner:
-    """Run a predictor in a process; queries that arrive while it is busy form its next batch.
+    """Runs a predictor in a process. Queries that arrive while the process is busy form the next batch.
 
-    The predictor is a file, "default", or a picklable object. ``faults`` counts faults of rows, and "died", "hung",
-    "invalid response", "down", "busy".
+    The predictor is a file, "default", or a picklable object. ``faults`` counts the faults of rows, and the faults
+    "died", "hung", "invalid response", "down" and "busy".
     """
 
-    waits = True
+    needs_deadline = True
 
     def __init__(self, file: str, predictor: Any, faults: FaultCounter, limits: ProcessLimits | None = None) -> None:
         self.faults, self._limits = faults, limits or ProcessLimits()
@@ -100,7 +100,7 @@ class ProcessRunner:
         self._failures, self._refused = 0, ""
 
     async def start(self) -> None:
-        """Wait for the first start; raise InputError if the process cannot load the predictor."""
+        """Start the process and wait until it is up. Raises InputError if the predictor cannot be loaded."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         await self._started.wait()
         if self._refused:
@@ -117,7 +117,7 @@ class ProcessRunner:
         await asyncio.gather(*self._reaping)
 
     def submit(self, query: prediction.Query) -> prediction.PendingRow:
-        """Start a prediction; its result is None at once while there is no process, or too many wait."""
+        """Start a prediction. The result is None at once if there is no process, or too many queries wait."""
         row: prediction.PendingRow = asyncio.get_running_loop().create_future()
         if not self.up or len(self._queue) >= self._limits.max_waiting:
             self.faults.add({"busy" if self.up else "down": 1})
@@ -133,7 +133,6 @@ class ProcessRunner:
         return {"up": self.up, "pid": pid, "starts": self.starts, "waiting": len(self._queue)}
 
     async def _run(self) -> None:
-        """Run one process after another until stopped."""
         limits = self._limits
         while not self._refused:
             try:
@@ -150,7 +149,6 @@ class ProcessRunner:
             await asyncio.sleep(min(backoff_s, limits.max_backoff_s))
 
     async def _run_process(self) -> None:
-        """Start a process and run batches until it exits."""
         self.starts += 1
         limits, process = self._limits, await child_process.spawn_module(__name__)
         self._process = process
@@ -207,7 +205,6 @@ class ProcessRunner:
         return queries
 
     async def _reset(self) -> None:
-        """Kill the process; waiting queries get no result."""
         self.up = False
         process, self._process = self._process, None
         prediction.resolve([*self._batch, *(row for _, row in self._queue)])
@@ -224,7 +221,7 @@ class ProcessRunner:
 
 
 def main() -> None:
-    """Serve queries on stdin until it ends; entry point of the child process."""
+    """Answer queries on stdin until stdin ends. This is the entry point of the child process."""
     pipe = child_process.ParentPipe()
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes

@@ -1,4 +1,4 @@
-"""Estimate the gain of length-aware ordering from observed traffic."""
+"""Estimate what length-aware ordering would gain on the observed traffic."""
 
 import lazy_loader
 

@@ -1,5 +1,5 @@
 from .gain_monitor import Monitor as Monitor
-from .gain_monitor import Record as Record
+from .gain_monitor import RecentRows as RecentRows
 from .ordering_gain import MAX_ERROR as MAX_ERROR
 from .ordering_gain import Change as Change
 from .ordering_gain import Gain as Gain

@@ -1,4 +1,4 @@
-"""Estimate the gain in a process of its own: JSON lines on stdin, JSON on stdout."""
+"""Estimate the gain of ordering in a process of its own: JSON lines on stdin, JSON on stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lengthwise.gateway.telemetry import from_dict
 
 
 def main() -> None:
-    """Read the order's settings, then rows; write the gain."""
+    """Read the table [order] and then rows of requests from stdin. Write the estimated gain to stdout."""
     os.nice(10)
     order = Order(**json.loads(sys.stdin.readline()))
     estimate = gain(of_rows(from_dict(json.loads(line)) for line in sys.stdin), order)

@@ -1,4 +1,4 @@
-"""Estimate the gain periodically while the gateway runs, in a separate process so that requests are not delayed."""
+"""Estimate the gain of ordering periodically, in a separate process so that requests are not delayed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from lengthwise.gateway.telemetry import RequestTimelines, Row, as_dict
 MAX_ROWS = 5000
 
 
-class Record(RequestTimelines):
-    """The last MAX_ROWS rows; a listener, or subscribe ``append`` to existing traces (``telemetry.traces``)."""
+class RecentRows(RequestTimelines):
+    """Stores the rows of the last MAX_ROWS requests.
+
+    Use it as a listener, or pass its ``append`` to the ``subscribe`` of other timelines.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,32 +44,30 @@ _log = logging.getLogger("lengthwise.gateway")
 
 
 class Monitor:
-    """Async context manager with the latest estimate, ``found`` as from ``as_json``; None before the first one."""
+    """Estimates the gain periodically, as an async context manager. ``found`` is the latest estimate or None."""
 
     def __init__(
         self,
-        record: Record,
+        recent: RecentRows,
         order: Order = Order(),  # noqa: B008
         *,
         interval_s: float = INTERVAL_S,
         first_s: float = 0.0,  # no estimate before
     ) -> None:
-        self._record, self.order, self._interval_s, self._first_s = record, order, interval_s, first_s
+        self._recent, self.order, self._interval_s, self._first_s = recent, order, interval_s, first_s
         self.found: dict[str, Any] | None = None
         self._running = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        """Start."""
         await self._running.enter_async_context(background(self._run()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, also an estimate that is running."""
         await self._running.aclose()
 
     async def poll(self) -> dict[str, Any]:
-        """Estimate the gain on the recorded traffic."""
-        rows = list(self._record.rows)
+        """Return an estimate of the gain on the recent rows, in the form of ``as_json``."""
+        rows = list(self._recent.rows)
         if sum(row.output_tokens >= 1 for row in rows) < MIN_REQUESTS:
             text = f"{len(rows)} requests so far; at least {MIN_REQUESTS} are needed."
             return as_json(Gain(TOO_FEW, text, len(rows), 0.0))

@@ -1,11 +1,11 @@
-"""Estimate of the gain of length-aware ordering on recorded traffic, with confidence intervals.
+"""Estimate what length-aware ordering gains on recorded traffic, with confidence intervals.
 
-The simulator serves the recorded requests on engines fitted to the observations (``replay``). Intervals come from a
-block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with their gaps, so that bursts stay bursts; all
-orders serve the same draws. The interval surrounds the value of the recorded traffic; its width is the standard
-deviation of the draws' log ratios, variance-stabilized, times Student's t for the number of blocks. A short record
-shows less of a heavy tail than exists: on an M/G/1 queue of 1,500 requests with heavy-tailed lengths, 97.5 % intervals
-cover the theoretical gain in 90 % of runs, and in the others they lie below it.
+The simulator serves the recorded requests on engines that are fitted to the observations (``replay``). Intervals come
+from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with the gaps between them, which
+preserves bursts, and all orders serve the same draws. An interval surrounds the value of the recorded traffic. Its
+half-width is the standard deviation of the draws' log ratios, variance-stabilized, times Student's t for the number of
+blocks. A short record shows less of a heavy tail than there is: on an M/G/1 queue of 1,500 requests with heavy-tailed
+lengths, 97.5 % intervals cover the theoretical gain in 90 % of runs, and lie below it in the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TOO_FEW = "not enough traffic"
 
 @dataclass(frozen=True)
 class Change:
-    """A relative change against FCFS (-0.2: 20 % less), with its interval."""
+    """A change relative to FCFS, with its confidence interval. A value of -0.2 means 20 % less."""
 
     value: float
     low: float
@@ -63,7 +63,7 @@ LEVEL = 0.975
 
 @dataclass(frozen=True)
 class OrderGain:
-    """Change of mean and 99th percentile of JCT under "srtf", "isrtf" (with preemption) or "oracle" (true lengths)."""
+    """Changes of the JCT under one order: "srtf", "isrtf" (with preemption) or "oracle" (true lengths)."""
 
     name: str
     mean: Change
@@ -74,7 +74,7 @@ class OrderGain:
 
 @dataclass(frozen=True)
 class OrderTimes:
-    """JCT and total queueing time under an order or FCFS: mean, median, 90 % and 99 % quantile."""
+    """JCT and total queueing time under an order or FCFS, each as (mean, median, 90 % and 99 % quantile)."""
 
     name: str
     jct_s: tuple[float, ...]
@@ -83,26 +83,26 @@ class OrderTimes:
 
 @dataclass(frozen=True)
 class Gain:
-    """Estimated gain of length-aware ordering."""
+    """The estimated gain of length-aware ordering."""
 
     decision: str  # one of this module's constants; ``description`` gives the reason
     description: str
-    requests: int  # requests used; those of engines without streamed responses are not
+    requests: int  # number of requests used; those to engines without streamed responses are not
     span_s: float  # first arrival to last
-    waited_share: float = math.nan  # observed share of the total JCT that requests waited for a slot
-    observed_jct_s: float = math.nan  # mean; ``fcfs_jct_s`` is the mean under simulated FCFS
+    waited_share: float = math.nan  # observed share of the total JCT in which requests waited for a slot
+    observed_jct_s: float = math.nan  # observed mean; ``fcfs_jct_s`` is the mean under simulated FCFS
     fcfs_jct_s: float = math.nan
     fcfs_p99_jct_s: float = math.nan
-    in_order: bool = False  # whether requests were really served FCFS, so that both means are comparable
+    in_order: bool = False  # whether requests were served in FCFS order, so that both means are comparable
     orders: tuple[OrderGain, ...] = ()
     preemption_effect: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
     times: tuple[OrderTimes, ...] = ()  # FCFS first
     services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
-    level: float = LEVEL  # confidence of each interval; those of both orders hold together with 95 %
+    level: float = LEVEL  # confidence of each interval; the intervals of srtf and isrtf hold together with 95 %
 
     @property
     def model_error(self) -> float:
-        """Simulated FCFS over observed JCT, minus 1; NaN where they are not comparable."""
+        """JCT of simulated FCFS divided by the observed JCT, minus 1, or NaN if the two are not comparable."""
         return self.fcfs_jct_s / self.observed_jct_s - 1 if self.in_order and self.observed_jct_s > 0 else math.nan
 
     def order(self, name: str) -> OrderGain:
@@ -111,7 +111,7 @@ class Gain:
 
 
 def as_json(gain: Gain) -> dict[str, Any]:
-    """Return plain values; NaN becomes None."""
+    """Return the gain as plain values for JSON, with None instead of NaN."""
     values: dict[str, Any] = _plain(asdict(gain) | {"model_error": gain.model_error})
     return values
 
@@ -129,13 +129,9 @@ MAX_ERROR = 0.35  # beyond it simulated FCFS differs too much from the observati
 
 
 def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
-    """Return the decision on a gain and its reason."""
-    oracle, srtf, isrtf, preemption_effect = (
-        gain.order(ORACLE),
-        gain.order(SRTF),
-        gain.order(ISRTF),
-        gain.preemption_effect,
-    )
+    """Return the decision that the estimated gain suggests, and the reason for it."""
+    oracle, srtf, isrtf = gain.order(ORACLE), gain.order(SRTF), gain.order(ISRTF)
+    preemption_effect = gain.preemption_effect
     if gain.waited_share < MIN_WAITED_SHARE and -oracle.mean.value < MIN_GAIN:
         return NO_QUEUE, (
             f"Waiting is {_percent(gain.waited_share)} of all time from arrival to finish: every request finds a free "
@@ -152,12 +148,12 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
             f"{gain.observed_jct_s:.3g} s in the observations. Something other than a full batch limits the engines, "
             "or they changed."
         )
-    has_better_cuts = preemption_effect.high < 0 and -preemption_effect.value >= MIN_GAIN
+    preemption_pays = preemption_effect.high < 0 and -preemption_effect.value >= MIN_GAIN
     significant = [order for order in (srtf, isrtf) if order.mean.high < 0 and -order.mean.value >= MIN_GAIN]
     acceptable = [order for order in significant if not order.p99.value > -order.mean.value]
     if significant:
         candidates = acceptable or significant
-        best = candidates[-1] if has_better_cuts else candidates[0]
+        best = candidates[-1] if preemption_pays else candidates[0]
         if not acceptable:
             return TAIL_LOSES, f"mode = {best.name} {_changes(best)}; a lower max_wait_s trades the one for the other."
         text = f"mode = {best.name} {_changes(best)}"
@@ -194,15 +190,18 @@ MIN_REQUESTS = 200
 DRAWS = 100
 ORDER = Order()
 MAX_REQUESTS = 5000
-BLOCKS = 12  # blocks of a draw, as long as blocks have at least 50 requests
-_MIN_RELEVANT = 0.01  # of the mean JCT: an earlier dispatch by less does not count as out of order
-_CUTS = (ISRTF, SRTF)
-_LINEAR_LOG = 0.05  # log ratios scatter in proportion to their square far above it, and constantly far below it
+BLOCKS = 12  # blocks of a draw if they then have at least 50 requests
+_MIN_RELEVANT = 0.01  # share of the mean JCT by which a dispatch must be earlier to count as out of order
+_PREEMPTION_EFFECT = (ISRTF, SRTF)
+_LINEAR_LOG = 0.05  # the scatter of log ratios grows with their square far above it, and is constant far below
 _MAX_STABILIZED = 0.98
 
 
 def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 0) -> Gain:
-    """Estimate the gain of ORDERS on the last MAX_REQUESTS requests of a trace, with intervals from bootstrap draws."""
+    """Estimate the gain of every order in ORDERS on the last MAX_REQUESTS requests of a trace.
+
+    The confidence intervals come from ``draws`` bootstrap samples, which follow from ``seed``.
+    """
     trace = trace.take(np.arange(max(0, len(trace) - MAX_REQUESTS), len(trace)))
     if len(trace) < MIN_REQUESTS:
         text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
@@ -220,10 +219,10 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
         return _change(ratios[key], [draw[key] for draw in drawn])
 
     runs = _merged(replayed)
-    means_s = {name: _times(run.jct_s) for name, run in runs.items()}
+    jct_times_s = {name: _times(run.jct_s) for name, run in runs.items()}
     waited = np.average([pool.service.waited_share for pool in pools], weights=[len(part) for part in parts])
     orders = [
-        OrderGain(name, change(name, "mean"), change(name, "p99"), means_s[name][0], means_s[name][-1])
+        OrderGain(name, change(name, "mean"), change(name, "p99"), jct_times_s[name][0], jct_times_s[name][-1])
         for name in ORDERS[1:]
     ]
     undecided = Gain(
@@ -233,12 +232,12 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
         trace.span_s,
         waited_share=float(waited),
         observed_jct_s=float(np.concatenate([part.jct_s for part in parts]).mean()),
-        fcfs_jct_s=means_s[FCFS][0],
-        fcfs_p99_jct_s=means_s[FCFS][-1],
+        fcfs_jct_s=jct_times_s[FCFS][0],
+        fcfs_p99_jct_s=jct_times_s[FCFS][-1],
         in_order=all(_in_order(part) for part in parts),
         orders=tuple(orders),
-        preemption_effect=change(*_CUTS),
-        times=tuple(OrderTimes(name, means_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
+        preemption_effect=change(*_PREEMPTION_EFFECT),
+        times=tuple(OrderTimes(name, jct_times_s[name], _times(runs[name].queued_for_s)) for name in ORDERS),
         services=tuple(pool.service for pool in pools),
     )
     decision, description = decide(undecided)
@@ -247,8 +246,6 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
 
 @dataclass
 class _Pool:
-    """Requests of equal engines, the gaps between their arrivals, and the fitted service."""
-
     workload: Workload
     service: Service
     gaps_s: Floats
@@ -260,7 +257,6 @@ class _Pool:
         return cls(workload_of(trace, order.window_tokens), fit(trace), gaps_s)
 
     def draw(self, rng: np.random.Generator, order: Order) -> dict[str, Replayed]:
-        """Return a bootstrap sample under every order."""
         n = len(self.workload)
         length = min(n, max(50, n // BLOCKS))
         starts = rng.integers(0, n, -(-n // length))
@@ -269,7 +265,7 @@ class _Pool:
 
 
 def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
-    """Return all pools' requests by order, only those that every order serves."""
+    """Return, for each order, the requests of all pools that are served under every order."""
     jct_s = {name: np.concatenate([pool[name].jct_s for pool in pools]) for name in ORDERS}
     queue_s = {name: np.concatenate([pool[name].queued_for_s for pool in pools]) for name in ORDERS}
     served = np.all([np.isfinite(values) for values in jct_s.values()], axis=0)
@@ -277,23 +273,20 @@ def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
 
 
 def _times(values: Floats) -> tuple[float, ...]:
-    """Return mean, median, 90 % and 99 % quantile."""
     return float(values.mean()), *map(float, np.quantile(values, (0.5, 0.9, 0.99)))
 
 
 def _ratios(pools: list[dict[str, Replayed]]) -> dict[tuple[str, ...], float]:
-    """Return mean and 99th percentile of JCT over those of FCFS, and the mean of isrtf over that of srtf."""
     runs = {name: run.jct_s for name, run in _merged(pools).items()}
     ratios: dict[tuple[str, ...], float] = {}
     for name in ORDERS[1:]:
         ratios[name, "mean"] = float(runs[name].mean() / runs[FCFS].mean())
         ratios[name, "p99"] = float(np.quantile(runs[name], 0.99) / np.quantile(runs[FCFS], 0.99))
-    ratios[_CUTS] = float(runs[ISRTF].mean() / runs[SRTF].mean())
+    ratios[_PREEMPTION_EFFECT] = float(runs[ISRTF].mean() / runs[SRTF].mean())
     return ratios
 
 
 def _change(ratio: float, drawn: list[float]) -> Change:
-    """Return a ratio minus 1, with its interval."""
     if len(drawn) < 2:
         return Change(ratio - 1, math.nan, math.nan)
     half = float(bootstrap_half_width(_stabilized(np.log(drawn)), BLOCKS, LEVEL))
@@ -305,12 +298,11 @@ def _change(ratio: float, drawn: list[float]) -> Change:
 
 
 def _stabilized(logs: Floats) -> Floats:
-    """Return log ratios on a scale with constant variance: the variance of a gain grows with its size."""
+    """Transform log ratios, whose variance grows with the gain, so that the variance becomes constant."""
     return logs / (np.abs(logs) + _LINEAR_LOG)
 
 
 def _in_order(trace: Trace) -> bool:
-    """Return whether at most 2 % of requests were dispatched before an earlier arrival for the same model."""
     num_overtaken, tolerance_s = 0, _MIN_RELEVANT * float(trace.jct_s.mean())
     for model in np.unique(trace.model):
         dispatched_s = trace.dispatched_s[trace.model == model]
@@ -330,7 +322,7 @@ _LABELS = {
 
 
 def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS) -> Gain:
-    """Estimate the gain on a journal's traffic; raise InputError if the file is no readable journal."""
+    """Estimate the gain on the traffic of a journal. Raises InputError if the file is no readable journal."""
     return gain(of_journal(path), order, draws=draws)
 
 

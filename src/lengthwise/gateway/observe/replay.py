@@ -1,7 +1,7 @@
-"""Replay recorded requests under several orders by the simulator, on engines fitted to the observations.
+"""Replay recorded requests under several orders: the simulator serves them on engines fitted to the observations.
 
-In ``isrtf`` the preemption policy alone decides. The gateway also checks whether a preemption pays off, at costs that
-it has learned of each worker, and preempts less often.
+In ``isrtf`` the preemption policy alone decides. The gateway preempts less often, because it also checks whether a
+preemption pays off, at the costs that it has learned for each worker.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a
 
 @dataclass(frozen=True)
 class Service:
-    """Pool of equal engines."""
+    """Speed and limits of a pool of equal engines, fitted to the requests that they served."""
 
-    step_s: float  # fixed, to which ``seq_s`` per sequence and ``prompt_s`` per prompt token are added
+    step_s: float  # fixed seconds of a step, plus ``seq_s`` per sequence and ``prompt_s`` per prompt token
     seq_s: float
     prompt_s: float
-    front_s: float  # network and parsing, both ways
+    front_s: float  # network and parsing of request and response
     max_num_seqs: int | None  # concurrency limit of an engine; None: never reached
     engines: int  # in use at the same time; a renamed engine counts once
-    waited_share: float  # share of the total JCT that requests waited for a slot
+    waited_share: float  # share of the total JCT in which requests waited for a slot
     error: float  # median relative error of the seconds from first token to finish
 
 
 def fit(trace: Trace) -> Service:
-    """Fit a service to the trace of one pool."""
+    """Fit the speed and limits of a pool of engines to the requests that it served."""
     concurrency = max_concurrency_at_first_tokens(trace)
     trace, is_observed = with_first_tokens(trace)
     max_num_seqs = max_num_seqs_of(trace) if is_observed.all() else concurrency
@@ -59,7 +59,7 @@ def fit(trace: Trace) -> Service:
     # Until the first token: the request's own step, and on average half of the running one.
     steps = np.where(in_flight > 0, 1.5, 1.0)
     start_s = trace.first_token_s - trace.dispatched_s
-    usable = (in_flight < max_num_seqs) & trace.single_attempt & is_observed & (start_s > 0)
+    usable = (in_flight < max_num_seqs) & trace.is_uninterrupted & is_observed & (start_s > 0)
     start_rows = np.column_stack([steps, steps * (in_flight + 1), trace.prompt_tokens, np.ones(len(trace))])[usable]
     coefficients = _fit_absolute(np.vstack([decode_rows, start_rows]), np.concatenate([decode_s, start_s[usable]]))
     step_s, seq_s, prompt_s, front_s = (float(x) for x in coefficients)
@@ -73,10 +73,10 @@ def fit(trace: Trace) -> Service:
 
 
 def max_num_seqs_of(trace: Trace) -> int:
-    """Return the maximum concurrency that a worker had for a relevant share of its busy time."""
+    """Return the largest number of requests that a worker ran at once for a relevant share of its busy time."""
     maximum = 1
     for worker in np.unique(trace.worker):
-        rows = (trace.worker == worker) & trace.single_attempt & (trace.finished_s > trace.first_token_s)
+        rows = (trace.worker == worker) & trace.is_uninterrupted & (trace.finished_s > trace.first_token_s)
         times = np.concatenate([trace.first_token_s[rows], trace.finished_s[rows]])
         changes = np.repeat([1, -1], int(rows.sum()))
         order = np.lexsort((changes, times))
@@ -90,7 +90,7 @@ def max_num_seqs_of(trace: Trace) -> int:
 
 
 def engines_of(trace: Trace) -> int:
-    """Return the median, over dispatches, of the workers in use; one is in use from its first dispatch to its last."""
+    """Return the median number of workers in use. A worker is in use from the first to the last dispatch to it."""
     in_use = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
         dispatched_s = trace.dispatched_s[trace.worker == worker]
@@ -99,7 +99,6 @@ def engines_of(trace: Trace) -> int:
 
 
 def _in_flight_at_dispatch(trace: Trace) -> Ints:
-    """Return [n] requests at the worker when each one was dispatched to it."""
     in_flight = np.zeros(len(trace), np.int64)
     for worker in np.unique(trace.worker):
         rows = np.flatnonzero(trace.worker == worker)
@@ -111,12 +110,12 @@ def _in_flight_at_dispatch(trace: Trace) -> Ints:
 
 
 def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]:
-    """Return rows (steps, sequence steps, prompt tokens, 0) and seconds from first token to finish."""
+    """Return rows [n, 4] of steps, all sequences' tokens, prompt tokens and 0 during a decode, and its seconds [n]."""
     rows, seconds = [], []
     for worker in np.unique(trace.worker):
         own = trace.take(np.flatnonzero(trace.worker == worker))
         start_s, end_s = own.first_token_s, own.finished_s
-        usable = own.single_attempt & is_observed[trace.worker == worker] & (own.decode_tokens >= MIN_DECODE_TOKENS)
+        usable = own.is_uninterrupted & is_observed[trace.worker == worker] & (own.decode_tokens >= MIN_DECODE_TOKENS)
         usable &= end_s > start_s
         order = np.argsort(start_s, kind="stable")
         prompts, firsts = np.concatenate([[0.0], np.cumsum(own.prompt_tokens[order])]), start_s[order]
@@ -128,7 +127,7 @@ def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]
 
 
 def _tokens_between(start_s: Floats, end_s: Floats, tokens: Floats) -> Floats:
-    """Return [n] tokens of all requests between ``start_s`` and ``end_s``, each generated at a constant rate."""
+    """Return, for each request ([n]), the tokens that all requests generate from its start to its end, evenly paced."""
     durations = np.maximum(end_s - start_s, 1e-9)
     times = np.concatenate([start_s, start_s + durations])
     slopes = np.concatenate([tokens / durations, -tokens / durations])
@@ -139,10 +138,11 @@ def _tokens_between(start_s: Floats, end_s: Floats, tokens: Floats) -> Floats:
 
 
 def _fit_absolute(rows: Floats, seconds: Floats) -> Floats:
-    """Return non-negative coefficients that minimize absolute errors relative to the fitted seconds.
+    """Return the non-negative coefficients that minimize absolute errors relative to the fitted seconds.
 
-    Errors relative to the observed seconds would give most weight to tokens that came in a burst (microseconds in
-    total) and pull the fit to 0; squared errors would do so for stalls. Here half of the requests decide.
+    Errors relative to the observed seconds would give most weight to tokens that arrived in a burst (microseconds in
+    total), and pull the fit to 0. Squared errors would give most weight to stalls. Absolute errors behave like a
+    median: outliers count little.
     """
     if not len(seconds):
         return np.array([1e-3, 0.0, 0.0, 0.0])
@@ -171,14 +171,14 @@ _MODEL = ModelSpec("observed", 1, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128
 
 @dataclass(frozen=True)
 class Replayed:
-    """[n] JCT and total queueing time; NaN for unserved requests."""
+    """JCT and total queueing time of each request ([n]) in a simulation. Both are NaN if it was not served."""
 
     jct_s: Floats
     queued_for_s: Floats
 
 
 def replay(workload: Workload, service: Service, name: str, order: Order = Order()) -> Replayed:  # noqa: B008 - frozen
-    """Simulate a workload under one of ORDERS; ``oracle`` knows the true lengths."""
+    """Simulate a workload under the order ``name``, one of ORDERS. Only ORACLE knows the true lengths."""
     if name == ORACLE:
         lengths = workload.output_tokens.astype(float)
         workload = replace(workload, predicted_tokens=lengths, predictions=None)
@@ -188,23 +188,17 @@ def replay(workload: Workload, service: Service, name: str, order: Order = Order
 
 
 def scheduler(name: str, order: Order) -> Scheduler:
-    """Return one of ORDERS as a scheduler of the simulator with the gateway's settings."""
+    """Return the order ``name``, one of ORDERS, as a scheduler of the simulator with the gateway's settings."""
     fcfs = Scheduler(router="central", memory="paged_by_chunk")
     if name == FCFS:
         return fcfs
-    preemption, limits = order.preemption if name == ISRTF else "never", (order.max_wait_s, order.window_tokens)
-    return replace(
-        fcfs,
-        rank="srtf",
-        victim="longest_remaining",
-        preemption=preemption,
-        max_wait_s=limits[0],
-        preemption_interval_steps=limits[1],
-    )
+    preemption, interval = order.preemption if name == ISRTF else "never", order.window_tokens
+    srtf = replace(fcfs, rank="srtf", victim="longest_remaining", max_wait_s=order.max_wait_s)
+    return replace(srtf, preemption=preemption, preemption_interval_steps=interval)
 
 
 def workload_of(trace: Trace, window_tokens: int) -> Workload:
-    """Return the recorded requests with their predictions, one per window of tokens."""
+    """Return the recorded requests as a workload, with one prediction per window of tokens."""
     totals, counts = [], []
     columns = (trace.predicted_tokens.tolist(), trace.output_tokens.tolist(), trace.repredictions)
     for first, output, repredictions in zip(*columns, strict=True):
@@ -230,25 +224,18 @@ def workload_of(trace: Trace, window_tokens: int) -> Workload:
 
 
 def resampled(workload: Workload, gaps_s: Floats, rows: Ints) -> Workload:
-    """Return some of the requests, each with its original gap to its predecessor."""
+    """Return the workload of the requests ``rows``, each with its original gap after the previous arrival."""
     gaps = gaps_s[rows]
-    return Workload(
-        np.cumsum(gaps) - gaps[0],
-        workload.prompt_tokens[rows],
-        workload.output_tokens[rows],
-        predictions=None if workload.predictions is None else workload.predictions.take(rows),
-        predicted_tokens=None if workload.predicted_tokens is None else workload.predicted_tokens[rows],
-        name=workload.name,
-    )
+    return workload.take(rows, np.cumsum(gaps) - gaps[0])
 
 
 def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) -> Deployment:
-    """Return the fitted engines as a deployment with enough KV memory for the workload."""
+    """Return the fitted engines as a deployment, with enough KV memory for the workload."""
     max_model_len = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
     max_num_seqs = service.max_num_seqs or _NO_LIMIT
     max_tokens = _STEP_TOKENS + max_num_seqs
     num_blocks = -(-max_model_len // _BLOCK_SIZE) * (min(max_num_seqs, len(workload)) + 1)
-    # A cost that sequences and prompt tokens share goes to the table by tokens, the difference to its own table.
+    # The cost that a sequence and a prompt token share goes to the table by tokens, the rest to tables of their own.
     zeros, two = np.zeros(2), np.arange(2.0)
     token_s = min(service.seq_s, service.prompt_s)
     chunks = grid_axis(max_tokens)
@@ -265,17 +252,9 @@ def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) ->
         evidence=CostEvidence("fitted to the gateway's observations"),
         front=Front(request_s=service.front_s),
     )
-    return Deployment(
-        _MODEL,
-        _GPU,
-        _NODE,
-        Parallelism(1, 1, service.engines),
-        EngineLimits(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, block_size=_BLOCK_SIZE, watermark=0.0
-        ),
-        scheduler,
-        costs,
-        KvPlan(num_blocks, _BLOCK_SIZE, 0.0, 0.0, 0.0, 0.0),
-        max_model_len=max_model_len,
-        name="engines as observed",
+    limits = EngineLimits(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, block_size=_BLOCK_SIZE, watermark=0.0
     )
+    kv_plan, parallelism = KvPlan(num_blocks, _BLOCK_SIZE, 0.0, 0.0, 0.0, 0.0), Parallelism(1, 1, service.engines)
+    hardware, name = (_MODEL, _GPU, _NODE, parallelism), "engines as observed"
+    return Deployment(*hardware, limits, scheduler, costs, kv_plan, max_model_len=max_model_len, name=name)

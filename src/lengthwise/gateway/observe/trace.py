@@ -1,4 +1,4 @@
-"""Finished requests as columns, the input of the gain estimate."""
+"""Requests that have ended, as columns: the input of the gain estimate."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from lengthwise.gateway.telemetry import Row, read_all
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_ROUNDING_S = 1e-3  # times in a journal are rounded independently, so that order may break by less
+_ROUNDING_S = 1e-3  # a journal rounds each time, which may reverse the order of two by less than this
 _MAX_TOKENS = 10**9
 _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Columns [n] of requests with an output token, in order of arrival; times at the gateway, from any origin."""
+    """Requests with at least one output token, as columns [n] in order of arrival. The origin of times is arbitrary."""
 
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
-    predicted_tokens: Floats  # before the first token
-    dispatched_s: Floats  # the first time
-    first_token_s: Floats  # NaN for buffered responses
+    predicted_tokens: Floats  # as predicted before the first token
+    dispatched_s: Floats  # first dispatch
+    first_token_s: Floats  # NaN for responses in a single chunk
     finished_s: Floats
     queued_for_s: Floats
-    single_attempt: Bools  # whether the request ran at one worker from dispatch to finish
+    is_uninterrupted: Bools  # whether there was no preemption and no failover; earlier retries do not count
     worker: Ints  # index of ``workers``
     model: Ints  # index of ``models``
     repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
@@ -45,22 +45,22 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """First arrival to last."""
+        """Time from the first arrival to the last one."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
 
     @property
     def jct_s(self) -> Floats:
-        """Observed arrival to finish."""
+        """Observed time from arrival to finish."""
         return self.finished_s - self.arrival_s
 
     @property
     def decode_s(self) -> Floats:
-        """First token to finish; NaN for buffered responses."""
+        """Time from first token to finish, or NaN for responses in a single chunk."""
         return self.finished_s - self.first_token_s
 
     @property
     def decode_tokens(self) -> Floats:
-        """Tokens after the first."""
+        """Number of tokens after the first one."""
         return np.asarray(self.output_tokens - 1.0)
 
     def take(self, rows: Ints) -> Trace:
@@ -71,12 +71,12 @@ class Trace:
 
 _COLUMNS = (
     "arrival_s", "prompt_tokens", "output_tokens", "predicted_tokens", "dispatched_s", "first_token_s", "finished_s",
-    "queued_for_s", "single_attempt", "worker", "model",
+    "queued_for_s", "is_uninterrupted", "worker", "model",
 )  # fmt: skip
 
 
 def of_rows(rows: Iterable[Row]) -> Trace:
-    """Return the trace of rows in any order; rows without tokens or with invalid times are left out."""
+    """Return rows as a trace. Rows without tokens or with invalid times are left out."""
     rows = sorted((row for row in rows if _is_valid(row)), key=lambda row: (row.arrival_s, row.id))
     models, workers = (
         {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -88,8 +88,8 @@ def of_rows(rows: Iterable[Row]) -> Trace:
         **{name: np.array([getattr(row, name) for row in rows], np.float64) for name in times},
         prompt_tokens=np.maximum(np.array([row.prompt_tokens for row in rows], np.int64), 1),
         output_tokens=np.array([row.output_tokens for row in rows], np.int64),
-        predicted_tokens=np.clip(np.nan_to_num(predicted, nan=256.0, posinf=1e9), 1.0, 1e9),  # policies need finite
-        single_attempt=np.array([row.preemptions == 0 and row.failovers == 0 for row in rows], dtype=bool),
+        predicted_tokens=np.clip(np.nan_to_num(predicted, nan=256.0, posinf=1e9), 1.0, 1e9),  # must be finite
+        is_uninterrupted=np.array([row.preemptions == 0 and row.failovers == 0 for row in rows], dtype=bool),
         worker=np.array([workers[row.worker] for row in rows], dtype=np.int64),
         model=np.array([models[row.model] for row in rows], dtype=np.int64),
         repredictions=tuple(row.repredictions for row in rows),
@@ -99,7 +99,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
 
 
 def of_journal(path: Path | str) -> Trace:
-    """Return the trace of a journal and its older files; a pause between two runs is shortened to the median gap."""
+    """Return the requests of a journal and its older files. A pause between two runs is cut to the median gap."""
     rows: list[Row] = []
     started_s: dict[int, float] = {}
     for run, row in read_all(path):
@@ -125,7 +125,6 @@ def _without_pauses(trace: Trace, starts: Sequence[float]) -> Trace:
 
 
 def _is_valid(row: Row) -> bool:
-    """Return whether a row has a token and ordered, finite times: damaged rows of a journal are not simulated."""
     started_s = row.dispatched_s if math.isnan(row.first_token_s) else row.first_token_s
     times = (row.arrival_s, row.dispatched_s, started_s, row.finished_s)
     return (
@@ -142,7 +141,10 @@ MIN_POOL = 50  # smaller pools are left out
 
 
 def pools_of(trace: Trace) -> list[Trace]:
-    """Split a trace into connected components of models and workers; return it unsplit if all are small."""
+    """Split a trace into pools, which share no worker and no model.
+
+    Pools of fewer than MIN_POOL requests are left out. If all pools are that small, the trace stays in one piece.
+    """
     if not len(trace):
         return [trace]
     from scipy.sparse import coo_array
@@ -162,12 +164,12 @@ _RARE = 0.01  # share of first tokens that engines may produce out of order
 
 
 def is_measurable(trace: Trace) -> bool:
-    """Return whether all, or enough, responses were streamed to measure what engines did."""
+    """Return whether all responses were streamed, or at least enough of them to measure the engines' speed."""
     return not np.isnan(trace.first_token_s).any() or int(_is_paced(trace).sum()) >= MIN_STREAMED
 
 
 def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
-    """Return the trace with missing first tokens estimated by the median time per token, and [n] which are observed."""
+    """Return the trace with missing first tokens estimated, and whether each one was observed ([n])."""
     is_observed = np.isfinite(trace.first_token_s)
     if is_observed.all():
         return trace, is_observed
@@ -178,10 +180,10 @@ def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
 
 
 def max_concurrency_at_first_tokens(trace: Trace) -> int:
-    """Return the maximum number of running requests at a worker when a first token came, ignoring the top 1 %."""
-    counts = [1]  # engines start requests in order: earlier dispatches that are unfinished by then run as well
+    """Return the largest number of requests at a worker when one gets its first token, ignoring the top 1 %."""
+    counts = [1]  # engines start requests in order: unfinished earlier ones run as well
     for worker in np.unique(trace.worker):
-        rows = np.flatnonzero((trace.worker == worker) & trace.single_attempt)
+        rows = np.flatnonzero((trace.worker == worker) & trace.is_uninterrupted)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]
         finished_s, first_s = trace.finished_s[rows], trace.first_token_s[rows]
         counts += [1 + int((finished_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
@@ -189,4 +191,4 @@ def max_concurrency_at_first_tokens(trace: Trace) -> int:
 
 
 def _is_paced(trace: Trace) -> Bools:
-    return np.asarray(trace.single_attempt & (trace.decode_tokens >= MIN_DECODE_TOKENS) & (trace.decode_s > 0))
+    return np.asarray(trace.is_uninterrupted & (trace.decode_tokens >= MIN_DECODE_TOKENS) & (trace.decode_s > 0))

@@ -23,7 +23,7 @@ _MANY, _SORT_EVERY = 8, 100
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request: number of its last admission (-1: none), tokens until it may be preempted."""
+    """Scheduling state of a request in the engine. ``number`` is its number in order of arrival."""
 
     request: Any
     hint: Hint
@@ -33,22 +33,26 @@ class Entry:
     queued_for_s: float = 0.0
     running: bool = False
     overdue: bool = False
-    admission: int = -1
-    preemptions: int = 0
-    stable: int = 0
+    admission: int = -1  # number of its last admission, counted over all requests; -1 never admitted
+    last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
+    preemptions: int = 0  # by the preemption policy, not by a lack of memory
+    stable: int = 0  # generated tokens from which on it may be preempted
     key: Key = (1, 0, math.inf, 0)
 
 
 class Registry:
-    """Entries of one engine's requests and the order of its queue; ``error`` is why a length was invalid."""
+    """Scheduling state of all requests in an engine, which determines the order of its queue.
+
+    ``num_unhinted`` counts the requests whose hint has an error, and ``error`` describes the last error.
+    """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self.settings, self._clock = settings, clock
         self._policy = settings.rank_policy()
         self._rank = interpreted(self._policy)
         self._entries: dict[str, Entry] = {}
-        self._deadlines: list[tuple[float, int, Entry]] = []
-        self._arrivals = self._admissions = 0
+        self._overdue_times: list[tuple[float, int, Entry]] = []
+        self._arrivals = self._admissions = self._preemptions = 0
         self._changed, self._pending, self._merges = True, dict[str, Entry](), 0
         self.num_unhinted, self.error = 0, ""
 
@@ -56,7 +60,7 @@ class Registry:
         return len(self._entries)
 
     def entry(self, request: Any) -> Entry:
-        """Return the entry of a request; add an unknown one as an arrival."""
+        """Return the entry of a request. A request without an entry is added as if it arrived now."""
         entry = self._entries.get(request.request_id)
         return entry if entry is not None and entry.request is request else self.add(request)
 
@@ -73,16 +77,17 @@ class Registry:
         return entry
 
     def on_preempted(self, request: Any) -> None:
-        """Record that a running request is back in the queue."""
+        """Record that a running request has returned to the queue."""
         entry, now_s = self.entry(request), self._clock()
         self._changed = True
         if entry.running:
-            entry.running, entry.queued_s = False, now_s
+            self._preemptions += 1
+            entry.running, entry.queued_s, entry.last_preemption = False, now_s, self._preemptions
             entry.stable = request.num_output_tokens + self.settings.window_tokens
             self._enqueue(now_s, entry)
 
     def on_admitted(self, running: list[Any]) -> bool:
-        """Record admissions, the last of the running requests; return whether there are any."""
+        """Record the admitted requests, which are the last of ``running``. Return whether there are any."""
         now_s, found = self._clock(), False
         for request in reversed(running):
             entry = self.entry(request)
@@ -94,24 +99,24 @@ class Registry:
         return found
 
     def prune(self, live: dict[str, Any]) -> None:
-        """Remove finished requests when they are many."""
+        """Remove the entries of requests that are not in ``live``, if there are many."""
         if len(self._entries) > 2 * len(live) + _PRUNE_ABOVE:
             self._entries = {name: entry for name, entry in self._entries.items() if name in live}
             self._pending = {name: entry for name, entry in self._pending.items() if name in live}
-            self._deadlines = [item for item in self._deadlines if item[2].request.request_id in self._entries]
-            heapq.heapify(self._deadlines)
+            self._overdue_times = [item for item in self._overdue_times if item[2].request.request_id in self._entries]
+            heapq.heapify(self._overdue_times)
 
     def needs_sort(self) -> bool:
-        """Return whether the order may differ from the last one."""
+        """Return whether the order may have changed."""
         now_s = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            entry = heapq.heappop(self._deadlines)[2]
+        while self._overdue_times and self._overdue_times[0][0] <= now_s:
+            entry = heapq.heappop(self._overdue_times)[2]
             if not entry.running:
                 self._enqueue(now_s, entry)
         return self._changed or self._policy.every_step
 
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
-        """Return the waiting requests in order; at times all are sorted, in case vLLM reordered them."""
+        """Return the waiting requests in order. From time to time all are sorted, in case vLLM has reordered them."""
         queue, pending = list(waiting), self._pending
         self._pending, self._changed, self._merges = {}, False, self._merges + 1
         if self._policy.every_step or len(pending) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
@@ -129,7 +134,7 @@ class Registry:
         return ordered
 
     def worst_last(self, running: Iterable[Any]) -> list[Any]:
-        """Return the running requests, prefills last and among these the worst: the last is preempted first."""
+        """Return the running requests, worst last, as vLLM preempts the last one. Prefills come after all decodes."""
         now_s = self._clock()
 
         def place(request: Any) -> tuple[bool, Key]:
@@ -139,32 +144,32 @@ class Registry:
         return sorted(running, key=place)
 
     def key(self, now_s: float, entry: Entry) -> Key:
-        """Return the current position of a request among others."""
+        """Return the current sort key of a request."""
         if entry.overdue:
             return 0, 0, 0.0, entry.number
         return 1, entry.hint.priority, self.rank_key(now_s, entry), entry.number
 
     def rank_key(self, now_s: float, entry: Entry) -> float:
-        """Return the rank's key; NaN becomes infinity, the last place."""
+        """Return the rank's key. NaN becomes infinity, which is the last place."""
         request, generated = entry.request, entry.request.num_output_tokens
         predicted, remaining = self.lengths(entry)
         waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
         lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
-        counts = entry.hint.priority, entry.admission, entry.preemptions, math.nan, 0
+        counts = entry.hint.priority, entry.admission, entry.last_preemption, math.nan, 0
         key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
         return math.inf if math.isnan(key) else key
 
     def lengths(self, entry: Entry) -> tuple[float, float]:
-        """Return the length predicted at the last window, and the remaining tokens, at least 1."""
+        """Return the length predicted at the start of the current window, and the remaining tokens (at least 1)."""
         window, generated = self.settings.window_tokens, entry.request.num_output_tokens
         predicted = entry.hint.predicted_tokens(generated // window * window)
         return predicted, max(1.0, predicted - generated)
 
     def _enqueue(self, now_s: float, entry: Entry) -> None:
-        deadline_s = entry.queued_s + self.settings.max_wait_s - entry.queued_for_s
-        entry.overdue = entry.overdue or deadline_s <= now_s
-        if not entry.overdue and math.isfinite(deadline_s):
-            heapq.heappush(self._deadlines, (deadline_s, entry.number, entry))
+        overdue_s = entry.queued_s + self.settings.max_wait_s - entry.queued_for_s
+        entry.overdue = entry.overdue or overdue_s <= now_s
+        if not entry.overdue and math.isfinite(overdue_s):
+            heapq.heappush(self._overdue_times, (overdue_s, entry.number, entry))
         entry.key = self.key(now_s, entry)
         self._pending[entry.request.request_id] = entry
         self._changed = True
@@ -174,7 +179,7 @@ PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens, as in the gatew
 
 
 class Preemption:
-    """Apply the preemption policy after a change of the queue and every ``window_tokens`` steps."""
+    """Applies the preemption policy after each change of the queue and every ``window_tokens`` steps."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
         self._registry, self._settings, self._clock = registry, registry.settings, clock
@@ -182,7 +187,7 @@ class Preemption:
         self._steps, self._pending, self._last_s = 0, False, -math.inf
 
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
-        """Return whether to look for a victim, once per step; ``blocked``: no waiting request can be admitted."""
+        """Return whether to look for a victim in this step. ``blocked`` means that no request can be admitted."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
         if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.preemptions_per_s:
@@ -191,7 +196,7 @@ class Preemption:
         return True
 
     def victim(self, first: Any, running: list[Any], num_waiting: int, can_free: Callable[[Any], bool]) -> Any:
-        """Return the running request, with blocks that ``can_free``, that the first waiting one preempts, or None."""
+        """Return the running request that ``first`` preempts, or None if ``can_free`` accepts no victim."""
         now_s, registry = self._clock(), self._registry
         own = registry.entry(first)
         candidates = [entry for entry in map(registry.entry, running) if self._is_candidate(own, entry)]
@@ -224,7 +229,7 @@ _READY = ("WAITING", "PREEMPTED")
 
 
 class QueueOrder:
-    """Hooks before and after a step of one scheduler. The caller handles their errors."""
+    """Hooks that run before and after each step of a scheduler, which handles their errors."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = Registry(settings, clock)
@@ -234,7 +239,7 @@ class QueueOrder:
         self._clock, self._admission_blocked = clock, False
 
     def before(self, scheduler: Any) -> Any:
-        """Order queue and batch; return the preempted request, which is in neither, or None."""
+        """Order queue and batch. Return the preempted request, which is now in neither of them, or None."""
         if scheduler.pause_state:
             return None
         changed = self.registry.needs_sort()
@@ -258,7 +263,7 @@ class QueueOrder:
         return self._preempt(scheduler) if is_due and waiting else None
 
     def after(self, scheduler: Any) -> None:
-        """Record the step's admissions."""
+        """Record which requests the step has admitted."""
         admitted = self.registry.on_admitted(scheduler.running)
         self._admission_blocked = not admitted
         if admitted:
@@ -287,13 +292,13 @@ class QueueOrder:
                 scheduler.running.append(victim)
             raise
         self._preemption.record(victim)
-        # The victim must not be admitted again in this very step: workers learn only in it that the victim left.
+        # The victim must not be admitted again in the same step, which informs the workers of its preemption.
         scheduler.waiting.remove_request(victim)
         return victim
 
 
 class OrderedScheduler(vllm_adapter.GuardedScheduler):
-    """Mixin that orders the queue."""
+    """Mixin that orders the queue of vLLM's scheduler."""
 
     lengthwise: QueueOrder | None = None
 
@@ -318,10 +323,13 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
 
 
 class LengthScheduler:
-    """Create vLLM's scheduler with its queue in order of predicted length; if in doubt unchanged, with a log."""
+    """Creates a scheduler of vLLM that orders its queue by predicted length.
+
+    If vLLM has an untested version, or is not as expected, its own order stays, and a warning states the reason.
+    """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        """Return a scheduler."""
+        """Return the scheduler."""
         return _PLUGIN.create(cls.__name__, args, keywords)
 
 

@@ -23,7 +23,7 @@ _BLOCKED_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """State before a step: decoding sequences, partly computed prompts, the queue, and how many requests fit."""
+    """State before a step: decoding sequences, partly computed prompts, waiting requests, and how many more may run."""
 
     decodes: int
     partial: int
@@ -33,10 +33,10 @@ class EngineState:
 
 @dataclass(slots=True)
 class Phase:
-    """Prefill phase and the decode iterations after it; ``started_s`` is on the engine's monotonic clock.
+    """A prefill phase and the decode iterations after it. ``started_s`` is on the engine's monotonic clock.
 
-    ``prompt_tokens`` excludes the prefix cache. ``prefill_s`` ends at the first decode iteration, ``decode_batch``
-    counts its sequences and ``decode_seqs`` those of all.
+    ``prompt_tokens`` excludes tokens in the prefix cache. ``prefill_s`` lasts until the first decode iteration, which
+    has ``decode_batch`` sequences. ``decode_seqs`` is the sum of sequences over all decode iterations.
     """
 
     number: int
@@ -53,7 +53,10 @@ class Phase:
 
 
 class PhaseTracker:
-    """Phases of one engine by the simulator's RRA policy; call ``admits`` before a step, one of the others after it."""
+    """Decides by the simulator's RRA policy whether an engine's next step prefills or decodes.
+
+    Call ``admits`` before each step, and ``prefilled`` or ``decoded`` after it.
+    """
 
     def __init__(
         self, policy: Policy, clock: Callable[[], float], on_phase: Callable[[Phase], None] = lambda _: None
@@ -70,8 +73,11 @@ class PhaseTracker:
         return self._empty_steps >= _BLOCKED_STEPS
 
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
-        """Return how many requests, of so many ``tokens`` each, a prefill step may admit; None: the step decodes."""
-        if self.blocked:  # continue as if nothing ran: what the phase waits for does not come
+        """Return how many waiting requests the next step may admit as a prefill, or None if it decodes.
+
+        ``tokens`` are the numbers of tokens of the waiting requests, in their order.
+        """
+        if self.blocked:  # continue as if nothing ran, or the phase would never end
             self._is_prefilling, state = False, replace(state, decodes=0, partial=0)
         if self._is_prefilling:
             self._remaining = min(self._remaining, state.waiting)
@@ -90,7 +96,7 @@ class PhaseTracker:
         return count
 
     def prefilled(self, requests: list[str], tokens: int) -> None:
-        """Record a prefill step: its admissions and computed tokens (0: no request can be admitted)."""
+        """Record a prefill step: the admitted requests, and the computed tokens (0 if none can be admitted)."""
         phase = self.current or self._start()
         self._empty_steps = 0 if tokens else self._empty_steps + 1
         self._is_prefilling = tokens > 0
@@ -110,7 +116,7 @@ class PhaseTracker:
             phase.decode_seqs += sequences
 
     def end(self) -> None:
-        """End the running phase; an empty one is dropped."""
+        """End the current phase. An empty phase is dropped."""
         phase, self.current = self.current, None
         if phase is not None and not (phase.admitted or phase.prefill_steps or phase.decode_steps):
             self._number -= 1
@@ -145,7 +151,7 @@ class PhaseTracker:
     def _ask_policy(
         self, state: EngineState, steps: int, prompts: int, tokens: int, next_tokens: int
     ) -> tuple[int, int]:
-        """Return (admissions, flags) of the policy for one stage with no step in flight."""
+        """Return the policy's (admissions, flags) for one pipeline stage with no step in flight."""
         running = state.decodes + state.partial + prompts
         engine = {"decodes": state.decodes, "prefills": state.partial, "num_running": running, "waiting": state.waiting}
         phase = {"phase_steps": steps, "phase_rounds": max(0, steps - 1), "in_flight": 0, "stages": 1}
@@ -159,7 +165,7 @@ NEVER = 1 << 62  # a step number that no engine reaches
 
 
 class StepRestriction:
-    """Restrict one step to ``admit`` admissions without paused requests, by vLLM's rule for decodes not due yet."""
+    """Restricts one step of vLLM's scheduler: the step admits at most ``admit`` requests, and skips ``paused`` ones."""
 
     def __init__(self, scheduler: Any, *, is_prefill: bool, admit: int, paused: list[Any]) -> None:
         self.is_prefill = is_prefill
@@ -175,14 +181,14 @@ class StepRestriction:
             raise
 
     def release(self, scheduler: Any) -> None:
-        """Restore the scheduler and its requests."""
+        """Remove the restrictions, so that later steps are not affected."""
         scheduler.max_num_active_reqs = self._max_num_seqs
         for request, step in self._eligible_steps:
             request.next_decode_eligible_step = step
 
 
 class PhaseHooks:
-    """Hooks before and after a step of one scheduler. The caller handles their errors."""
+    """Hooks that run before and after each step of a scheduler, which handles their errors."""
 
     def __init__(self, settings: RraSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._file: TextIO | None = None
@@ -191,7 +197,7 @@ class PhaseHooks:
         self.tracker = PhaseTracker(settings.policy(), clock, self._write)
 
     def before(self, scheduler: Any) -> StepRestriction | None:
-        """Return the step's restrictions; None: the engine is paused and follows its own rules."""
+        """Restrict the step and return the restriction, or None if the engine is paused and follows its own rules."""
         if scheduler.pause_state:
             return None
         running = scheduler.running
@@ -238,19 +244,19 @@ class PhaseHooks:
 
 
 def _is_last_token(request: Any) -> bool:
-    """Return whether the last token is already being computed (asynchronous scheduling), with no step to follow."""
+    """Return whether the request's last token is already being computed (asynchronous scheduling)."""
     ahead: int = request.num_output_placeholders
     return ahead > 0 and request.num_computed_tokens + 2 - ahead >= request.num_prompt_tokens + request.max_tokens
 
 
 class PhasedScheduler(vllm_adapter.GuardedScheduler):
-    """Mixin that separates prefill and decode phases."""
+    """Mixin that separates the prefill and decode phases of vLLM's scheduler."""
 
     lengthwise: PhaseHooks | None = None
     _failure_message = "restricting it to phases failed; from now on this engine keeps its own schedule"
 
     def schedule(self, *args: Any, **keywords: Any) -> Any:
-        """Run a step that prefills, or one that decodes."""
+        """Run a step that either prefills or decodes."""
         restriction: StepRestriction | None = self._guarded(lambda hooks: hooks.before(self))
         if restriction is None:
             return super().schedule(*args, **keywords)  # type: ignore[misc]
@@ -262,13 +268,13 @@ class PhasedScheduler(vllm_adapter.GuardedScheduler):
         return output
 
     def update_from_output(self, *args: Any, **keywords: Any) -> Any:
-        """Process a step's output; without requests the phase ends."""
+        """Process a step's output. If no request is left, the phase ends."""
         outputs = super().update_from_output(*args, **keywords)  # type: ignore[misc]
         self._guarded(lambda hooks: hooks.on_output(self))
         return outputs
 
     def shutdown(self, *args: Any, **keywords: Any) -> None:
-        """Shut down and complete the record."""
+        """Shut down, and complete the record of phases."""
         super().shutdown(*args, **keywords)  # type: ignore[misc]
         self._guarded(lambda hooks: hooks.close())
 
@@ -285,15 +291,18 @@ REQUEST = frozenset(
 
 
 class RraScheduler:
-    """Create vLLM's scheduler restricted to phases; if in doubt unchanged, with a log."""
+    """Creates a scheduler of vLLM that separates prefill phases from decode phases.
+
+    If vLLM has an untested version, or is not as expected, its own schedule stays, and a warning states the reason.
+    """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
-        """Return a scheduler."""
+        """Return the scheduler."""
         return _PLUGIN.create(cls.__name__, args, keywords)
 
 
 def _class_warnings(base: type, config: Any) -> Iterator[str]:
-    """Yield the properties of an engine whose steps cannot be phases, or that cannot skip decodes."""
+    """Yield the reasons why the steps of an engine cannot be separated into prefill phases and decode phases."""
     yield from vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request, METHODS, REQUEST)
     code = getattr(getattr(base, "schedule", None), "__code__", None)
     if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):

@@ -1,4 +1,4 @@
-"""Parse the vLLM plug-in's settings (``--additional-config '{"lengthwise": {...}}'``) and hints of requests."""
+"""Parse the vLLM plug-in's settings (``--additional-config '{"lengthwise": {...}}'``) and the hints of requests."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _UNAVAILABLE = ("gittins_rank", "service_tokens", "batch")  # arguments of ranks
 
 @dataclass(frozen=True)
 class Settings:
-    """Order of the queue and preemption; the defaults are those of the gateway's mode ``isrtf``.
+    """Settings of order and preemption. The defaults equal the defaults of the gateway's mode ``isrtf``.
 
-    ``window_tokens`` lie between two checks for preemption. ``max_preemptions`` limits one request,
-    ``preemptions_per_s`` all; ``preemption`` "never" leaves it to a lack of memory. ``prior_tokens`` is the length of
-    requests without a hint. ``trust_version``: modify untested versions of vLLM.
+    There is a check for preemption every ``window_tokens``. ``max_preemptions`` limits the preemptions of one request,
+    ``preemptions_per_s`` the preemptions of all requests. With ``preemption`` "never", only a lack of memory preempts.
+    ``prior_tokens`` is the length of a request without a hint. ``trust_version`` allows untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -47,7 +47,7 @@ class Settings:
         resolve("preemption", self.preemption)
 
     def rank_policy(self) -> Policy:
-        """Return the rank; raise InputError if it is unknown or needs an argument that an engine does not know."""
+        """Return the rank. Raises InputError if it is unknown or needs a quantity that is unknown inside an engine."""
         policy = resolve("rank", self.rank)
         if policy.uses(*_UNAVAILABLE):
             rule = f"{', '.join(_UNAVAILABLE)} are unknown inside an engine; the rank {self.rank!r} needs them"
@@ -56,12 +56,12 @@ class Settings:
 
 
 def settings_of(additional_config: Any) -> Settings:
-    """Return the settings in vLLM's ``additional_config``; raise InputError for invalid ones."""
+    """Return the settings in vLLM's ``additional_config``. Raises InputError if they are invalid."""
     return Settings(**_table_of(additional_config, Settings))
 
 
 def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
-    """Return the table "lengthwise"; raise InputError for other types and unknown names."""
+    """Return the table "lengthwise" of vLLM's settings. Raises InputError if it is no table or has unknown keys."""
     table = additional_config.get("lengthwise", {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(table, Mapping):
         raise InputError(f'additional_config: "lengthwise" must be a table; it is {table!r}')
@@ -74,11 +74,11 @@ def _table_of(additional_config: Any, settings: type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RraSettings:
-    """RRA schedule (ExeGPT): ``prefill_batch`` is B_E, ``decode_steps`` N_D, ``decode_batch`` the mean B_D.
+    """An RRA schedule (ExeGPT): ``prefill_batch`` is B_E, ``decode_steps`` N_D, ``decode_batch`` the mean B_D.
 
-    ``threshold`` is the share by which a prefill phase's prompt tokens (``prompt_tokens`` in the mean, all requests
-    together) and the decode batch may deviate before prefill phases are resized; None: never. A JSON line per phase is
-    appended to the file ``record``.
+    Prefills are resized if their prompt tokens or the decode batch deviate from the mean by more than the share
+    ``threshold``. If it is None, they are never resized. ``prompt_tokens`` is the mean of a complete prefill batch.
+    The file ``record`` gets a line for each phase.
     """
 
     prefill_batch: int
@@ -100,13 +100,13 @@ class RraSettings:
         self.policy()
 
     def policy(self) -> Policy:
-        """Return the simulator's batching policy of this schedule; raise InputError for numbers out of range."""
+        """Return the schedule as a batching policy of the simulator. Raises InputError for numbers out of range."""
         means = {"prompt_tokens": self.prompt_tokens, "decode_batch": self.decode_batch}
         return rra(self.prefill_batch, self.decode_steps, threshold=self.threshold, **means)
 
 
 def rra_settings_of(additional_config: Any) -> RraSettings:
-    """Return the schedule in vLLM's ``additional_config``; raise InputError for a missing or invalid one."""
+    """Return the schedule in vLLM's ``additional_config``. Raises InputError if it is missing or invalid."""
     table = _table_of(additional_config, RraSettings)
     if missing := [name for name in ("prefill_batch", "decode_steps") if name not in table]:
         example = '--additional-config \'{"lengthwise": {"prefill_batch": 8, "decode_steps": 16}}\''
@@ -121,7 +121,7 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Predicted length and class (smaller ones first); ``later`` has (generated tokens, length from then on)."""
+    """A request's predicted length and class. ``later`` has pairs (generated tokens, length predicted from then on)."""
 
     total_tokens: float
     later: tuple[tuple[float, float], ...] = ()
@@ -129,13 +129,13 @@ class Hint:
     error: str = ""
 
     def predicted_tokens(self, generated_tokens: int) -> float:
-        """Return the predicted length after so many generated tokens."""
+        """Return the predicted length of a request that has ``generated_tokens`` tokens."""
         reached = [prediction for tokens, prediction in self.later if tokens <= generated_tokens]
         return reached[-1] if reached else self.total_tokens
 
 
 def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
-    """Return the hint in a request's ``extra_args``, with the prior in place of an absent or invalid length."""
+    """Return the hint in a request's ``extra_args``. ``prior_tokens`` replaces a missing or invalid length."""
     values = extra_args if isinstance(extra_args, Mapping) else {}
     limit = float(max(1, max_tokens))
     predicted = _length(values.get(PREDICTED))

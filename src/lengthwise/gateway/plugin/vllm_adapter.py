@@ -1,4 +1,4 @@
-"""Subclass vLLM's scheduler with a mixin (``--scheduler-cls``); use it unchanged if its version is not as tested."""
+"""Subclass vLLM's scheduler with a mixin (``--scheduler-cls``), unless its version differs from the tested ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUEST = frozenset(
 
 
 def version_warnings(version: str, *, trusted: bool) -> Iterator[str]:
-    """Yield a warning for a version on which the plug-in was never tested."""
+    """Yield a warning if the plug-in was never tested with this version."""
     if version.split("+", 1)[0] not in TESTED and not trusted:
         yield (
             f"this is vLLM {version}, tested versions are {', '.join(TESTED)}; to use the plug-in nevertheless: "
@@ -41,7 +41,7 @@ def version_warnings(version: str, *, trusted: bool) -> Iterator[str]:
 def class_warnings(
     scheduler: type, request: type, methods: Mapping[str, tuple[str, ...]] = METHODS, names: frozenset[str] = REQUEST
 ) -> Iterator[str]:
-    """Yield a warning for each missing or changed method of the scheduler class, and for missing request attributes."""
+    """Yield a warning for each method of the scheduler class, or attribute of requests, that is missing or changed."""
     for name, parameters in methods.items():
         method = getattr(scheduler, name, None)
         if not callable(method):
@@ -56,7 +56,7 @@ def class_warnings(
 
 
 def scheduler_warnings(scheduler: Any) -> Iterator[str]:
-    """Yield the reasons against reordering the queue of a scheduler object."""
+    """Yield the reasons why the queue of a scheduler cannot be reordered."""
     yield from attribute_warnings(scheduler, ATTRIBUTES)
     waiting = getattr(scheduler, "waiting", None)
     if not isinstance(waiting, deque):
@@ -66,7 +66,7 @@ def scheduler_warnings(scheduler: Any) -> Iterator[str]:
 
 
 def attribute_warnings(scheduler: Any, attributes: Mapping[str, type]) -> Iterator[str]:
-    """Yield a warning for each attribute that a scheduler object lacks or has of another type."""
+    """Yield a warning for each attribute that a scheduler lacks, or that has another type."""
     for name, kind in attributes.items():
         if not hasattr(scheduler, name):
             yield f"its scheduler has no {name}"
@@ -78,13 +78,13 @@ log = logging.getLogger("vllm.lengthwise")  # a child of vLLM's logger: vLLM's h
 
 
 class GuardedScheduler:
-    """Mixin in front of vLLM's scheduler class; the first error sets ``lengthwise``, the hooks, to None for good."""
+    """Mixin for vLLM's scheduler that calls hooks (its ``lengthwise``). Their first error disables them for good."""
 
     lengthwise: Any = None
     _failure_message = "ordering failed; from now on this engine keeps its own order"
 
     def _guarded(self, call: Callable[[Any], Any]) -> Any:
-        """Return the result of a call with the hooks; None where they are disabled or fail."""
+        """Call a function with the hooks and return its result, or None if hooks are disabled or the call fails."""
         if self.lengthwise is None:
             return None
         try:
@@ -97,9 +97,9 @@ class GuardedScheduler:
 
 @dataclass(frozen=True)
 class SchedulerPlugin:
-    """Way to modify vLLM's scheduler: ``mixin`` is its first base class, ``hooks`` make its ``lengthwise``.
+    """A modification of vLLM's scheduler by a base class, ``mixin``, and the hooks that it calls.
 
-    The warnings are reasons against it; ``subject`` is what an unmodified engine keeps, for the log.
+    If there is any warning, the scheduler is not modified. The log states that the engine keeps its own ``subject``.
     """
 
     mixin: type
@@ -111,7 +111,7 @@ class SchedulerPlugin:
     subject: str
 
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Return the scheduler that vLLM would create, modified unless there is a reason against it."""
+        """Return the scheduler that vLLM would create, modified unless there is a warning."""
         config = keywords.get("vllm_config", args[0] if args else None)
         base = scheduler_class(config)
         warnings: list[str] = []
@@ -143,7 +143,7 @@ class SchedulerPlugin:
 
 
 def scheduler_class(config: Any) -> Any:
-    """Return the scheduler class that vLLM would use for a configuration."""
+    """Return the class of the scheduler that vLLM itself would create for a configuration."""
     is_async = bool(config.scheduler_config.async_scheduling)
     if getattr(config, "diffusion_config", None) is not None:
         name = "diffusion_scheduler", "DiffusionAsyncScheduler" if is_async else "DiffusionScheduler"

@@ -1,4 +1,4 @@
-"""One client's request over its life: sent to an engine, preempted, resumed, failed over, and its answer."""
+"""Relay client requests to engines: attempts, preemption, resumption, failover, and answers."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The body that a worker gets for a request, what may be done with the request there, and how its response is read."""
+"""Build the request for an engine, decide where it can be resumed, and choose the reader of its response."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.plugin.settings import CLASS, LATER, MAX_CLASS, PREDICTED
+from lengthwise.gateway.relay import responses
 from lengthwise.gateway.relay.failures import QueueFullError, UpstreamError
-from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.relay.upstream import Attempt, UpstreamConnection, read_up_to
 from lengthwise.gateway.request import ClientRequest, Request
@@ -45,8 +45,7 @@ PROMPT_FIELDS = frozenset({
 """Fields that are already in the prompt's token ids, or have no meaning to the engine."""
 _KNOWN_FIELDS = FORWARDED_FIELDS | REWRITTEN_FIELDS | PROMPT_FIELDS
 DEFAULTED_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-SPLIT_INVARIANT_IN_VLLM = frozenset({"repetition_penalty"})
-"""vLLM counts prompt and output together, so moving the boundary between them changes nothing."""
+SPLIT_INVARIANT_IN_VLLM = frozenset({"repetition_penalty"})  # vLLM counts prompt and output together
 
 
 def _neutral(value: Any) -> Callable[[Any], bool]:
@@ -82,14 +81,14 @@ _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
     "would truncate the tokens so far": {"truncate_prompt_tokens": not_},
     "belongs to logprobs": {"return_tokens_as_token_ids": not_},
-    "without text the gateway cannot tell which tokens are out": {"detokenize": _neutral(True)},
+    "without text the gateway does not know which tokens are flushed": {"detokenize": _neutral(True)},
 }
 RULES = {name: (is_neutral, reason) for reason, checks in _CHECKS.items() for name, is_neutral in checks.items()}
-"""Fields that may rule out a resume: the test of a harmless value, and the reason for any other."""
+"""Fields that may rule out a resume, each with a test for harmless values and the reason why others are not."""
 
 
 def resume_conflict(fields: Fields) -> str | None:
-    """Return why a resume could change the response to a request with these fields; None if it cannot."""
+    """Return why a resume could change the response to a request with these fields; None if it stays unchanged."""
     for name, value in fields.items():
         if name in RULES:
             is_neutral, reason = RULES[name]
@@ -109,8 +108,8 @@ def resume_conflict(fields: Fields) -> str | None:
     return "messages: only text can be continued"
 
 
-def unset_defaults(fields: Fields) -> frozenset[str]:
-    """Return the fields that the request leaves to the engine and that matter to a resume."""
+def fields_left_to_defaults(fields: Fields) -> frozenset[str]:
+    """Return the fields that affect a resume and that the request leaves to the engine's defaults."""
     unset = {name for name in DEFAULTED_PENALTIES if fields.get(name) is None}
     if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
         unset.add("max_tokens")
@@ -122,18 +121,18 @@ COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default of ``max_tokens`` in /v1/complet
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """A request as far as resuming depends on it."""
+    """Whether and how a request can be resumed after a preemption or a failure."""
 
     options: ResponseOptions
-    fields: dict[str, Any] = field(default_factory=dict)  # fields of the body; {} if nothing depends on them
-    # Reason why a resume could change the response; None if it cannot.
-    conflict: str | None = "no engine can resume requests"
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of the body; {} if the request is never resumed
+    # Reason why a resume could change the response; None if a resume leaves it unchanged.
+    conflict: str | None = "not planned: no engine can resume, or nothing would preempt it"
     max_tokens: int | None = None  # longest output requested; None leaves it to the engine
-    # Fields left to the engine's defaults that matter to a resume.
+    # Fields that matter to a resume and that the request leaves to the engine's defaults.
     unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
 
     def can_resume_at(self, worker: EngineWorker) -> bool:
-        """Return whether this engine takes and returns token ids, so the output can continue there and elsewhere."""
+        """Return whether the request allows a resume, and this engine returns and accepts token ids."""
         return self.conflict is None and worker.capabilities.ids_each and worker.capabilities.token_ids
 
     def can_preempt_at(self, worker: EngineWorker) -> bool:
@@ -143,23 +142,24 @@ class ResumePlan:
         return unaffected and self.can_resume_at(worker)
 
     def is_tracked_at(self, worker: EngineWorker) -> bool:
-        """Return whether token ids are read there: the request may be preempted, or is a stream that may fail over."""
+        """Return whether the gateway reads token ids from this engine, so that another one can continue."""
         return self.can_resume_at(worker) if self.options.stream else self.can_preempt_at(worker)
 
     def for_continuation(self) -> ResumePlan:
-        """Return the plan with only the fields that a continuation needs."""
+        """Return the plan with only those fields that a continuation needs."""
         needed = FORWARDED_FIELDS | {"model", "min_tokens"}
         return replace(self, fields={name: value for name, value in self.fields.items() if name in needed})
 
 
-def resume_plan(client_request: ClientRequest, resumes: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
-    """Return the possible resumptions of a request.
+def resume_plan(client_request: ClientRequest, can_resume: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
+    """Return whether and how the request can be resumed after a preemption or a failure.
 
-    ``resumes``: any engine returns token ids. ``window_tokens``: longest output without streaming that is restarted
-    rather than resumed. ``preempts``: the scheduler preempts; otherwise requests without streaming pass untouched.
+    ``can_resume`` states whether any engine returns token ids. Requests without streaming pass unchanged unless the
+    scheduler preempts (``preempts``). A request without streaming whose output is limited to ``window_tokens`` is
+    started again rather than resumed.
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
-    if not resumes or not (stream or preempts):
+    if not can_resume or not (stream or preempts):
         return ResumePlan(ResponseOptions(api, stream, usage=False, usage_each=False, ids=False))
     if max_tokens is None and api != CHAT:
         max_tokens = COMPLETIONS_MAX_TOKENS
@@ -170,7 +170,7 @@ def resume_plan(client_request: ClientRequest, resumes: bool, *, window_tokens: 
     wanted = given if isinstance(given := fields.get("stream_options"), dict) else {}
     usage, usage_each = bool(wanted.get("include_usage")), bool(wanted.get("continuous_usage_stats"))
     options = ResponseOptions(api, stream, usage, usage_each, ids=bool(fields.get("return_token_ids")))
-    return ResumePlan(options, fields, conflict, max_tokens, unset_defaults(fields))
+    return ResumePlan(options, fields, conflict, max_tokens, fields_left_to_defaults(fields))
 
 
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -186,7 +186,7 @@ def insert_fields(body: bytes, fields: Fields) -> bytes:
 
 
 def merge_fields(body: bytes, fields: Fields) -> bytes:
-    """Set fields of a JSON object, which is parsed only where one may occur; objects of the same name are merged."""
+    """Set fields of a JSON object, and merge nested objects. The body is parsed only if it may contain such a field."""
     if b"\\u" in body or any(b'"%b"' % name.encode() in body for name in fields):
         own = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if not own.keys().isdisjoint(fields):
@@ -198,8 +198,8 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
     return insert_fields(body, fields)
 
 
-def first_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
-    """Return the client's body; for a tracked response, with token ids (and a stream) requested."""
+def start_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
+    """Return the body of an attempt that starts the output. If tracked, the body requests token ids and a stream."""
     if not plan.is_tracked_at(worker):
         return client_request.body
     ids = {} if plan.options.ids else {"return_token_ids": True}
@@ -208,8 +208,13 @@ def first_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWo
     return msgspec.json.encode({**plan.fields, **ids, **({} if client_request.stream else _STREAM)})
 
 
-def continuation_body(plan: ResumePlan, response: TrackedStream, worker: EngineWorker, num_tokens: int) -> bytes | None:
-    """Return the body that continues after ``num_tokens`` tokens (None: at its limit), or raise UpstreamError."""
+def continuation_body(
+    plan: ResumePlan, response: responses.TrackedStream, worker: EngineWorker, num_tokens: int
+) -> bytes | None:
+    """Return the body of a request that continues the output after ``num_tokens``.
+
+    The body is None at the output's limit. Raises UpstreamError if the output cannot be continued here.
+    """
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
         raise UpstreamError("cannot go on", detail, engine_fault=False, code="ids_ahead")
@@ -225,7 +230,7 @@ def continuation_body(plan: ResumePlan, response: TrackedStream, worker: EngineW
 
 
 def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, remaining: int) -> bytes:
-    """Return a body for ``/v1/completions`` that continues an output; ids are texts of JSON lists without brackets."""
+    """Return a body that continues an output by ``/v1/completions``. The ids are JSON lists without brackets."""
     own = {name: value for name, value in fields.items() if name in FORWARDED_FIELDS and value not in (None, [], "")}
     own.pop("logprobs", None)
     min_tokens = int(fields.get("min_tokens") or 0) - generated
@@ -238,25 +243,25 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
 
 def new_response(
     client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker, content_type: str, max_bytes: int
-) -> Response:
-    """Return the reader of a response; ``max_bytes`` bounds one that has to be buffered."""
+) -> responses.ResponseReader:
+    """Return a reader for the response. ``max_bytes`` limits the size of a response that must be buffered."""
     if not content_type.startswith("text/event-stream"):
         # Log-probabilities and several outputs make a response long by request, which is no fault of the engine.
-        engine_fault = client_request.n == 1 and b'logprobs"' not in client_request.body
-        return BufferedResponse(max_bytes, engine_fault=engine_fault)
+        engine_fault = client_request.choices == 1 and b'logprobs"' not in client_request.body
+        return responses.BufferedResponse(max_bytes, engine_fault=engine_fault)
     if not plan.is_tracked_at(worker):
-        return Passthrough(client_request.n)
+        return responses.Passthrough(client_request.choices)
     prompt_bytes = len(client_request.body)
     if client_request.stream:
-        return TrackedStream(plan.options, prompt_bytes)
-    return AssembledResponse(plan.options, max_bytes, prompt_bytes)
+        return responses.TrackedStream(plan.options, prompt_bytes)
+    return responses.AssembledResponse(plan.options, max_bytes, prompt_bytes)
 
 
 _MAX_ERROR_BYTES = 1 << 16
 
 
 class EngineRejectedError(Exception):
-    """The engine rejects the request (4xx); its response goes to the client."""
+    """The engine rejects the request with a 4xx. The engine's response goes to the client."""
 
     def __init__(self, status: int, body: bytes, content_type: str) -> None:
         super().__init__(f"http {status}")
@@ -268,36 +273,36 @@ async def require_success(
 ) -> None:
     """Raise QueueFullError, EngineRejectedError or UpstreamError unless the engine answers with 200.
 
-    ``resumed``: an engine has accepted the request before. ``listed_model`` is its model if the engine lists it: a 404
-    about it is the engine's fault.
+    ``resumed`` states whether this attempt continues the output of an earlier one. ``listed_model`` is the request's
+    model if the engine lists it. A 404 that names a listed model is the engine's fault.
     """
     status = connection.status
     if status == 200:
         return
     body = await read_up_to(_MAX_ERROR_BYTES, attempt.read)
+    detail = body[:300].decode("utf-8", "replace")
     if status in (503, 429):
-        retry_after_s = None
+        retry_after_s = 0.0
         with contextlib.suppress(ValueError):
             retry_after_s = min(60.0, max(0.0, float(connection.headers.get("retry-after", ""))))
-        raise QueueFullError(retry_after_s)
+        raise QueueFullError(status, detail, retry_after_s)
     # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
     engine_fault = status >= 500 or status in (401, 403, 407)
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:
         raise EngineRejectedError(status, body, connection.headers.get("content-type", "application/json"))
-    detail = body[:300].decode("utf-8", "replace")
     raise UpstreamError(f"http {status}", detail, status=status, engine_fault=engine_fault)
 
 
 MAX_PRIORITY = (1 << 31) - 1
 _LEVELS = np.arange(0.5, 64) / 64
-_MAX_WINDOWS = 8  # lengths are hinted after 1, 2, 4, ... windows of tokens, at most this many.
+_MAX_HINTED_LENGTHS = 8  # most hinted lengths, after 1, 2, 4, ... windows of tokens
 _QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
 
 
 class SchedulingHints:
-    """Fields that tell an engine in which order to schedule requests, in modes in which the engine orders."""
+    """Adds fields by which an engine orders requests, in the modes in which engines do so."""
 
     def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
         self._mode, self._window = config.order.mode, config.order.window_tokens
@@ -305,12 +310,12 @@ class SchedulingHints:
         self._priority = engine_priority
 
     def add_to(self, request: Request, worker: Any, body: bytes) -> bytes:
-        """Return the body with the hints for this worker; they replace a client's fields of the same name."""
+        """Return the body with the hints for this worker, which replace the client's fields of the same name."""
         fields = self.fields(request, worker)
         return merge_fields(body, fields) if fields else body
 
     def fields(self, request: Request, worker: Any) -> dict[str, Any]:
-        """Return the hints for this worker, {} if none; ``priority_sign`` is -1 where larger priorities come first."""
+        """Return the hints for this worker, or {} if there are none."""
         if self._mode == "engine-priority" and worker.priority_sign:
             value = worker.priority_sign * self._priority(request)
             return {"priority": max(-MAX_PRIORITY, min(MAX_PRIORITY, value))}
@@ -324,7 +329,7 @@ class SchedulingHints:
         }
         later: list[float] = []
         lengths = np.empty(0) if prediction.quantiles is None else np.interp(_LEVELS, LEVELS, prediction.quantiles)
-        for doubling in range(_MAX_WINDOWS):
+        for doubling in range(_MAX_HINTED_LENGTHS):
             at = self._window << doubling
             longer = lengths[lengths > so_far + at]
             if not len(longer) or so_far + at >= request.max_tokens:

@@ -1,4 +1,4 @@
-"""Failures between a request and its response: their types, the retry budget, and which engine is at fault."""
+"""Failures of attempts: their exceptions, the retry budget, and the decision which engine is at fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from lengthwise.gateway.request import Client, ClientRequest
+from lengthwise.gateway.request import Client, ClientRequest, Refusal
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import EngineWorker, Fleet
@@ -18,7 +18,8 @@ MALFORMED, STALLED = "malformed", "stalled"
 class UpstreamError(Exception):
     """An attempt at an engine failed for ``reason`` ("no connection", "closed early", "stalled", "http 500", ...).
 
-    ``status`` is the engine's, 0 without one; ``code`` is for the client where no other engine can help, else "".
+    ``status`` is the engine's HTTP status, or 0 if there is none. ``code`` is the error code for the client if no other
+    engine can help, or "".
     """
 
     def __init__(
@@ -29,95 +30,98 @@ class UpstreamError(Exception):
 
 
 def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
-    """Return the error for a buffered response longer than ``max_bytes``."""
+    """Return the error for a buffered response of more than ``max_bytes``."""
     detail = f"the response has more than {max_bytes} bytes"
     return UpstreamError("answer too long", detail, engine_fault=engine_fault, code="answer_too_long")
 
 
 class QueueFullError(Exception):
-    """The engine accepts no requests now (503, 429), for ``retry_after_s`` if known; it did not fail."""
+    """The engine answers 503 or 429, which is no failure. ``retry_after_s`` is 0 if the engine states none."""
 
-    def __init__(self, retry_after_s: float | None = None) -> None:
-        super().__init__("the engine's queue is full")
+    def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"http {status}: {detail}")
         self.retry_after_s = retry_after_s
+        # For the client, once the request waits no longer.
+        self.refusal = Refusal(
+            status, "overloaded", f"The engine is full, or refuses this request: {self}", retry_after_s or 1.0
+        )
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading a response; the text is the cause.
-
-    It is "preemption", "worker gone", "client gone" or "slow reader".
-    """
+    """The gateway stopped reading, because of "preemption", "worker gone", "request ended" or "slow reader"."""
 
 
-MAX_RETRIES, MAX_CALLER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one caller
-_ONE = 1.0 - 1e-9  # a sum of shares may round to just below 1
-MAX_CALLERS = 4096
-"""Callers below their full budget that are remembered; the one that spent longest ago is dropped first."""
+MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one owner
+_ONE = 1.0 - 1e-9  # a sum of shares may be rounded to just below 1
+MAX_OWNERS = 4096  # owners whose budget is not full; beyond it the one with the oldest retry is forgotten
 
 
-def caller_of(client: Client) -> Hashable:
-    """Return the key under which retries of a client are counted: tenant, else address, else session."""
+def request_owner(client: Client) -> Hashable:
+    """Return the key by which retries and errors are counted, the first of tenant, address and session that is set."""
     return client.tenant or client.address or client.session
 
 
 class RetryBudget:
-    """Token bucket for retries and repeated fail-overs: each request adds ``share``, a caller has half a bucket."""
+    """Token bucket for retries and repeated failovers. Each request adds ``share``. One owner gets at most half."""
 
     def __init__(self, share: float) -> None:
         self._share, self._left = share, MAX_RETRIES
         self._left_of: dict[Hashable, float] = {}
         self.used = self.refused = 0
 
-    def deposit(self, caller: Hashable) -> None:
-        """Add the share of one new request."""
+    def deposit(self, owner: Hashable) -> None:
+        """Add the share of a new request."""
         self._left = min(MAX_RETRIES, self._left + self._share)
-        if caller in self._left_of:
-            self._left_of[caller] += self._share
-            if self._left_of[caller] >= MAX_CALLER_RETRIES:
-                del self._left_of[caller]
+        if owner in self._left_of:
+            self._left_of[owner] += self._share
+            if self._left_of[owner] >= MAX_OWNER_RETRIES:
+                del self._left_of[owner]
 
-    def take(self, caller: Hashable) -> bool:
-        """Spend one retry of this caller; return False if there is none."""
-        if min(self._left, self._left_of.get(caller, MAX_CALLER_RETRIES)) < _ONE:
+    def take(self, owner: Hashable) -> bool:
+        """Take one retry for this owner. Return False if none is left."""
+        if min(self._left, self._left_of.get(owner, MAX_OWNER_RETRIES)) < _ONE:
             self.refused += 1
             return False
         self._left, self.used = self._left - 1, self.used + 1
         # Removed and added again: the dict is in order of last use.
-        self._left_of[caller] = self._left_of.pop(caller, MAX_CALLER_RETRIES) - 1
-        if len(self._left_of) > MAX_CALLERS:
+        self._left_of[owner] = self._left_of.pop(owner, MAX_OWNER_RETRIES) - 1
+        if len(self._left_of) > MAX_OWNERS:
             del self._left_of[next(iter(self._left_of))]
         return True
 
-    def take_for(self, error: UpstreamError, caller: Hashable, *, failures: int, output_started: bool) -> bool:
-        """Return whether a failed request may be retried: free once if its engine is gone, else from the budget."""
+    def take_for(self, error: UpstreamError, owner: Hashable, *, failures: int, output_started: bool) -> bool:
+        """Take a retry for a failed request, and return whether it is allowed.
+
+        The first retry of a request is free if its engine is gone. Every other one is taken from the budget.
+        """
         gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
-        return (failures == 1 and error.engine_fault and gone) or self.take(caller)
+        return (failures == 1 and error.engine_fault and gone) or self.take(owner)
 
 
 class FailureAttribution:
-    """Decides whether failures of one request are the fault of engines or of the request, and reports to the fleet.
+    """Decides whether the failures of a request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. If an engine answers with an error, a peer gets the same request; if
-    the peer answers with an error, too, neither is reported. Workers are compared by identity: a name may pass to a
-    replacement.
+    An engine that breaks off or stalls has failed. If an engine answers with an error, a peer gets the same request. If
+    the peer answers with an error as well, neither engine is reported. Workers are compared by identity, since a
+    replacement may take over a name.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
         self._fleet, self._model, self._session = fleet, client_request.model, client_request.client.session
         self.worker: EngineWorker | None = None  # of the current attempt
+        # By id(worker): a worker that failed, and whether inside a stream.
         self._errors: dict[int, tuple[EngineWorker, bool]] = {}
-        """Workers that answered with an error, by id; True: inside a stream."""
         self._suspect: EngineWorker | None = None  # worker whose 4xx is being checked at a peer
-        self.caller = caller_of(client_request.client)
+        self.owner = request_owner(client_request.client)
 
     def on_accepted(self) -> None:
-        """Note a 200: a suspect that rejected the same request was wrong."""
+        """Record that the worker accepted the request. A suspect that rejected it before was wrong."""
         if name := self._current(self._suspect):
-            self._fleet.record_outcome(name, self._model, wrong=True)
+            self._fleet.record_rejection_check(name, self._model, wrong=True)
         self._suspect = None
 
     def on_error(self, error: UpstreamError) -> None:
-        """Note a failure of the current worker."""
+        """Record a failure of the current worker."""
         if (worker := self.worker) is None or not self._current(worker):
             return
         if error.status or error.reason == IN_STREAM_ERROR:  # the engine reports it: the request may be at fault
@@ -126,54 +130,57 @@ class FailureAttribution:
             self._fleet.record_broken_response(worker.name, error.reason)
 
     def on_first_output(self) -> None:
-        """Note the first output of the current worker: workers that answered with an HTTP error are at fault."""
+        """Record the first output of the current worker. Others that answered with an HTTP error are at fault."""
         if name := self._current(self.worker):
             self._fleet.record_first_output(name)
         if self._errors:
             self._report_errors(in_stream=False)
 
     def on_preempted(self) -> None:
-        """Note that the current worker served the request up to its preemption."""
-        if name := self._current(self.worker):
-            self._fleet.succeeded(name, self._model)
+        """Record that the current worker served the request up to a preemption."""
+        self._record_success()
 
     def on_finished(self) -> None:
-        """Note that the worker served the request to its end; if one other alone failed inside a stream, it erred."""
+        """Record that the worker finished. If exactly one other worker failed inside its stream, report that one."""
         if sum(in_stream for _, in_stream in self._errors.values()) == 1:
             self._report_errors(in_stream=True)
         self._errors.clear()
-        self.on_preempted()
+        self._record_success()
 
     def is_request_fault(self) -> bool:
-        """Return whether two or more workers answered with an HTTP error and no other one is available."""
+        """Return whether at least two workers answered with an HTTP error and no other worker is available."""
         names = [worker.name for worker, in_stream in self._errors.values() if not in_stream]
         return len(names) >= 2 and not any(
             state.up and self._model in state.models and state.name not in names for state in self._fleet.states()
         )
 
     def should_check_rejection(self, budget: RetryBudget) -> bool:
-        """Return whether a peer should get a rejected (4xx) request, as this engine rejects suspiciously many; once."""
+        """Return whether a peer should get the request that this worker rejected. A request has at most one check."""
         name = self._current(self.worker) if self._suspect is None else ""
-        if not (name and self._fleet.suspects(name, self._model) and budget.take(self.caller)):
+        if not (name and self._fleet.is_suspect(name, self._model) and budget.take(self.owner)):
             return False
         self._suspect = self.worker
         return True
 
     def on_rejected(self) -> None:
-        """Note that the request ends with a 4xx; a peer that got the request as well agrees with the suspect."""
+        """Record that the request ends with a 4xx. If a peer rejected it as well, the suspect was right."""
         if self._suspect is not None:
             if name := self._current(self._suspect):
-                self._fleet.record_outcome(name, self._model, wrong=False)
+                self._fleet.record_rejection_check(name, self._model, wrong=False)
             self._suspect = None
         elif name := self._current(self.worker):
             self._fleet.record_rejection(name, self._model, self._session)
 
     def close(self) -> None:
-        """End the request: the only worker with an error is reported, once per caller and time window."""
+        """End the request. An error that only one worker answered is reported, once per owner and time window."""
         workers = [worker for worker, _ in self._errors.values()]
         if len(workers) == 1 and (name := self._current(workers[0])):
-            self._fleet.record_error_response(name, self.caller)
+            self._fleet.record_error_response(name, self.owner)
         self._errors.clear()
+
+    def _record_success(self) -> None:
+        if name := self._current(self.worker):
+            self._fleet.succeeded(name, self._model)
 
     def _report_errors(self, *, in_stream: bool) -> None:
         for key, (worker, inside) in list(self._errors.items()):
@@ -183,7 +190,7 @@ class FailureAttribution:
                     self._fleet.record_error_response(name, None)
 
     def _current(self, worker: EngineWorker | None) -> str:
-        """Return the worker's name; "" if the fleet has another worker under it: a replaced one is not reported."""
+        """Return the worker's name, or "" if another worker has this name by now."""
         with contextlib.suppress(KeyError):
             if worker is not None and self._fleet.worker(worker.name) is worker:
                 return worker.name

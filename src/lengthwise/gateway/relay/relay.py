@@ -1,4 +1,4 @@
-"""Relays clients' requests to engines over their lives: attempts, preemption, resume, fail-over, and the answers."""
+"""Relay clients' requests to engines from start to end: attempts, preemption, resumption, failover, and answers."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ import msgspec
 
 from lengthwise.backend.openai_protocol import CHAT, Server
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.length_prediction import requested_tokens
+from lengthwise.gateway.length_prediction import fixed_tokens
 from lengthwise.gateway.protocols import ChunkWriter
 from lengthwise.gateway.relay import engine_request, failures
 from lengthwise.gateway.relay.engine_request import EngineRejectedError, ResumePlan
 from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFullError, UpstreamError
-from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, Passthrough, Response, TrackedStream
-from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
-from lengthwise.gateway.relay.upstream import CLIENT_GONE, SLOW_READER, Attempt, read_bounded
-from lengthwise.gateway.request import ClientRequest, Outcome, Refusal, Request
-from lengthwise.gateway.scheduler_driver import (
-    WORKER_GONE,
-    NotServedError,
-    RequestFinishedError,
-    SchedulerDriver,
-    Ticket,
+from lengthwise.gateway.relay.responses import (
+    AssembledResponse,
+    BufferedResponse,
+    Passthrough,
+    ResponseReader,
+    TrackedStream,
 )
+from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
+from lengthwise.gateway.relay.upstream import REQUEST_ENDED, SLOW_READER, Attempt, read_bounded
+from lengthwise.gateway.request import ClientRequest, Outcome, Refusal, Request
+from lengthwise.gateway.scheduler_driver import STOPPED, WORKER_GONE, NotServedError, RequestEndedError, Ticket
 
 if TYPE_CHECKING:
     from lengthwise.gateway.fleet import EngineWorker, Fleet
     from lengthwise.gateway.length_prediction import LengthPredictor
+    from lengthwise.gateway.scheduler_driver import SchedulerDriver
 
 _CONTEXT_IDS = 12
 _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the number of tokens to resume from: the flushed ones that do not end inside a UTF-8 character."""
+    """Return after how many tokens to resume: all up to the last chunk with text, without those of half a character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -56,11 +57,11 @@ async def resume_point(response: TrackedStream, worker: EngineWorker, model: str
     return response.flushed_tokens
 
 
-MAX_TEXT_BYTES = 1 << 21  # most bytes of events retained for a predictor; the rest of the output is not read
+MAX_TEXT_BYTES = 1 << 21  # most bytes of events that are stored for a predictor
 
 
 class GeneratedText:
-    """Collects the events that go to a client and parses them on demand."""
+    """Collects the events that go to a client, and parses them when the text is read."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -93,7 +94,7 @@ _STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8
 
 
 class Answer:
-    """Status, headers and body for the client; ``relayed`` yields the body after the first chunk."""
+    """Status, headers and body for the client. The body is ``first``, followed by the chunks of ``relayed``."""
 
     def __init__(self, status: int, headers: Headers, first: bytes, relayed: RelayedRequest | None = None) -> None:
         self.status, self.headers = status, headers
@@ -116,14 +117,14 @@ class Answer:
         return chunk
 
     def attach_writer(self, writer: ChunkWriter) -> None:
-        """Write further chunks to a connection as they arrive; all chunks yielded before must have been written."""
+        """Write later chunks directly to a connection as they arrive. All yielded chunks must have been written."""
         if self._relayed is not None:
             self._relayed.writer = writer
 
     async def aclose(self) -> None:
-        """End the answer in whatever state; the engine aborts the request."""
+        """End the request as CLIENT_GONE unless it has ended. The engine then aborts it."""
         if self._relayed is not None:
-            self._relayed.on_client_gone()
+            self._relayed.stop_sending()
 
 
 def complete_answer(status: int, body: bytes, content_type: str) -> Answer:
@@ -140,44 +141,42 @@ def _error_body(error: Refusal) -> bytes:
     return msgspec.json.encode({"error": {"message": error.message, "type": kind, "param": None, "code": error.reason}})
 
 
-_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(?:503|429)\b')
-MAX_FAILURES = 3
-"""Engines at which one request may fail: a request that kills engines must not reach all of them."""
+_QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(503|429)\b')
+MAX_FAILURES = 3  # failed attempts of one request: a request that kills engines must not reach all of them
 
 
 class RelayedRequest:
-    """One request from its dispatch to its end; ``text`` is the output so far, for a predictor that reads it."""
+    """A request from dispatch to end. ``text`` collects the output if the predictor reads outputs."""
 
     def __init__(self, relay: Relay, client_request: ClientRequest, plan: ResumePlan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
-        self.response: Response | None = None  # the current response; None before it starts or after it was given up
+        self.response: ResponseReader | None = None  # of the current response; None before its start or once given up
         self.text = GeneratedText() if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._relay, self._config = relay, relay.config
         self._attribution = failures.FailureAttribution(relay.fleet, client_request)
-        self._rejection: EngineRejectedError | None = None
-        """The rejection by one engine, while another one gets the request."""
+        self._rejection: EngineRejectedError | None = None  # by one engine, while another one gets the request
         self._attempt: Attempt | None = None
         self._worker: EngineWorker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
         self._window_end, self._content_type = 1, ""
         self._full_since_s: float | None = None
         self._resuming = self._output_started = self._attempt_output_started = False
-        self._retry_state_released = self._done = self._client_gone = False
+        self._retry_state_released = self._done = self._sending_stopped = False
         ticket.on_interrupt = self._on_interrupt
 
     async def respond(self) -> Answer:
-        """Return the answer once its first chunk, or an error, is known."""
+        """Return the answer once its first chunk has arrived or the request has failed."""
         try:
             first = await self.next_chunk() or b""
         except EngineRejectedError as rejection:
             self._attribution.on_rejected()
             return self._reject(rejection)
         except NotServedError as error:
-            if self._rejection is not None:  # no peer could be asked, so the engine's rejection stands
+            if self._rejection is not None:  # no peer could check it, so the engine's rejection stands
                 return self._reject(self._rejection)
             return self._fail(error.refusal)
-        except RequestFinishedError:
+        except RequestEndedError:
             return self._fail(_STOPPED)
         except BaseException as error:
             gone = isinstance(error, asyncio.CancelledError)
@@ -189,21 +188,21 @@ class RelayedRequest:
         return Answer(200, _STREAM_HEADERS, first, self)
 
     async def next_or_error(self) -> bytes | None:
-        """Return the next chunk, an error event if the request failed, None at the end."""
+        """Return the next chunk, an error event if the request failed, or None at the end."""
         try:
             return await self.next_chunk()
-        except RequestFinishedError:
+        except RequestEndedError:
             error = _STOPPED
         except EngineRejectedError as rejection:
             error = Refusal(502, "engine_failed", f"the engine refused to continue: {rejection}")
         except NotServedError as not_served:
             error = not_served.refusal
         self.end(Outcome.FAILED, error.message)
-        return None if self._client_gone else b"data: " + _error_body(error) + b"\n\n"
+        return None if self._sending_stopped else b"data: " + _error_body(error) + b"\n\n"
 
-    def on_client_gone(self) -> None:
-        """End the request, as the client reads no more."""
-        self._client_gone = True
+    def stop_sending(self) -> None:
+        """End the request as CLIENT_GONE unless it has ended, and send nothing more."""
+        self._sending_stopped = True
         self.end(Outcome.CLIENT_GONE, "while its answer came")
 
     def _reject(self, rejection: EngineRejectedError) -> Answer:
@@ -218,9 +217,9 @@ class RelayedRequest:
         return answer
 
     async def next_chunk(self) -> bytes | None:
-        """Return the next bytes, None at the end.
+        """Return the next bytes for the client, or None at the end.
 
-        It raises NotServedError, EngineRejectedError or RequestFinishedError instead of output.
+        Raises NotServedError, EngineRejectedError or RequestEndedError if there is no further output.
         """
         problem: Exception | None = None
         while not self._done:
@@ -244,18 +243,19 @@ class RelayedRequest:
         return None
 
     def _read(self, attempt: Attempt) -> Awaitable[bytes | None]:
-        """Return the awaitable next chunk of the engine; raise an error that it reported before."""
         response = self.response
         assert response is not None
         if (error := response.error) is not None:
             started = response.count > self._start_tokens or (response.sent and not self._resuming)
-            if not started and error.reason == failures.IN_STREAM_ERROR and _QUEUE_FULL_CODE.search(str(error)):
-                raise QueueFullError  # vLLM answers 200 and then reports in the stream that its queue is full
+            full = None if started else _QUEUE_FULL_CODE.search(error.detail)
+            if full is not None and error.reason == failures.IN_STREAM_ERROR:
+                # vLLM answers 200 and then reports in the stream that its queue is full.
+                raise QueueFullError(int(full[1]), error.detail)
             raise error
         return attempt.read(None if self.writer is None else self._write_through)
 
     def _write_through(self, data: bytes) -> bool:
-        """Write a chunk of the engine to the client as it arrives; return False if the reader has to take it."""
+        """Write a chunk of the engine to the client at once. Return False if the reader must read the chunk instead."""
         writer, attempt, response = self.writer, self._attempt, self.response
         if writer is None or attempt is None or response is None or not writer.can_write():
             return False
@@ -266,7 +266,6 @@ class RelayedRequest:
         return True
 
     def _process(self, attempt: Attempt, data: bytes) -> bytes:  # noqa: C901
-        """Count a chunk from the engine (b"": its end); return the bytes that the client gets for it."""
         response, ticket = self.response, self.ticket
         assert response is not None
         out = response.feed(data) if data else response.end()
@@ -281,7 +280,7 @@ class RelayedRequest:
             self._release_retry_state(response)
         if response.error is not None:
             return out  # ``_read`` raises the error next, after this output
-        if response.finished or (response.complete and not data):
+        if response.finished or (response.output_complete and not data):
             self._attempt = None
             self._attribution.on_finished()
             if attempt.at_end:
@@ -289,7 +288,7 @@ class RelayedRequest:
             else:
                 self._relay.spawn(attempt.drain())
             self.end(Outcome.FINISHED, response.finish_reason)
-        elif ticket.interrupted.is_set() and not response.complete and (tracked := _preemptible(response)):
+        elif ticket.is_interrupted and not response.output_complete and (tracked := _preemptible(response)):
             self._preempt_chunks += 1
             if preempt := tracked.should_preempt(self._preempt_chunks):
                 attempt.interrupt("preemption")
@@ -298,7 +297,7 @@ class RelayedRequest:
         return out
 
     async def _start_attempt(self) -> bytes:
-        """Send the request to the assigned worker; return the end of an output that is already at its limit."""
+        """Send the request to the assigned worker. Return b"", or the end of an output that is already at its limit."""
         relay, client_request, ticket = self._relay, self.client_request, self.ticket
         self._worker = None
         try:
@@ -314,9 +313,11 @@ class RelayedRequest:
                 return self._finish(self.response.end_at_limit())
         else:
             path = "/v1/chat/completions" if client_request.api == CHAT else "/v1/completions"
-            body = engine_request.first_body(client_request, self.plan, worker)
+            body = engine_request.start_body(client_request, self.plan, worker)
         if not self.plan.can_preempt_at(worker):
             ticket.mark_nonpreemptible()
+        if ticket.has_ended:
+            raise RequestEndedError
         resilience = self._config.resilience
         self._attempt = attempt = Attempt(resilience)
         self._attempts, self._attempt_output_started = self._attempts + 1, False
@@ -340,9 +341,8 @@ class RelayedRequest:
         self._start_tokens = self.response.count if self.response is not None else 0
         return b""
 
-    def _note_progress(self, response: Response) -> None:
-        """Report the first output of the attempt and of the request, and the end of a window of tokens."""
-        if not self._attempt_output_started and (response.count > self._start_tokens or response.complete):
+    def _note_progress(self, response: ResponseReader) -> None:
+        if not self._attempt_output_started and (response.count > self._start_tokens or response.output_complete):
             self._full_since_s, self._attempt_output_started = None, True
             self._attribution.on_first_output()
         if response.count and not self._output_started:
@@ -351,19 +351,18 @@ class RelayedRequest:
                 self.ticket.on_first_token()
         if response.count >= self._window_end:
             tokens = self._config.order.window_tokens
-            if response.count >= tokens and not response.complete and self._config.order.mode != "fcfs":
+            if response.count >= tokens and not response.output_complete and self._config.order.mode != "fcfs":
                 self._relay.spawn(self._relay.repredict(self))
             self._window_end = (response.count // tokens + 1) * tokens
 
-    def _release_retry_state(self, response: Response) -> None:
-        """Free the state that only a restart needs: bytes have reached the client, so the request cannot restart."""
+    def _release_retry_state(self, response: ResponseReader) -> None:
+        """Free what only a restart needs, because the client has received bytes and the request cannot restart."""
         self._retry_state_released = True
         self.plan = self.plan.for_continuation()
         ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
         self.client_request.release(text=self.text is None, retained_bytes=ids_bytes)
 
     async def _handle(self, problem: Exception) -> bytes:
-        """Go on after a failed, interrupted or rejected attempt; return bytes for the client."""
         response = self.response
         if isinstance(problem, QueueFullError):
             await self._on_queue_full(problem)
@@ -371,14 +370,14 @@ class RelayedRequest:
             return await self._fail_over(problem)
         elif isinstance(problem, EngineRejectedError):
             await self._requeue("retried", avoid=True)
-        elif (cause := str(problem)) in (CLIENT_GONE, SLOW_READER):
+        elif (cause := str(problem)) == SLOW_READER:
             self.end(Outcome.CLIENT_GONE, cause)
-            if cause == SLOW_READER:
-                # The client may read on, and must not take a part of the output for all of it.
-                raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
-            raise RequestFinishedError
+            # The client may read on, and must not take a part of the output for the complete output.
+            raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
         elif response is not None and (rest := response.missing_end()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
+        elif cause == STOPPED:
+            raise RequestEndedError
         elif cause == WORKER_GONE:
             await self._requeue("failed_over", avoid=True)
         else:
@@ -388,7 +387,7 @@ class RelayedRequest:
         return b""
 
     async def _fail_over(self, error: UpstreamError) -> bytes:
-        """Move to another engine if the output can continue there without a gap or a repeat."""
+        """Move to another engine if the output can continue there without a gap or a repetition."""
         response = self.response
         self._close_attempt()
         if error.engine_fault and self.ticket.worker:
@@ -402,7 +401,7 @@ class RelayedRequest:
         started, attribution = self._attempt_output_started, self._attribution
         final = bool(error.code) or (response is not None and response.unrecoverable) or self._failures >= MAX_FAILURES
         if (final or attribution.is_request_fault()) or not self._relay.retry_budget.take_for(
-            error, attribution.caller, failures=self._failures, output_started=started
+            error, attribution.owner, failures=self._failures, output_started=started
         ):
             after_s = None if error.code else 1.0
             cause = "it sent a malformed event" if error.reason == failures.MALFORMED else str(error)
@@ -411,7 +410,7 @@ class RelayedRequest:
         return b""
 
     async def _requeue(self, cause: str, *, avoid: bool = False) -> None:
-        """Return to the queue with the tokens whose text is out; ``avoid``: prefer other workers to the last one."""
+        """Queue the request again with its flushed tokens. If ``avoid``, prefer other workers to the last one."""
         self._close_attempt()
         response = self.response
         if response is not None and response.unrecoverable:
@@ -431,17 +430,16 @@ class RelayedRequest:
         now_s, config = asyncio.get_running_loop().time(), self._config
         self._full_since_s = self._full_since_s or now_s
         if now_s - self._full_since_s > max(config.admission.no_engine_s, config.order.max_wait_s):
-            after_s = error.retry_after_s or 1.0
-            raise NotServedError(Refusal(503, "overloaded", "The engines are full.", after_s))
-        await self.ticket.on_queue_full(error.retry_after_s or 0.0)
+            raise NotServedError(error.refusal)
+        await self.ticket.on_queue_full(error.refusal, error.retry_after_s)
 
     def _on_interrupt(self, cause: str) -> None:
-        """Give the worker's slot back at once if nothing is lost by it, else at a later chunk."""
+        """Free the worker's slot at once if no output is lost by that, otherwise at a later chunk."""
         response = self.response
         if self._attempt is None:
             return
-        restarts = response is None or (cause == WORKER_GONE and not response.sent)
-        if restarts or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == WORKER_GONE)):
+        at_once = response is None or cause == STOPPED or (cause == WORKER_GONE and not response.sent)
+        if at_once or ((tracked := _preemptible(response)) and (tracked.all_flushed or cause == WORKER_GONE)):
             self._attempt.interrupt(cause)
 
     def _close_attempt(self) -> None:
@@ -454,18 +452,17 @@ class RelayedRequest:
         return out
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """End the request; the first call counts."""
+        """End the request. Only the first call counts."""
         self._done = True
         self._attribution.close()
         self.ticket.on_interrupt = None
         if self._attempt is not None:
-            self._attempt.interrupt(CLIENT_GONE)
+            self._attempt.interrupt(REQUEST_ENDED)
             self._close_attempt()
         self.ticket.end(outcome, detail)
 
 
-def _preemptible(response: Response | None) -> TrackedStream | None:
-    """Return the response if it is a stream that another engine can continue."""
+def _preemptible(response: ResponseReader | None) -> TrackedStream | None:
     if isinstance(response, TrackedStream) and response.trackable and not response.unrecoverable:
         return response
     return None
@@ -491,8 +488,8 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, client_request: ClientRequest) -> Answer:
-        """Return the answer once its first chunk is known; raise NotServedError if not admitted or expired."""
-        self.retry_budget.deposit(failures.caller_of(client_request.client))
+        """Return the answer after its first chunk. Raises NotServedError if the request is refused or expires."""
+        self.retry_budget.deposit(failures.request_owner(client_request.client))
         order, max_tokens = self.config.order, client_request.max_tokens
         can_resume, preempts = self._any_can_resume(), order.mode in PREEMPTIVE_MODES
         plan = engine_request.resume_plan(
@@ -508,11 +505,11 @@ class Relay:
             body_bytes=len(client_request.body),
             prefix=client_request.prefix,
             preemptible=plan.conflict is None,
-            requested_tokens=requested_tokens(client_request.body, client_request.fields, max_tokens),
-            choices=client_request.n,
-            buffered=not client_request.stream,
+            fixed_tokens=fixed_tokens(client_request.body, client_request.fields, max_tokens),
+            choices=client_request.choices,
+            streamed=client_request.stream,
         )
-        request.length_prediction = await self._length_predictor.first(request, client_request.text)
+        request.length_prediction = await self._length_predictor.predict(request, client_request.text)
         if client_request.charge is not None:
             client_request.charge(request)
         ticket = await self._driver.enter(request)
@@ -529,7 +526,6 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _any_can_resume(self) -> bool:
-        """Return whether any engine returns token ids; looked up at most once a second once one does."""
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
             all_capabilities = [worker.capabilities for worker in self.fleet.workers()]
@@ -538,11 +534,11 @@ class Relay:
         return self._can_resume
 
     async def repredict(self, relayed: RelayedRequest) -> None:
-        """Apply a new prediction of a request whose output has passed a window of tokens."""
+        """Predict the length of a request again, as its output has passed a window of tokens."""
         request = relayed.ticket.request
         text = relayed.text.text() if relayed.text is not None else None
         prediction = await self._length_predictor.repredict(request, relayed.client_request.text or None, text)
-        if not relayed.ticket.finished:
+        if not relayed.ticket.has_ended:
             self._driver.repredict(request.id, prediction)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

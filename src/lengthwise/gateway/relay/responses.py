@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - overridden methods are documented in Response
-"""How a response is read: passed through, buffered, or tracked by token id so that another engine can continue it."""
+# ruff: noqa: D102 - overridden methods are documented in ResponseReader
+"""Readers of responses: passed through, buffered, or tracked by token ids so that another engine can continue."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from lengthwise.gateway.relay.failures import IN_STREAM_ERROR, MALFORMED, Upstre
 from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseOptions
 
 MAX_PREAMBLE_BYTES = 1 << 16
-PREEMPTION_WAIT_CHUNKS = 16  # chunks for which a preemption waits until the text of all tokens is out
+PREEMPTION_WAIT_CHUNKS = 16  # most chunks for which a preemption waits until the text of all tokens has been sent
 _EXCERPT = 300
 
 
-class Response:
-    """State of a response; ``complete``: the engine has sent all; ``finished``: its end went on to the client."""
+class ResponseReader:
+    """Reads a response.
+
+    ``output_complete`` is True once all output has arrived, and ``finished`` once the client has received its end.
+    """
 
     trackable = False  # whether the ids of all its tokens are known; once False, it stays so
 
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
         self.finish_reason = ""
-        self.complete = self.finished = False
-        self.error: UpstreamError | None = None  # error that the engine reported inside the stream, or that ended it
+        self.output_complete = self.finished = False
+        self.error: UpstreamError | None = None  # error that the engine reported in the stream, or that ended it
         self._preamble: list[bytes] = []  # events before the first output
         self._preamble_bytes, self._released = 0, False
 
     @property
     def sent(self) -> bool:
-        """Whether the client has bytes that cannot be taken back."""
+        """Whether the client has received bytes, so that the response cannot start again."""
         return self._released
 
     @property
     def can_resume(self) -> bool:
-        """Whether a further attempt continues after the tokens whose text is out, instead of starting again."""
+        """Whether another attempt can continue after the flushed tokens, instead of starting again."""
         return False
 
     @property
     def unrecoverable(self) -> bool:
-        """Whether the client has a part of the response that no other engine can continue."""
+        """Whether the client has received a part of the response that no other engine can continue."""
         return self.sent and not self.can_resume
 
     def feed(self, data: bytes) -> bytes:
-        """Read bytes from the engine; return those for the client."""
+        """Read bytes from the engine, and return the bytes for the client."""
         raise NotImplementedError
 
     def end(self) -> bytes:
-        """Return the rest after the engine closed the response; set ``error`` if it is incomplete."""
+        """Return the remaining bytes once the response has ended. Set ``error`` if the output is incomplete."""
         raise NotImplementedError
 
     def missing_end(self) -> bytes | None:
-        """Return the bytes that a complete output still lacks, None if the output is incomplete."""
+        """Return the rest of a response whose output is complete, such as [DONE], or None if output is missing."""
         return None
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
-        """Return the bytes that may go to the client now; events before the first output (a role) are held back."""
+        """Return the events that may go to the client. Events before the first output (a role) wait for that output."""
         is_comment = not (self._released or has_output or self._preamble or sse.DATA_LINE.search(events))
         if self._released or is_comment:
             return events
@@ -70,15 +73,15 @@ class Response:
         return self._release() + events
 
     def _release(self) -> bytes:
-        """Return the events held back; later ones pass."""
         preamble, self._preamble, self._released = self._preamble, [], True
         return b"".join(preamble)
 
 
-class Passthrough(Response):
-    """A stream of ``choices`` outputs, unchanged; tokens are counted by usage where reported, else by events.
+class Passthrough(ResponseReader):
+    """A stream of ``choices`` outputs that passes unchanged.
 
-    An event that is not JSON does not reach the client: it ends the attempt.
+    Tokens are counted by the usage that the engine reports, or by events if it reports none. An event that is not JSON
+    does not go to the client, and ends the attempt.
     """
 
     def __init__(self, choices: int = 1) -> None:
@@ -107,20 +110,20 @@ class Passthrough(Response):
     def end(self) -> bytes:
         rest = self._splitter.flush()
         if self._unscanned:  # the end of the connection is the only sign of completion
-            self.complete = self.finished = True
+            self.output_complete = self.finished = True
             return rest
         out = self._scan(rest, rest + b"\n\n") if rest else rest
-        if not self.complete:
+        if not self.output_complete:
             self.error = self.error or UpstreamError("closed early", "the stream ended without its end")
-            return b""
+            return out if self.error_forwarded else b""
         return out if self._released else self._release() + out
 
     def missing_end(self) -> bytes | None:
-        return sse.DONE if self.complete and self.error is None else None
+        return sse.DONE if self.output_complete and self.error is None else None
 
     def _scan(self, events: bytes, terminated: bytes) -> bytes:
-        valid, malformed = (terminated, "") if self.finished else sse.before_malformed(terminated)
-        if malformed:
+        valid, failure = (terminated, b"") if self.finished else sse.before_failure(terminated)
+        if failure:
             events = terminated = valid
         num_texts = len(sse.TEXT.findall(terminated))
         self.count += num_texts
@@ -132,24 +135,24 @@ class Passthrough(Response):
             self._choices_left -= len(causes)
             self.finish_reason = causes[-1].decode()
         self.finished = self.finished or sse.is_done(terminated)
-        self.complete = self.finished or self._choices_left <= 0
-        if b"error" in terminated and sse.ERROR.search(terminated):
-            self.error = UpstreamError(IN_STREAM_ERROR, terminated[:_EXCERPT].decode("utf-8", "replace"))
-            if not self.sent:
-                return b""
-            self.error_forwarded = True
-        elif malformed and not self.complete:
-            self.error = UpstreamError(MALFORMED, malformed[:200])
-        elif malformed and not self.finished:  # nothing of the output is missing
-            events, self.finished = events + sse.DONE, True
-        out = self._pass(events, has_output=bool(num_texts) or self.complete)
+        self.output_complete = self.finished or self._choices_left <= 0
+        out = self._pass(events, has_output=bool(num_texts) or self.output_complete)
+        if failure and not self.finished:
+            is_error = sse.ERROR.search(failure) is not None
+            if is_error or not self.output_complete:
+                detail = failure[:_EXCERPT].decode("utf-8", "replace")
+                self.error = UpstreamError(IN_STREAM_ERROR if is_error else MALFORMED, detail)
+                self.error_forwarded = is_error and self.sent
+                return out + failure * self.error_forwarded
+            self.finished = True  # nothing of the output is missing
+            return out + sse.DONE
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
         return out
 
 
-class BufferedResponse(Response):
-    """A response that goes to the client at its end; above ``max_bytes`` it is an error (``engine_fault``)."""
+class BufferedResponse(ResponseReader):
+    """A response that is sent at its end. ``engine_fault`` states whether too long a response is the engine's fault."""
 
     def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
         super().__init__()
@@ -166,25 +169,32 @@ class BufferedResponse(Response):
 
     def end(self) -> bytes:
         body = b"".join(self._parts)
+        if not sse.is_object(body):
+            detail = f"a response must be a JSON object, and this one of {len(body)} bytes is none"
+            self.error = UpstreamError("no JSON", detail, status=200)
+            return b""
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
         self.count = int(usage[1]) if usage else 1
         cause = sse.find_from(sse.FINISH, b'"finish_reason"', body)
         self.finish_reason = cause[1].decode() if cause else ""
-        self.complete = self.finished = True
+        self.output_complete = self.finished = True
         return body
 
 
 ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more tokens than bytes
 
 
-class TrackedStream(Response):
-    """A stream with known token ids, over one or several attempts; ``prompt_ids`` is a JSON list without brackets.
+class TrackedStream(ResponseReader):
+    """A stream with known token ids, over one or several attempts.
 
-    In the first attempt bytes pass, less the token ids if the client did not request them. Later attempts continue by
-    ``/v1/completions`` from token ids, and their chunks are rewritten to look like the first ones. Tokens can be ahead
-    of text, as engines hold back half a character: each attempt starts after the last token whose text the
-    engine has given out (``flushed_tokens``), and ids are sent with the text that they complete. ``partial_tokens``:
-    how many of the flushed tokens may lack text after all: those of the last chunk if it had several; else 0.
+    In the first attempt bytes pass unchanged, without the token ids if the client did not request them. A later attempt
+    continues from token ids by ``/v1/completions``, and its chunks are rewritten to look like those of the first
+    attempt. ``prompt_ids`` is a JSON list without brackets.
+
+    An engine may send a token before its text, as it holds back half a character. ``flushed_tokens`` are the tokens up
+    to the last chunk with text. A later attempt starts after these tokens. The last ``partial_tokens`` of them may
+    still lack text. These are all tokens of that chunk if it has several, and otherwise none. Token ids go to the
+    client with the text that they complete.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -195,7 +205,7 @@ class TrackedStream(Response):
         self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
         self._splitter = EventSplitter(self._max_event_bytes)
         self._ids, self._unsent_ids = list[bytes](), list[bytes]()
-        self._usage_sent, self._first_event = False, b""
+        self._is_first_attempt, self._usage_sent, self._first_event = True, False, b""
         self._chunk_fields: dict[str, Any] | None = None  # of the chunks of later attempts
 
     @property
@@ -204,38 +214,42 @@ class TrackedStream(Response):
 
     @property
     def all_flushed(self) -> bool:
-        """Whether the text of all tokens is certainly out: the best moment for a preemption."""
+        """Whether the text of all tokens has certainly been sent, which is the best moment for a preemption."""
         return self.flushed_tokens == self.count and not self.partial_tokens
 
     @property
     def partial_ids_sent(self) -> bool:
-        """Whether the client may have ids whose text is not out; they would come twice after a preemption."""
+        """Whether the client may have token ids without their text. A preemption would send these ids twice."""
         return self._options.ids and self.partial_tokens > 0
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate bytes of the prompt retained to continue it."""
+        """Approximate bytes of the prompt that are retained to continue the output."""
         return len(self.prompt_ids) + len(self._first_event)
 
     def should_preempt(self, num_chunks: int) -> bool | None:
-        """Return whether to make a preemption that has waited for ``num_chunks`` chunks; None to drop it."""
+        """Return whether a preemption that has waited for ``num_chunks`` chunks should be made now; None to drop it.
+
+        A preemption should be made when the text of all tokens has been sent, but waits for at most
+        PREEMPTION_WAIT_CHUNKS chunks.
+        """
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed
         return None if self.partial_ids_sent else True
 
     def last_ids(self, tokens: int) -> list[int]:
-        """Return the last token ids of those whose text is out."""
+        """Return the ids of the last ``tokens`` flushed tokens."""
         return self._all_ids()[max(0, self.flushed_tokens - tokens) : self.flushed_tokens]
 
     def start_attempt(self, num_tokens: int) -> bytes:
-        """Start another attempt after ``num_tokens``; return their ids as text of a JSON list."""
+        """Prepare to continue after ``num_tokens`` tokens, and return their ids as a JSON list without brackets."""
         text = sse.join_ids(self._all_ids()[:num_tokens])
         self._ids, self._unsent_ids, self.error, self._usage_sent = [text] if text else [], [], None, False
         self.count = self.flushed_tokens = num_tokens
         self.partial_tokens = 0
         self._splitter = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens)
         self.template.discard()
-        self._get_chunk_fields()
+        self._is_first_attempt = False
         return text
 
     def feed(self, data: bytes) -> bytes:
@@ -251,7 +265,7 @@ class TrackedStream(Response):
     def end(self) -> bytes:
         rest = self._splitter.flush()
         out = self._read(rest + b"\n\n") if rest else b""
-        if self.complete:
+        if self.output_complete:
             self.error = None  # the output is complete, whatever the engine started to send after it
             return out + self._close()
         if self.error is None or self.error.reason == MALFORMED:  # half an event
@@ -259,16 +273,15 @@ class TrackedStream(Response):
         return out
 
     def missing_end(self) -> bytes | None:
-        return self._close() if self.complete else None
+        return self._close() if self.output_complete else None
 
     def end_at_limit(self) -> bytes:
-        """Return the end of an output that has reached its limit although no engine reported its end."""
-        self.complete, self.finish_reason = True, "length"
+        """Return the end of an output that has reached its limit, if no engine has reported the end."""
+        self.output_complete, self.finish_reason = True, "length"
         chunk = self._with_client_ids(self._chunk("", "length", None, []), [], flushed=True)
         return self._pass(chunk, has_output=True) + self._close()
 
     def _close(self) -> bytes:
-        """Return the usage and the end marker, once."""
         if self.finished:
             return b""
         self.finished, usage = True, b""
@@ -277,7 +290,6 @@ class TrackedStream(Response):
         return self._pass(usage + sse.DONE, has_output=True)
 
     def _get_chunk_fields(self) -> dict[str, Any]:
-        """Return the id, time and model of the first chunk, for the chunks of later attempts."""
         if self._chunk_fields is None:
             first: dict[str, Any] = {}
             with contextlib.suppress(ValueError):
@@ -286,7 +298,6 @@ class TrackedStream(Response):
         return self._chunk_fields
 
     def _chunk(self, text: str, finish: str | None, stop: Any, ids: list[int]) -> bytes:
-        """Return the event of one chunk of a later attempt; ``stop`` is its stop_reason."""
         choice: dict[str, Any] = {"index": 0}
         choice |= {"delta": {"content": text}} if self._options.api == CHAT else {"text": text}
         choice |= {"logprobs": None, "finish_reason": finish}
@@ -297,12 +308,10 @@ class TrackedStream(Response):
         return sse.encode_event({**fields, "usage": self._usage()} if self._options.usage_each else fields)
 
     def _usage(self) -> dict[str, int]:
-        """Return the usage over all attempts."""
         prompt = sse.count_ids(self.prompt_ids)
         return {"prompt_tokens": prompt, "total_tokens": prompt + self.count, "completion_tokens": self.count}
 
     def _read_matching(self, event: bytes) -> bytes:
-        """Read an event with text and ids and nothing else; return the bytes for the client."""
         ids = self.template.ids
         tokens = ids.count(b",") + 1
         self._ids.append(ids)
@@ -313,7 +322,7 @@ class TrackedStream(Response):
         return self.template.without_ids(event)
 
     def _with_client_ids(self, event: bytes, ids: list[bytes], *, flushed: bool) -> bytes:
-        """Put the ids for the client into an event: all whose text is out, none that are ahead of it."""
+        """Return the event with ids of flushed tokens only. Other ids wait for the text that they complete."""
         if not self._options.ids or (flushed and not self._unsent_ids):
             return event
         if flushed:
@@ -323,7 +332,7 @@ class TrackedStream(Response):
         return sse.IDS_FIELD.sub(rb"\1[]", event) if ids else event
 
     def _read(self, events: bytes) -> bytes:
-        read = self._read_first_attempt if self._chunk_fields is None else self._read_later_attempt
+        read = self._read_first_attempt if self._is_first_attempt else self._read_later_attempt
         out = []
         for event in sse.split_events(events):
             out.append(self._read_matching(event) if self.template.matches(event) else read(event))
@@ -341,8 +350,8 @@ class TrackedStream(Response):
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
         elif not is_one_object and not self.finished:
-            # Parse what is not plainly one JSON object with token ids: tokens that the scan overlooks would be missing
-            # after a resume, and a client may fail on what is no JSON. After the end neither matters.
+            # Parse an event that is not plainly one JSON object with token ids: tokens that the patterns overlook would
+            # be missing after a resume, and a client may fail on invalid JSON. After the end neither matters.
             try:
                 has_text |= sse.adds_output(shown) and not tokens
             except ValueError as error:
@@ -361,13 +370,15 @@ class TrackedStream(Response):
         has_text |= by_parser
         if ids is None:
             # With usage in each chunk, the total is the one in a chunk without choices.
-            is_total = self.complete and (not self._options.usage_each or sse.NO_CHOICES.search(event) is not None)
+            is_total = self.output_complete and (
+                not self._options.usage_each or sse.NO_CHOICES.search(event) is not None
+            )
             if b'"completion_tokens"' in event and is_total:
                 self._usage_sent = True
             if sse.is_done(event):
                 return self._close()
         shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)
-        out = self._pass(shown, has_output=has_text or self.complete)
+        out = self._pass(shown, has_output=has_text or self.output_complete)
         if has_text and ids is not None and cause is None and not by_parser and self.prompt_ids:
             self.template.learn(event, sse.CONTENT, ids=True)
         return out
@@ -377,7 +388,7 @@ class TrackedStream(Response):
         if not data:
             return event
         if data.strip() == "[DONE]":
-            return self._close() if self.complete else b""
+            return self._close() if self.output_complete else b""
         try:
             chunk = sse.parse_object(data)
             if "error" in chunk:
@@ -399,10 +410,9 @@ class TrackedStream(Response):
         self._count(sse.join_ids(ids), len(ids), has_text=bool(text))
         event = self._chunk(text, cause, choice.get("stop_reason"), ids)
         event = self._with_client_ids(event, id_texts, flushed=bool(text) or cause is not None)
-        return self._pass(event, has_output=bool(text) or self.complete)
+        return self._pass(event, has_output=bool(text) or self.output_complete)
 
     def _count(self, ids: bytes, tokens: int, *, has_text: bool) -> None:
-        """Count a chunk; after a text without token ids no engine can continue."""
         if tokens:
             self._ids.append(ids)
             self.count += tokens
@@ -415,7 +425,7 @@ class TrackedStream(Response):
         if cause == "abort":
             self.error = UpstreamError("aborted", "the engine gave the request up")
         else:
-            self.complete, self.finish_reason = True, cause
+            self.output_complete, self.finish_reason = True, cause
 
     def _all_ids(self) -> list[int]:
         return [int(token_id) for ids in self._ids for token_id in ids.split(b",")]
@@ -428,7 +438,7 @@ _BYTES_PER_ITEM = 50  # memory of a token id, or of a text besides its character
 
 
 class AssembledResponse(TrackedStream):
-    """A tracked stream for a client that does not stream: one object at its end, nothing before."""
+    """A tracked stream for a client that does not stream. The client gets one JSON object at the end."""
 
     def __init__(self, options: ResponseOptions, max_bytes: int, prompt_bytes: int = 0) -> None:
         streamed = ResponseOptions(options.api, stream=True, usage=True, usage_each=False, ids=options.ids)
@@ -468,7 +478,6 @@ class AssembledResponse(TrackedStream):
         return None if events is None else self._collect(events)
 
     def _collect(self, events: bytes) -> bytes:
-        """Add events to the response; return it at its end."""
         for event in sse.split_events(self._output_splitter.feed(events)) if events else ():
             data = sse.event_data(event)
             if data.strip() == "[DONE]":

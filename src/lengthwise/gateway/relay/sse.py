@@ -1,4 +1,4 @@
-"""Server-sent events of OpenAI-style streams: split, scan, match against a template, rewrite; else bytes stay."""
+"""Server-sent events of OpenAI-style streams: split, search, match and rewrite. Other bytes pass unchanged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _BLANK_LINES = (b"\n\n", b"\n\r", b"\r\r")
 
 
 class EventTooLongError(Exception):
-    """An event does not end within the splitter's limit."""
+    """An event is longer than the splitter's limit."""
 
 
 class EventSplitter:
-    """Buffers an incomplete event (``pending``); all bytes come out in order. Lines end in LF, CR LF or CR."""
+    """Splits off complete events and buffers the incomplete one in ``pending``. Lines end in LF, CR LF or CR."""
 
     __slots__ = ("_max_bytes", "pending")
 
@@ -30,7 +30,7 @@ class EventSplitter:
         self.pending, self._max_bytes = b"", max_bytes
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the events that are complete with this chunk; raise EventTooLongError (``flush`` has the bytes)."""
+        """Return all complete events. Raises EventTooLongError if the incomplete event is too long."""
         if not self.pending and chunk.endswith(b"\n\n"):
             return chunk
         data = self.pending + chunk
@@ -44,13 +44,13 @@ class EventSplitter:
         return data[:end]
 
     def flush(self) -> bytes:
-        """Return and forget the bytes of an incomplete event."""
+        """Remove and return the bytes of the incomplete event."""
         pending, self.pending = self.pending, b""
         return pending
 
 
 def split_events(data: bytes) -> list[bytes]:
-    """Split complete events; joined they are the same bytes."""
+    """Split bytes into events, which give the same bytes when joined."""
     if b"\r" in data:
         events: list[bytes] = _EVENT.findall(data)
         last = data[sum(map(len, events)) :]
@@ -61,7 +61,7 @@ def split_events(data: bytes) -> list[bytes]:
 
 
 def event_data(event: bytes) -> str:
-    """Return the data of one complete event, "" if it has none (a comment, a keep-alive)."""
+    """Return the data of a complete event, or "" if it has none (a comment, a keep-alive)."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2].decode("utf-8", "replace")
     events = SseReader(1 << 30).feed(event)
@@ -69,18 +69,17 @@ def event_data(event: bytes) -> str:
 
 
 def parse_object(data: str) -> dict[str, Any]:
-    """Parse the JSON object in an event's data; raise ValueError for anything else."""
+    """Parse an event's data as a JSON object. Raises ValueError if the data is something else."""
     try:
         chunk = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(chunk, dict):
         raise ValueError("not an object")  # noqa: TRY004 - the engine's data, not our types
     return chunk
 
 
-TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')
-"""A non-empty text of any kind."""
+TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')  # non-empty
 CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
 BY_PARSER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
 """Output that only the engine's own parser derives from tokens."""
@@ -98,53 +97,58 @@ _DONE_LINE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
 
 
 def find_from(pattern: re.Pattern[bytes], start: bytes, body: bytes) -> re.Match[bytes] | None:
-    """Return the first match of a pattern that begins with ``start``; faster than ``search`` on a long body."""
+    """Return the first match of a pattern that begins with ``start``. This is faster than ``search`` on a long body."""
     at = body.find(start)
     return pattern.search(body, at) if at >= 0 else None
 
 
 def is_done(events: bytes) -> bool:
-    """Return whether the events hold ``[DONE]``; the tests of substrings save 2.7 us per event."""
+    """Return whether the events contain ``[DONE]``. The substring tests save 2.7 us per event."""
     if events.endswith(b"\n\ndata: [DONE]\n\n"):
         return True
     return b"[DONE]" in events and _DONE_LINE.search(events) is not None
 
 
 def count_ids(ids: bytes) -> int:
-    """Count the ids in the text of a JSON list without brackets."""
+    """Count the ids in a JSON list without brackets."""
     return ids.count(b",") + 1 if ids.strip() else 0
 
 
 def join_ids(ids: Iterable[int]) -> bytes:
-    """Return the text of a JSON list of ids without brackets."""
+    """Return ids as a JSON list without brackets."""
     return b",".join(b"%d" % token_id for token_id in ids)
 
 
 def without_ids(event: bytes) -> bytes:
-    """Return the event with null token ids, as an engine sends it to clients that do not request them."""
+    """Return the event with null token ids, as an engine sends it to a client that does not request them."""
     return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
 
 
-_OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # skips fields, builds none
+_OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # checks an object without building its fields
 
 
-def before_malformed(events: bytes) -> tuple[bytes, str]:
-    """Return the events before the first that is neither JSON object, [DONE] nor comment, and its data ("": none)."""
-    parts = split_events(events)
+def before_failure(events: bytes) -> tuple[bytes, bytes]:
+    """Return the events before the first one that reports an error or is malformed, and that one, b"" if there is none.
+
+    An event is malformed if it has data other than a JSON object and [DONE].
+    """
+    parts, may_report_error = split_events(events), b"error" in events
     for at, event in enumerate(parts):
-        if event.startswith(b"data: {") and _is_object(event[6:]):  # nearly every event: decoded without a copy as text
-            continue
-        data = event_data(event)
-        if data and data.strip() != "[DONE]" and not _is_object(data):
-            return b"".join(parts[:at]), data
-    return events, ""
+        if not (may_report_error and ERROR.search(event)):
+            if event.startswith(b"data: {") and is_object(event[6:]):  # nearly every event, decoded without a copy
+                continue
+            data = event_data(event)
+            if not data or data.strip() == "[DONE]" or is_object(data):
+                continue
+        return b"".join(parts[:at]), event
+    return events, b""
 
 
-def _is_object(data: bytes | str) -> bool:
-    """Return whether an event's data is a JSON object."""
+def is_object(data: bytes | str) -> bool:
+    """Return whether the data is a JSON object."""
     try:
         _OBJECTS.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return True
 
@@ -154,7 +158,7 @@ _OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_conten
 
 
 def adds_output(event: bytes) -> bool:
-    """Return whether an event adds to the output, by parsing it; raise ValueError if it is no valid chunk."""
+    """Parse an event, and return whether it adds to the output. Raises ValueError if it is no valid chunk."""
     data = event_data(event)
     if not data or data.strip() == "[DONE]":
         return False
@@ -169,12 +173,11 @@ def adds_output(event: bytes) -> bool:
 _PLAIN_STRING = re.compile(rb'[^"\\\r\n]+')
 _STRING = re.compile(rb'(?:[^"\\\r\n]+|\\[^\r\n])+')
 _NUMBERS = re.compile(rb"\d[\d, ]*")
-_MAX_ATTEMPTS, _MIN_MATCHES = 8, 4
-"""Templates learned in vain before learning stops; matches that prove a template useful."""
+_MAX_ATTEMPTS, _MIN_MATCHES = 8, 4  # templates learned in vain before learning stops; matches of a useful template
 
 
 class EventTemplate:
-    """The layout that text events share: only text and token ids (``ids``, of the last match) differ."""
+    """The layout of text events that differ only in text and token ids. ``ids`` are the ids of the last match."""
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
 
@@ -183,7 +186,7 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Store the layout of an event with one ``text`` and no end, usage or error; ``ids``: only if it has ids."""
+        """Learn the layout of an event with one ``text`` and no finish reason, and with token ids if ``ids`` is set."""
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
         self._before, self.num_matches = b"", 0
@@ -202,11 +205,11 @@ class EventTemplate:
         self._before, self._after = event[: start.end()], event[(numbers or end).end() :]
 
     def discard(self) -> None:
-        """Match nothing and learn nothing from now on."""
+        """Discard the template, so that it matches and learns no event from now on."""
         self._before, self.num_matches, self._attempts_left = b"", 0, 0
 
     def matches(self, event: bytes) -> bool:
-        """Return whether the event differs from the learned one in nothing but text and token ids."""
+        """Return whether the event differs from the learned one only in text and token ids."""
         before, between = self._before, self._between
         if not before or not event.startswith(before):
             return False
@@ -228,7 +231,7 @@ class EventTemplate:
         return True
 
     def count_matches(self, events: bytes) -> int:
-        """Return the number of events if there are several and all match, else 0."""
+        """Return the number of events if there are several and all of them match, otherwise 0."""
         before = self._before
         if not before or not events.startswith(before) or events.find(before, 1) < 0:
             return 0
@@ -236,14 +239,14 @@ class EventTemplate:
         return len(parts) if all(map(self.matches, parts)) else 0
 
     def without_ids(self, event: bytes) -> bytes:
-        """Return the event that ``matches`` saw last with null token ids, as the function ``without_ids`` does."""
+        """Return the event that matched last with null token ids, as the function ``without_ids`` does."""
         at = self._ids_at
         return event[: at - 1] + b"null" + event[at + len(self.ids) + 1 :]
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """Parts of a response that the client requests: usage at the end, usage in each chunk, token ids."""
+    """What the client requests of a response: usage at the end or in each chunk (``usage_each``), and token ids."""
 
     api: str
     stream: bool
@@ -253,5 +256,5 @@ class ResponseOptions:
 
 
 def encode_event(fields: dict[str, Any]) -> bytes:
-    """Return the event with a JSON object."""
+    """Return an event whose data is a JSON object."""
     return b"data: " + msgspec.json.encode(fields) + b"\n\n"

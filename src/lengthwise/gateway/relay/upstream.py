@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - asyncio and httptools document their callbacks
-"""HTTP to an engine: connections, their pool, and one attempt of a request that can be stopped at any moment."""
+"""HTTP to engines: connections, their pools, and attempts that can be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATUS_WITHOUT_BODY = (204, 304)
 
 
 class BrokenConnectionError(Exception):
-    """The connection ended, or (``malformed``) the engine does not speak HTTP."""
+    """The connection ended. ``malformed`` states that the engine does not speak HTTP."""
 
     def __init__(self, cause: str, *, response_started: bool, malformed: bool = False) -> None:
         super().__init__(cause)
@@ -34,10 +34,10 @@ class BrokenConnectionError(Exception):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection, used for one request after another; ``complete``: all of the response has arrived, read or not.
+    """A connection to an engine that serves one request after another.
 
-    While a reader waits, ``on_chunk`` gets each chunk; if it returns True, the reader sleeps on, which saves a task
-    switch.
+    ``complete`` states whether the complete response has arrived, read or not. While a reader waits, ``on_chunk`` gets
+    each chunk. If ``on_chunk`` returns True, the reader is not woken, which saves a task switch.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def at_end(self) -> bool:
-        """Whether all of the response has been read and the connection can be reused."""
+        """Whether the complete response has been read and the connection can be reused."""
         return self.complete and self._keep_alive and not self._chunks and self.available
 
     def send(self, head: bytes, body: bytes) -> None:
@@ -82,12 +82,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.writelines([head, body])
 
     async def wait_for_head(self) -> None:
-        """Return once status and headers have arrived; raise BrokenConnectionError."""
+        """Wait for status and headers. Raises BrokenConnectionError if the connection ends before."""
         while self._in_head:
             await self._wait()
 
     async def read(self) -> bytes | None:
-        """Return the next chunk of the body, b"" at its end, None after ``wake``; raise BrokenConnectionError."""
+        """Return the next chunk of the body, b"" at its end, or None after ``wake``. Raises BrokenConnectionError."""
         while not self._chunks:
             if self.complete:
                 return b""
@@ -102,12 +102,12 @@ class UpstreamConnection(asyncio.Protocol):
         return data
 
     def wake(self) -> None:
-        """Wake the reader without a chunk."""
+        """Wake the task that waits in ``read``, which then returns None."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
 
     def abort(self, cause: str = "the request was given up", *, malformed: bool = False) -> None:
-        """Close the connection at once; the first cause is the one that the reader gets."""
+        """Close the connection at once. The reader gets an error with the first cause."""
         if self._error is None:
             self._error = BrokenConnectionError(cause, response_started=self._started, malformed=malformed)
         if self._transport is not None:
@@ -116,7 +116,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(False)
 
     async def _wait(self) -> bool:
-        """Wait for data; return True if ``wake`` was called instead; raise BrokenConnectionError."""
+        """Wait for data. Return True if ``wake`` was called instead. Raises BrokenConnectionError."""
         if self._error is not None:
             raise self._error
         waiter: asyncio.Future[bool] = self._loop.create_future()
@@ -155,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
             waiter.set_result(False)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End a response that lasts until the connection closes; fail any other."""
+        """Complete a response that ends with the connection, and fail any other one."""
         if self._until_close and error is None and not self._in_head:
             self.complete = True
         self._transport = None
@@ -166,12 +166,12 @@ class UpstreamConnection(asyncio.Protocol):
             raise ValueError("two responses to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note a header; trailers after the body are ignored."""
+        """Store a header. Trailers after the body are ignored."""
         if self._in_head:
             self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Note the end of the headers, of an interim response (1xx) as well."""
+        """Process the end of the headers. Headers of an interim response (1xx) are dropped."""
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers.clear()
@@ -185,7 +185,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.complete, self._keep_alive = True, self._parser.should_keep_alive()
 
     def _consume(self, on_chunk: Callable[[bytes], bool], waiter: asyncio.Future[bool]) -> bool:
-        """Return whether ``on_chunk`` consumed all chunks, or raised an error, which the reader then gets."""
         try:
             if not on_chunk(b"".join(self._chunks)):
                 return False
@@ -197,12 +196,11 @@ class UpstreamConnection(asyncio.Protocol):
         return True
 
 
-IDLE_S = 2.0
-"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no connection closes while it is being reused."""
+IDLE_S = 2.0  # less than the keep-alive of servers (uvicorn: 5 s): no connection closes while it is being reused
 
 
 class ConnectionPool:
-    """Connections to an engine, with its key and certificates; ``busy`` holds those in use."""
+    """Connections to an engine, with its key and certificates. ``busy`` are the connections in use."""
 
     def __init__(self, engine: Engine, resilience: ResilienceConfig, tls: ssl.SSLContext | None) -> None:
         root, user = urlsplit(Server(engine.url).root), urlsplit(engine.url)
@@ -223,7 +221,7 @@ class ConnectionPool:
         self.busy: set[UpstreamConnection] = set()
 
     def take_idle(self) -> UpstreamConnection | None:
-        """Return an open connection that is not in use, None if there is none."""
+        """Return an idle open connection, or None if there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -234,7 +232,7 @@ class ConnectionPool:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """Open a connection; raise OSError (also TimeoutError) on failure."""
+        """Open a connection. Raises OSError (of which TimeoutError is a subclass) if that fails."""
         if self._closed:
             raise ConnectionError("the engine is not in use any more")
         if self._secure and self._tls is None:
@@ -248,12 +246,12 @@ class ConnectionPool:
         return connection
 
     def request_head(self, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
-        """Return the head of a POST; raise ValueError for a header with a line break."""
+        """Return the head of a POST. Raises ValueError if a header contains a line break."""
         start = f"POST {self._path}{path} HTTP/1.1\r\n".encode("ascii")
         return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, self._fixed_headers, _encode_headers(headers), length)
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Take a connection back; one that is amid a response is closed, so that the engine aborts the request."""
+        """Take a connection back, or close it if the response is incomplete, so that the engine aborts the request."""
         self.busy.discard(connection)
         if not connection.at_end or self._closed:
             connection.abort()
@@ -290,11 +288,11 @@ def _encode_headers(headers: Iterable[tuple[str, str]]) -> bytes:
 
 
 DRAIN_S = 0.25
-CLIENT_GONE, SLOW_READER = "client gone", "slow reader"
+REQUEST_ENDED, SLOW_READER = "request ended", "slow reader"
 
 
 class Attempt:
-    """One POST of a request to an engine, with limits on silence: of the engine, and of a client that does not read."""
+    """One try of a request. It ends if the engine sends nothing for long, or the client reads nothing for long."""
 
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
@@ -310,7 +308,7 @@ class Attempt:
     async def open(
         self, session: Any, path: str, body: bytes, headers: Iterable[tuple[str, str]]
     ) -> UpstreamConnection:
-        """Return the connection once the head has arrived; raise UpstreamError or AttemptInterruptedError."""
+        """Return the connection once the head has arrived. Raises UpstreamError or AttemptInterruptedError."""
         if session.connector is None or session.closed:
             raise UpstreamError("no connection", "the engine is not in use any more", engine_fault=False)
         pool: ConnectionPool = session.connector.pool
@@ -350,13 +348,14 @@ class Attempt:
 
     @property
     def at_end(self) -> bool:
-        """Whether all of the response has been read."""
+        """Whether the complete response has been read."""
         return self._connection is not None and self._connection.at_end
 
     async def read(self, on_chunk: Callable[[bytes], bool] | None = None) -> bytes | None:
-        """Return the next chunk, b"" at the end, None after ``wake``; while ``on_chunk`` returns True, wait on.
+        """Return the next chunk that ``on_chunk`` does not consume, b"" at the end, or None after ``wake``.
 
-        Raises UpstreamError on a break or too long a silence, AttemptInterruptedError after ``interrupt``.
+        Raises UpstreamError if the connection breaks or is silent for too long, and AttemptInterruptedError after
+        ``interrupt``.
         """
         connection = self._connection
         assert connection is not None
@@ -375,7 +374,7 @@ class Attempt:
         return data
 
     def wake(self) -> None:
-        """Wake the reader without a chunk."""
+        """Wake the task that waits in ``read``, which then returns None."""
         if self._connection is not None:
             self._connection.wake()
 
@@ -391,7 +390,7 @@ class Attempt:
             self.close()
 
     def interrupt(self, cause: str) -> None:
-        """Stop reading: the reader gets AttemptInterruptedError (or UpstreamError if the engine stalled)."""
+        """Stop reading. The reader gets AttemptInterruptedError, or UpstreamError if the engine stalled."""
         if self._closed or self._interrupt_cause:
             return
         self._interrupt_cause = cause
@@ -401,7 +400,7 @@ class Attempt:
             self._connection.abort(cause)
 
     def close(self) -> None:
-        """Return the connection to the pool; amid a response it is closed, and the engine aborts the request."""
+        """Release the connection. If the response is incomplete, the engine aborts the request."""
         if self._closed:
             return
         self._closed = True
@@ -412,7 +411,6 @@ class Attempt:
             self._pool.release(self._connection)
 
     def _check_silence(self) -> None:
-        """Interrupt after too long a silence, else check again when it would be too long."""
         now_s, stall_s = self._loop.time(), self._resilience.stall_s
         if self._connection is not None and self._connection.consumed_s > self._since_s:
             self._since_s, self._limit_s = self._connection.consumed_s, stall_s
@@ -430,7 +428,7 @@ class Attempt:
 
 
 async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
-    """Return at most ``max_bytes`` of what ``read`` returns until it is empty."""
+    """Call ``read`` until it returns nothing or ``max_bytes`` have been read. Return these bytes."""
     parts, size = [], 0
     while size < max_bytes and (part := await read()):
         parts.append(part)
@@ -439,7 +437,7 @@ async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return at most ``max_bytes`` of a body; of a longer one the rest is not read."""
+    """Return at most ``max_bytes`` of a body, and read no more of it."""
     body = await read_up_to(max_bytes, response.content.readany)
     if not response.content.at_eof():
         response.close()
@@ -447,7 +445,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
-    """Open a session for health checks, with a pool for requests; raise InputError for unreadable certificates."""
+    """Open a session for health checks, with a pool for requests. Raises InputError for unreadable certificates."""
     tls: ssl.SSLContext | None = None
     try:
         if engine.tls is not None:
@@ -467,7 +465,7 @@ def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.Client
 
 
 class PooledConnector(aiohttp.TCPConnector):
-    """Connector of one engine; ``pool`` holds the connections for requests of clients."""
+    """Connector to one engine. ``pool`` has the connections for clients' requests."""
 
     def __init__(self, pool: ConnectionPool, **options: Any) -> None:
         super().__init__(**options)

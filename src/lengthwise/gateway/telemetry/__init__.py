@@ -1,4 +1,4 @@
-"""Record gateway requests: metrics, log lines, a journal, traces and the gain over FCFS."""
+"""Record the gateway's requests: metrics, log lines, a journal, traces, and timelines."""
 
 import lazy_loader
 

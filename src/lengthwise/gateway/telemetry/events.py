@@ -19,16 +19,16 @@ from lengthwise.schema.errors import MissingExtraError
 LOGGER = "lengthwise.gateway.requests"
 MAX_REFUSALS_PER_S = 50  # further refusals of the same second are only counted
 _MAX_LENGTH = 120
-_ENGINE_FAILED = "The engine failed"  # one of the relay's fixed reasons follows these words ("stalled", "http 500")
+_ENGINE_FAILED = "The engine failed"  # a colon and one of the relay's reasons ("stalled", "http 500") follow
 _SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
 _RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
 
 
 class JsonLines(logging.Formatter):
-    """Format a record as one line of JSON: time, level, logger, event and the fields of ``extra``."""
+    """Formats a log record as a line of JSON: time, level, logger, event, and the fields of ``extra``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the record as a line of JSON."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -42,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> logging.Handler:
-    """Let all loggers of the gateway write JSON lines to a stream (default stderr); return the handler."""
+    """Make all loggers of the gateway write JSON lines to a stream (by default stderr), and return the handler."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logger = logging.getLogger("lengthwise.gateway")
@@ -53,7 +53,7 @@ def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> loggi
 
 
 class EventLog(Listener):
-    """Log phases (mode rra), and requests that are refused, return to the queue or finish."""
+    """Logs phases (mode rra), and requests that are refused, return to the queue or end."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
@@ -83,7 +83,7 @@ class EventLog(Listener):
             self._logger.info("phase", extra=asdict(phase))
 
     def log_row(self, row: Row, detail: str = "") -> None:
-        """Log a finished request."""
+        """Log a request that has ended."""
         level = logging.WARNING if row.outcome == Outcome.FAILED else logging.INFO
         if not self._logger.isEnabledFor(level):
             return
@@ -96,10 +96,12 @@ class EventLog(Listener):
 
 
 def safe_detail(outcome: str, detail: str) -> str:
-    """Return the part of a detail that may be logged.
+    """Return the part of ``detail`` that may be logged without prompts of clients, at most 120 characters.
 
-    Engines repeat prompts in their errors: only the gateway's own words, those before the first colon, remain of a
-    failure, and nothing of a refusal.
+    ``detail`` says how a request ended. A detail of the gateway's own (the request expired, or its client left) is
+    returned entire. A failure's detail continues after a colon with an engine's words, which may repeat the prompt: it
+    is cut before them ("The engine failed: http 500: ..." becomes "The engine failed: http 500"). Other outcomes
+    return "".
     """
     if outcome in _SAFE_OUTCOMES:
         return detail[:_MAX_LENGTH]
@@ -109,15 +111,16 @@ def safe_detail(outcome: str, detail: str) -> str:
     return ":".join(parts[: 2 if parts[0] == _ENGINE_FAILED else 1])[:_MAX_LENGTH]
 
 
-FORWARDED_FIELDS = ("traceparent", "tracestate")
+TRACE_HEADERS = ("traceparent", "tracestate")
 SERVICE = "lengthwise-gateway"
 
 
 class Tracing(Listener):
-    """Create spans and export them in batches from a thread; raise MissingExtraError without the extra ``tracing``.
+    """Creates an OpenTelemetry span for each request, and exports spans in batches from a thread.
 
     ``endpoint`` is the collector's OTLP/HTTP address ("http://collector:4318/v1/traces"; the path is optional).
-    ``exporter`` replaces the OTLP exporter; ``epoch`` returns seconds since 1970 and is called once.
+    ``exporter`` replaces the OTLP exporter. ``epoch`` returns seconds since 1970 and is called once. Raises
+    MissingExtraError if the extra ``tracing`` is not installed.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class Tracing(Listener):
         self._spans: dict[int, Any] = {}
 
     def traced(self, serve: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """Return ``serve`` within spans that continue the client's trace and that the engine's spans continue."""
+        """Wrap ``serve`` so that each call has a span: a child of the client's span and the parent of the engine's."""
 
         async def traced(client_request: Any) -> Any:
             span = self._start(client_request)
@@ -155,7 +158,7 @@ class Tracing(Listener):
 
         return traced
 
-    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
+    def on_admission(self, request: Request) -> None:  # noqa: D102 - as Listener
         if (span := self._current_span.get()) is None:
             return
         self._spans[request.id] = span
@@ -175,7 +178,7 @@ class Tracing(Listener):
     def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
         self._event(request, "requeued", now_s, {"cause": cause, "generated_tokens": request.generated_tokens})
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         if (span := self._spans.pop(request.id, None)) is None:
             return
         span.set_attributes({
@@ -188,20 +191,20 @@ class Tracing(Listener):
         self._end(span, (safe_detail(outcome, detail) or outcome.value) if is_error else "", now_s)
 
     def close(self) -> None:
-        """Export the remaining spans; blocks."""
+        """Export the remaining spans. This call blocks."""
         self._provider.shutdown()
 
     def _start(self, client_request: Any) -> Any:
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        carrier = {name.lower(): value for name, value in client_request.headers if name.lower() in FORWARDED_FIELDS}
+        carrier = {name.lower(): value for name, value in client_request.headers if name.lower() in TRACE_HEADERS}
         propagator = TraceContextTextMapPropagator()
         context, start_ns = propagator.extract(carrier), self._ns(client_request.arrival_s)
         span = self._tracer.start_span("lengthwise.request", context, SpanKind.SERVER, start_time=start_ns)
         forwarded: dict[str, str] = {}
         propagator.inject(forwarded, set_span_in_context(span))
-        headers = [pair for pair in client_request.headers if pair[0].lower() not in FORWARDED_FIELDS]
+        headers = [pair for pair in client_request.headers if pair[0].lower() not in TRACE_HEADERS]
         client_request.headers[:] = [*headers, *forwarded.items()]
         return span
 

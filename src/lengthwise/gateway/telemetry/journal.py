@@ -1,4 +1,4 @@
-"""Append finished requests to a journal of JSON lines, in batches off the event loop."""
+"""Append requests that have ended to a journal of JSON lines, in batches, on a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use d
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Finished request, without prompt, key or text; times are of the gateway's clock, NaN if they never happened."""
+    """A request that has ended, with any outcome. Times are on the gateway's clock, NaN if an event did not happen."""
 
     id: int  # in order of arrival
     model: str
@@ -35,28 +35,28 @@ class Row:
     max_tokens: int
     predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
-    predicted_level: float  # predicted CDF at the true length (PIT): uniform over requests if calibrated
+    predicted_level: float  # predicted CDF at the true length (PIT); uniform over requests if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
     queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers
     dispatched_s: float  # first dispatch to a worker; ``worker`` is the last one
-    first_token_s: float  # NaN for a buffered response
+    first_token_s: float  # NaN if the engine sent the response in one chunk
     finished_s: float
     served_s: float
     worker: str
     preemptions: int
-    resumed_tokens: int  # tokens retained over preemptions and failovers
+    resumed_tokens: int  # sum of the tokens retained each time that it returned to the queue
     failovers: int  # moves from a worker that was lost, or failed after the request's first token
     outcome: str
 
     @property
     def jct_s(self) -> float:
-        """Arrival to finish."""
+        """Time from arrival to finish."""
         return self.finished_s - self.arrival_s
 
     @property
     def ttft_s(self) -> float:
-        """Arrival to first token."""
+        """Time from arrival to first token."""
         return self.first_token_s - self.arrival_s
 
 
@@ -65,7 +65,7 @@ _TYPES = {field.name: field.type for field in fields(Row)}
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """Return the row for JSON: NaN becomes None, seconds are rounded to microseconds."""
+    """Return the row for JSON. NaN becomes None, and floats are rounded to six decimals."""
     return {
         name: (round(value, 6) if math.isfinite(value) else None) if isinstance(value, float) else value
         for name, value in asdict(row).items()
@@ -73,7 +73,7 @@ def as_dict(row: Row) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> Row:
-    """Return the row of ``as_dict``; raise KeyError, TypeError or ValueError for other values."""
+    """Return the row from values of ``as_dict``. Raises KeyError, TypeError or ValueError for other values."""
     row: dict[str, Any] = {}
     for name, kind in _TYPES.items():
         value = values[name]
@@ -98,16 +98,16 @@ VERSION = 1
 FLUSH_S = 0.5
 MAX_BYTES = 256 << 20
 MAX_OLD_FILES = 16  # read_all looks for so many older files
-MAX_BUFFERED_ROWS = 100_000  # for a disk that rejects writes; beyond it the oldest rows are dropped and counted
+MAX_BUFFERED_ROWS = 100_000  # while a disk rejects writes; beyond it the oldest rows are dropped and counted
 _log = logging.getLogger("lengthwise.gateway")
 
 
 class Journal:
-    """Append rows to a file, created or continued; flushed rows survive a crash of the process.
+    """Appends rows to a file, which is created if necessary. Flushed rows survive a crash of the process.
 
-    Every start writes a line that ties the gateway's clock to the time of day (``epoch`` returns seconds since 1970). A
-    file above ``max_bytes`` becomes ``NAME.1`` (and that ``NAME.2``, up to ``num_old``), and a new one starts.
-    ``written`` and ``lost`` count rows.
+    Every start writes a line that relates the gateway's clock to the time of day (``epoch`` returns seconds since
+    1970). When the file exceeds ``max_bytes``, a new one begins: NAME becomes NAME.1, NAME.1 becomes NAME.2, up to
+    ``num_old``. ``written`` and ``lost`` are numbers of rows.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Journal:
         self._stop = asyncio.Event()
 
     def append(self, row: Row) -> None:
-        """Buffer a row; the next flush writes it."""
+        """Add a row to the buffer that the next flush writes."""
         if len(self._rows) >= MAX_BUFFERED_ROWS:
             self.lost += len(self._rows) // 2
             del self._rows[: len(self._rows) // 2]
         self._rows.append(row)
 
     async def __aenter__(self) -> Self:
-        """Open the file; raise OutputError where it is not writable."""
+        """Open the file. Raises OutputError if it is not writable."""
         try:
             self._open()
         except OSError as error:
@@ -148,7 +148,6 @@ class Journal:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Write the remaining rows and close the file."""
         if self._task is not None:
             self._stop.set()
             await self._task
@@ -160,7 +159,7 @@ class Journal:
             self._file = -1
 
     async def flush(self) -> None:
-        """Write all buffered rows; after a failure they stay buffered."""
+        """Write all buffered rows. If that fails, they stay buffered."""
         if not self._rows or self._writer is None:
             return
         rows, self._rows = self._rows, []
@@ -168,7 +167,7 @@ class Journal:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write_rows, rows)
         except OSError as error:
             self._rows = rows + self._rows
-            if not self._failed:  # else it is tried, and warned of, twice a second
+            if not self._failed:  # a warning at each attempt would come twice a second
                 _log.warning("the journal %s cannot be written: %s", self.path, error.strerror or error)
             self._failed = True
         else:
@@ -208,7 +207,7 @@ class Journal:
             raise
 
     def _rotate(self) -> None:
-        """Rename the files and open a new one; after a failure none is open until the next rows."""
+        """Rename the files and open a new one. If that fails, no file is open until the next rows come."""
         file, self._file = self._file, -1  # the OS may reuse the descriptor as soon as it is closed
         os.close(file)
         names = [self.path, *(Path(f"{self.path}.{i}") for i in range(1, self._num_old + 1))]
@@ -221,12 +220,15 @@ class Journal:
 
 
 def read(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (number of the run, row) by finish, times in seconds since 1970; raise InputError if it is no journal."""
+    """Yield (number of the run, row) for each request of a journal, in the order in which the requests ended.
+
+    A run is one start of the gateway. Times are seconds since 1970. Raises InputError if the file is no journal.
+    """
     return _runs([Path(path)])
 
 
 def read_all(path: Path | str) -> Iterator[tuple[int, Row]]:
-    """Yield (run, row) of a journal's older files and of the journal; a run may span files."""
+    """Yield (number of the run, row) as ``read`` does, from the older files (NAME.2, NAME.1), then from the journal."""
     older = (Path(f"{path}.{i}") for i in range(MAX_OLD_FILES, 0, -1))
     return _runs([*(file for file in older if file.exists()), Path(path)])
 
@@ -255,7 +257,6 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
 
 
 def _lines(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line that is a JSON object; torn and invalid ones are skipped."""
     try:
         with file.open("rb") as lines:
             for line in lines:
@@ -272,7 +273,6 @@ def _line(values: dict[str, Any]) -> bytes:
 
 
 def _write(file: int, data: bytes) -> None:
-    """Write all data: one system call, unless the disk takes less."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

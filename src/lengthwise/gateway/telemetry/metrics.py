@@ -1,4 +1,4 @@
-"""Count requests, and export Prometheus metrics."""
+"""Count requests, and export metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """Count values by ascending upper edges, the last bucket being unbounded, and sum them."""
+    """Counts values in buckets with ascending upper edges, and sums them. The last bucket has no upper edge."""
 
     __slots__ = ("counts", "edges", "sum")
 
@@ -34,7 +34,7 @@ class Histogram:
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value ``times`` times."""
+        """Add a value, ``times`` times."""
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += value * times
 
@@ -44,7 +44,7 @@ class Histogram:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return Prometheus' cumulative buckets: (upper edge, number of values up to it)."""
+        """Return Prometheus's cumulative buckets: (upper edge, number of values up to it)."""
         edges = (*(repr(float(edge)) for edge in self.edges), "+Inf")
         return list(zip(edges, map(float, accumulate(self.counts)), strict=True))
 
@@ -60,36 +60,36 @@ OTHER = "other"
 
 
 class Labels:
-    """Label values: the first ``limit`` names, then "other": clients choose names, and each is a time series."""
+    """Labels for names without a bound: the first ``limit`` names are their own labels, all others are "other"."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """Return the label of a name; add it below the limit."""
+        """Return the label of a name. A new name is added if there are fewer than the limit."""
         if name not in self._known and len(self._known) < self._limit:
             self._known[name] = name[:128]
         return self.known(name)
 
     def known(self, name: str) -> str:
-        """Return the label of a name that was added, else "other"."""
+        """Return the label of a name if it was added, otherwise "other"."""
         return self._known.get(name, OTHER)
 
 
 MAX_WORKERS = 200
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _PHASE_HISTOGRAMS = (
-    ("prefill_batch", SIZES, "phase_prefill_batch_requests", "New requests of a prefill phase (B_E)"),
-    ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after a prefill phase (B_D)"),
+    ("prefill_batch", SIZES, "phase_prefill_batch_requests", "New requests of a phase's prefill (B_E)"),
+    ("decode_batch", SIZES, "phase_decode_batch_requests", "Requests at the engine after a phase's prefill (B_D)"),
     ("remaining_batch", SIZES, "phase_remaining_batch_requests", "Requests at the engine at the end of a phase"),
     ("decode_steps", SIZES, "phase_decode_steps", "Decode iterations of a phase, estimated from tokens (N_D)"),
-    ("seconds", WAITS_S, "phase_seconds", "From one prefill phase to the next, or until the engine is idle"),
+    ("seconds", WAITS_S, "phase_seconds", "From one phase to the next, or until the engine is idle"),
 )
 
 
 class PhaseCounts(Listener):
-    """Count phases by worker (mode rra); ``plan`` is the schedule in use or None."""
+    """Counts phases by worker (mode rra). ``plan`` is the schedule in use, or None in other modes."""
 
     def __init__(self, plan: Phases | None) -> None:
         self.plan = plan
@@ -111,14 +111,14 @@ class PhaseCounts(Listener):
             histogram.add(values[name])
 
     def families(self) -> Iterator[Any]:
-        """Yield metric families, if a schedule is in use."""
+        """Yield Prometheus's metric families of phases, or nothing if no schedule is in use."""
         if self.plan is None:
             return
         plan = {(name,): value for name, value in asdict(self.plan).items() if value is not None}
         yield _gauge("phase_plan", "Schedule in use", plan, "parameter")
         yield _counter("phases", "Finished phases by the event that ended them", self._finished, "worker", "cause")
         tokens, overdue = _keyed(self._prompt_tokens), _keyed(self._overdue)
-        yield _counter("phase_prompt_tokens", "Prompt tokens of all prefill phases", tokens, "worker")
+        yield _counter("phase_prompt_tokens", "Prompt tokens of all prefills", tokens, "worker")
         yield _counter("phase_overdue", "Requests dispatched within a phase after max_wait_s", overdue, "worker")
         for key, _, name, description in _PHASE_HISTOGRAMS:
             by_worker = {(worker,): histograms[key] for worker, histograms in self._histograms.items()}
@@ -130,7 +130,7 @@ MAX_MODELS = 50
 
 
 class ModelCounts:
-    """Counts of one model."""
+    """Histograms of times and lengths, and token counts, of all requests to one model."""
 
     def __init__(self) -> None:
         self.ttft_s, self.queue_s, self.jct_s = Histogram(WAITS_S), Histogram(WAITS_S), Histogram(WAITS_S)
@@ -141,10 +141,10 @@ class ModelCounts:
 
 
 class Metrics(Listener):
-    """Count requests, and collect all metrics for a Prometheus registry.
+    """Counts requests, and collects all metrics of the gateway for a Prometheus registry.
 
-    ``statistics`` returns the scheduler's state, read at each collection; without it there are no metrics of queue and
-    workers. ``phases`` is the schedule in use or None.
+    ``statistics`` returns the scheduler's numbers at each collection. Without it there are no metrics of queue and
+    workers. ``phases`` is the schedule in use, None in other modes.
     """
 
     def __init__(
@@ -160,24 +160,24 @@ class Metrics(Listener):
         self.lag_s = Histogram(LAGS_S)
         self.journal: Callable[[], tuple[int, int]] | None = None
         self.tracker: Callable[[], ReplanningState] | None = None
-        self.gain: Callable[[], Mapping[str, Any] | None] | None = None  # of the order, as from ``observe.as_json``
+        self.gain: Callable[[], Mapping[str, Any] | None] | None = None  # of ordering, as from ``observe.as_json``
         self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
 
     def inter_token_s(self, model: str) -> Histogram:
-        """Return the histogram of times between tokens of a model."""
+        """Return the histogram of a dispatched request's times between tokens."""
         return self._of(model).inter_token_s
 
-    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
+    def on_admission(self, request: Request) -> None:  # noqa: D102 - as Listener
         self.predictions[request.length_prediction.source] += 1
-        self._of(request.model)
 
-    def refused_by(self, reason: str, tenant: str, model: str) -> None:
-        """Count a refused request of a tenant, given by name."""
+    def count_refusal(self, reason: str, tenant: str, model: str) -> None:
+        """Count a refused request. ``tenant`` is the name of the tenant."""
         self.refusals[reason] += 1
         self.requests[Outcome.REFUSED.value, self._models.known(model), self._tenants.of(tenant)] += 1
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         del worker, now_s
+        self._models.of(request.model)  # an engine serves it; a name that a client invents takes no label
         if cached_tokens := request.dispatch.cached_tokens:
             self.counts["prefix_hits"] += 1
             self.counts["prefix_tokens"] += cached_tokens
@@ -192,7 +192,7 @@ class Metrics(Listener):
 
     def add_row(self, row: Row) -> None:
         """Count a request that has ended, with any outcome."""
-        self.requests[row.outcome, self._models.of(row.model), self._tenants.of(row.tenant)] += 1
+        self.requests[row.outcome, self._models.known(row.model), self._tenants.of(row.tenant)] += 1
         counts = self._of(row.model)
         if row.worker:
             counts.queue_s.add(row.queued_for_s)
@@ -207,13 +207,13 @@ class Metrics(Listener):
             counts.log_ratio.add(math.log(max(row.predicted_tokens, 1.0) / row.output_tokens))
 
     def _of(self, model: str) -> ModelCounts:
-        label = self._models.of(model)
+        label = self._models.known(model)
         if (counts := self.by_model.get(label)) is None:
             counts = self.by_model[label] = ModelCounts()
         return counts
 
     def collect(self) -> Iterator[Any]:
-        """Yield all metric families."""
+        """Yield all metric families, as Prometheus's registry expects of a collector."""
         from importlib.metadata import version
 
         c, (written, lost) = self.counts, self.journal() if self.journal else (0, 0)
@@ -224,11 +224,11 @@ class Metrics(Listener):
         prefix_hits = "Requests dispatched to an engine that probably caches a prefix of their prompt"
         for name, description, value in (
             ("preemptions", "Preempted requests", c["preemption"] + c["window"]),
-            ("resumed_tokens", "Tokens retained over preemptions and failovers", c["resumed_tokens"]),
+            ("resumed_tokens", "Tokens retained when requests returned to the queue", c["resumed_tokens"]),
             ("failovers", "Requests moved away from an engine that failed", c["failed_over"]),
             ("prefix_hits", prefix_hits, c["prefix_hits"]),
             ("prefix_hit_tokens", "Prompt tokens that the chosen engine probably caches", c["prefix_tokens"]),
-            ("retries", "Requests retried before any token was sent", c["retried"]),
+            ("retries", "Requests queued again: rejected, queue full, or failed before output", c["retried"]),
             ("journal_rows", "Rows written to the journal", written),
             ("journal_rows_lost", "Rows that could not be written", lost),
         ):
@@ -254,7 +254,7 @@ class Metrics(Listener):
             yield from _scheduler_families(self.statistics())
 
     def registry(self) -> CollectorRegistry:
-        """Return a registry of these metrics and the process's; raise MissingExtraError without prometheus-client."""
+        """Return a registry of these metrics and the process's. Raises MissingExtraError without prometheus-client."""
         try:
             from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
         except ImportError as error:
@@ -267,7 +267,7 @@ class Metrics(Listener):
 
 
 _MODEL_HISTOGRAMS = (
-    ("ttft_s", "time_to_first_token_seconds", "Arrival to first token, of streamed responses"),
+    ("ttft_s", "time_to_first_token_seconds", "Arrival to first token, of responses in several chunks"),
     ("inter_token_s", "inter_token_latency_seconds", "Time between two tokens of a request at the gateway"),
     ("queue_s", "queue_seconds", "Total time in the gateway's queue"),
     ("jct_s", "request_seconds", "Arrival to finish (JCT) of finished requests"),
@@ -290,7 +290,7 @@ _WORKER_GAUGES = (
     ("limit", "worker_limit", "Maximum requests at the engine; absent where unlimited"),
     ("up", "worker_up", "1 while the engine may get requests"),
     ("backlog_tokens", "worker_backlog_tokens", "Predicted remaining output tokens at the engine"),
-    ("backlog_s", "worker_backlog_seconds", "Seconds in which the engine would generate its backlog"),
+    ("backlog_s", "worker_backlog_seconds", "Seconds of prefill and decode left at the engine"),
 )
 _SIGNAL_GAUGES = (
     ("running", "engine_running_requests", "Running requests, reported by the engine"),
@@ -311,7 +311,6 @@ def _scheduler_families(statistics: Statistics) -> Iterator[Any]:
 
 
 def _replanning_families(state: ReplanningState) -> Iterator[Any]:
-    """Yield the drift statistic with its threshold, and the outcomes of alarms."""
     yield _gauge("lengths_watched", "1 while output lengths are monitored for drift", {(): state.up})
     yield _gauge("lengths_evidence", "Evidence of drift since the last alarm; 1: none", {(): state.evidence})
     yield _gauge("lengths_alarm", "Evidence that raises an alarm", {(): 1 / state.false_positive_rate})

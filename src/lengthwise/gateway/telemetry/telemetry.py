@@ -1,4 +1,4 @@
-"""Combine the telemetry of a gateway in one listener: traces of live requests, metrics, log, journal."""
+"""All telemetry of a gateway as one listener: timelines of live requests, metrics, log, and journal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import LengthPrediction, Outcome, Refusal, Request
+from lengthwise.gateway.request import UNAUTHENTICATED, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics
 
-MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, which keeps the span covered
+MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, so that the rest covers the same span
 FAILED_OVER = "failed_over"
 
 
@@ -27,63 +27,63 @@ class RequestTimeline:
     """Times and predictions of a live request."""
 
     __slots__ = (
-        "dispatched_s", "failovers", "first", "first_token_s", "inter_token_s", "last_s", "length_prediction",
-        "repredictions", "request", "resumed", "sent_s", "served_s", "worker",
+        "dispatched_s", "failovers", "first_prediction", "first_token_s", "inter_token_s", "last_s",
+        "length_prediction", "repredictions", "request", "resumed_tokens", "sent_s", "served_s", "worker",
     )  # fmt: skip
 
-    def __init__(self, request: Request, inter_token_s: Histogram | None) -> None:
-        self.request, self.inter_token_s = request, inter_token_s
-        self.first = self.length_prediction = request.length_prediction
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.inter_token_s: Histogram | None = None
+        self.first_prediction = self.length_prediction = request.length_prediction
         self.repredictions: list[Reprediction] = []
         self.dispatched_s = self.first_token_s = self.last_s = self.sent_s = math.nan
         self.served_s, self.worker = 0.0, ""
-        self.failovers = self.resumed = 0
+        self.failovers = self.resumed_tokens = 0
 
     def update_prediction(self, length_prediction: LengthPrediction) -> None:
         """Record a new prediction."""
         self.length_prediction = length_prediction
         if length_prediction.at_tokens == 0:
-            self.first = length_prediction
+            self.first_prediction = length_prediction
             return
         if len(self.repredictions) >= MAX_REPREDICTIONS:
             del self.repredictions[1::2]
         self.repredictions.append((length_prediction.at_tokens, round(float(length_prediction.total_tokens), 1)))
 
     def leave_worker(self, now_s: float) -> None:
-        """End the time at a worker, if the request is at one."""
+        """If the request is at a worker, record that it leaves the worker now."""
         if not math.isnan(self.sent_s):
             self.served_s += now_s - self.sent_s
             self.sent_s = math.nan
 
     def row(self, tenant: str, outcome: Outcome, now_s: float) -> Row:
-        """Return the row of a request that finishes now."""
+        """Return the journal's row of the request, which ends now."""
         request = self.request
         return Row(
             **{name: getattr(request, name) for name in _REQUEST_FIELDS},
-            **{name: getattr(self, name) for name in _TRACE_FIELDS},
+            **{name: getattr(self, name) for name in _TIMELINE_FIELDS},
             tenant=tenant,
             priority=request.client.priority,
-            predicted_tokens=float(self.first.total_tokens),
-            source=self.first.source,
-            predicted_level=level_of(self.first, request.generated_tokens),
+            predicted_tokens=float(self.first_prediction.total_tokens),
+            source=self.first_prediction.source,
+            predicted_level=level_of(self.first_prediction, request.generated_tokens),
             repredictions=tuple(self.repredictions),
             output_tokens=request.generated_tokens,
             queued_for_s=request.dispatch.queued_for_s if self.worker else now_s - request.arrival_s,
             finished_s=now_s,
             preemptions=request.dispatch.preemptions,
-            resumed_tokens=self.resumed,
             outcome=outcome.value,
         )
 
 
 _REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens", "max_tokens")
-_TRACE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers")
+_TIMELINE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers", "resumed_tokens")
 
 
 class RequestTimelines(Listener):
-    """Record times and predictions of all live requests, and pass a row of each finished one to subscribers.
+    """Records the timelines of all live requests, and calls the subscribers with the row of each request that ends.
 
-    ``tenant`` returns the name of a tenant's number; ``inter_token_s`` the histogram of a model's times between tokens.
+    ``tenant`` returns a tenant's name by its number, ``inter_token_s`` the histogram of a model's times between tokens.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RequestTimelines(Listener):
         self._subscribers: list[Callable[[Row], None]] = []
 
     def subscribe(self, on_row: Callable[[Row], None]) -> None:
-        """Call a function with every row from now on; it must be quick and never raise."""
+        """Call a function with every row from now on. The function must be quick and must not raise."""
         self._subscribers.append(on_row)
 
     def __len__(self) -> int:
@@ -103,54 +103,55 @@ class RequestTimelines(Listener):
     def __iter__(self) -> Iterator[RequestTimeline]:
         return iter(self._live.values())
 
-    def on_arrival(self, request: Request) -> None:  # noqa: D102 - as Listener
-        histogram = self._inter_token_s(request.model) if self._inter_token_s else None
-        self._live[request.id] = RequestTimeline(request, histogram)
+    def on_admission(self, request: Request) -> None:  # noqa: D102 - as Listener
+        self._live[request.id] = RequestTimeline(request)
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
-        if (trace := self._live.get(request.id)) is None:
+        if (timeline := self._live.get(request.id)) is None:
             return
-        if request.length_prediction is not trace.length_prediction:
-            trace.update_prediction(request.length_prediction)
-        if math.isnan(trace.dispatched_s):
-            trace.dispatched_s = now_s
-        trace.sent_s, trace.worker = now_s, worker
+        if request.length_prediction is not timeline.length_prediction:
+            timeline.update_prediction(request.length_prediction)
+        if math.isnan(timeline.dispatched_s):
+            timeline.dispatched_s = now_s
+        timeline.sent_s, timeline.worker = now_s, worker
+        if self._inter_token_s is not None:
+            timeline.inter_token_s = self._inter_token_s(request.model)
 
     def first_token(self, request: Request, now_s: float) -> None:  # noqa: D102
-        if (trace := self._live.get(request.id)) is not None and math.isnan(trace.first_token_s):
-            trace.first_token_s = trace.last_s = now_s
+        if (timeline := self._live.get(request.id)) is not None and math.isnan(timeline.first_token_s):
+            timeline.first_token_s = timeline.last_s = now_s
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:  # noqa: D102
-        if (trace := self._live.get(request.id)) is None:
+        if (timeline := self._live.get(request.id)) is None:
             return
-        last_s, trace.last_s = trace.last_s, now_s
+        last_s, timeline.last_s = timeline.last_s, now_s
         if last_s == last_s:  # noqa: PLR0124 - not NaN; this is the hot path
-            if trace.inter_token_s is not None and now_s > last_s:
-                trace.inter_token_s.add((now_s - last_s) / new_tokens, new_tokens)
+            if timeline.inter_token_s is not None and now_s > last_s:
+                timeline.inter_token_s.add((now_s - last_s) / new_tokens, new_tokens)
         elif not request.dispatch.single_chunk:
-            trace.first_token_s = now_s
-        if request.length_prediction is not trace.length_prediction:
-            trace.update_prediction(request.length_prediction)
+            timeline.first_token_s = now_s
+        if request.length_prediction is not timeline.length_prediction:
+            timeline.update_prediction(request.length_prediction)
 
     def requeued(self, request: Request, cause: str, now_s: float) -> None:  # noqa: D102
-        trace = self._live.get(request.id)
-        if trace is not None:
-            trace.leave_worker(now_s)
-            trace.resumed += request.generated_tokens
-            trace.failovers += cause == FAILED_OVER
+        timeline = self._live.get(request.id)
+        if timeline is not None:
+            timeline.leave_worker(now_s)
+            timeline.resumed_tokens += request.generated_tokens
+            timeline.failovers += cause == FAILED_OVER
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         del detail
-        trace = self._live.pop(request.id, None)
-        if trace is not None:
-            trace.leave_worker(now_s)
-            row = trace.row(self._tenant(request.client.tenant), outcome, now_s)
+        timeline = self._live.pop(request.id, None)
+        if timeline is not None:
+            timeline.leave_worker(now_s)
+            row = timeline.row(self._tenant(request.client.tenant), outcome, now_s)
             for on_row in self._subscribers:
                 on_row(row)
 
 
 def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
-    """Return the share of the predicted distribution below a length; NaN for a point prediction."""
+    """Return the predicted probability of at most ``output_tokens``, or NaN if the prediction has no quantiles."""
     if length_prediction.quantiles is None or output_tokens < 1:
         return math.nan
     from lengthwise.predict import LEVELS
@@ -162,11 +163,11 @@ LAG_INTERVAL_S = 0.2
 
 
 class Telemetry(Listeners):
-    """Metrics, log, journal and traces of a gateway; an async context manager.
+    """Metrics, log, journal and traces of a gateway, as an async context manager.
 
-    Uses ``listen.journal``, ``listen.trace`` and ``order.mode`` of the configuration; ``statistics`` returns the
-    scheduler's state. ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal.
-    OpenTelemetry spans (``listen.trace``) need the extra ``tracing``, else MissingExtraError is raised.
+    It uses ``listen.journal``, ``listen.trace`` and ``order.mode``. ``statistics`` returns the scheduler's numbers.
+    ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal. Raises MissingExtraError
+    if ``listen.trace`` is set without the extra ``tracing``, and OutputError if the journal is not writable.
     """
 
     def __init__(
@@ -181,60 +182,58 @@ class Telemetry(Listeners):
         mode = config.order.mode
         phases = config.dispatch.phases if mode == "rra" else None
         self.metrics = Metrics(statistics, mode=mode, phases=phases)
-        self.traces = RequestTimelines(self._tenant, self.metrics.inter_token_s)
+        self.timelines = RequestTimelines(self._tenant, self.metrics.inter_token_s)
         self.log = EventLog(clock)
         listen = config.listen
         self.journal = Journal(listen.journal, clock) if listen.journal else None
         self.tracing = Tracing(listen.trace, clock) if listen.trace else None
-        listeners = (self.traces, self.metrics, self.metrics.phases, self.log, self.tracing)
+        # A model gets its label from ``metrics`` before ``timelines`` uses the label.
+        listeners = (self.metrics, self.timelines, self.metrics.phases, self.log, self.tracing)
         super().__init__([listener for listener in listeners if listener is not None])
         self._detail = ""
         self.refusal_subscribers: list[Callable[[str, Refusal, int, str], None]] = []
         self._stack = contextlib.AsyncExitStack()
         for on_row in (self.metrics.add_row, lambda row: self.log.log_row(row, self._detail)):
-            self.traces.subscribe(on_row)
+            self.timelines.subscribe(on_row)
         if self.journal is not None:
             journal = self.journal
-            self.traces.subscribe(journal.append)
+            self.timelines.subscribe(journal.append)
             self.metrics.journal = lambda: (journal.written, journal.lost)
 
     def _tenant(self, number: int) -> str:
-        return self._tenants[number] if 0 <= number < len(self._tenants) else "?"
+        return self._tenants[number] if number != UNAUTHENTICATED else "unauthenticated"
 
     async def __aenter__(self) -> Self:
-        """Start; raise OutputError where the journal is not writable."""
         if self.journal is not None:
             await self._stack.enter_async_context(self.journal)
-        await self._stack.enter_async_context(background(self._sample()))
+        await self._stack.enter_async_context(background(self._measure_lag()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; write the remaining rows and spans."""
         await self._stack.aclose()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
     def configure(self, config: GatewayConfig) -> None:
-        """Use the schedule of another configuration as the plan in metrics."""
+        """Show the schedule of another configuration in the metrics."""
         if config.order.mode == "rra":
             self.metrics.phases.plan = config.dispatch.phases
 
     def traced(self, serve: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """Return the relay's ``serve``, within spans where traces are requested."""
+        """Wrap the relay's ``serve`` in spans if traces are configured. Otherwise return ``serve`` unchanged."""
         return serve if self.tracing is None else self.tracing.traced(serve)
 
     def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102
-        self.metrics.refused_by(reason, self._tenant(tenant), model)
+        self.metrics.count_refusal(reason, self._tenant(tenant), model)
         self.log.refused(reason, refusal, tenant, model)
         for on_refusal in self.refusal_subscribers:
             on_refusal(reason, refusal, tenant, model)
 
-    def finished(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
+    def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: D102
         self._detail = detail
-        super().finished(request, outcome, now_s, detail)
+        super().on_end(request, outcome, now_s, detail)
 
-    async def _sample(self) -> None:
-        """Measure the loop's lag."""
+    async def _measure_lag(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + LAG_INTERVAL_S

@@ -1,4 +1,4 @@
-"""From measured runs of a real engine to cost tables that agree with them."""
+"""Fits cost tables to measured runs of a real engine."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Busy periods of a vLLM server: steps and tokens between scrapes of its counters during a run."""
+"""Busy periods: the periods of a run in which a vLLM server always worked, found by scrapes of its counters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, holdout_start_s
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.records import Floats, RequestRecords, Status, TokenTimes
 
@@ -27,30 +27,30 @@ _BUCKET = re.compile(r'^vllm:iteration_tokens_total_bucket\{le="([^"]+)"\}$')
 
 @dataclass(frozen=True)
 class Counters:
-    """[n] scrapes of a server's counters, in order; counts are totals so far."""
+    """A server's counters at [n] scrapes of its metrics, in order of time. All but ``running`` only grow."""
 
-    at_s: Floats  # by the records' clock: the middle of the scrape, or the last counted token's time (``timed_by``)
+    at_s: Floats  # by the records' clock: the middle of the scrape, or when its last token was received
     uncertainty_s: Floats
-    steps: Floats  # that produced a token
-    tokens: Floats  # generated, and of prompts whose last chunk is computed
-    generated: Floats  # tokens, first ones included
-    first: Floats
-    running: Floats
-    preempted: Floats
+    steps: Floats  # steps that produced a token
+    tokens: Floats  # generated tokens, and tokens of prompts whose last chunk is computed
+    generated: Floats  # generated tokens, including first ones
+    first: Floats  # first tokens
+    running: Floats  # running requests
+    preempted: Floats  # preemptions
     edges: Floats  # [b] upper bounds of the buckets of ``cumulative``
-    cumulative: Floats  # [n, b] steps of at most so many ``tokens``
+    cumulative: Floats  # [n, b] steps with at most this many ``tokens``
 
     def __len__(self) -> int:
         return len(self.at_s)
 
-    def taken(self, rows: Mask) -> Counters:
-        """Return the scrapes of these rows."""
+    def select(self, rows: Mask) -> Counters:
+        """Return only the scrapes for which ``rows`` is true."""
         columns = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "edges"}
         return Counters(**columns, edges=self.edges)
 
 
 def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
-    """Return the scrapes that hold all counters; else a sentence on why these columns are unusable."""
+    """Return the counters in a run's recorded metrics, or a sentence on why these metrics cannot be used."""
 
     def optional(name: str) -> Floats:
         return np.nan_to_num(np.asarray(metrics[name], np.float64)) if name in metrics else np.zeros(scrapes)
@@ -61,7 +61,7 @@ def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
         return f"they lack {', '.join(missing) or 'the buckets of vllm:iteration_tokens_total'}"
     scrapes = len(metrics["at_s"])
     if optional(DRAFTS).max(initial=0.0) > 0:
-        return "the engine drafts tokens, so that they do not tell how many requests a step decodes for"
+        return "the engine drafts tokens, so that they do not show how many requests a step decodes for"
     columns = {field: np.asarray(metrics[name], np.float64) for field, name in NEEDED.items()}
     columns["uncertainty_s"] = optional(DURATION) / 2
     columns["at_s"] = columns["at_s"] + columns["uncertainty_s"]
@@ -71,49 +71,52 @@ def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
     return Counters(**{k: c[complete] for k, c in columns.items()}, edges=np.array([bound for bound, _ in bounds]))
 
 
-def timed_by(counters: Counters, tokens: TokenTimes | None) -> Counters:
-    """Return the scrapes, if tokens have times and counts, at those of the last counted token."""
+def at_token_times(counters: Counters, tokens: TokenTimes | None) -> Counters:
+    """Return the counters with each scrape moved to the time of the last token that it counts.
+
+    A scrape falls anywhere within a step, but tokens arrive when a step ends, after a nearly constant delay. The new
+    time is when the client received the last counted token. If times of tokens are unknown, the counters are unchanged.
+    """
     if tokens is None or not len(counters) or not len(tokens.at_s) or tokens.tokens.min() < 1:
         return counters
-    # A scrape falls somewhere within a step; tokens arrive at its end, always later by about the same.
     received_s = np.repeat(tokens.at_s, tokens.tokens)
     received_s = np.sort(received_s[np.isfinite(received_s)])
     count = np.round(counters.generated - counters.generated[0]) + (received_s <= counters.at_s[0]).sum()
     known = (count >= 1) & (count <= len(received_s))
     last_s = received_s[np.clip(count, 1, len(received_s)).astype(np.int64) - 1]
-    return replace(counters, at_s=last_s, uncertainty_s=np.zeros(len(counters))).taken(known)
+    return replace(counters, at_s=last_s, uncertainty_s=np.zeros(len(counters))).select(known)
 
 
-FOREIGN_TOKENS = 0.02  # tokens beyond the run's own, as a share of them, that show that other clients used the server
-EXTRA_STEPS = 0.1  # share of steps beyond those that the run's tokens allow: some were counted repeatedly
+FOREIGN_TOKENS = 0.02  # more tokens than the run's own, by this share, show that other clients used the server
+EXTRA_STEPS = 0.1  # more steps than the run's tokens need, by this share, show that steps were counted repeatedly
 
 
 def foreign_load(run: Run, counters: Counters) -> str:
-    """Return why the counters include more than the run's requests; empty if tokens show nothing of the kind."""
+    """Return a sentence if the counters appear to include other clients' requests, and "" otherwise."""
     if not len(counters):
         return ""
     r = run.measured.records.requests
     columns = (counters.generated, counters.tokens, counters.steps, counters.preempted)
     generated, tokens, steps, preempted = (float(column[-1] - column[0]) for column in columns)
     for verb, counted, own in (
-        ("made", generated, float(r.output_tokens.sum())),
+        ("generated", generated, float(r.output_tokens.sum())),
         ("computed in prompts", tokens - generated, float(r.prompt_tokens.sum())),
     ):
         if counted > own * (1 + FOREIGN_TOKENS):
-            return f"the server {verb} {counted:,.0f} tokens meanwhile, of which {own:,.0f} are of the run's requests"
+            return f"the server {verb} {counted:,.0f} tokens during the run, but its requests have only {own:,.0f}"
     if preempted == 0 and steps > (limit := max_steps(r)) * (1 + EXTRA_STEPS):
         return (
-            f"it counted {steps:,.0f} steps, where those that decode got a token of {limit:,.0f}: each of several HTTP "
-            "fronts (--api-server-count) counts a step in which it has a request, others used the server, or the "
-            "client was late to read its answers"
+            f"it counted {steps:,.0f} steps, but the tokens of the run need at most {limit:,.0f}: several HTTP fronts "
+            "(--api-server-count) each counted the steps that have a request of theirs, other clients used the "
+            "server, or the client was late to read its answers"
         )
     return ""
 
 
 def max_steps(r: RequestRecords) -> float:
-    """Return an upper bound on steps that produced a token; infinite where a request started and did not finish."""
-    # A step gives one token to every decoding request. From some moment on there are hence as many steps as the request
-    # that finishes last gets tokens, until it finishes; while none decodes, the next first token is a step.
+    """Return the largest possible number of steps that produce tokens, or inf if a started request did not finish."""
+    # A step gives one token to every decoding request. Until the request that finishes last has finished, there are
+    # hence as many steps as that request receives tokens. While none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     if not finished[started].all():
@@ -139,32 +142,32 @@ MAX_UNCERTAINTY = 0.05  # share of a period by which its ends may be uncertain b
 
 @dataclass(frozen=True)
 class BusyPeriods:
-    """[m] busy periods of one run, in order."""
+    """The [m] periods of one run in which the engine always had requests to compute, in order of time."""
 
     end_s: Floats
     seconds: Floats
-    steps: Floats  # that produced a token
-    prompts: Floats  # computed ones
+    steps: Floats  # steps that produced a token
+    prompts: Floats  # computed prompts
     prompt_tokens: Floats
-    decodes: Floats  # tokens of requests whose prompt was computed before: one a sequence and step
-    kv_tokens: Floats  # mean tokens of running requests, by the responses received
+    decodes: Floats  # decoded tokens: one per decoding sequence and step
+    kv_tokens: Floats  # mean KV tokens of decoding requests, by their responses
     edges: Floats  # [b] upper bounds of the tokens of a step
-    counts: Floats  # [m, b + 1] steps by tokens; the last are beyond all bounds
+    counts: Floats  # [m, b + 1] steps by bucket of tokens; the last bucket is above all bounds
 
     def __len__(self) -> int:
         return len(self.seconds)
 
 
 def busy_periods_of(run: Run, counters: Counters, limits: EngineLimits) -> BusyPeriods | str:
-    """Return a run's busy periods before its first held-out request; else a sentence on why there are none."""
+    """Return a run's busy periods before its first held-out request is due, or a sentence on why there are none."""
     r = run.measured.records.requests
     if reason := foreign_load(run, counters):
         return reason
-    counters = timed_by(counters, run.measured.tokens)
+    counters = at_token_times(counters, run.measured.tokens)
     # Running requests but no step since the last scrape: both scrapes fell within one step.
-    counters = counters.taken((np.diff(counters.steps, prepend=-1.0) != 0) | (counters.running <= 0))
-    if np.isfinite(until_s(run)) and not (counters.at_s[1:] <= until_s(run)).any():
-        return "its first held-out request was due before there were two looks: hold out a run of its own"
+    counters = counters.select((np.diff(counters.steps, prepend=-1.0) != 0) | (counters.running <= 0))
+    if np.isfinite(holdout_start_s(run)) and not (counters.at_s[1:] <= holdout_start_s(run)).any():
+        return "its first held-out request was due before the second scrape: hold out a separate run"
     busy = _busy(run, counters, limits.max_num_batched_tokens)
     ends, start = [], 0
     for end in range(1, len(counters)):
@@ -177,7 +180,7 @@ def busy_periods_of(run: Run, counters: Counters, limits: EngineLimits) -> BusyP
             ends.append((start, end))
             start = end
     if not ends:
-        return f"never between two looks was it busy throughout for {MIN_STEPS} steps, as far as requests tell"
+        return f"its requests do not show {MIN_STEPS} steps between two scrapes during which it was always busy"
     first, last = (np.array(side) for side in zip(*ends, strict=True))
 
     def increase(column: Floats) -> Floats:
@@ -199,7 +202,7 @@ def busy_periods_of(run: Run, counters: Counters, limits: EngineLimits) -> BusyP
 
 
 def _busy(run: Run, counters: Counters, max_tokens: int) -> Mask:
-    """Return [n - 1] whether only counted steps of the fitted part of the run took time between two scrapes."""
+    """Return whether fitted requests always kept the engine busy, for each interval between scrapes ([n - 1])."""
     start, end = counters.at_s[:-1], counters.at_s[1:]
     r, late_s = run.measured.records.requests, run.measured.client_s
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
@@ -207,21 +210,20 @@ def _busy(run: Run, counters: Counters, max_tokens: int) -> Mask:
         sent_s = (r.arrival_s + (0.0 if late_s is None else np.nan_to_num(late_s)))[done]
         fastest_s = float(np.min(r.first_token_s[done] - sent_s, initial=np.inf))
         engine_s = sent_s + max(0.0, fastest_s)
-    else:  # a chunk that does not finish its prompt is not counted: only decoding requests are certain steps
+    else:  # steps are not counted if they only compute a prompt's earlier chunks: a request must decode
         engine_s = r.first_token_s[done]
     order = np.argsort(engine_s)
     free_s = np.concatenate([[-np.inf], np.maximum.accumulate(r.finished_s[done][order])])
     taken_s = np.append(engine_s[order], np.inf)
     idle = np.column_stack([free_s, taken_s])[free_s < taken_s]
     overlaps = (idle[:, 0] < end[:, None]) & (idle[:, 1] > start[:, None])
-    fitted = (end > start) & (end <= until_s(run))
+    fitted = (end > start) & (end <= holdout_start_s(run))
     running = (counters.running[:-1] > 0) & (counters.running[1:] > 0)
     progress = (np.diff(counters.steps) > 0) & (np.diff(counters.generated) >= 0)
     return np.asarray(~overlaps.any(axis=1) & fitted & running & progress & (np.diff(counters.preempted) == 0))
 
 
 def _kv_tokens(r: RequestRecords, start_s: Floats, end_s: Floats) -> Floats:
-    """Return [m] the mean over periods of the tokens of requests between their first token and their last."""
     done = (r.status == Status.FINISHED) & (r.finished_s > r.first_token_s)
     first, last = r.first_token_s[done], r.finished_s[done]
     rate = (r.output_tokens[done] - 1) / (last - first)

@@ -1,4 +1,4 @@
-"""Calibration: from measured runs and a deployment to cost tables that agree with them."""
+"""Calibration: fits the cost tables of a deployment to measured runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lengthwise.schema.records import Floats, Ints, Records, RunResult
 
 
 def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
-    """Return the host's share of the seconds of all steps simulated with ``tables``; 0 where none were recorded."""
+    """Return the host's share of the time of all simulated steps. The share is 0 if no steps were recorded."""
     host_s = steps_s = 0.0
     for records in simulations:
         if (steps := records.steps) is not None:
@@ -34,7 +34,7 @@ def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
 
 
 def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: Deployment) -> Reach:
-    """Return the largest step, sequence count, chunk, context and cache content of the fitted runs."""
+    """Return the largest sizes in the fitted runs: a step's tokens and sequences, a chunk, a context, KV tokens."""
     each = list[tuple[int, ...]]()
     for run, records in zip(runs, simulations, strict=True):
         fitted = run.fit & np.isfinite(run.seconds["jct"])
@@ -54,14 +54,18 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
 
 
 UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")  # engines that attend by request
-MAX_PAIR_RATIO = 2.0  # a masked pair that costs more than so many of a prompt's own has another cause
+MAX_PAIR_RATIO = 2.0  # if a masked pair costs more than this many of a prompt's own pairs, there is another cause
 
 
 def with_masks(
     problem: Problem, solution: Solution, deployment: Deployment, seed: int
 ) -> tuple[Problem, Solution, list[str]]:
-    """Return the problem and the solution with dense masks if these are significant, else the given ones; and notes."""
-    # Expensive masks make the other parameters compensate far from their values, so that the search has a long way.
+    """Fit the cost of dense masks as another parameter. Keep the parameter if the fit improves significantly.
+
+    An engine with dense masks computes attention over all pairs of tokens in a step, then masks the pairs of different
+    requests. Return the problem and the solution, with this parameter if it is kept and as given otherwise, and notes.
+    """
+    # Expensive masks move the other parameters far from their values, so that the search has a long way.
     names = [prior.name for prior in problem.priors]
     if MASKED in names:
         return problem, solution, []
@@ -73,51 +77,51 @@ def with_masks(
     scale = solver.scale_at(masked, z)
     weight = masked.weights(scale)
     place = np.array(solver.descend(masked, z, free, solver.WIDE, weight, seed)[1])
-    place, _, model = solver.narrow(masked, place, free, scale, seed)
+    place, _, model = solver.refine(masked, place, free, scale, seed)
     before, after = (solver.loss(masked.residuals(one) * weight, one) for one in (z, place))
     if after <= before - solver.SIGNIFICANT_LOSS:
         noise = float(solver.deviations(masked, place, model, scale)[1][at])
         if after <= before - solver.SIGNIFICANT_LOSS * noise:
             found = solve(masked, names, seed, place)
             if found.z[at] != 0.0:
-                ratio = pair_ratio(masked.values(found.z), deployment)
+                ratio = masked_pair_ratio(masked.values(found.z), deployment)
                 if ratio <= MAX_PAIR_RATIO:
                     return masked, found, []
                 notes.append(
-                    f"dense masks would explain these runs, but only at {_times(ratio)} what a prompt's own pair "
-                    "costs, which no mask does, and were not taken: the costs of large steps are doubtful, their "
-                    "tables may be wrong in how they grow with tokens (profile the operators, or give --iterations)"
+                    f"dense masks would explain these runs only if a masked pair cost {_times(ratio)} what a "
+                    "prompt's own pair costs, which no mask does, so that they were not fitted: the tables may be "
+                    "wrong about large steps (profile the operators, or give --iterations)"
                 )
     problem.simulations = masked.simulations
     return problem, solution, notes
 
 
-def without_masks(runs: Sequence[RunResult]) -> tuple[str, ...]:
-    """Return the names of the runs' engines if all are known to attend by request, else nothing."""
+def unmasked_engines(runs: Sequence[RunResult]) -> tuple[str, ...]:
+    """Return the names of the runs' engines, or () unless all compute attention per request, without masks."""
     names = {str(run.metadata.get("engine") or "").lower() for run in runs}
     return tuple(sorted(names)) if names and names <= set(UNMASKED) else ()
 
 
 def mask_notes(values: dict[str, float], deployment: Deployment) -> list[str]:
-    """Return notes on the masks in these values; empty where there are none."""
+    """Return a list with a note on the fitted cost of dense masks. The list is empty if this cost is 0."""
     if values.get(MASKED, 0.0) == 0.0:
         return []
-    ratio = pair_ratio(values, deployment)
+    ratio = masked_pair_ratio(values, deployment)
     note = (
-        f"dense masks are taken: each query and cached token of another request costs {_times(ratio)} what a "
-        "prompt's own pair does; an engine that does not mask the whole batch has none (--masks no)"
+        f"dense masks are fitted: each query and cached token of another request costs {_times(ratio)} what a "
+        "prompt's own pair costs; an engine that does not mask the complete batch has none (--masks no)"
     )
     return [note if ratio <= MAX_PAIR_RATIO else f"{note}. More than {MAX_PAIR_RATIO:g} times is doubtful"]
 
 
-def pair_ratio(values: dict[str, float], deployment: Deployment) -> float:
-    """Return the cost of a masked pair over that of a prompt's own pair; infinite where the tables have none."""
+def masked_pair_ratio(values: dict[str, float], deployment: Deployment) -> float:
+    """Return the cost of a masked query-key pair as a multiple of the cost of a pair within one prompt."""
     own_s = values.get("prefill", 1.0) * own_pair_s(deployment)
     return values[MASKED] / own_s if own_s > 0 else np.inf
 
 
 def own_pair_s(deployment: Deployment) -> float:
-    """Return a layer's seconds for one more of a prompt's own pairs, in the largest chunk of a step."""
+    """Return the seconds of one layer for one query-key pair of the same prompt, in the largest chunk of a step."""
     # A mask is computed over the batch of a complete step, so that the price of a smaller chunk does not apply.
     chunk = max(1, min(deployment.limits.max_num_batched_tokens, deployment.max_model_len // 2))
     seconds = step_time(deployment.cost)
@@ -138,7 +142,7 @@ Seconds = Mapping[str, Floats]
 
 
 def scores(run: Run, before: Seconds, after: Seconds, seed: int) -> list[Score]:
-    """Return a run's scores on held-out requests, with intervals from a bootstrap of blocks of consecutive requests."""
+    """Return a run's errors on held-out requests by metric and statistic, with block-bootstrap intervals."""
     rng = np.random.default_rng(seed)
     found: list[Score] = []
     for metric in METRICS:
@@ -146,7 +150,7 @@ def scores(run: Run, before: Seconds, after: Seconds, seed: int) -> list[Score]:
         if not len(rows):
             continue
         measured, old, new = run.seconds[metric][rows], before[metric][rows], after[metric][rows]
-        draws = _draws(len(rows), rng)
+        draws = _bootstrap_rows(len(rows), rng)
         for name in ("mean", *LEVELS, "each"):
             if len(rows) >= MIN_ROWS.get(name, 0):
                 own_s = np.nan if name == "each" else float(_statistic(name, measured[None])[0])
@@ -157,7 +161,7 @@ def scores(run: Run, before: Seconds, after: Seconds, seed: int) -> list[Score]:
 
 
 def curves(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seconds]) -> tuple[Curve, ...]:
-    """Return the distribution of each metric over each run's held-out requests that all three sides have."""
+    """Return measured and simulated quantiles of each metric over the held-out requests of each run."""
     found = []
     for run, old, new in zip(runs, before, after, strict=True):
         for metric in METRICS:
@@ -170,7 +174,6 @@ def curves(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Secon
 
 
 def _errors(name: str, measured: Floats, simulated: Floats) -> Floats:
-    """Return [draws] relative errors of a statistic over the last axis."""
     if name == "each":
         return np.asarray(np.abs(simulated / measured - 1).mean(axis=-1))
     return np.asarray(_statistic(name, simulated) / _statistic(name, measured) - 1)
@@ -180,8 +183,8 @@ def _statistic(name: str, seconds: Floats) -> Floats:
     return np.asarray(seconds.mean(axis=-1) if name == "mean" else np.quantile(seconds, LEVELS[name], axis=-1))
 
 
-def _draws(n: int, rng: np.random.Generator) -> Ints:
-    """Return [draws, n] rows in blocks of consecutive requests, which a shared queue correlates."""
+def _bootstrap_rows(n: int, rng: np.random.Generator) -> Ints:
+    """Return row indices [draws, n] for a bootstrap of blocks. Requests that share a queue are correlated."""
     length = max(1, round(n**0.5))
     starts = rng.integers(0, n, size=(DRAWS, -(-n // length)))
     rows = (starts[:, :, None] + np.arange(length)) % n
@@ -189,7 +192,7 @@ def _draws(n: int, rng: np.random.Generator) -> Ints:
 
 
 def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seconds], seed: int) -> tuple[Change, ...]:
-    """Return by metric the change of single held-out requests' errors, with a paired bootstrap of blocks."""
+    """Return for each metric how errors of held-out requests changed, with an interval of a paired block bootstrap."""
     rng = np.random.default_rng(seed)
     found = []
     for metric in METRICS:
@@ -199,7 +202,7 @@ def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seco
             if len(rows):
                 own = np.array([np.abs(x[metric][rows] / run.seconds[metric][rows] - 1) for x in (a, b)])
                 errors.append(own)
-                drawn.append((own[1] - own[0])[_draws(len(rows), rng)])
+                drawn.append((own[1] - own[0])[_bootstrap_rows(len(rows), rng)])
         if drawn:
             interval = np.quantile(np.concatenate(drawn, axis=1).mean(axis=1), (0.025, 0.975)).tolist()
             found.append(Change(metric, *np.concatenate(errors, axis=1).mean(axis=1).tolist(), *interval))
@@ -207,7 +210,10 @@ def changes(runs: Sequence[Run], before: Sequence[Seconds], after: Sequence[Seco
 
 
 def log_sd(runs: Sequence[Run], after: Sequence[Seconds], metrics: Sequence[str] = ("tpot", "jct")) -> float:
-    """Return the clipped spread about zero of log(measured / simulated), by the first metric that 10 requests have."""
+    """Return the typical size of log(measured / simulated) over held-out requests: its RMS with outliers clipped.
+
+    The metric is the first of ``metrics`` with values for 10 or more of these requests, or the last if there is none.
+    """
     for metric in metrics:
         logs = []
         for run, simulated in zip(runs, after, strict=True):
@@ -227,13 +233,13 @@ BINS = 20
 
 @dataclass(frozen=True)
 class Simulation:
-    """Records of a simulation, and the front of its tables: an engine counts requests that passed the front."""
+    """Records of a simulation, and the front end of the cost tables that it used."""
 
     records: Records
     front: Front
 
     def count(self, counter: str, at_s: Floats) -> Floats:
-        """Return the waiting requests (entry to first step) or running ones (from there to their end) at times."""
+        """Return how many requests are "running" or "waiting" (``counter``) at each time, as an engine counts them."""
         r = self.records.requests
         waiting = (self.front.entries_s(r.arrival_s), r.scheduled_s)
         interval_s = waiting if counter == "waiting" else (r.scheduled_s, r.finished_s)
@@ -242,7 +248,7 @@ class Simulation:
 
 
 def loads_of(run: Run, before: Simulation, after: Simulation) -> list[Load]:
-    """Return the counters that the run's metadata holds under "metrics", one column a metric; else nothing."""
+    """Return measured and simulated numbers of running and waiting requests, or [] if the run has no metrics."""
     metrics = run.measured.metadata.get("metrics")
     if not isinstance(metrics, Mapping):
         return []
@@ -285,26 +291,28 @@ def calibrate(
     masks: str = "auto",
     scrape: str = "auto",
 ) -> Calibration:
-    """Return cost tables with which simulations agree with measured runs, and errors on held-out requests.
+    """Fit cost tables so that simulations agree with measured runs, and report errors on held-out requests.
 
-    The runs' requests are simulated with candidate tables until TTFT, TPOT and JCT (in log, by groups of requests and
-    by quantile, with Huber's loss) are as close as possible. Factors on kinds of kernels and seconds of the host move,
-    each with a prior from the errors that the tables state; what the runs do not determine stays and is named.
+    The fit simulates the runs' requests with candidate tables. It minimizes Huber's loss of log errors of TTFT, TPOT
+    and JCT, over groups of requests and over quantiles. It scales kinds of kernels and changes the host's seconds; the
+    tables' stated errors are the priors. A parameter that the runs do not determine keeps its value.
 
     Args:
-        runs: Runs of one engine with one setting, at one load or several.
-        deployment: The engine's deployment, with the tables to start from.
-        fit: Parameters that may move (names of ``Parameter``); None: all that the deployment has.
-        holdout: A share, or runs of their own. From three loads on, a share holds out complete loads, neither the
-            lowest nor the highest; else the last requests of each run, which are simulated but not fitted.
-        iterations: The engine's log of steps, fitted as well, without steps of other runs and of held-out requests; if
-            neither tokens nor times identify these, a note says so and scores are named "seen".
-        allow: "warnings": also runs with warnings, and runs of unknown origin that tables fit badly however far they
-            move; "simulated": also simulated runs.
-        masks: "auto": look for dense masks unless ``fit`` is given or the engines are known to have none; "no".
-        scrape: "auto": without a usable log, fit a vLLM's counters that runs recorded, over its busy periods; "no".
+        runs: Runs of one engine with the same settings, at one load or several.
+        deployment: The engine's deployment, with the cost tables to start from.
+        fit: Names of the parameters to fit (see ``Parameter``). If None, all parameters of the deployment are fitted.
+        holdout: The share of requests to hold out, or separate runs to hold out. With three or more loads, a share
+            holds out complete loads, but not the lowest or the highest. With fewer, it holds out a run's last requests,
+            which are simulated but not fitted.
+        iterations: The engine's log of steps. Its steps are fitted too, except those of other runs and of held-out
+            requests. If neither tokens nor times identify these, a note states this and scores are named "seen".
+        allow: "warnings" also accepts runs with warnings, and runs of unknown origin that no tables fit well;
+            "simulated" also accepts simulated runs.
+        masks: "auto" looks for dense masks unless ``fit`` is given or the engines have none; "no" never does.
+        scrape: "auto" fits the vLLM counters that runs recorded if there is no usable log; "no" never does.
 
-    Raises InputError if the runs are not of this deployment, are too few, determine nothing, or have warnings.
+    Raises:
+        InputError: The runs are not of this deployment, are too few, determine no parameter, or have warnings.
     """
     for name, value in (("masks", masks), ("scrape", scrape)):
         if value not in {"auto", "no"}:
@@ -315,20 +323,20 @@ def calibrate(
     measured_runs.check_enough(split.runs)
     steps = step_evidence_of(split.runs, deployment, iterations, counters=scrape == "auto")
     if steps.seen:
-        split = seen_by_log(split)
+        split = mark_seen(split)
     prior = priors(deployment, logged=steps.is_log, masked=MASKED in (fit or ()))
     problem = Problem(split.fitted, deployment, prior, steps.evidence, seed)
     problem.check_simulated()
     solution = solve(problem, _free(fit, prior), seed)
     notes: list[str] = []
-    unmasked = without_masks([run.measured for run in split.fitted])
+    unmasked = unmasked_engines([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
-        reason = f"{', '.join(unmasked)} attends by request (--fit with masked among the names looks all the same)"
+        reason = f"{', '.join(unmasked)} attends by request (to fit them anyway, name masked in --fit)"
         notes.append(f"dense masks were not looked for: {reason}")
     elif fit is None and masks == "auto":
         problem, solution, notes = with_masks(problem, solution, deployment, seed)
     if not solution.determined.any():
-        found = "whatever moves, they stay within 1 % of where they are. Measure longer requests at a higher load"
+        found = "no parameter changes their predictions by more than 1 %. Measure longer requests at a higher load"
         raise InputError(f"the runs must determine at least one parameter; {found}")
     result = _result(problem, solution, split, deployment, seed, fit)
     origin = measured_runs.origin_notes(result, split.runs, deployment, allow)
@@ -336,8 +344,8 @@ def calibrate(
     return replace(result, notes=(*origin, *result.notes, *steps.notes, *notes, *masked), origin=origin)
 
 
-def seen_by_log(split: Split) -> Split:
-    """Return the split with held-out runs renamed, because a log that was fitted may include their steps."""
+def mark_seen(split: Split) -> Split:
+    """Return the split with "seen" in the names of held-out runs, because the fitted log may include their steps."""
     words = f'{split.words}; the log of steps may include these as well: they are "{SEEN}"'
     runs = (replace(run, name=f"{run.name} ({SEEN})") if run.validation.any() else run for run in split.runs)
     return replace(split, runs=tuple(runs), words=words)
@@ -391,9 +399,9 @@ def _result(
     ]
     notes = list(split.notes)
     if not any(p.value != p.prior for p in found):
-        notes.append("nothing was moved: no single part of a step stands out from the noise of these runs")
+        notes.append("no parameter was changed: no change improves the agreement by more than the noise of these runs")
     if undetermined := [p.label for p in found if not p.determined and (fit is None or p.name in fit)]:
-        notes.append(f"these runs do not determine, and so left as they were: {'; '.join(undetermined)}")
+        notes.append(f"these runs do not determine, so that the tables' values remain: {'; '.join(undetermined)}")
     each = zip(split.validation, before, after, strict=True)
     return Calibration(
         tables=tables,

@@ -1,4 +1,4 @@
-"""Steps of a real engine: its log of iterations, and which of them belong to fitted requests."""
+"""The log of a real engine's steps (iterations): reads it, and finds the steps of fitted requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.calibration.measured_runs import Mask, Run, until_s
+from lengthwise.measure.calibration.measured_runs import Mask, Run, holdout_start_s
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import BENCH, Floats, Ints, Status
 
@@ -27,33 +27,33 @@ LINE = re.compile(
 """Line of a step in vLLM (0.14 and later, checked on 0.32) with ``--enable-logging-iteration-details``."""
 MIN_STEPS = 20
 YEAR_S = 366 * 86400.0  # a leap year: the log states month and day alone
-_TOKEN_CELLS, _KV_CELLS = 8, 4
+_TOKEN_CELLS, _KV_CELLS = 8, 4  # groups per octave: steps within 9 % and 19 % are merged
 
 
 @dataclass(frozen=True)
 class Iterations:
-    """[m] steps, or cells of similar steps with the median of their seconds."""
+    """The [m] logged steps of an engine, or [m] groups of similar steps, each with its median seconds."""
 
     prefill_seqs: Floats
     prefill_tokens: Floats
     decode_seqs: Floats
     kv_share: Floats  # share of the KV cache in use; NaN: unknown
-    seconds: Floats  # the engine's time around the model's run: less of the host than a step includes
-    steps: Ints  # number of steps of a row
+    seconds: Floats  # the engine's time around the model's run, without some of the host's time in a step
+    steps: Ints  # number of logged steps in a row
     at_s: Floats | None = None  # when the engine logged the step, by its clock, in a leap year; NaN, None: unknown
 
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def taken(self, rows: Mask) -> Iterations:
-        """Return the steps of these rows."""
+    def select(self, rows: Mask) -> Iterations:
+        """Return only the steps for which ``rows`` is true."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
         return Iterations(**taken)
 
 
 def read_iterations(path: Path | str) -> Iterations:
-    """Read a vLLM log's steps but dummy and empty ones; raise InputError if fewer than MIN_STEPS remain."""
+    """Read a log of vLLM without its dummy and empty steps. Raises InputError for fewer than MIN_STEPS steps."""
     try:
         text = Path(path).read_text("utf-8", errors="replace")
     except OSError as error:
@@ -66,7 +66,7 @@ def read_iterations(path: Path | str) -> Iterations:
         at_s, kv_share = np.nan, float(found["kv"]) / 100 if found["kv"] else np.nan
         if found["at"] is not None:
             with contextlib.suppress(ValueError):  # not a date
-                at_s = of_year_s(datetime.fromisoformat(f"2000-{found['at']}"))
+                at_s = second_of_year(datetime.fromisoformat(f"2000-{found['at']}"))
         rows.append((*counts, kv_share, float(found["ms"]) / 1e3, at_s))
     if len(rows) < MIN_STEPS:
         hint = "Start vLLM with --enable-logging-iteration-details, and give its complete output"
@@ -76,16 +76,15 @@ def read_iterations(path: Path | str) -> Iterations:
     return Iterations(prompts, tokens, decodes, kv, seconds, np.ones(len(rows), dtype=np.int64), known_s)
 
 
-def of_year_s(at: datetime) -> float:
-    """Return seconds since the start of the year, as if it were a leap year; the time zone is ignored."""
+def second_of_year(at: datetime) -> float:
+    """Return the seconds since the start of the year, counted as a leap year. The time zone is ignored."""
     return (at.replace(year=2000, tzinfo=None) - datetime(2000, 1, 1)).total_seconds()  # noqa: DTZ001
 
 
-def in_cells(log: Iterations) -> Iterations:
-    """Merge steps of equal prompts, tokens and sequences within 9 %, KV within 19 %: median of seconds, means else."""
+def merge_similar(log: Iterations) -> Iterations:
+    """Merge similar steps into groups. Each group has the median of their seconds and the mean of other columns."""
 
     def octaves(values: Floats, cells: int) -> Floats:
-        """Return 0 for 0, and ``cells`` cells an octave above; each integer below 8 is a cell of its own."""
         return np.where(values < 8, np.floor(values), 8 + np.round(cells * np.log2(np.maximum(values, 8) / 8)))
 
     tokens, seqs = octaves(log.prefill_tokens, _TOKEN_CELLS), octaves(log.decode_seqs, _TOKEN_CELLS)
@@ -103,11 +102,14 @@ def in_cells(log: Iterations) -> Iterations:
 ZONES_S = 900.0 * np.array(sorted(range(-56, 57), key=abs))  # offsets of clocks from UTC, the smallest first
 SECOND_S = 1.0  # resolution of a line: a step falls anywhere within the logged second
 SLACK_S = 1.0  # tolerance for differing clocks of two machines, or a late line
-TOKENS_TOLERANCE = 0.05  # share of a run's tokens by which those logged in its time may differ
+TOKENS_TOLERANCE = 0.05  # relative difference that is tolerated between tokens of a run and those logged in its time
 
 
 def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
-    """Return [m] when steps were logged, in seconds of a leap year in UTC; None where times agree with no run."""
+    """Return when the steps were logged ([m]), in seconds of a leap year in UTC, or None if the log fits no run.
+
+    The log states no time zone. The chosen zone is the one in which the log's token counts agree with the most runs.
+    """
     if log.at_s is None:
         return None
     known = np.isfinite(log.at_s)
@@ -115,14 +117,13 @@ def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
     decodes: Floats = np.bincount(second.reshape(-1), weights=log.decode_seqs[known]).astype(np.float64)
 
     def agrees(run: Run, at_s: Floats) -> bool:
-        """Return whether about as many tokens were logged in the run's time as it has, most certainly within it."""
-        second_s = since_s(run, at_s)
+        second_s = run_clock_s(run, at_s)
         if second_s is None:
             return False
         start_s, end_s = span_s(run)
         own = float((run.workload.output_tokens - 1).sum())
         certain = decodes[(second_s >= start_s) & (second_s + SECOND_S <= end_s)].sum()
-        possible = decodes[within(second_s, start_s - SLACK_S, end_s + SLACK_S)].sum()
+        possible = decodes[may_overlap(second_s, start_s - SLACK_S, end_s + SLACK_S)].sum()
         low, high = own * (1 - TOKENS_TOLERANCE), own * (1 + TOKENS_TOLERANCE)
         return bool(own > 0 and own / 2 <= certain <= high and possible >= low)
 
@@ -131,8 +132,8 @@ def utc_s(log: Iterations, runs: Sequence[Run]) -> Floats | None:
     return log.at_s - ZONES_S[best] if agreeing[best] else None
 
 
-def since_s(run: Run, at_s: Floats) -> Floats | None:
-    """Return [m] seconds of a year (UTC) by the clock of a run's records; None if the run's start is unknown."""
+def run_clock_s(run: Run, at_s: Floats) -> Floats | None:
+    """Convert UTC seconds of a year ([m]) to the records' clock, or return None if the run's start is unknown."""
     if run.measured.source != BENCH:
         return None
     try:
@@ -141,25 +142,25 @@ def since_s(run: Run, at_s: Floats) -> Floats | None:
         return None
     if started.tzinfo is None:
         return None
-    elapsed_s = at_s - of_year_s(started.astimezone(UTC))
+    elapsed_s = at_s - second_of_year(started.astimezone(UTC))
     return np.asarray((elapsed_s + YEAR_S / 2) % YEAR_S - YEAR_S / 2)
 
 
 def span_s(run: Run) -> tuple[float, float]:
-    """Return when the first request of a run was due, and when the run finished."""
+    """Return when the first request of a run was due and when the run finished, by the records' clock."""
     return float(np.nanmin(run.measured.records.requests.arrival_s)), run.measured.records.end_s
 
 
-def within(second_s: Floats, start_s: float, end_s: float) -> Mask:
-    """Return [m] whether steps logged in these seconds may fall between the two times."""
+def may_overlap(second_s: Floats, start_s: float, end_s: float) -> Mask:
+    """Return whether steps logged in the second from ``second_s`` ([m]) may lie between ``start_s`` and ``end_s``."""
     return np.asarray((second_s + SECOND_S > start_s) & (second_s < end_s))
 
 
-MIN_SECONDS_SHARE = 0.2  # of logged seconds in the time between tokens; 4 layers on a CPU reach a half
+MIN_SECONDS_SHARE = 0.2  # share of the time between tokens that logged seconds must reach; 4 layers on a CPU reach half
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
-    """Return why logged seconds cannot be those of steps, by the times between fitted tokens; empty if they can."""
+    """Return a sentence if the logged seconds are too short for the times between tokens, and "" otherwise."""
     decodes = log.decode_seqs * log.steps
     step_s = float((decodes * log.seconds).sum() / decodes.sum()) if decodes.sum() > 0 else np.inf
     duration_s = tokens = 0.0
@@ -172,15 +173,15 @@ def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
     if not step_s < MIN_SECONDS_SHARE * between_s:
         return ""
     return (
-        f"by its seconds a step that decodes takes {1e3 * step_s:.3g} ms, where the requests' tokens came "
-        f"{1e3 * between_s:.3g} ms apart. vLLM's clock starts when a step was handed over: where the model runs in the "
-        "scheduler's own process it is computed by then. Start vLLM with --distributed-executor-backend mp for such "
-        "runs, or keep its counters (`lengthwise bench --scrape`)"
+        f"a decode step takes {1e3 * step_s:.3g} ms by the log, but the requests' tokens came {1e3 * between_s:.3g} ms "
+        "apart. vLLM's clock starts after the scheduler hands over a step; if the model runs in the scheduler's own "
+        "process, the step is computed before that. Start vLLM with --distributed-executor-backend mp for such runs, "
+        "or record its counters (`lengthwise bench --scrape`)"
     )
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
-    """Return [m] which steps belong to fitted requests; None where neither tokens nor times identify any run."""
+    """Return whether each step surely belongs to fitted requests ([m]), or None if tokens and times do not show it."""
     if (log.steps != 1).any():  # cells of steps belong to no run
         return None
     at_s = utc_s(log, runs)
@@ -188,35 +189,39 @@ def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
     for run in runs:
         if not run.fit.any():
             continue
-        own = _by_tokens(log, run, runs, at_s)
+        own = _token_ranges(log, run, runs, at_s)
         known = known or bool(own)
         for first, last in own:
             count = last - first
             if run.validation.any():
                 decoded = np.cumsum(log.decode_seqs[first:last])
-                count = int(np.searchsorted(decoded, _decodes_by(run, until_s(run)), side="left"))
+                count = int(np.searchsorted(decoded, _min_decoded_tokens(run, holdout_start_s(run)), side="left"))
             found[first : first + count] = True
         if not own and at_s is not None:
-            found |= _by_clock(run, runs, at_s)
+            found |= _steps_by_clock(run, runs, at_s)
     return found if known else None
 
 
-def _by_tokens(log: Iterations, run: Run, runs: Sequence[Run], at_s: Floats | None) -> list[tuple[int, int]]:
-    """Return ranges of steps of the run and its repeats; empty where they may be another run's."""
-    places, repeats = _places(log, run), [other for other in runs if _token_sums(other) == _token_sums(run)]
-    second_s = None if at_s is None else since_s(run, at_s)
+def _token_ranges(log: Iterations, run: Run, runs: Sequence[Run], at_s: Floats | None) -> list[tuple[int, int]]:
+    """Return the ranges of indices of the steps that belong to a run, found by the run's numbers of tokens.
+
+    Repeats of a run have equal numbers. Without times, their ranges are returned together, if none of them has held-out
+    requests. The result is [] if the steps are ambiguous.
+    """
+    ranges, repeats = _matching_ranges(log, run), [other for other in runs if _token_sums(other) == _token_sums(run)]
+    second_s = None if at_s is None else run_clock_s(run, at_s)
     if second_s is not None:
-        near = within(second_s, span_s(run)[0] - SLACK_S, span_s(run)[1] + SLACK_S)
-        places, repeats = [(a, b) for a, b in places if near[a] and near[b - 1]], [run]
-    if len(places) == len(repeats) == 1:
-        return places
-    disjoint = all(b <= c for (_, b), (c, _) in pairwise(places))
+        near = may_overlap(second_s, span_s(run)[0] - SLACK_S, span_s(run)[1] + SLACK_S)
+        ranges, repeats = [(a, b) for a, b in ranges if near[a] and near[b - 1]], [run]
+    if len(ranges) == len(repeats) == 1:
+        return ranges
+    disjoint = all(b <= c for (_, b), (c, _) in pairwise(ranges))
     fitted = not any(other.validation.any() for other in repeats)
-    return places if disjoint and fitted and len(places) <= len(repeats) else []
+    return ranges if disjoint and fitted and len(ranges) <= len(repeats) else []
 
 
-def _places(log: Iterations, run: Run) -> list[tuple[int, int]]:
-    """Return all ranges between two idle moments of the engine whose tokens add up to the run's."""
+def _matching_ranges(log: Iterations, run: Run) -> list[tuple[int, int]]:
+    """Return all ranges of steps between two idle moments that compute the same number of tokens as the run."""
     r = run.measured.records.requests
     if not (r.status[np.isfinite(r.arrival_s)] == Status.FINISHED).all():
         return []
@@ -235,28 +240,26 @@ def _places(log: Iterations, run: Run) -> list[tuple[int, int]]:
 
 
 def _token_sums(run: Run) -> tuple[int, int]:
-    """Return a run's prompt tokens and decodes; a prompt's last chunk gives the first token."""
     return int(run.workload.prompt_tokens.sum()), int((run.workload.output_tokens - 1).sum())
 
 
-def _decodes_by(run: Run, at_s: float) -> int:
-    """Return the tokens that clients certainly had by then, without first tokens."""
+def _min_decoded_tokens(run: Run, at_s: float) -> int:
     r, tokens = run.measured.records.requests, run.measured.tokens
     if tokens is not None and len(tokens.at_s) and tokens.tokens.min() >= 1:
         return int(tokens.tokens[tokens.at_s <= at_s].sum() - (r.first_token_s <= at_s).sum())
     return int((r.output_tokens[r.finished_s <= at_s] - 1).sum())
 
 
-def _by_clock(run: Run, runs: Sequence[Run], at_s: Floats) -> Mask:
-    """Return [m] steps in the run's time that cannot belong to held-out requests."""
-    own_s = since_s(run, at_s)
+def _steps_by_clock(run: Run, runs: Sequence[Run], at_s: Floats) -> Mask:
+    """Return for each step ([m]) whether it was logged during the run, while held-out requests surely did not run."""
+    own_s = run_clock_s(run, at_s)
     if own_s is None:
         return np.zeros(len(at_s), dtype=np.bool_)
     start_s, end_s = span_s(run)
-    found = within(own_s, start_s, end_s + SLACK_S)
+    found = may_overlap(own_s, start_s, end_s + SLACK_S)
     for other in runs:
-        second_s = since_s(other, at_s) if other.validation.any() else None
+        second_s = run_clock_s(other, at_s) if other.validation.any() else None
         if second_s is not None:
             start_s, end_s = span_s(other)
-            found &= ~within(second_s, max(start_s, until_s(other)) - SLACK_S, end_s + SLACK_S)
+            found &= ~may_overlap(second_s, max(start_s, holdout_start_s(other)) - SLACK_S, end_s + SLACK_S)
     return found

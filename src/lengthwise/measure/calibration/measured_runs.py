@@ -21,12 +21,12 @@ from lengthwise.schema.workload import Workload
 
 Mask = npt.NDArray[np.bool_]
 MIN_TPOT_TOKENS = 8
-BLOCKS = 12  # blocks of time per run: requests wait in one queue, so that at most blocks are independent
+BLOCKS = 12  # blocks of time per run: requests share a queue, so that single requests are not independent
 
 
 @dataclass(frozen=True)
 class Run:
-    """One measured run."""
+    """One measured run, with masks of its fitted requests and of its held-out requests, whose errors are reported."""
 
     name: str
     workload: Workload  # all requests that the engine worked on, with their measured lengths
@@ -37,7 +37,7 @@ class Run:
 
 
 def run_of(measured: RunResult, name: str, validation: float | None) -> Run:
-    """Return a run whose last share ``validation`` of requests is held out; raises InputError."""
+    """Return a run that holds out a share of requests, the last ones. Raises InputError if no request was computed."""
     r, requested = measured.records.requests, measured.workload
     rows = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
     if not len(rows):
@@ -46,16 +46,12 @@ def run_of(measured: RunResult, name: str, validation: float | None) -> Run:
         rows = rows[np.argsort(r.arrival_s[rows], kind="stable")]
     arrival_s = np.zeros(len(rows)) if requested.concurrency else r.arrival_s[rows] - r.arrival_s[rows].min()
 
-    columns = {name: getattr(requested, name) for name in ("predicted_tokens", "priority", "tenant")}
-    own: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns.items()}
+    requested.require_independent("a calibration")
     workload = replace(
-        requested,
-        arrival_s=arrival_s,
+        requested.take(rows, arrival_s),
         prompt_tokens=np.maximum(1, r.prompt_tokens[rows]),
         output_tokens=np.maximum(1, r.output_tokens[rows]),
-        predictions=None if requested.predictions is None else requested.predictions.take(rows.astype(np.int64)),
         extra={},
-        **own,
     )
     last = np.zeros(len(rows), dtype=np.bool_)
     last[len(rows) - round((validation or 0.0) * len(rows)) :] = True
@@ -63,7 +59,7 @@ def run_of(measured: RunResult, name: str, validation: float | None) -> Run:
 
 
 def seconds_of(requests: RequestRecords, rows: npt.NDArray[np.intp] | None = None) -> dict[str, Floats]:
-    """Return [n] seconds by metric of finished requests, else NaN; TPOT only of outputs of 8 tokens or more."""
+    """Return [n] seconds by metric. They are NaN for unfinished requests. TPOT is NaN for outputs below 8 tokens."""
     done = requests.status == Status.FINISHED
     seconds = {}
     for name in METRICS:
@@ -73,8 +69,8 @@ def seconds_of(requests: RequestRecords, rows: npt.NDArray[np.intp] | None = Non
     return seconds
 
 
-def until_s(run: Run) -> float:
-    """Return when the first held-out request was due, by the records' clock; infinite where none is held out."""
+def holdout_start_s(run: Run) -> float:
+    """Return when the first held-out request was due, by the records' clock, or inf if no request is held out."""
     count = int(run.validation.sum())
     r = run.measured.records.requests
     due_s = np.sort(r.arrival_s[(r.status != Status.REJECTED) & np.isfinite(r.arrival_s)])
@@ -85,7 +81,7 @@ MIN_LATENESS_EFFECT = 0.02  # smaller changes of TTFT's mean and 95th percentile
 
 
 def harmless_lateness(measured: RunResult) -> tuple[str, ...]:
-    """Return the warning of a late client if no fit can be affected: its event loop was idle and rarely woke late."""
+    """Return the warning about a late client if the lateness is too small to affect a fit, and () otherwise."""
     client = measured.metadata.get("client")
     if not isinstance(client, Mapping):
         return ()
@@ -98,7 +94,7 @@ def harmless_lateness(measured: RunResult) -> tuple[str, ...]:
 
 
 def client_was_disturbed(measured: RunResult) -> bool:
-    """Return whether other work on the client's machine affected its times, so that a repeat can be better."""
+    """Return whether other work on the client's machine affected its times, so that a repeat may help."""
     client = measured.metadata.get("client")
     if not isinstance(client, Mapping):
         return False
@@ -108,7 +104,7 @@ def client_was_disturbed(measured: RunResult) -> bool:
 
 
 def lateness_effect(measured: RunResult) -> float:
-    """Return the larger relative decrease of TTFT's mean and 95th percentile if all requests had left on time."""
+    """Return by which share punctual requests would shorten TTFT's mean or p95, whichever share is larger."""
     r, late_s = measured.records.requests, measured.client_s
     if late_s is None:
         return np.inf
@@ -122,7 +118,7 @@ def lateness_effect(measured: RunResult) -> float:
 
 
 def origin_warnings(measured: RunResult, deployment: Deployment) -> list[str]:
-    """Return a sentence for each property of a run (of the model the shape, else the name) that differs."""
+    """Return a sentence for each difference between run and deployment in model, GPU or parallel degrees."""
     recorded = _recorded_deployment(measured)
     own_shape, shape = shape_facts(deployment.model), recorded.get("model_shape")
     found = []
@@ -149,7 +145,7 @@ def origin_warnings(measured: RunResult, deployment: Deployment) -> list[str]:
 
 
 def unknown_origin(runs: Sequence[RunResult], names: Sequence[str], deployment: Deployment) -> str:
-    """Return a sentence on the runs that record neither a model's shape nor a known name; empty if there are none."""
+    """Return a sentence on the runs that record no model shape and no known model, or "" if there are none."""
     unknown = [
         name
         for run, name in zip(runs, names, strict=True)
@@ -184,12 +180,12 @@ def _nonempty_strings(*values: Any) -> Iterator[str]:
 MIN_REQUESTS = 50
 ALLOWED = ("warnings", "simulated")
 CLOCK_SLACK = 1.02
-MIN_OVERLAP_SHARE = 0.05  # share of a run in which more requests may seem to run: a late reader prolongs them
+MIN_OVERLAP_SHARE = 0.05  # share of a run in which too many requests may seem to run, because a client reads late
 PROMPT_SLACK = 0.02
 
 
 def check_runs(runs: Sequence[RunResult], names: Sequence[str], deployment: Deployment, allow: Collection[str]) -> None:
-    """Require that the runs can belong to this deployment and can be trusted; report all doubtful runs at once."""
+    """Raise InputError if runs have warnings that ``allow`` does not accept, or cannot be of this deployment."""
     if unknown := sorted(set(allow) - set(ALLOWED)):
         raise InputError(f"allow takes {', '.join(ALLOWED)}; it has {', '.join(unknown)}")
     simulated = [name for run, name in zip(runs, names, strict=True) if run.is_simulated]
@@ -209,10 +205,10 @@ def check_runs(runs: Sequence[RunResult], names: Sequence[str], deployment: Depl
         if len(doubtful) == 1:
             ((name, warning),) = doubtful.items()
             hint = "Measure again, or allow it (--allow-warnings)"
-            raise InputError(f"{name} must be a run that can be trusted; this one has warnings: {warning}. {hint}")
+            raise InputError(f"{name} must be a run without warnings; it has these: {warning}. {hint}")
         lines = "".join(f"\n  {name}: {warning}" for name, warning in doubtful.items())
         raise InputError(
-            f"runs must be such that can be trusted; {len(doubtful)} of {len(runs)} have warnings. Measure these "
+            f"runs must be without warnings; {len(doubtful)} of {len(runs)} have warnings. Measure these "
             f"again, leave them out, or allow them (--allow-warnings):{lines}"
         )
     for run, name in zip(runs, names, strict=True):
@@ -220,7 +216,6 @@ def check_runs(runs: Sequence[RunResult], names: Sequence[str], deployment: Depl
 
 
 def _check_possible(measured: RunResult, name: str, deployment: Deployment) -> None:
-    """Require lengths, concurrency and clocks that this deployment can have produced; raises InputError."""
     r, requested = measured.records.requests, measured.workload.prompt_tokens
     difference = np.median(np.abs(r.prompt_tokens - requested) / np.maximum(1, requested))
     if difference > PROMPT_SLACK:
@@ -238,7 +233,7 @@ def _check_possible(measured: RunResult, name: str, deployment: Deployment) -> N
         raise InputError(f"{name} must have run on this deployment, which takes {context}; {found}")
     # A request runs at least from its first token to its last.
     done = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
-    running = at_once(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
+    running = sustained_concurrency(r.first_token_s[done], r.finished_s[done], MIN_OVERLAP_SHARE)
     limit = deployment.limits.max_num_seqs * deployment.parallel.replicas
     if running > limit * CLOCK_SLACK + 1:
         raise InputError(
@@ -256,8 +251,8 @@ def _check_possible(measured: RunResult, name: str, deployment: Deployment) -> N
         )
 
 
-def at_once(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
-    """Return how many open intervals overlap for ``share`` or more of the time that any of them takes."""
+def sustained_concurrency(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
+    """Return the largest n such that n or more intervals are open for ``share`` of the time with any open interval."""
     times = np.concatenate([end_s, start_s])
     change = np.concatenate([np.full(len(end_s), -1), np.ones(len(start_s), dtype=np.int64)])
     order = np.lexsort((change, times))  # ends before starts: the intervals are open
@@ -269,14 +264,14 @@ def at_once(start_s: np.ndarray, end_s: np.ndarray, share: float) -> int:
 
 
 def finished_counts(runs: Sequence[Run]) -> tuple[int, int]:
-    """Return the numbers of finished requests to fit to, and of those held out."""
+    """Return the number of finished fitted requests, and the number of finished held-out requests."""
     finished = [np.isfinite(run.seconds["jct"]) for run in runs]
     fitted = sum(int((run.fit & done).sum()) for run, done in zip(runs, finished, strict=True))
     return fitted, sum(int((run.validation & done).sum()) for run, done in zip(runs, finished, strict=True))
 
 
 def check_enough(runs: Sequence[Run]) -> None:
-    """Require enough finished requests to fit to and to hold out; raises InputError."""
+    """Raise InputError if too few finished requests are fitted or held out."""
     fitted, held_out = finished_counts(runs)
     for count, least, purpose, hint in (
         (fitted, MIN_REQUESTS, "fit to", "hold out less"),
@@ -290,24 +285,24 @@ def check_enough(runs: Sequence[Run]) -> None:
 def origin_notes(
     found: Calibration, runs: Sequence[Run], deployment: Deployment, allow: Collection[str]
 ) -> tuple[str, ...]:
-    """Return notes on whether the runs belong to the deployment at all."""
+    """Return notes on runs that may not belong to the deployment. Raises InputError if they probably do not."""
     unknown = unknown_origin([run.measured for run in runs], [run.name for run in runs], deployment)
     if found.warning and unknown and "warnings" not in allow:
         raise InputError(
-            f"runs must be of the deployment that they are calibrated to, and these hardly are: the calibration "
+            f"runs must be of the deployment that they are calibrated to, but these probably are not: the calibration "
             f"{found.warning}; and {unknown}. Give the model, GPU, degrees and limits of the engine that was measured; "
-            "if these are right, take the tables all the same (--allow-warnings)"
+            "if these are right, use the tables anyway (--allow-warnings)"
         )
-    warning = f"not to be trusted far: the calibration {found.warning}" if found.warning else ""
+    warning = f"do not rely on this calibration: it {found.warning}" if found.warning else ""
     return tuple(note for note in (warning, unknown) if note)
 
 
-MIN_LOADS = 3  # loads from which on complete loads are held out: the lowest and the highest are always fitted
+MIN_LOADS = 3  # with at least so many loads, complete loads are held out; the lowest and the highest are fitted
 
 
 @dataclass(frozen=True)
 class Split:
-    """All runs, a sentence on how they are split, and notes on the split."""
+    """All runs of a calibration, a sentence on which of their requests are held out, and notes."""
 
     runs: tuple[Run, ...]
     words: str
@@ -315,19 +310,23 @@ class Split:
 
     @property
     def fitted(self) -> list[Run]:
-        """Runs with fitted requests."""
+        """The runs that have fitted requests."""
         return [run for run in self.runs if run.fit.any()]
 
     @property
     def validation(self) -> list[Run]:
-        """Runs with held-out requests."""
+        """The runs that have held-out requests."""
         return [run for run in self.runs if run.validation.any()]
 
 
 def split_of(
     runs: Sequence[RunResult], deployment: Deployment, holdout: float | Sequence[RunResult], allow: Collection[str]
 ) -> Split:
-    """Hold out the given runs, complete loads, or each run's last requests; repeats of a run stay on one side."""
+    """Check the runs, or raise InputError, and decide which requests are fitted and which are held out.
+
+    If ``holdout`` has runs, these are held out. A share holds out complete loads with all their repeats if there are
+    MIN_LOADS loads. With fewer loads, it holds out the last requests of each run.
+    """
     given = list(holdout) if isinstance(holdout, Sequence) else []
     share = float(holdout) if isinstance(holdout, float | int) else 0.0
     if not runs or (not given and not 0 < share < 1):
@@ -345,18 +344,18 @@ def split_of(
             raise InputError(f"each run must be given once, to be fitted or held out; {same}: measure another")
     loads: dict[tuple[object, ...], list[int]] = {}  # repeats by their requests
     for i, measured in enumerate(every):
-        loads.setdefault(_requests(measured), []).append(i)
+        loads.setdefault(_repeat_key(measured), []).append(i)
     notes = []
     if given:
         shares = [0.0] * len(runs) + [1.0] * len(given)
         words = f"fitted to {_runs(len(runs))}, held out {_runs(len(given))}"
         for i in range(len(runs), len(every)):
-            fitted = [other for other in loads[_requests(every[i])] if other < len(runs)]
+            fitted = [other for other in loads[_repeat_key(every[i])] if other < len(runs)]
             if fitted:
                 reason = "it measures noise, not a new load"
                 notes.append(f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): {reason}")
     elif len(loads) >= MIN_LOADS:
-        held_out = _middle(runs, list(loads.values()), share)
+        held_out = _middle_loads(runs, list(loads.values()), share)
         shares = [1.0 if i in held_out else 0.0 for i in range(len(runs))]
         words = (
             f"fitted to {_runs(len(runs) - len(held_out))}, held out {', '.join(names[i] for i in sorted(held_out))}"
@@ -367,7 +366,7 @@ def split_of(
         words = f"fitted to {first}, held out the last ones, which were simulated in the same queue"
     notes += [
         f"{name}: {warning}; without it TTFT's mean and 95th percentile would be {lateness_effect(run):.1%} shorter at "
-        "most, which no fit can feel, so the run was taken"
+        "most, which is too little to affect a fit, so that the run was used"
         for run, name in zip(every, names, strict=True)
         for warning in harmless_lateness(run)
     ]
@@ -379,23 +378,22 @@ def _runs(n: int) -> str:
     return f"{n} run{'s' if n > 1 else ''}"
 
 
-def _requests(measured: RunResult) -> tuple[object, ...]:
-    """Return what repeats of a run have in common: requested lengths, gaps of arrivals (to 1 ms), concurrency."""
+def _repeat_key(measured: RunResult) -> tuple[object, ...]:
+    """Return what a run has in common with its repeats: requested lengths, arrivals (to 1 ms) and concurrency."""
     w = measured.workload
     arrival_s = np.round(w.arrival_s - np.min(w.arrival_s, initial=np.inf), 3)
     return w.prompt_tokens.tobytes(), w.output_tokens.tobytes(), arrival_s.tobytes(), w.concurrency
 
 
-def _middle(runs: Sequence[RunResult], loads: Sequence[Sequence[int]], share: float) -> set[int]:
-    """Return runs to hold out: evenly spaced loads with all their repeats, never the lowest or the highest load."""
+def _middle_loads(runs: Sequence[RunResult], loads: Sequence[Sequence[int]], share: float) -> set[int]:
+    """Return the indices of runs to hold out, at evenly spaced loads, but not at the lowest or the highest."""
 
-    def load(own: Sequence[int]) -> tuple[float, int]:
-        """Return the mean number of requests in the system, and the first run as a tie-breaker."""
+    def load_then_index(own: Sequence[int]) -> tuple[float, int]:
         requests = [runs[i].records.requests for i in own]
         spans_s = [max(float(np.nanmax(r.finished_s) - np.nanmin(r.arrival_s)), 1e-9) for r in requests]
         each = [float(np.nansum(r.finished_s - r.arrival_s)) / s for r, s in zip(requests, spans_s, strict=True)]
         return float(np.mean(each)), own[0]
 
-    inner = sorted(loads, key=load)[1:-1]
+    inner = sorted(loads, key=load_then_index)[1:-1]
     count = min(len(inner), max(1, round(share * len(loads))))
     return {r for i in range(count) for r in inner[(2 * i + 1) * len(inner) // (2 * count)]}

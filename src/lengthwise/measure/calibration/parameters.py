@@ -15,7 +15,7 @@ from lengthwise.schema.deployment import Deployment
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 """Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
 MIN_PRIOR_LOG_SD = 0.25  # a calibration is run because the tables are in doubt
-CLIENT_S, MASKED_S = 1e-3, 1e-12  # start of the search if the tables hold no host overhead, or no attention
+CLIENT_S, MASKED_S = 1e-3, 1e-12  # where the search starts if the tables have no host overhead, or no attention
 PARTS = {"work": ("layer", "first", "head"), "prefill": ("prefill",), "decode": ("decode",), "comm": ("comm",)}
 LABELS = {
     "work": "projections, MLP, head (all but attention)",
@@ -34,7 +34,7 @@ MASKED = "masked"
 
 @dataclass(frozen=True)
 class Prior:
-    """A parameter before the fit: ``log(value)`` is normal about ``log(center)`` with deviation ``log_sd``."""
+    """Prior of a parameter: ``log(value)`` is normal with mean ``log(center)`` and standard deviation ``log_sd``."""
 
     name: str
     center: float
@@ -43,17 +43,20 @@ class Prior:
 
     @property
     def unit(self) -> str:
-        """Unit of the value: "x" or "s"."""
+        """Unit of the value: "x" (a factor) or "s"."""
         return "x" if self.name in PARTS else "s"
 
     def value(self, z: float) -> float:
-        """Return the value ``z`` prior standard deviations from the center; exactly 0 stands for neutral."""
+        """Return the value at ``z`` prior standard deviations from the center. A ``z`` of 0 gives ``neutral``."""
         return self.neutral if z == 0.0 else self.center * math.exp(self.log_sd * z)
 
 
 def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tuple[Prior, ...]:
-    """Return the parameters of a deployment; communication only where GPUs talk to each other."""
-    # ``logged``: a log of iterations, whose clock sees less of the host, is fitted; ``masked``: look for dense masks.
+    """Return the priors of a deployment's parameters. "comm" is a parameter only if GPUs communicate.
+
+    With ``logged``, the parameters include "log_step", the host's seconds in a log of iterations, whose clock sees less
+    of the host. With ``masked``, they include the cost of dense masks even if the tables have none.
+    """
     cost, parallel = deployment.cost, deployment.parallel
     step_s, sequence_s = linear_host_cost(cost.host_s)
     found = []
@@ -80,11 +83,11 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
 
 
 def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
-    """Return the tables with scaled parts and the CPU's and the front's times replaced; what ``values`` omits stays."""
+    """Return the cost tables with these parameter values. Parameters that ``values`` omits are unchanged."""
     work, comm = values.get("work", 1.0), values.get("comm", 1.0)
     step_s, sequence_s = linear_host_cost(cost.host_s)
     seqs = np.arange(len(cost.host_s))
-    residual_s = cost.host_s - (step_s + sequence_s * seqs)  # what the line leaves stays on top of the new one
+    residual_s = cost.host_s - (step_s + sequence_s * seqs)  # deviations from the old line are added to the new one
     host_s = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs + residual_s
     return replace(
         cost,
@@ -102,7 +105,7 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
 
 
 def linear_host_cost(host_s: Floats) -> tuple[float, float]:
-    """Fit the CPU's seconds of a step as a line in its sequences (1 and more); return intercept and slope."""
+    """Fit the host's seconds as a linear function of a step's sequences, and return intercept and slope."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
     seqs = np.arange(1, len(host_s))
@@ -111,16 +114,18 @@ def linear_host_cost(host_s: Floats) -> tuple[float, float]:
 
 
 MIN_ERROR_LOG_SD = 0.005
-HOST_LOG_SD, MAX_LOG_SD = 0.5, 1.0  # error of a host without any statement on it, and the largest of any host
+HOST_LOG_SD, MAX_LOG_SD = 0.5, 1.0  # error of a host whose tables state none, and the largest error of any host
 FIRST_TOKEN_PARTS, MAX_FIRST_TOKEN_LOG_SD = ("prefill", "host"), 0.5
 
 
 def part_errors(
     given: CostTables, found: Sequence[Parameter], shares: Mapping[str, float], tpot_log_sd: float, ttft_log_sd: float
 ) -> tuple[PartError, ...]:
-    """Return errors of the parts from their parameters' intervals, and of "step" what they leave unexplained."""
-    # ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd``, less what the parts' errors amount
-    # to, is the error of "step"; the excess of ``ttft_log_sd`` belongs to prefill and host.
+    """Estimate the errors of the parts of the tables from the intervals of the fitted parameters.
+
+    ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd`` less the parts' combined error is the
+    error of "step". The excess of ``ttft_log_sd`` is attributed to prefill and host.
+    """
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}
     given_sd = {e.part: e.log_sd for e in reversed(given.evidence.errors)}
@@ -153,7 +158,7 @@ def part_errors(
 
 
 def _log_sd(p: Parameter) -> float:
-    """Return the standard deviation of log(value) from its 95 % interval; of seconds at most MAX_LOG_SD."""
+    """Return the standard deviation of log(value) from its 95 % interval. Seconds have at most MAX_LOG_SD."""
     if p.low <= 0 or p.high <= 0:
         return 0.0
     sd = math.log(p.high / p.low) / (2 * 1.96)

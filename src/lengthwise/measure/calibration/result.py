@@ -24,18 +24,18 @@ MIN_INCREASE = 0.005  # errors that grow by less than half a percentage point do
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fitted number."""
+    """One fitted parameter."""
 
     name: str  # a key of ``parameters.LABELS``; "masked" only where requested, found, or in the given tables
     label: str
     unit: str  # "x" (a factor on the given tables) or "s"
-    value: float  # ``prior`` where not determined, or where moving it helps no more than noise does
+    value: float  # ``prior`` if not determined, or if changing it helps no more than noise does
     low: float  # 95 % interval; that of the prior where not determined
     high: float
     prior: float  # value in the given tables
     determined: bool  # by the runs
-    effect: float  # change of predictions with its prior deviation, the others compensating
-    bare: tuple[float, float] | None = None  # before widening to contain a neutral ``value``; None: not recorded
+    effect: float  # rms change of log predictions per prior deviation, after the others compensate
+    bare: tuple[float, float] | None = None  # interval before it was widened to contain ``value``; None: not recorded
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,23 @@ class Score:
 
 @dataclass(frozen=True)
 class Change:
-    """Mean absolute relative errors of single held-out requests; ``low`` to ``high``: 95 % of after - before."""
+    """Mean absolute relative error of the time of a held-out request, before and after calibration."""
 
     metric: str
     before: float
     after: float
-    low: float
+    low: float  # 95 % interval of ``after`` - ``before``
     high: float
 
     @property
     def is_worse(self) -> bool:
-        """Whether the errors grew significantly, and by enough to matter."""
+        """Whether the error grew significantly and by more than MIN_INCREASE."""
         return self.low > 0 and self.after - self.before > MIN_INCREASE
 
 
 @dataclass(frozen=True)
 class Load:
-    """An engine's counter over time against the simulated one."""
+    """Measured and simulated numbers of "running" or of "waiting" requests (``name``) during a run."""
 
     run: str
     name: str
@@ -83,11 +83,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Curve:
-    """Distribution of a metric over a run's held-out requests: seconds at each of ``levels``."""
+    """Measured and simulated quantiles of a metric over a run's held-out requests, in seconds."""
 
     run: str
     metric: str
-    levels: tuple[float, ...]
+    levels: tuple[float, ...]  # from 0 to 1
     measured: tuple[float, ...]
     before: tuple[float, ...]  # simulated with the given tables
     after: tuple[float, ...]  # simulated with the calibrated tables
@@ -95,7 +95,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Cost tables that agree with measured runs, and their errors."""
+    """Calibrated cost tables, their fitted parameters, and their errors on held-out requests."""
 
     tables: CostTables  # their ``errors`` and ``reach`` come from this calibration
     parameters: tuple[Parameter, ...]
@@ -111,7 +111,7 @@ class Calibration:
     notes: tuple[str, ...] = ()
     curves: tuple[Curve, ...] = ()  # by run and metric
     host_share: float = 0.0  # share of the host in the time of all simulated steps
-    origin: tuple[str, ...] = ()  # those of ``notes`` on whether the runs belong to the deployment at all
+    origin: tuple[str, ...] = ()  # the ``notes`` on whether the runs belong to the deployment at all
 
     @property
     def determined(self) -> tuple[Parameter, ...]:
@@ -130,36 +130,29 @@ class Calibration:
 
     @property
     def changed(self) -> bool:
-        """Whether any parameter moved."""
+        """Whether any parameter changed."""
         return any(p.value != p.prior for p in self.parameters)
 
     @property
     def helps(self) -> bool:
-        """Whether no metric became worse on held-out requests, or at least one became better."""
+        """Whether no metric of held-out requests became worse, or at least one became better."""
         return not self.warnings or any(c.high < 0 for c in self.changes)
 
     @property
     def disagreement(self) -> str:
-        """Means of held-out requests that are significantly off by a tenth and more; empty if none is."""
+        """Metrics whose mean on held-out requests is significantly off by more than 10 %, or "" if there are none."""
         return self._significant_errors(0.0)
 
     def _significant_errors(self, more_than: float) -> str:
-        return ", ".join(
-            f"{s.metric.upper()} by {s.after:+.0%} on {s.run}"
-            for s in self.scores
-            if s.statistic == "mean"
-            and (s.low > MIN_MEAN_ERROR or s.high < -MIN_MEAN_ERROR)
-            and abs(s.after) > more_than
-        )
+        means = [s for s in self.scores if s.statistic == "mean" and abs(s.after) > more_than]
+        significant = [s for s in means if s.low > MIN_MEAN_ERROR or s.high < -MIN_MEAN_ERROR]
+        return ", ".join(f"{s.metric.upper()} by {s.after:+.0%} on {s.run}" for s in significant)
 
     @property
     def warning(self) -> str:
-        """Reason why runs and tables may belong to different models or devices; empty if there is none."""
-        kernels = [
-            f"{p.label} to {p.value / p.prior:.3g} times what the tables say"
-            for p in self.determined
-            if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR
-        ]
+        """Reason why runs and tables may belong to different models or devices, or "" if there is none."""
+        far = [p for p in self.determined if p.unit == "x" and not p.prior / FAR <= p.value <= p.prior * FAR]
+        kernels = [f"{p.label} to {p.value / p.prior:.3g} times what the tables say" for p in far]
         default_s = {p.name: max(p.prior, DEFAULT_HOST_S[p.name]) for p in self.determined if p.name in DEFAULT_HOST_S}
         host = [
             f"{p.label} to {p.value / default_s[p.name]:,.0f} times what is usual"

@@ -1,4 +1,4 @@
-"""Fit of a calibration's parameters: residuals of simulations in log seconds, minimized with linear models."""
+"""Fit of a calibration's parameters: linear models approximate how simulated times depend on the parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ TRIM_FRACTION = 0.2
 
 
 class Problem:
-    """Distance between runs and their simulations as a function of the parameters."""
+    """The runs to fit, and the residuals of their simulations as a function of the parameters.
+
+    A residual is log(simulated / measured) for a group of requests, a quantile, or a step. A point ``z`` [p] has the
+    values of the parameters, in prior standard deviations from their centers.
+    """
 
     def __init__(
         self, runs: Sequence[Run], deployment: Deployment, priors: Sequence[Prior], steps: Evidence | None, seed: int
@@ -56,23 +60,23 @@ class Problem:
         self.group, self.block, self.weight = np.concatenate(group), np.concatenate(block), np.concatenate(weight)
 
     def with_priors(self, priors: Sequence[Prior]) -> Problem:
-        """Return the same runs over other parameters; the count of simulations continues."""
+        """Return a problem with the same runs and other parameters, which continues to count ``simulations``."""
         other = Problem(self.runs, self._deployment, priors, self._steps, self._seed)
         other.simulations = self.simulations
         return other
 
     def values(self, z: Floats) -> dict[str, float]:
-        """Return the parameters' values ``z`` prior standard deviations from their centers."""
+        """Return the values of the parameters at ``z`` prior standard deviations from their centers."""
         return {prior.name: prior.value(float(at)) for prior, at in zip(self.priors, z, strict=True)}
 
     def simulate(self, run: Run, values: Mapping[str, float], *, max_log_steps: int = 0) -> Records:
-        """Simulate a run's requests with the tables of these values."""
+        """Simulate a run's requests with cost tables of these parameter values."""
         self.simulations += 1
         candidate = replace(self._deployment, cost=apply(self._deployment.cost, values))
         return engine.simulate(run.workload, candidate, seed=self._seed, max_log_steps=max_log_steps)
 
     def residuals(self, z: Floats) -> Floats:
-        """Return [m] log(simulated / measured): by run and metric groups and quantiles, then steps."""
+        """Return the residuals at ``z`` ([m]), first of groups of requests and of quantiles, then of steps."""
         key = np.ascontiguousarray(z).tobytes()
         if key not in self._cache:
             values, parts = self.values(z), list[Floats]()
@@ -86,11 +90,11 @@ class Problem:
         return self._cache[key]
 
     def weights(self, scale: Floats) -> Floats:
-        """Return [m] weights of residuals whose groups have this spread."""
+        """Return the weights of the residuals ([m]). ``scale`` has the typical size of each kind of residual."""
         return np.asarray(self.weight / scale[self.group])
 
     def check_simulated(self) -> None:
-        """Require that the simulated deployment serves what the engine served; raises InputError."""
+        """Raise InputError if simulations do not finish all requests that the engine finished."""
         for run in self.runs:
             status = self.simulate(run, self.values(np.zeros(len(self.priors)))).requests.status
             refused = np.flatnonzero((status != Status.FINISHED) & np.isfinite(run.seconds["jct"]))
@@ -105,14 +109,14 @@ class Problem:
 
 
 def _equal_groups(rows: Ints) -> Ints:
-    """Return [groups, k] equal groups of neighbors; a remainder is dropped at evenly spaced places."""
+    """Return the rows in groups of k neighbors ([groups, k]). A few rows are left out, so that sizes are equal."""
     size = len(rows) // BLOCKS
     at = np.linspace(0, max(0, len(rows) - 1), BLOCKS * size).round().astype(np.int64)
     return np.asarray(rows[at].reshape(BLOCKS if size else 0, size))
 
 
 def metric_residuals(simulated_s: Floats, measured_s: Floats, rows: Ints, groups: Ints) -> list[Floats]:
-    """Return trimmed means of the log error by group, and log errors of quantiles."""
+    """Return two arrays of a metric's log errors: trimmed means of groups of requests, and errors of quantiles."""
     if not len(rows):
         return []
     simulated, measured = (np.log(np.maximum(seconds, 1e-9)) for seconds in (simulated_s, measured_s))
@@ -131,33 +135,36 @@ STEPS = 30
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Residuals near ``center`` [p]: ``at + slopes @ (z - center)``."""
+    """Linear model of the residuals at ``z`` near ``center`` [p]: ``intercept + slopes @ (z - center)``."""
 
     center: Floats
-    at: Floats  # [m]
+    intercept: Floats  # [m]
     slopes: Floats  # [m, p], 0 for parameters that are not free
     radius: Floats  # [p] extent of the fitted points
     free: Mask  # [p]
 
     def residuals(self, z: Floats) -> Floats:
-        """Return [m] predicted residuals."""
-        return np.asarray(self.at + self.slopes @ (z - self.center))
+        """Return the residuals that the model predicts ([m])."""
+        return np.asarray(self.intercept + self.slopes @ (z - self.center))
 
 
 def radius_of(problem: Problem, log_radius: float, known: LinearModel | None = None) -> Floats:
-    """Return [p] the extent of a model's points: ``log_radius`` in the log of a factor, six times that for seconds."""
+    """Return how far from its center a linear model extends in the direction of each parameter ([p]).
+
+    The logarithm of a factor changes by ``log_radius``, and the logarithm of seconds by 6 times as much. With a
+    ``known`` model, parameters that barely move the residuals get an extent that does move them.
+    """
     seconds = np.array([prior.unit == "s" for prior in problem.priors])
     sd = np.array([prior.log_sd for prior in problem.priors])
     smallest = log_radius * np.where(seconds, SECONDS_WIDER, 1.0) / sd
     if known is None:
         return np.asarray(smallest)
-    # Parameters that barely move the residuals get the extent that does move them.
     moves = np.maximum(1e-9, np.sqrt(np.mean(known.slopes**2, axis=0)))
     return np.asarray(np.maximum(smallest, np.minimum(np.where(seconds, 0.5, 1.0), log_radius / moves)))
 
 
 def linear_model(problem: Problem, center: Floats, free: Mask, radius: Floats, seed: int) -> LinearModel:
-    """Fit a linear model to simulations of points drawn about a center, within ``radius`` [p] of it."""
+    """Fit a linear model to the residuals of simulations at random points within ``radius`` [p] of a center."""
     draws = 2 * latin_hypercube(POINTS_PER_PARAMETER * (int(free.sum()) + 1), int(free.sum()), seed) - 1
     points = np.repeat(center[None], len(draws), axis=0)
     points[:, free] += draws * radius[free]
@@ -169,14 +176,14 @@ def linear_model(problem: Problem, center: Floats, free: Mask, radius: Floats, s
 
 
 def latin_hypercube(count: int, dimensions: int, seed: int) -> Floats:
-    """Return [count, dimensions] points: in each dimension one in each of ``count`` equal parts of [0, 1)."""
+    """Return the points of a Latin hypercube sample of [0, 1), as an array of shape [count, dimensions]."""
     rng = np.random.default_rng(seed)
     parts = np.column_stack([rng.permutation(count) for _ in range(dimensions)])
     return np.asarray((parts + rng.random((count, dimensions))) / count)
 
 
-def settle(model: LinearModel, weight: Floats) -> tuple[Floats, float]:
-    """Minimize the model's loss within two radii by reweighted least squares; return the place and the loss."""
+def minimize(model: LinearModel, weight: Floats) -> tuple[Floats, float]:
+    """Return the point with the smallest loss within two radii of a model's center, by reweighted least squares."""
     low = np.maximum(-REACH_Z, model.center - 2 * model.radius)[model.free]
     high = np.minimum(REACH_Z, model.center + 2 * model.radius)[model.free]
     slopes = model.slopes[:, model.free] * weight[:, None]
@@ -195,7 +202,7 @@ def settle(model: LinearModel, weight: Floats) -> tuple[Floats, float]:
 
 
 def loss(residuals: Floats, z: Floats) -> float:
-    """Return Huber's loss of residuals in units of their spread, plus the prior's squares."""
+    """Return Huber's loss of weighted residuals plus the squares of ``z``, which stand for the prior."""
     size = np.abs(residuals)
     data = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
     return float(data.sum() + (z**2).sum())
@@ -203,18 +210,21 @@ def loss(residuals: Floats, z: Floats) -> float:
 
 FLOOR = 0.02  # no engine repeats itself more closely than this; closer agreement is not evidence
 NARROW = (0.08, 0.05, 0.05)  # extents, in the log of a factor, within which residuals are linear
-MIN_EFFECT = 0.01  # a parameter of a smaller effect is undetermined, unless dropping it costs two deviations
+MIN_EFFECT = 0.01  # parameters with a smaller effect are undetermined, unless removing them costs two deviations
 
 
 def scale_at(problem: Problem, z: Floats) -> Floats:
-    """Return [groups] the robust spread of residuals about zero."""
+    """Return the typical size of each kind of residual at ``z``: a robust standard deviation about zero."""
     residuals = np.abs(problem.residuals(z))
     groups = [residuals[problem.group == g] for g in range(len(METRICS) + 1)]
     return np.array([max(FLOOR, 1.4826 * float(np.median(own))) if len(own) else FLOOR for own in groups])
 
 
 def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -> tuple[Floats, Floats]:
-    """Return [p] standard deviations of ``z``, and [p] their variances over those of independent residuals."""
+    """Return the standard deviations of the parameters at ``z`` ([p]), and factors that raise the variances ([p]).
+
+    The variances are raised because residuals within a block of time are correlated.
+    """
     sd, noise = np.ones(len(z)), np.ones(len(z))
     group, block, weight = problem.group, problem.block, problem.weights(scale)
     slopes = model.slopes[:, model.free] * weight[:, None]
@@ -243,16 +253,16 @@ def deviations(problem: Problem, z: Floats, model: LinearModel, scale: Floats) -
 
 FIRST_SCALE = (0.2, 0.1, 0.15, 0.15)
 SPREAD_Z, STARTS = 2.0, 3
-LIFTED_Z = 1.2  # seconds near zero move nothing in log, so that a search returns only from a raised start
+LIFTED_Z = 1.2  # seconds near zero have no effect in log, so that a search leaves them only from a raised start
 WIDE = (0.3, 0.2, 0.12)  # extents of the first models, in the log of a factor, before NARROW
-SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95  # two deviations; share of rows over which an effect is measured
-CERTAIN_DEVIATIONS = 4.0  # a parameter so many deviations from neutral moved; no trial without it is needed
-NUISANCE = "log_step"  # parameter of the log's clock, not of the tables: whether it moved does not matter
+SIGNIFICANT_LOSS, RETAINED_FRACTION = 4.0, 0.95  # two deviations; share of rows that determine an effect
+CERTAIN_DEVIATIONS = 4.0  # a parameter this many deviations from neutral has certainly changed, without a trial
+NUISANCE = "log_step"  # parameter of the log's clock, not of the tables: it may change freely
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Result of the search, by parameter."""
+    """Result of the fit. All fields are arrays with one value per parameter ([p])."""
 
     z: Floats  # [p] values in prior standard deviations from their centers; exactly 0 where neutral
     best: Floats  # [p] with all determined parameters free: the center of ``sd`` where ``z`` is neutral
@@ -263,13 +273,16 @@ class Solution:
 
 
 def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None = None) -> Solution:
-    """Return the most probable values: Huber's loss on residuals in units of their spread, plus the prior."""
-    # Parameters outside ``free`` stay neutral. A parameter that moves no predictions returns to neutral, one after the
-    # other, unless that worsens the agreement; so does a determined one whose move is no better than noise.
+    """Find the most probable values, which minimize Huber's loss of scaled residuals plus the prior's squares.
+
+    Parameters outside ``free`` stay neutral (unchanged). Parameters that do not affect predictions return to neutral
+    one by one, unless that worsens the agreement. Determined parameters also return if their change is no better than
+    noise.
+    """
     names = [prior.name for prior in problem.priors]
     determined = requested = np.array([name in free for name in names])
     z, scale = _search(problem, determined, seed, start)
-    z, cost, model = narrow(problem, z, determined, scale, seed)
+    z, cost, model = refine(problem, z, determined, scale, seed)
     effect, retained = np.zeros(len(names)), np.zeros(len(names), dtype=np.bool_)
     while True:
         now = _effects(model.slopes, determined)
@@ -282,28 +295,27 @@ def solve(problem: Problem, free: Sequence[str], seed: int, start: Floats | None
         others[weakest], neutral[weakest] = False, 0.0
         if not others.any():
             return Solution(neutral, neutral, np.ones(len(z)), others, effect, 0 * z)
-        trial = narrow(problem, neutral, others, scale, seed)
+        trial = refine(problem, neutral, others, scale, seed)
         if trial[1] > cost + SIGNIFICANT_LOSS:
             retained[weakest] = True
         else:
             determined, (z, cost, model) = others, trial
     sd, noise = deviations(problem, z, model, scale)
     if not (determined == requested).all():
-        # Parts of a step that runs do not separate stand in for each other: as uncertain as an undetermined one is by
-        # its prior, the determined ones are with it free.
+        # If runs do not separate two parts of a step, one can replace the other: the determined parameters are as
+        # uncertain as they are when the undetermined ones are free.
         radius = np.where(determined, radius_of(problem, NARROW[-1], model), 1.0)
         complete = linear_model(problem, z, requested, radius, seed)
         sd[determined] = np.maximum(sd, deviations(problem, z, complete, scale)[0])[determined]
-    moved = _without_noise(problem, (z, cost, model), scale, noise, seed)
+    moved = _revert_noise(problem, (z, cost, model), scale, noise, seed)
     tpot, log_sd = problem.group == METRICS.index("tpot"), np.array([prior.log_sd for prior in problem.priors])
     share = model.slopes[tpot].mean(axis=0) / log_sd if tpot.any() else 0 * log_sd
     return Solution(moved, z, sd, determined, effect, np.asarray(share))
 
 
-def _without_noise(
+def _revert_noise(
     problem: Problem, at: tuple[Floats, float, LinearModel], scale: Floats, noise: Floats, seed: int
 ) -> Floats:
-    """Return [p] values without moves of parameters that improve the agreement by no more than noise does."""
     # Chance improves the loss by SIGNIFICANT_LOSS if residuals are independent, else by ``noise`` times as much. The
     # first trial has all parameters neutral, further ones add the least certain; each refits the others.
     z, cost, model = at
@@ -323,7 +335,7 @@ def _without_noise(
         others[least], neutral[least] = False, 0.0
         if not others.any():
             return z
-        trial = narrow(problem, neutral, others, scale, seed)
+        trial = refine(problem, neutral, others, scale, seed)
         if trial[1] > cost + SIGNIFICANT_LOSS * noise[least]:
             retained[least] = True
         else:
@@ -331,7 +343,6 @@ def _without_noise(
 
 
 def _search(problem: Problem, free: Mask, seed: int, start: Floats | None) -> tuple[Floats, Floats]:
-    """Descend with wide models from the best of draws over the prior; return the best place and the scale there."""
     draws = latin_hypercube(POINTS_PER_PARAMETER * (int(free.sum()) + 1), int(free.sum()), seed)
     points = np.zeros((len(draws) + 1, len(free)))
     points[1:, free] = (2 * draws - 1) * SPREAD_Z
@@ -349,25 +360,25 @@ def _search(problem: Problem, free: Mask, seed: int, start: Floats | None) -> tu
 def descend(
     problem: Problem, z: Floats, free: Mask, radii: Sequence[float], weight: Floats, seed: int
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the loss and the place where linear models of these extents lead."""
+    """Minimize linear models of decreasing radius, each about the last minimum. Return the loss and the last point."""
     cost = 0.0
     for radius in radii:
-        z, cost = settle(linear_model(problem, z, free, radius_of(problem, radius), seed), weight)
+        z, cost = minimize(linear_model(problem, z, free, radius_of(problem, radius), seed), weight)
     return cost, tuple(z.tolist())
 
 
-def narrow(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) -> tuple[Floats, float, LinearModel]:
-    """Descend with models of NARROW extents; return the best point of the last one, the loss there, and the model."""
+def refine(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) -> tuple[Floats, float, LinearModel]:
+    """Minimize models of NARROW radii in turn. Return the final point, its loss and the last model."""
     model: LinearModel | None = None
     for turn, radius in enumerate(NARROW):
         model = linear_model(problem, z, free, radius_of(problem, radius, model), seed + turn)
-        z, cost = settle(model, problem.weights(scale))
+        z, cost = minimize(model, problem.weights(scale))
     assert model is not None  # NARROW is not empty
     return z, cost, model
 
 
 def _effects(slopes: Floats, free: Mask) -> Floats:
-    """Return [p] the rms change of residuals with one parameter's deviation while the others compensate."""
+    """Return how much residuals change (rms) per prior deviation of a parameter if the others compensate ([p])."""
     # The rows that move most, which may be the luck of single requests, are left out.
     out, rows = np.zeros(slopes.shape[1]), len(slopes)
     for k in np.flatnonzero(free):

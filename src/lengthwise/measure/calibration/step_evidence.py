@@ -1,4 +1,4 @@
-"""Seconds of steps that the cost tables must reproduce, part by part, so that a change of scales is a sum."""
+"""Measured seconds of steps, and the seconds that cost tables predict for each part of these steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lengthwise.schema.records import Floats, Ints
 
 
 def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
-    """Return [m] seconds of each step by part: work, prefill, decode, comm; and counts: sequences, pairs."""
+    """Return predicted seconds of [m] steps by part of the tables, and their numbers of sequences and masked pairs."""
     # "pairs" are of a query and a key of two sequences, over all layers. A chunk is taken as the mean of its step's,
     # without cached context; decodes read the cache less the prompts' own tokens.
     cost = deployment.cost
@@ -56,18 +56,18 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
 
 
 def step_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
-    """Return [m] seconds of logged steps with these scales and this host."""
-    return np.asarray(kernels_of(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"])
+    """Return the predicted seconds of logged steps with these parameter values ([m])."""
+    return np.asarray(kernel_seconds(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"])
 
 
-def kernels_of(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
-    """Return [m] seconds without the host's."""
+def kernel_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
+    """Return the predicted seconds of all kernels, without the host ([m])."""
     kernels = sum(parts[name] * values.get(name, 1.0) for name in ("work", "comm", "prefill", "decode"))
     return np.asarray(kernels + values.get("masked", 0.0) * parts["pairs"])
 
 
 def prompt_attention(cost: CostTables, prompt_tokens: Ints, max_tokens: int) -> Floats:
-    """Return [n] seconds of a layer's attention over prompts, each computed alone in steps of ``max_tokens``."""
+    """Return the seconds of one layer's attention for prompts ([n]) that run alone in chunks of ``max_tokens``."""
     seconds, done = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
     merged = cost.rule.kind == MERGED  # as in ``step_parts``, read without the context before a chunk
     while (left := prompt_tokens - done).max(initial=0.0) > 0:
@@ -100,8 +100,11 @@ def _bilinear(table: Floats, x: Floats, y: Floats) -> Floats:
 
 
 def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deployment) -> dict[str, Floats]:
-    """Return [m] ``step_parts`` summed over each period, with "steps" and "rest", what the host's line leaves."""
-    period, steps, kinds = kinds_of(found, deployment)
+    """Return the sums of ``step_parts`` over the steps of every busy period ([m]).
+
+    There are two more keys. "steps" is the number of steps, and "rest" has the host's seconds beyond the linear cost.
+    """
+    period, steps, kinds = step_kinds(found, deployment)
     each = step_parts(kinds, deployment)
     parts = {name: _sum_by_period(period, steps * seconds, len(found)) for name, seconds in each.items()}
     step_s, sequence_s = linear_host_cost(deployment.cost.host_s)
@@ -116,16 +119,19 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
 
 
 def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
-    """Return [m] seconds of the busy periods with these scales and this host."""
+    """Return the predicted seconds of busy periods with these parameter values ([m])."""
     host_s = values["host_step"] * parts["steps"] + values["host_sequence"] * parts["sequences"]
-    return np.asarray(kernels_of(parts, values) + host_s + parts["rest"])
+    return np.asarray(kernel_seconds(parts, values) + host_s + parts["rest"])
 
 
-def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, Iterations]:
-    """Return [k] kinds of steps: their period, how many steps each stands for, and one step of each."""
-    # All steps of a period decode for equally many sequences; tokens of all kinds sum to the counted ones.
+def step_kinds(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, Iterations]:
+    """Estimate which kinds of steps busy periods consist of, because counters only state totals.
+
+    Return the index of the period, the number of steps and one example step for each of [k] kinds. All steps of a
+    period decode for equally many sequences. The tokens of all kinds add up to the counted tokens.
+    """
     capacity = deployment.kv.num_blocks * deployment.kv.block_size
-    rows = [_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
+    rows = [_period_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
     period = np.repeat(np.arange(len(found)), [len(steps) for steps, _ in rows])
     steps = np.concatenate([steps for steps, _ in rows])
     tokens = np.concatenate([tokens for _, tokens in rows])
@@ -140,8 +146,7 @@ def kinds_of(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats, 
     return period, steps, kinds
 
 
-def _kinds(found: BusyPeriods, i: int, max_tokens: int) -> tuple[Floats, Floats]:
-    """Return [k] steps of one period by kind, and [k] their prompt tokens."""
+def _period_kinds(found: BusyPeriods, i: int, max_tokens: int) -> tuple[Floats, Floats]:
     bucket = np.flatnonzero(found.counts[i])
     steps = found.counts[i][bucket]
     generated = float((found.decodes[i] + found.prompts[i]) / found.steps[i])  # mean a step
@@ -180,7 +185,7 @@ SEEN = "seen by the log"
 
 @dataclass(frozen=True)
 class Evidence:
-    """[m] measured seconds of steps, single or summed, with their blocks of time and weights in the loss."""
+    """Measured seconds of [m] steps or sums of steps, with the parts from which tables predict these seconds."""
 
     seconds: Floats
     parts: Parts  # [m] seconds of the tables by part, which ``predict`` sums with the parameters' values
@@ -189,24 +194,24 @@ class Evidence:
     weight: Floats
 
     def residuals(self, values: Mapping[str, float]) -> Floats:
-        """Return [m] log(tables / engine)."""
+        """Return log(predicted / measured) as an array of shape [m]."""
         return np.asarray(np.log(self.predict(self.parts, values) / self.seconds))
 
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Evidence of steps, if any, with notes on it; ``seen``: it may include steps of held-out requests."""
+    """Evidence from a log of steps or from a server's counters, or None, and notes on it."""
 
     evidence: Evidence | None
     notes: list[str]
     is_log: bool = False
-    seen: bool = False
+    seen: bool = False  # whether the steps may include those of held-out requests
 
 
 def step_evidence_of(
     runs: Sequence[Run], deployment: Deployment, iterations: Iterations | None, *, counters: bool
 ) -> StepEvidence:
-    """Return the evidence of a usable log, else that of the runs' counters if ``counters``."""
+    """Return evidence from the log if it is usable. Otherwise use the runs' counters, if ``counters`` is true."""
     found = StepEvidence(None, []) if iterations is None else _log_evidence(iterations, runs, deployment)
     if found.evidence is not None or not counters:
         return found
@@ -216,27 +221,27 @@ def step_evidence_of(
 
 def _log_evidence(log: Iterations, runs: Sequence[Run], deployment: Deployment) -> StepEvidence:
     fitted = sum(bool(run.fit.any()) for run in runs)
-    taken = iteration_log.fitted_steps(log, runs)
-    if reason := iteration_log.implausible_seconds(log if taken is None else log.taken(taken), runs):
+    is_fitted = iteration_log.fitted_steps(log, runs)
+    if reason := iteration_log.implausible_seconds(log if is_fitted is None else log.select(is_fitted), runs):
         return StepEvidence(None, [f"the log of steps was not fitted: {reason}"])
-    if taken is None:
+    if is_fitted is None:
         note = (
-            f"which of the {len(log):,} steps of the log are of held-out requests is unknown, by any run's tokens and "
-            f"by times, so all were fitted: scores are of requests {SEEN}, unless it is of the fitted runs alone. A "
-            "log with the times that vLLM writes, and records of `lengthwise bench`, tell"
+            f"neither tokens nor times show which of the {len(log):,} steps of the log are of held-out requests; "
+            f"all were fitted, so that scores are of requests {SEEN}, unless the log is of the fitted runs alone. A "
+            "log with the times that vLLM writes, and records of `lengthwise bench`, would show it"
         )
         return StepEvidence(log_evidence(log, deployment, fitted), [note], is_log=True, seen=True)
-    note = f"of the {len(log):,} steps of the log {int(taken.sum()):,} are surely of requests that are fitted to"
-    if taken.sum() < MIN_STEPS:
-        hint = "hold out a run of its own, or give the log of the engine that served the runs"
-        return StepEvidence(None, [f"the log of steps was not fitted: {note}, {MIN_STEPS} is the least; {hint}"])
+    note = f"of the {len(log):,} steps of the log, {int(is_fitted.sum()):,} certainly belong to fitted requests"
+    if is_fitted.sum() < MIN_STEPS:
+        hint = "hold out a separate run, or give the log of the engine that served the runs"
+        return StepEvidence(None, [f"the log of steps was not fitted: {note}, of which {MIN_STEPS} are needed; {hint}"])
     note += ", and only these were fitted"
-    return StepEvidence(log_evidence(log.taken(taken), deployment, fitted), [note], is_log=True)
+    return StepEvidence(log_evidence(log.select(is_fitted), deployment, fitted), [note], is_log=True)
 
 
 def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> Evidence:
-    """Return the evidence of a log of steps, which counts as one more run besides ``runs``."""
-    log = iteration_log.in_cells(iterations)
+    """Return the evidence in a log of steps. Its blocks of time are numbered after the blocks of ``runs`` runs."""
+    log = iteration_log.merge_similar(iterations)
     m, steps = len(log), np.minimum(log.steps, MAX_CELL_STEPS)
     weight = np.sqrt(steps * min(1.0, MAX_OBSERVATIONS / steps.sum()))
     block = runs * BLOCKS + np.arange(m) * BLOCKS // m
@@ -244,7 +249,7 @@ def log_evidence(iterations: Iterations, deployment: Deployment, runs: int) -> E
 
 
 def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evidence | None, list[str]]:
-    """Return the evidence of counters that runs recorded, which counts as much as a log does, and notes on it."""
+    """Return evidence from the counters that runs recorded, or None if there is none, and notes on it."""
     scraped = [(r, run) for r, run in enumerate(runs) if isinstance(run.measured.metadata.get("metrics"), Mapping)]
     if scraped and deployment.parallel.replicas > 1:
         reason = f"they are sums over {deployment.parallel.replicas} replicas, whose steps overlap"

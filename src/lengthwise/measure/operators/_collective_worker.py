@@ -1,6 +1,6 @@
 """Process that measures collectives: ``python -m`` this module, with one JSON argument.
 
-Rank 0 prints a JSON line per operator and message size. The group meets through a file, so that no port is opened.
+Rank 0 prints a JSON line per operator and message size. The ranks find each other by a file, so that no port is opened.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ CALLS = 20
 _SLEEP_CYCLES = 4_000_000  # two milliseconds: longer than a host takes to enqueue the calls
 
 
-def main(text: str) -> None:
-    """Measure all sizes and print the repeats' seconds."""
+def main(settings_json: str) -> None:
+    """Measure the collectives at all message sizes as one of the ranks. Rank 0 prints the seconds of each repeat."""
     import torch
     import torch.distributed as dist
 
-    settings = json.loads(text)
+    settings = json.loads(settings_json)
     rank, backend = settings["rank"], settings["backend"]
     torch.set_num_threads(1)
     if backend == "nccl":
@@ -40,7 +40,6 @@ def main(text: str) -> None:
         tensor = torch.ones(max(1, size // 4), dtype=torch.float32, device=device)
 
         def send(tensor: Any = tensor) -> None:
-            """Send a message between the first two ranks and back, which is two sends."""
             if rank == 0:
                 dist.send(tensor, 1)
                 dist.recv(tensor, 1)
@@ -51,7 +50,7 @@ def main(text: str) -> None:
         def all_reduce(tensor: Any = tensor) -> None:
             dist.all_reduce(tensor)
 
-        for name, call, messages in (("all-reduce", all_reduce, 1), ("send", send, 2)):
+        for name, call, messages in (("all-reduce", all_reduce, 1), ("send", send, 2)):  # there and back
             for _ in range(_WARM_UP):
                 call()
             seconds = [each / messages for each in measure(torch, dist, call, settings["repeats"])]
@@ -73,7 +72,7 @@ def _by_clock(_: Any, dist: Any, call: Callable[[], object], repeats: int) -> li
 
 
 def by_events(torch: Any, dist: Any, call: Callable[[], object], repeats: int) -> list[float]:
-    """Return seconds of a call by events around many, of the slowest rank; launches and late ranks do not count."""
+    """Return the slowest rank's seconds of a call in each repeat. CUDA events exclude the time of launches."""
     seconds = []
     for _ in range(repeats):
         dist.barrier()

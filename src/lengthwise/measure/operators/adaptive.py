@@ -1,4 +1,4 @@
-"""Choice of points to measure: a coarse grid, then points where interpolation errors cost a step most."""
+"""Choice of points to measure: a coarse grid, then points where interpolation errors affect a step most."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SKEWS = (4,)
 _CONTEXT_OFFSET = 16  # places a context of 0 on the logarithmic axis
 
 
-def coarse(operator: Operator) -> tuple[Point, ...]:
-    """Return both ends of the range and points between them by factors of at most 4 (attention: 8), ascending."""
+def coarse_grid(operator: Operator) -> tuple[Point, ...]:
+    """Return a coarse grid of points, least work first. Neighbours differ at most by a factor of 4 (attention: 8)."""
     ratios, enough = ((4, 2), 4) if len(operator.largest) == 1 else ((8, 4, 2), 8)
     grids = [_places(operator, ratio) for ratio in ratios]
     places = next((grid for grid in grids if len(grid) >= enough), grids[-1])
@@ -29,13 +29,13 @@ def coarse(operator: Operator) -> tuple[Point, ...]:
     return tuple(sorted(points, key=lambda point: point.work))
 
 
-def fine(operator: Operator) -> tuple[Place, ...]:
-    """Return all places at which points may be added: about four an octave and coordinate."""
+def fine_grid(operator: Operator) -> tuple[Place, ...]:
+    """Return the places (coordinates of a point) that may be measured: about four per octave in each coordinate."""
     return tuple(_places(operator, 2**0.25))
 
 
-def position(operator: Operator, places: Sequence[Place]) -> Floats:
-    """Return [places, coordinates] in octaves, where near places are similar."""
+def log_coordinates(operator: Operator, places: Sequence[Place]) -> Floats:
+    """Return the places on a log2 scale ([places, coordinates]), on which similar places are close to each other."""
     at = np.array(places, dtype=np.float64)
     if operator.kind == PREFILL:
         return np.asarray(np.log2(at + np.array([0, _CONTEXT_OFFSET])))
@@ -44,8 +44,8 @@ def position(operator: Operator, places: Sequence[Place]) -> Floats:
     return np.log2(at)
 
 
-def terms(operator: Operator, places: Sequence[Place]) -> Floats:
-    """Return [places, terms] whose local sum the seconds are: a constant, rows, pairs, keys."""
+def model_terms(operator: Operator, places: Sequence[Place]) -> Floats:
+    """Return the terms of a local linear model of the seconds ([places, terms]): a constant, rows, pairs, keys."""
     at = np.array(places, dtype=np.float64)
     one = np.ones(len(at))
     if operator.kind == PREFILL:
@@ -55,8 +55,6 @@ def terms(operator: Operator, places: Sequence[Place]) -> Floats:
 
 
 def _places(operator: Operator, ratio: float) -> list[Place]:
-    """Return all places of the range, ends included, by steps of ``ratio`` in each coordinate."""
-
     def powers(first: int, last: int) -> list[int]:
         if last < 1:
             return []
@@ -84,18 +82,18 @@ _MIN_POINTS = 5  # of two coordinates: the terms of a plane, and the predicted p
 
 
 def predict(operator: Operator, places: Sequence[Place], seconds: Floats, at: Place) -> float:
-    """Return seconds at a place from the points around it: by interpolation of rows, else by a local plane."""
+    """Predict the seconds at a place by interpolation (rows and messages) or by a linear model of near places."""
     if operator.kind in {ROWS, MESSAGE}:
         rows = np.array([place[0] for place in places], dtype=np.float64)
         order = np.argsort(rows, kind="stable")
         return float(np.interp(at[0], rows[order], seconds[order]))
-    where = position(operator, [*places, at])
+    where = log_coordinates(operator, [*places, at])
     distance = np.sqrt(((where[:-1] - where[-1]) ** 2).sum(axis=1))[None, :]
-    return float(_planes(operator, places, seconds, distance, [at])[0])
+    return float(_local_fits(operator, places, seconds, distance, [at])[0])
 
 
 def leave_one_out(operator: Operator, places: Sequence[Place], seconds: Floats) -> Floats:
-    """Return [points] |log(predicted / measured)|, each predicted from the others; NaN at ends (or corners)."""
+    """Return |log(predicted / measured)| for each point, predicted from the others. Ends and corners have NaN."""
     predicted = np.full(len(places), np.nan)
     if operator.kind in {ROWS, MESSAGE}:
         rows = np.array([place[0] for place in places], dtype=np.float64)
@@ -103,26 +101,25 @@ def leave_one_out(operator: Operator, places: Sequence[Place], seconds: Floats) 
         x, y = rows[order], seconds[order]
         predicted[order[1:-1]] = y[:-2] + (y[2:] - y[:-2]) * (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
     elif len(places) >= _MIN_POINTS:
-        where = position(operator, places)
+        where = log_coordinates(operator, places)
         distance = np.sqrt(((where[:, None, :] - where[None, :, :]) ** 2).sum(axis=2))
         np.fill_diagonal(distance, np.inf)
         corner = ((where == where.min(axis=0)) | (where == where.max(axis=0))).all(axis=1)
-        predicted = np.where(corner, np.nan, _planes(operator, places, seconds, distance, places))
+        predicted = np.where(corner, np.nan, _local_fits(operator, places, seconds, distance, places))
     return np.asarray(np.abs(np.log(predicted / np.where(seconds > 0, seconds, np.nan))))
 
 
-def _planes(
+def _local_fits(
     operator: Operator, places: Sequence[Place], seconds: Floats, distance: Floats, at: Sequence[Place]
 ) -> Floats:
-    """Return [at] seconds by a plane through the points that are nearest by ``distance`` [at, points]."""
     near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEIGHBOURS, len(places) - 1) or 1]
     gap = np.take_along_axis(distance, near, axis=1)
     around = np.maximum(seconds[near], 1e-12)
     weight = np.where(np.isfinite(gap), 1 / (gap**2 + 0.25) / around, 0.0)
-    known = terms(operator, places)[near]
+    known = model_terms(operator, places)[near]
     scale = np.maximum(np.abs(known).max(axis=1, keepdims=True), 1e-12)
     solved = np.linalg.pinv(known / scale * weight[:, :, None], rcond=1e-6) @ (around * weight)[:, :, None]
-    plane = (terms(operator, at) / scale[:, 0, :] * solved[:, :, 0]).sum(axis=1)
+    plane = (model_terms(operator, at) / scale[:, 0, :] * solved[:, :, 0]).sum(axis=1)
     return np.asarray(np.clip(plane, around.min(axis=1) / 4, around.max(axis=1) * 4))
 
 
@@ -132,8 +129,8 @@ _CANDIDATES_PER_OPERATOR = 4
 
 
 @dataclass(frozen=True)
-class Known:
-    """Measurements of one operator so far, without points of unequal contexts."""
+class Measured:
+    """One operator's measurements so far. Points with a skew (one context longer than the others) are left out."""
 
     operator: Operator
     places: tuple[Place, ...]
@@ -143,15 +140,15 @@ class Known:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point to measure next, and how much that matters."""
+    """A point that may be measured next. Points with a larger ``score`` are more important."""
 
     point: Point
     score: float
     repeat: bool = False
 
 
-def shares(known: Mapping[str, Known]) -> dict[str, float]:
-    """Return each operator's share of a typical decode or a typical prefill step, whichever is larger."""
+def shares(known: Mapping[str, Measured]) -> dict[str, float]:
+    """Return each operator's share of the time of a typical decode or prefill step, whichever share is larger."""
     found = dict.fromkeys(known, 0.0)
     for of_prompts in (True, False):
         step = {}
@@ -166,7 +163,6 @@ def shares(known: Mapping[str, Known]) -> dict[str, float]:
 
 
 def _step_place(operator: Operator, *, of_prompts: bool) -> Place | None:
-    """Return the operator's place in a step of a quarter of the largest tokens, or sequences; None: not in it."""
     if operator.kind == MESSAGE:  # how often a step sends depends on how the model is split
         return None
     quarter = max(1, operator.largest[0] // 4)
@@ -177,8 +173,8 @@ def _step_place(operator: Operator, *, of_prompts: bool) -> Place | None:
     return (quarter,) if of_prompts else (min(operator.largest[0], 32),)
 
 
-def candidates(known: Mapping[str, Known], target: float) -> list[Candidate]:
-    """Return new points and points to repeat, the most important first; none if the target is met."""
+def candidates(known: Mapping[str, Measured], target: float) -> list[Candidate]:
+    """Return the points to measure or repeat next, most important first, or [] if all errors meet ``target``."""
     # The score of a new point is the prediction error around it beyond the spread of repeats, times its distance from
     # measured points, times the root of its operator's share, so that small operators are not neglected.
     share, found = shares(known), list[Candidate]()
@@ -193,15 +189,14 @@ def candidates(known: Mapping[str, Known], target: float) -> list[Candidate]:
         noisy = np.flatnonzero((errors > target) & (one.spread > target))
         found += [Candidate(Point(one.operator, one.places[i]), weight * errors[i] / 2, repeat=True) for i in noisy]
         measured = set(one.places)
-        if free := [place for place in fine(one.operator) if place not in measured]:
+        if free := [place for place in fine_grid(one.operator) if place not in measured]:
             excess = np.where(errors > target, np.maximum(errors - one.spread / 2, errors / 4), 0.0)
-            found += [Candidate(Point(one.operator, p), weight * score) for p, score in _best(one, excess, free)]
+            found += [Candidate(Point(one.operator, p), weight * score) for p, score in _best_places(one, excess, free)]
     return sorted(found, key=lambda candidate: -candidate.score)
 
 
-def _best(one: Known, errors: Floats, free: list[Place]) -> list[tuple[Place, float]]:
-    """Return the best few free places, each chosen as if the ones before it had been measured."""
-    where, measured = position(one.operator, free), position(one.operator, one.places)
+def _best_places(one: Measured, errors: Floats, free: list[Place]) -> list[tuple[Place, float]]:
+    where, measured = log_coordinates(one.operator, free), log_coordinates(one.operator, one.places)
     distance = np.sqrt(((where[:, None, :] - measured[None, :, :]) ** 2).sum(axis=2))
     near = np.argsort(distance, axis=1, kind="stable")[:, : min(_NEAREST, len(errors))]
     weight = 1 / (np.take_along_axis(distance, near, axis=1) + 0.1)

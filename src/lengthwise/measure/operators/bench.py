@@ -1,4 +1,4 @@
-"""Timing of points: groups of points share the device, and rounds repeat each once."""
+"""Times points in groups that share the device; each round repeats every point of a group once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from lengthwise.catalog import weight_bytes
 from lengthwise.measure.operators.device import MIN_FREE_GB, Device, gpu_errors
-from lengthwise.measure.operators.kernels import Kernel, Kernels, Memory, is_lost, translated
+from lengthwise.measure.operators.kernels import Kernel, Kernels, Memory, call_torch, is_lost
 from lengthwise.measure.operators.points import DECODE, PREFILL, LostError, NoRoomError, Point, SkippedError
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.specs import ModelSpec
@@ -26,34 +26,37 @@ MIN_REPEATS, ENOUGH_S = 3, 0.25
 
 @dataclass(frozen=True)
 class Sample:
-    """One repeat: seconds of one call by the clock, and of the processor (None: unknown)."""
+    """Seconds of one call in one repeat: wall-clock time, and CPU time if it is known."""
 
     wall_s: float
     cpu_s: float | None = None
 
 
 class Prepared(Protocol):
-    """A point that is warm and ready to be measured."""
+    """A point whose kernel is warm and ready to be timed."""
 
     backend: str
 
     def sample(self) -> Sample:
-        """Measure one repeat; raises SkippedError (NoRoomError: for lack of memory) or LostError."""
+        """Measure one repeat.
+
+        Raises NoRoomError if memory is short, LostError if the device fails, and SkippedError for other failures.
+        """
 
 
 class Bench(Protocol):
-    """Device on which points are measured."""
+    """The device on which points are measured."""
 
     def prepare(self, point: Point) -> Prepared:
-        """Allocate tensors, choose a kernel, warm up; raises as ``Prepared.sample``."""
+        """Allocate tensors, choose a kernel and warm it up. Raises the same errors as ``Prepared.sample``."""
 
     def discard(self) -> None:
-        """Return the memory of unreferenced points to the device."""
+        """Free the device memory of points that are no longer referenced."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All repeats of a point, or the reason why it was skipped."""
+    """All repeats of a point, or the reason why the point was skipped."""
 
     point: Point
     wall_s: tuple[float, ...] = ()
@@ -63,29 +66,29 @@ class Outcome:
 
     @cached_property
     def seconds(self) -> float:
-        """Median; of the processor's seconds if known and smaller: other processes took the rest."""
+        """Median of the wall-clock time, or of the CPU time if it is smaller because other processes also ran."""
         return min(self.wall_median_s, float(np.median(self.cpu_s))) if self.cpu_s else self.wall_median_s
 
     @cached_property
     def wall_median_s(self) -> float:
-        """Median by the clock: the time of a measurement."""
+        """Median of the wall-clock time."""
         return float(np.median(self.wall_s))
 
     @property
     def by_processor(self) -> bool:
-        """Whether ``seconds`` are the processor's because the clock's are over 5 % more."""
+        """Whether ``seconds`` is CPU time because wall-clock time is more than 5 % longer."""
         return bool(self.cpu_s) and self.wall_median_s > 1.05 * float(np.median(self.cpu_s))
 
     @cached_property
     def spread_s(self) -> float:
-        """Interquartile range of the repeats that ``seconds`` is the median of; NaN of one repeat."""
+        """Interquartile range of the repeats whose median is ``seconds``, or NaN for a single repeat."""
         if len(self.wall_s) < 2:
             return float("nan")
         of = self.cpu_s if self.cpu_s and float(np.median(self.cpu_s)) < self.wall_median_s else self.wall_s
         return float(np.subtract(*np.percentile(of, [75, 25])))
 
-    def with_more(self, other: Outcome) -> Outcome:
-        """Return the repeats of both."""
+    def merged(self, other: Outcome) -> Outcome:
+        """Return an outcome with the repeats of both. If the other point was skipped, return this one."""
         wall_s, cpu_s = self.wall_s + other.wall_s, self.cpu_s + other.cpu_s
         return self if other.skipped else Outcome(self.point, wall_s, cpu_s, other.backend or self.backend)
 
@@ -93,10 +96,12 @@ class Outcome:
 def measure(
     bench: Bench, points: Sequence[Point], repeats: int, late: Callable[[], bool] = lambda: False
 ) -> list[Outcome]:
-    """Return an outcome per point; each round repeats every prepared point once; a LostError holds them so far."""
-    # Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late`` is true no point is prepared
-    # (and so has no outcome), and rounds end when every point has MIN_REPEATS. A point without memory beside others is
-    # tried alone before it is skipped.
+    """Measure points in groups that fit the device and return outcomes. A LostError has the outcomes so far.
+
+    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late()`` is true, no further point is
+    prepared, so that the remaining ones have no outcome, and rounds end when every point has MIN_REPEATS. A point that
+    lacks memory beside others is tried alone before it is skipped.
+    """
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
     while left or alone:
@@ -117,7 +122,7 @@ def measure(
 
 
 class _Group:
-    """Points that are on the device at the same time."""
+    """Points whose tensors are on the device at the same time."""
 
     def __init__(self, bench: Bench, late: Callable[[], bool]) -> None:
         self._bench, self._late = bench, late
@@ -125,27 +130,26 @@ class _Group:
         self._ready: dict[int, Prepared] = {}
         self._samples: dict[int, list[Sample]] = {}
         self._reason: dict[int, str] = {}
-        self._at = 0
+        self._current = 0
         self.crowded: list[Point] = []
 
     def prepare(self, left: deque[Point]) -> None:
-        """Take points until one has no memory beside the earlier ones; that one waits for the next group."""
+        """Prepare points from ``left`` until one lacks memory beside the earlier ones, and put that point back."""
         while left and not (self._ready and self._late()):
-            self._at = len(self._points)
+            self._current = len(self._points)
             self._points.append(left.popleft())
             try:
-                self._ready[self._at] = self._bench.prepare(self._points[-1])
-                self._samples[self._at] = []
+                self._ready[self._current] = self._bench.prepare(self._points[-1])
+                self._samples[self._current] = []
             except SkippedError as error:
                 if isinstance(error, NoRoomError) and self._ready:
                     left.appendleft(self._points.pop())
                     return
-                self._reason[self._at] = str(error) or "out of memory"
-            if self._at in self._reason:  # not before the error is gone, whose frames reference tensors
+                self._reason[self._current] = str(error) or "out of memory"
+            if self._current in self._reason:  # only after the error is gone, because its frames reference tensors
                 self._bench.discard()
 
     def repeat(self, repeats: int) -> None:
-        """Sample all points, round after round."""
         for turn in range(repeats):
             if turn >= MIN_REPEATS and self._late():
                 break
@@ -153,7 +157,7 @@ class _Group:
                 samples = self._samples[i]
                 if len(samples) >= MIN_REPEATS and sum(s.wall_s for s in samples) > ENOUGH_S:
                     continue
-                self._at = i
+                self._current = i
                 try:
                     samples.append(self._ready[i].sample())
                 except SkippedError as error:
@@ -166,9 +170,8 @@ class _Group:
                     del self._ready[i]
 
     def outcomes(self, lost: str = "") -> list[Outcome]:
-        """Return an outcome per measured or skipped point; ``lost``: the current point broke the device."""
         if lost:
-            self._reason[self._at] = f"the device failed: {lost}"
+            self._reason[self._current] = f"the device failed: {lost}"
         found = {i: Outcome(self._points[i], skipped=reason) for i, reason in self._reason.items()}
         for i, samples in self._samples.items():
             if samples and i not in found:
@@ -187,7 +190,7 @@ _GPU_SAMPLE_S = 1e-3
 
 
 class HostTimer:
-    """Times a kernel by the host's clock; waits for a GPU at the end of every sample."""
+    """Times a kernel by the host's clock. At the end of every sample, the host waits for the GPU."""
 
     def __init__(self, torch: Any, kernel: Kernel, *, device: str, one_thread: bool) -> None:
         # With one thread, all work is on this one, so that its processor seconds are complete.
@@ -200,8 +203,8 @@ class HostTimer:
             self._calls = max(1, min(_MAX_CALLS, math.ceil(_SAMPLE_S / max(first_s, 1e-9))))
 
     def sample(self) -> Sample:
-        """Measure one repeat: enough calls to last two milliseconds."""
-        return translated(self._torch, self._sample)
+        """Measure one repeat, with enough calls to take two milliseconds."""
+        return call_torch(self._torch, self._sample)
 
     def _sample(self) -> Sample:
         kernel, start, calls = self._kernel, self._turn, self._calls
@@ -217,17 +220,17 @@ class HostTimer:
 
 
 class CudaTimer:
-    """Times a kernel by events on the GPU; short kernels from a captured graph, so that launches do not count."""
+    """Times a kernel by CUDA events. Short kernels run in a CUDA graph, so that launches do not count."""
 
     def __init__(self, torch: Any, kernel: Kernel, flush: Any) -> None:
         self._torch, self._kernel, self._flush = torch, kernel, flush
         self.backend = kernel.backend
         self._calls, self._turn, self._graph = 1, 0, None
-        translated(torch, self._warm_up)
+        call_torch(torch, self._warm_up)
 
     def sample(self) -> Sample:
-        """Measure one repeat: all calls between two events, divided by their number."""
-        return translated(self._torch, self._sample)
+        """Measure one repeat: the time between two events, divided by the number of calls between them."""
+        return call_torch(self._torch, self._sample)
 
     def _warm_up(self) -> None:
         torch, kernel = self._torch, self._kernel
@@ -241,11 +244,10 @@ class CudaTimer:
         once_s = self._sample().wall_s
         if once_s < _GRAPH_S:
             self._calls = max(kernel.copies, min(64, math.ceil(_GPU_SAMPLE_S / max(once_s, 1e-7))))
-            self._graph = self._captured()
+            self._graph = self._capture_graph()
             self._sample()
 
-    def _captured(self) -> Any:
-        """Return a graph of all calls; None if a call cannot be captured."""
+    def _capture_graph(self) -> Any:
         torch, kernel = self._torch, self._kernel
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
@@ -289,7 +291,7 @@ _SPIN = 4096
 
 
 class TorchBench:
-    """Prepares points of a model's operators with torch; ``seed`` determines the content of tensors."""
+    """Prepares the points of a model's operators with torch. ``seed`` determines the content of tensors."""
 
     def __init__(self, torch: Any, model: ModelSpec, device: Device, seed: int = 0) -> None:
         self._torch, self._device = torch, device
@@ -301,20 +303,20 @@ class TorchBench:
         self._kernels = Kernels(self._memory, model, lambda tp: weight_bytes(model, device.dtype) / tp)
 
     def prepare(self, point: Point) -> Prepared:
-        """Return the point, warm and ready to be timed; drops the weights of other operators if memory is short."""
+        """Return a timer whose kernel is warm. Weights of other operators are dropped if memory is short."""
         try:
             try:
                 return self._prepared(point)
             except NoRoomError:
                 self._memory.drop_weights()
-            self.discard()  # not before the error is gone, whose frames reference tensors
+            self.discard()  # only after the error is gone, because its frames reference tensors
             return self._prepared(point)
         except (RuntimeError, ProfileError) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0][:200]
             raise (LostError if is_lost(self._torch) else SkippedError)(first) from error
 
     def discard(self) -> None:
-        """Return the memory of unreferenced points to the device, if that still works."""
+        """Free the device memory of points that are no longer referenced, unless the device has failed."""
         if self._device.kind == "cuda":
             gc.collect()
             with contextlib.suppress(RuntimeError):
@@ -328,13 +330,13 @@ class TorchBench:
             build = partial(self._kernels.decode, point)
         kind = self._device.kind
         with self._torch.inference_mode():
-            kernel = translated(self._torch, build)
+            kernel = call_torch(self._torch, build)
         if not kernel.on_host and kind == "cuda":
             return CudaTimer(self._torch, kernel, self._flush)
         return HostTimer(self._torch, kernel, device=kind, one_thread=kind == "cpu" and self._device.threads == 1)
 
     def _warm_up(self) -> None:
-        """Allocate the flush buffer, then compute for half a second to raise the clocks."""
+        """Allocate the flush buffer, then compute for half a second so that the GPU raises its clocks."""
         if (free := self._memory.free_bytes()) < MIN_FREE_GB * 1e9:
             raise NoRoomError(f"{free / 1e9:.1f} GB of it are free")
         size = max(_FLUSH_BYTES, 4 * self._memory.cache_bytes)

@@ -1,4 +1,4 @@
-"""Measurement of many operators within a budget: the coarse grid, then the points that matter most."""
+"""Measures many operators within a time budget: a coarse grid, then the points that matter most."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.measure.operators.adaptive import Candidate, Known, candidates, coarse, leave_one_out, shares
+from lengthwise.measure.operators.adaptive import Candidate, Measured, candidates, coarse_grid, leave_one_out, shares
 from lengthwise.measure.operators.bench import ENOUGH_S, MIN_REPEATS, Bench, Outcome, measure
 from lengthwise.measure.operators.points import DECODE, MESSAGE, PREFILL, LostError, Operator, Point
 from lengthwise.schema.errors import InputError, OutputError, ProfileError
@@ -21,7 +21,7 @@ _KIND = "lengthwise operators, unfinished"
 
 
 class Journal:
-    """Appends outcomes to a file (None: nowhere), a line each, and reads those of an interrupted run."""
+    """File with one outcome per line, to continue an interrupted measurement. Without a path, no file is written."""
 
     def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:
         # ``requested`` identifies the measurement: model, shapes, device, dtype, versions.
@@ -37,7 +37,7 @@ class Journal:
             self._append({"kind": _KIND, "version": 1, "requested": self._requested})
 
     def add(self, outcome: Outcome, elapsed_s: float) -> None:
-        """Append an outcome, and the seconds spent so far."""
+        """Append an outcome and the seconds that the measurement has taken so far."""
         point = outcome.point
         line = {"operator": point.operator.key, "at": point.at, "skew": point.skew}
         line |= {name: getattr(outcome, name) for name in ("wall_s", "cpu_s", "backend", "skipped")}
@@ -86,18 +86,18 @@ _NOISY = 0.10
 
 @dataclass(frozen=True)
 class OperatorLine:
-    """Quality of one operator's measurements."""
+    """Quality of the measurements of one operator."""
 
     operator: str
     tp: int  # degree; 0 for collectives
-    points: int  # number of measured ones
+    points: int  # number of measured points
     spread: float  # median interquartile range of the repeats, relative
     error: float  # median relative error of points predicted from the others; NaN: too few
     share: float  # of a typical decode or prefill step, the larger; NaN for collectives
 
 
 def as_profile(outcomes: Sequence[Outcome], metadata: ProfileFacts, dtype: str) -> Profile:
-    """Return a profile with a row per measured outcome and TP degree."""
+    """Return a profile with a row for each measured point and TP degree."""
     done = [(o, tp) for o in outcomes if not o.skipped for tp in o.point.operator.tps]
     rows = []
     for outcome, tp in done:
@@ -118,7 +118,7 @@ def as_profile(outcomes: Sequence[Outcome], metadata: ProfileFacts, dtype: str) 
 
 
 def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return notes on skipped points, seconds of the processor, and noise."""
+    """Return notes on skipped points, on points measured by CPU time, and on noise."""
     found = []
     for key in sorted({o.point.operator.key for o in outcomes if o.skipped}):
         skipped = [o for o in outcomes if o.skipped and o.point.operator.key == key]
@@ -127,16 +127,16 @@ def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         found.append(f"{key}: skipped from {places}{more} on: {skipped[0].skipped}")
     measured = [o for o in outcomes if not o.skipped]
     if by_processor := sum(o.by_processor for o in measured):
-        more = "by the clock they took over 5 % more, since others used the cores"
-        found.append(f"{by_processor} points are seconds of the processor: {more}")
+        more = "their wall-clock time was over 5 % longer, because other processes used the cores"
+        found.append(f"the seconds of {by_processor} points are CPU time: {more}")
     relative = [o.spread_s / o.seconds for o in measured if o.seconds > 0]
     if relative and (spread := float(np.nanmedian(relative))) > _NOISY:
-        found.append(f"the device was not quiet: repeats lay {spread:.0%} apart in the median")
+        found.append(f"the device was not idle: the median spread of repeats is {spread:.0%}")
     return tuple(found)
 
 
-def known_of(outcomes: Sequence[Outcome]) -> dict[str, Known]:
-    """Return the measurements of each operator, by its key."""
+def data_by_operator(outcomes: Sequence[Outcome]) -> dict[str, Measured]:
+    """Return the measurements of each operator, by the operator's key, without points that have a skew."""
     by_key: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         if not outcome.skipped and outcome.point.skew == 1:
@@ -145,13 +145,13 @@ def known_of(outcomes: Sequence[Outcome]) -> dict[str, Known]:
     for key, group in by_key.items():
         seconds = np.array([o.seconds for o in group])
         spread = np.nan_to_num(np.array([o.spread_s for o in group])) / np.maximum(seconds, 1e-12)
-        found[key] = Known(group[0].point.operator, tuple(o.point.at for o in group), seconds, spread)
+        found[key] = Measured(group[0].point.operator, tuple(o.point.at for o in group), seconds, spread)
     return found
 
 
 def table(outcomes: Sequence[Outcome]) -> tuple[OperatorLine, ...]:
-    """Return a line per operator, the largest shares first; collectives last."""
-    known = known_of(outcomes)
+    """Return a line for each operator. The largest shares of a step's time come first, collectives last."""
+    known = data_by_operator(outcomes)
     share: dict[str, float] = {}
     for tp in {one.operator.tps[0] for one in known.values()}:
         share |= shares({key: one for key, one in known.items() if one.operator.tps[0] == tp})
@@ -168,13 +168,13 @@ Progress = Callable[[float, float, str], None]
 _BATCH = 8
 _MAX_EXTRA_REPEATS = 6
 _GROWTH, _POINT_S = 8.0, 0.05
-MARGIN = 1.5  # factor on the estimated time of the rest of the coarse grid in the budget that a refusal recommends
+MARGIN = 1.5  # factor on the estimated rest of the coarse grid, in the budget that an error recommends
 _MIN_SCALING_S = 2e-3  # a faster point is mostly overhead, and says little about larger ones
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Operators to measure, and for how long."""
+    """Operators to measure, the time budget, and when to stop early."""
 
     operators: tuple[Operator, ...]
     budget_s: float  # including the seconds of interrupted runs
@@ -183,7 +183,7 @@ class Plan:
 
 
 class Campaign:
-    """Measures a plan's points on a bench within its budget, and stores each in the journal immediately."""
+    """Measures the points of a plan within its budget, and stores each outcome in the journal immediately."""
 
     def __init__(
         self, plan: Plan, bench: Bench, journal: Journal, clock: Callable[[], float], progress: Progress
@@ -198,22 +198,22 @@ class Campaign:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds so far, including those of interrupted runs."""
+        """Seconds that the measurement has taken so far, including interrupted runs."""
         return self._clock() - self._started
 
     def run(self) -> list[Outcome]:
-        """Return an outcome for every point tried; ``lost`` is the reason if the device ended the run."""
+        """Measure the plan and return an outcome for every point tried. If the device fails, ``lost`` has the error."""
         try:
             self.measure_coarse_grid()
-            while self.elapsed_s < self._plan.budget_s and (batch := self._next()):
+            while self.elapsed_s < self._plan.budget_s and (batch := self._next_batch()):
                 self._measure(batch)
         except LostError as error:
             self.lost = str(error)
         return list(self.outcomes.values())
 
     def measure_coarse_grid(self) -> None:
-        """Measure the smallest points of all operators, then the next ones; raises as ``run``."""
-        grids = [coarse(operator) for operator in self._plan.operators]
+        """Measure the coarse grids, small points first. Raises LostError, or InputError if the budget is too small."""
+        grids = [coarse_grid(operator) for operator in self._plan.operators]
         waves = [[grid[i] for grid in grids if i < len(grid)] for i in range(max(map(len, grids), default=0))]
         for turn, wave in enumerate(waves):
             later = [point for one in waves[turn + 1 :] for point in one]
@@ -221,45 +221,39 @@ class Campaign:
                 self._require_time([*left, *(point for point in later if not self._is_done(point))])
                 self._measure(left[:_BATCH])
 
-    def adopt(self, outcomes: Sequence[Outcome]) -> None:
-        """Add points that other processes measured, and store them in the journal."""
+    def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Add outcomes of new points and store them in the journal."""
         for outcome in outcomes:
             self._journal.add(outcome, self.elapsed_s)
             self._merge(outcome)
 
     def _merge(self, outcome: Outcome) -> None:
         before = self.outcomes.get(outcome.point.key)
-        self.outcomes[outcome.point.key] = outcome if before is None else before.with_more(outcome)
+        self.outcomes[outcome.point.key] = outcome if before is None else before.merged(outcome)
 
     def _is_done(self, point: Point) -> bool:
-        """Return whether a point was measured, or one no larger than it found no memory, or no kernel."""
-        return point.key in self.outcomes or any(
-            o.skipped
-            and o.point.operator.key == point.operator.key
-            and all(a <= b for a, b in zip(o.point.at, point.at, strict=True))
-            for o in self.outcomes.values()
-        )
+        skipped = (o.point for o in self.outcomes.values() if o.skipped and o.point.operator.key == point.operator.key)
+        is_above = (all(a <= b for a, b in zip(smaller.at, point.at, strict=True)) for smaller in skipped)
+        return point.key in self.outcomes or any(is_above)
 
     def _require_time(self, left: Sequence[Point]) -> None:
-        """Require that the rest of the coarse grid fits the budget by ``_cost_s``; raises InputError."""
         rest_s = sum(self._cost_s(point) for point in left)
         if self.elapsed_s + rest_s <= self._plan.budget_s:
             return
         enough_s = self.elapsed_s + MARGIN * sum(self._cost_s(point, math.inf) for point in left)
         rounded_s = math.ceil(enough_s) if enough_s < 30 else 10 * math.ceil(enough_s / 10)
         before_s = self._journal.elapsed_s
-        before = f", {before_s:.0f} s of them in earlier runs that this one goes on with" if before_s else ""
+        before = f", {before_s:.0f} s of them in earlier runs that this one continues" if before_s else ""
         raise InputError(
             f"a budget of {self._plan.budget_s:.0f} s does not suffice for the coarse grid of these operators: "
-            f"{self.elapsed_s:.0f} s are spent{before}, and {len(left)} of its points are left. All need from "
-            f"{math.ceil(self.elapsed_s + rest_s)} s, estimated from the points so far, to {rounded_s} s, should all "
-            "grow with their work; the larger the points that are known, the closer the two. Give a --budget between "
-            "them, which counts earlier runs too; or begin anew, without these points, with fewer tokens, sequences or "
-            "TP degrees, or shorter contexts."
+            f"{self.elapsed_s:.0f} s are spent{before}, and {len(left)} of its points are left. The grid needs from "
+            f"{math.ceil(self.elapsed_s + rest_s)} s, by the points so far, to {rounded_s} s, if the time of every "
+            "point grows with its work. Give a --budget in this range, which includes earlier runs; or start again, "
+            "without these points, with fewer tokens, sequences or TP degrees, or shorter contexts."
         )
 
     def _cost_s(self, point: Point, growth: float = _GROWTH) -> float:
-        """Return estimated seconds to measure a point, by the work of the operator's largest point so far."""
+        """Estimate the seconds to measure a point, scaled from the operator's largest one by at most ``growth``."""
         own = [o for o in self.outcomes.values() if o.point.operator.key == point.operator.key and not o.skipped]
         known = [(o.point.work, o.wall_median_s) for o in own]
         if not known:
@@ -269,14 +263,12 @@ class Campaign:
             each_s *= min(max(1.0, point.work / work), growth)
         return 2 * each_s + max(MIN_REPEATS * each_s, min(self._plan.repeats * each_s, ENOUGH_S))
 
-    def _next(self) -> list[Point]:
-        """Return the next batch: the candidates with the best score for their cost that fit the budget."""
-
+    def _next_batch(self) -> list[Point]:
         def is_open(one: Candidate) -> bool:
             repeats = self._extra_repeats.get(one.point.key, 0)
             return repeats < _MAX_EXTRA_REPEATS if one.repeat else not self._is_done(one.point)
 
-        found = candidates(known_of(list(self.outcomes.values())), self._plan.target)
+        found = candidates(data_by_operator(list(self.outcomes.values())), self._plan.target)
         costs = [(one, self._cost_s(one.point)) for one in found if is_open(one)]
         costs.sort(key=lambda pair: -pair[0].score / math.sqrt(pair[1] + _POINT_S))
         left_s, batch = self._plan.budget_s - self.elapsed_s, list[Point]()
@@ -297,7 +289,7 @@ class Campaign:
         for outcome in outcomes:
             if outcome.point.key in self.outcomes:
                 self._extra_repeats[outcome.point.key] = self._extra_repeats.get(outcome.point.key, 0) + 1
-        self.adopt(outcomes)
+        self.add_outcomes(outcomes)
         if lost is not None:
             raise lost
         self._progress(self.elapsed_s, budget_s, points[-1].operator.name)

@@ -23,7 +23,7 @@ MIN_FREE_GB = 2
 
 @dataclass(frozen=True)
 class Device:
-    """Device to measure on: "cpu" or "cuda", the dtype, and the threads of a CPU."""
+    """Device to measure on ("cpu" or "cuda"), the dtype, and the number of CPU threads."""
 
     kind: str
     dtype: str
@@ -31,7 +31,7 @@ class Device:
 
 
 def torch_module() -> Any:
-    """Return torch; raises MissingExtraError if it is not installed."""
+    """Return torch. Raises MissingExtraError if it is not installed."""
     try:
         import torch
     except ImportError as error:
@@ -40,12 +40,12 @@ def torch_module() -> Any:
 
 
 def device_kind(device: str = "auto") -> str:
-    """Return "cpu" or "cuda"; raises as ``measure_operators`` does."""
+    """Return "cpu" or "cuda" for a requested device. Raises the same errors as ``measure_operators``."""
     return _kind(torch_module(), device)
 
 
-def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
-    """Return the requested device and dtype; "auto": a GPU if there is one, and its usual dtype."""
+def choose_device(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int | None) -> Device:
+    """Return the device, dtype and threads to use. "auto" selects a GPU if there is one, and the usual dtype."""
     kind = _kind(torch, device)
     if threads is not None and threads < 1:
         raise InputError(f"threads must be at least 1; it is {threads}")
@@ -58,7 +58,7 @@ def choose(torch: Any, model: ModelSpec, device: str, dtype: str, threads: int |
 
 @contextmanager
 def gpu_errors(kind: str) -> Iterator[None]:
-    """Turn errors of the first use of a GPU into one with remedies; raises InputError."""
+    """Within the block, raise the errors of a GPU's first use as InputErrors that state remedies."""
     try:
         yield
     except (RuntimeError, NoRoomError) as error:
@@ -67,7 +67,7 @@ def gpu_errors(kind: str) -> Iterator[None]:
         first = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
             f"the GPU cannot be used: {first}. It must have {MIN_FREE_GB} GB free and let this process in: "
-            "nvidia-smi shows who uses it and its compute mode. End that, choose another with "
+            "nvidia-smi shows its processes and compute mode. End other processes, choose another GPU with "
             "CUDA_VISIBLE_DEVICES, or measure with --device cpu"
         ) from error
 
@@ -87,7 +87,7 @@ def _kind(torch: Any, device: str) -> str:
 
 
 def emulates_bfloat16() -> bool:
-    """Return whether this CPU lacks instructions for bfloat16, as far as Linux on x86 shows."""
+    """Return whether this CPU is known to lack instructions for bfloat16."""
     flags = _text("/proc/cpuinfo")
     return "flags" in flags and "avx512_bf16" not in flags and "amx_bf16" not in flags
 
@@ -114,8 +114,8 @@ _GPU_QUERY = {"driver": "driver_version", "largest_clock": "clocks.max.sm", "clo
 _GPU_QUERY |= {"power_limit": "power.limit", "memory": "memory.total"}
 
 
-def machine_facts(torch: Any, device: Device) -> dict[str, Any]:
-    """Return JSON-able properties: processor, cores, governor, threads, versions; a GPU's name, driver, clocks."""
+def machine_properties(torch: Any, device: Device) -> dict[str, Any]:
+    """Return processor, threads and versions as plain JSON values, and the GPU's properties if one is used."""
     found: dict[str, Any] = {
         "processor": processor(),
         "cores": os.cpu_count() or 1,
@@ -147,7 +147,7 @@ def machine_facts(torch: Any, device: Device) -> dict[str, Any]:
 
 
 def device_name(torch: Any, device: Device) -> str:
-    """Return the device's name in a profile: the GPU's in the catalog or its own, or the processor's."""
+    """Return the device's name in a profile: the processor's name, or the GPU's name by the catalog or torch."""
     if device.kind != "cuda":
         return processor()
     name = str(torch.cuda.get_device_name(0))
@@ -166,7 +166,7 @@ def processor() -> str:
 
 
 def cpu_load() -> float:
-    """Return the mean number of runnable processes in the last minute per core; 0 where unknown."""
+    """Return the load average of the last minute per core, or 0 if it is unknown."""
     return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Kernels: one call of an operator with its tensors, ready to be timed."""
+"""Kernels: calls of an operator with its tensors, ready to be timed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lengthwise.schema.specs import ModelSpec
 
 @dataclass(frozen=True)
 class Kernel:
-    """Runs one operator at one point; ``run`` takes the index of the copy of cold tensors to use."""
+    """A call of one operator at one point. The argument of ``run`` is the index of the copy of its tensors to use."""
 
     run: Callable[[int], object]
     copies: int = 1
@@ -41,7 +41,7 @@ MAX_COPIES = 64
 
 
 class Memory:
-    """Makes tensors of one dtype on one device ("cpu" or "cuda"); ``seed`` determines their content."""
+    """Makes tensors of one dtype on one device ("cpu" or "cuda"). ``seed`` determines their content."""
 
     def __init__(self, torch: Any, device: str, dtype: Any, seed: int) -> None:
         self.torch, self.device, self.dtype = torch, device, dtype
@@ -53,7 +53,7 @@ class Memory:
         self._max_weights_bytes = _WEIGHTS_SHARE * self.free_bytes()
 
     def real(self, *shape: int) -> Any:
-        """Return random numbers of small magnitude."""
+        """Return a tensor of small random numbers."""
         self.require(math.prod(shape) * self.dtype.itemsize)
         tensor = self.torch.empty(shape, device=self.device, dtype=self.dtype)
         flat = tensor.view(-1)
@@ -63,28 +63,31 @@ class Memory:
         return tensor
 
     def integers(self, below: int, *shape: int) -> Any:
-        """Return random integers from 0 to below ``below``."""
+        """Return a tensor of random integers from 0 to ``below`` - 1."""
         return self.torch.randint(below, shape, generator=self.generator).to(self.device)
 
-    def cold(self, key: str, of_model_bytes: float, *shape: int) -> list[Any]:
-        """Return copies of weights, reused by ``key``, so many that caches hold them no better than a model's."""
+    def cold_weights(self, key: str, model_bytes: float, *shape: int) -> list[Any]:
+        """Return copies of a weight, which a kernel uses in turn.
+
+        With this number of copies, caches hold the weight no better than in a complete model. Equal keys share copies.
+        """
         if key in self._weights:
             self._weights.move_to_end(key)
             return self._weights[key]
-        copies = self.copies(math.prod(shape) * self.dtype.itemsize, of_model_bytes)
+        copies = self.copies(math.prod(shape) * self.dtype.itemsize, model_bytes)
         self._weights[key] = [self.real(*shape) for _ in range(copies)]
         sizes = [sum(one.nbytes for one in each) for each in self._weights.values()]
         while len(self._weights) > 1 and self._max_weights_bytes < sum(sizes[-len(self._weights) :]):
             self._weights.popitem(last=False)
         return self._weights[key]
 
-    def copies(self, each_bytes: float, of_model_bytes: float) -> int:
-        """Return how many copies affect the caches as a model's other layers do."""
-        target = min(2.0 * self.cache_bytes, max(of_model_bytes, each_bytes))
+    def copies(self, each_bytes: float, model_bytes: float) -> int:
+        """Return the number of copies with which a kernel misses the caches as often as a model's layers do."""
+        target = min(2.0 * self.cache_bytes, max(model_bytes, each_bytes))
         return max(1, min(MAX_COPIES, math.ceil(target / max(each_bytes, 1.0))))
 
     def require(self, needed_bytes: float) -> None:
-        """Require free memory on a CPU, where allocating too much kills the process; raises NoRoomError."""
+        """Raise NoRoomError if a CPU lacks free memory, because allocating too much kills the process."""
         if self.device == "cpu" and needed_bytes > _SHARE * (free := self.free_bytes()):
             raise NoRoomError(f"{needed_bytes / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
 
@@ -93,7 +96,7 @@ class Memory:
         self._weights.clear()
 
     def free_bytes(self) -> float:
-        """Return the device's free memory."""
+        """Return the free memory of the device."""
         if self.device == "cuda":
             return float(self.torch.cuda.mem_get_info()[0])
         try:
@@ -114,8 +117,8 @@ def _last_cache_bytes(torch: Any, device: str) -> int:
         return _CPU_CACHE_BYTES
 
 
-def translated(torch: Any, call: Callable[[], T]) -> T:
-    """Return the call's result; torch's errors become NoRoomError, or LostError if the GPU fails for good."""
+def call_torch(torch: Any, call: Callable[[], T]) -> T:
+    """Return the result of ``call``. Raises NoRoomError if memory is short, or LostError if the GPU fails for good."""
     try:
         return call()
     except MemoryError as error:
@@ -130,7 +133,7 @@ def translated(torch: Any, call: Callable[[], T]) -> T:
 
 
 def is_lost(torch: Any) -> bool:
-    """Return whether a GPU in use fails until the process ends, as it does after a kernel's fault."""
+    """Return whether the GPU fails until this process ends, as it does after a fault in a kernel."""
     if not torch.cuda.is_initialized():
         return False
     for _ in range(2):  # the first call may report an earlier, passing error
@@ -151,7 +154,7 @@ _SDPA_ORDER = {
 
 
 class Kernels:
-    """Builds kernels of a model's operators; ``shard_bytes`` are the weights of a shard by TP degree."""
+    """Builds the kernels of a model's operators. ``shard_bytes`` returns a GPU's bytes of weights by TP degree."""
 
     def __init__(self, memory: Memory, model: ModelSpec, shard_bytes: Callable[[int], float]) -> None:
         self._memory, self._model, self._shard_bytes = memory, model, shard_bytes
@@ -159,7 +162,7 @@ class Kernels:
         self._f = memory.torch.nn.functional
 
     def rows(self, operator: Operator, rows: int) -> Kernel:  # noqa: C901, PLR0911 - one case an operator
-        """Return the kernel of an operator of kind ROWS over so many rows."""
+        """Return the kernel of an operator of kind ROWS for this number of rows."""
         name, shape, real = operator.name, operator.shape, self._memory.real
         attention, ffn, f = self._model.attention, self._model.ffn, self._f
         if name == "host":
@@ -200,10 +203,9 @@ class Kernels:
         raise KeyError(name)
 
     def _weights(self, operator: Operator, *shape: int) -> list[Any]:
-        return self._memory.cold(operator.key, self._shard_bytes(operator.tps[0]), *shape)
+        return self._memory.cold_weights(operator.key, self._shard_bytes(operator.tps[0]), *shape)
 
     def _norm(self, rows: int, hidden: int) -> Kernel:
-        """Return a norm that adds the residual first, as engines fuse them."""
         real = self._memory.real
         x, residual, weight = real(rows, hidden), real(rows, hidden), real(hidden)
         if not self._model.metadata.norm_bias:
@@ -212,7 +214,6 @@ class Kernels:
         return Kernel(lambda _: self._f.layer_norm(x + residual, (hidden,), weight, bias, _EPS))
 
     def _kv_write(self, rows: int, width: int) -> Kernel:
-        """Return a kernel that scatters keys and values (of MLA: one latent) to slots all over the cache."""
         tensors = 1 if self._model.attention.is_mla else 2
         slots = self._torch.randperm(_SLOTS_PER_ROW * rows, generator=self._memory.generator)[:rows]
         slots = slots.to(self._memory.device)
@@ -233,7 +234,6 @@ class Kernels:
         return Kernel(lambda _: self._f.silu(x[:, :width]) * x[:, width:])
 
     def _sampler(self, rows: int, vocab: int) -> Kernel:
-        """Return temperature, softmax and one draw a row by exponential noise, in float32."""
         logits = self._memory.real(rows, vocab)
         self._memory.require(4.0 * 4 * rows * vocab)
 
@@ -245,7 +245,6 @@ class Kernels:
         return Kernel(run)
 
     def _experts(self, operator: Operator, tokens: int) -> Kernel:
-        """Return experts' GEMMs, with gathering or adding up of rows, over tokens routed to experts at random."""
         torch, memory, shape = self._torch, self._memory, operator.shape
         is_up = operator.name == "experts up"
         gate = 2 if self._model.ffn.gated else 1
@@ -265,7 +264,7 @@ class Kernels:
         )
 
     def prefill(self, operator: Operator, chunk: int, context: int) -> Kernel:
-        """Return attention of one prompt's chunk after its cached context; a window reads only its last keys."""
+        """Return the attention kernel of a chunk of new tokens after cached ones. A window uses only the last keys."""
         shape, window = operator.shape, operator.shape.get("window", 0)
         keys = chunk + (min(context, window) if window else context)
         is_mla, heads, kv_heads = self._model.attention.is_mla, shape["heads"], shape["kv_heads"]
@@ -289,7 +288,7 @@ class Kernels:
         return self._first_backend(ready, "expanded heads" if heads != kv_heads else "")
 
     def decode(self, point: Point) -> Kernel:
-        """Return attention of one new token of each sequence over contexts that are read in place."""
+        """Return the attention kernel of a decode step: each sequence has one new token, and its context is cached."""
         shape, (seqs, kv_tokens) = point.operator.shape, point.at
         heads, kv_heads, width = shape["heads"], shape["kv_heads"], shape["head_dim"]
         is_mla = self._model.attention.is_mla
@@ -318,7 +317,6 @@ class Kernels:
         return self._first_backend(ready, "")
 
     def _kv(self, batch: int, length: int, heads: int, width: int, expand: int) -> Any:
-        """Return [batch, heads, length, width], stored token after token as in a cache."""
         one = self._memory.real(batch, length, heads, width).transpose(1, 2)
         return one.repeat_interleave(expand, dim=1) if expand > 1 else one
 
@@ -328,7 +326,7 @@ class Kernels:
         return min(16, self._memory.copies(each_bytes, model_bytes))
 
     def _mask(self, chunk: int, keys: int, window: int) -> Any:
-        """Return True for causal attention from the first key on, None for full attention, else a mask."""
+        """Return a mask, or True for plain causal attention, or None if the chunk may attend to all keys."""
         torch, device = self._torch, self._memory.device
         if not (window and keys > window):
             if chunk == 1:
@@ -356,8 +354,8 @@ class Kernels:
         for backend in _SDPA_ORDER[self._memory.device]:
             try:
                 with scope(backend):
-                    run, count = translated(self._torch, partial(ready, backend))
-                    translated(self._torch, partial(run, 0))
+                    run, count = call_torch(self._torch, partial(ready, backend))
+                    call_torch(self._torch, partial(run, 0))
                     if self._memory.device == "cuda":
                         self._torch.cuda.synchronize()
             except NoRoomError:
@@ -387,7 +385,7 @@ def _grouped_product(memory: Memory, weights: list[Any], ends: list[int], width:
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=offsets)  # noqa: SLF001 - tried before use
 
     try:
-        translated(torch, lambda: grouped(memory.real(ends[-1], weights[0].shape[2]), weights[0]))
+        call_torch(torch, lambda: grouped(memory.real(ends[-1], weights[0].shape[2]), weights[0]))
         torch.cuda.synchronize()
     except (NoRoomError, LostError):
         raise
@@ -399,13 +397,12 @@ def _grouped_product(memory: Memory, weights: list[Any], ends: list[int], width:
 _BLOCK_TOKENS, _CONTEXT, _STOP = 16, 1024, -1
 
 HOST_NOTE = (
-    "host: lists to tensors, to the device, sampled tokens back, an append and a stop check a sequence; no "
-    "scheduler, detokeniser or HTTP: a lower bound of a real engine's, which a calibration must find"
+    "host: conversion of lists to tensors, copies to and from the device, an append and a stop check per sequence, but "
+    "no scheduler, detokenizer or HTTP: a lower bound of a real engine's time, which a calibration finds"
 )
 
 
 def _host(memory: Memory, seqs: int) -> Kernel:
-    """Return one step's bookkeeping of so many sequences with contexts of 1,024 tokens."""
     torch, device = memory.torch, memory.device
     outputs: list[list[int]] = [[0] for _ in range(seqs)]
     blocks = [list(range(i, i + _CONTEXT // _BLOCK_TOKENS)) for i in range(seqs)]

@@ -1,4 +1,4 @@
-"""Measurement of a model's operators and collectives on this machine."""
+"""Measures a model's operators and collectives on this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DECODE_NOTE = (
 
 
 def profile_notes(device: Device, tp: Sequence[int], groups: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
-    """Return the notes that every measurement has; ``groups``: numbers of devices of measured collectives."""
+    """Return notes on what was measured and how. ``groups`` has the device counts of measured collectives."""
     found = [*unmeasured(model), HOST_NOTE, _DECODE_NOTE]
     if max(tp) == 1:
         found.append("all-reduce and send were not measured: no TP degree above 1 was requested")
@@ -57,7 +57,7 @@ _WORKER = "lengthwise.measure.operators._collective_worker"
 
 
 def collective_operators(gpus: int) -> tuple[Operator, ...]:
-    """Return the collectives over so many devices; they belong to no model."""
+    """Return the collectives over ``gpus`` devices. They do not depend on a model."""
     shape = {"gpus": gpus}
     return tuple(Operator(name, MESSAGE, (0,), (SIZES_BYTES[-1],), 1.0, shape) for name in ("all-reduce", "send"))
 
@@ -65,7 +65,10 @@ def collective_operators(gpus: int) -> tuple[Operator, ...]:
 def measure_collectives(
     torch: Any, device: str, gpus: int, *, limit_s: float, sizes_bytes: Sequence[int] = SIZES_BYTES
 ) -> tuple[list[Outcome], str]:
-    """Return outcomes of all-reduce and send over ``gpus`` devices, and why some are missing ("": none is)."""
+    """Measure all-reduce and send over ``gpus`` devices.
+
+    Return the outcomes, and the reason why some are missing. The reason is "" if none is missing.
+    """
     if device == "cuda" and torch.cuda.device_count() < gpus:
         return [], f"collectives over {gpus} GPUs were not measured: this machine has {torch.cuda.device_count()}"
     backend = "nccl" if device == "cuda" else "gloo"
@@ -98,7 +101,6 @@ def measure_collectives(
 
 
 def _wait(workers: list[subprocess.Popen[bytes]], limit_s: float) -> str:
-    """Wait for all processes and kill the rest; return "" if all succeeded, else the reason."""
     until_s = time.monotonic() + limit_s
     try:
         while any(worker.poll() is None for worker in workers):
@@ -124,7 +126,7 @@ _COLLECTIVES_SHARE, _MIN_COLLECTIVES_S, _MAX_COLLECTIVES_S = 0.2, 20.0, 90.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """A profile with its quality by operator; ``lost``: why the device ended it early."""
+    """A profile, the quality of each operator's measurements, and the error if the device failed (``lost``)."""
 
     profile: Profile
     lines: tuple[OperatorLine, ...]
@@ -133,7 +135,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MeasurementSettings:
-    """Where a model's operators are measured, and up to which sizes."""
+    """Device, dtype and TP degrees of a measurement of operators, and its largest sizes."""
 
     device: str = "auto"  # "cpu", "cuda", or "auto": a GPU if there is one
     dtype: str = "auto"  # "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU
@@ -157,18 +159,20 @@ def measure_operators(
 ) -> Measurement:
     """Measure a model's operators on this machine's device.
 
-    Raises InputError if this machine lacks the device or the dtype, a degree does not divide the heads, or the budget
-    does not suffice for a coarse grid; ProfileError if ``resume`` holds points of another measurement.
-
     Args:
         budget_s: Total seconds, including those of an interrupted run.
-        target: Relative error, of points predicted from the others, at which to stop early.
-        resume: File that stores points immediately; the measurement continues an existing one.
-        progress: Called with the seconds spent, the budget, and the current operator.
+        target: Stop early when predictions of each point from the other points have this relative error or less.
+        resume: File that stores each point immediately, and from which an interrupted measurement continues.
+        progress: Called with the seconds spent, the budget, and the name of the current operator.
+
+    Raises:
+        InputError: This machine lacks the device or the dtype, a TP degree does not divide the attention heads, or the
+            budget does not suffice for a coarse grid.
+        ProfileError: The file ``resume`` has points of another measurement.
     """
     started = time.perf_counter()
     torch = hardware.torch_module()
-    where, tp = hardware.choose(torch, model, settings.device, settings.dtype, settings.threads), settings.tp
+    where, tp = hardware.choose_device(torch, model, settings.device, settings.dtype, settings.threads), settings.tp
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s; it is {budget_s:g}")
     reach = _reach(model, where, settings)
@@ -203,7 +207,7 @@ def measure_operators(
                 continue  # an interrupted run measured them
             limit_s = min(max(_COLLECTIVES_SHARE * budget_s, _MIN_COLLECTIVES_S), _MAX_COLLECTIVES_S)
             found, reason = measure_collectives(torch, where.kind, gpus, limit_s=limit_s)
-            campaign.adopt([one for one in found if one.point.key not in campaign.outcomes])
+            campaign.add_outcomes([one for one in found if one.point.key not in campaign.outcomes])
             missing += [reason] if reason else []
         outcomes = campaign.run()
         if all(outcome.skipped for outcome in outcomes):
@@ -219,15 +223,15 @@ def measure_operators(
         model=model.name,
         engine=f"torch {torch.__version__}",
         measured=datetime.now(UTC).date().isoformat(),
-        machine=hardware.machine_facts(torch, where),
+        machine=hardware.machine_properties(torch, where),
         notes=(*missing, *profile_notes(where, tp, groups, model), *notes(outcomes)),
     )
     return Measurement(as_profile(outcomes, metadata, where.dtype), table(outcomes), campaign.lost)
 
 
 def require_measurable(model: ModelSpec, settings: MeasurementSettings) -> None:
-    """Raise what ``measure_operators`` raises for these settings, before any file is touched."""
-    where = hardware.choose(hardware.torch_module(), model, settings.device, settings.dtype, settings.threads)
+    """Raise the errors that ``measure_operators`` raises for these settings, before any file is written."""
+    where = hardware.choose_device(hardware.torch_module(), model, settings.device, settings.dtype, settings.threads)
     operators_of(model, settings.tp, _reach(model, where, settings))
 
 

@@ -10,12 +10,12 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import ModelSpec
 
 ROWS, PREFILL, DECODE, MESSAGE = "rows", "prefill", "decode", "message"
-"""By coordinates: tokens or sequences; (chunk, context); (sequences, KV tokens); bytes of a message."""
+"""Kinds by coordinates: rows (tokens or sequences); (chunk, context); (sequences, KV tokens); message bytes."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Maxima of the points: tokens and sequences of a step, a request's length, cached tokens of a decode step."""
+    """Largest sizes to measure: tokens and sequences of a step, tokens of a request, cached tokens of a decode step."""
 
     tokens: int
     seqs: int
@@ -25,25 +25,25 @@ class Reach:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator on one device's shard."""
+    """One operator of a model, with its shapes on one device."""
 
     name: str
     kind: str
-    tps: tuple[int, ...]  # degrees whose shards have exactly these shapes: measured once for all
+    tps: tuple[int, ...]  # TP degrees whose shards have these shapes, so that one measurement suffices
     largest: tuple[int, ...]  # maximum of each coordinate; for decode attention also of one sequence's context
     times: float = 1.0  # executions per step
     shape: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> str:
-        """Name in a file of points: unique within a measurement."""
+        """Unique name within a measurement, for the file of points."""
         gpus = self.shape.get("gpus", 0)
         return f"{self.name} over {gpus}" if gpus else f"{self.name} @ tp {self.tps[0]}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """Coordinates at which to measure an operator; ``skew`` is the longest over the mean context."""
+    """The sizes at which an operator is measured. ``skew`` is the longest context divided by the mean context."""
 
     operator: Operator
     at: tuple[int, ...]
@@ -56,22 +56,22 @@ class Point:
 
     @property
     def work(self) -> float:
-        """Upper bound of what the seconds grow with, in no unit: separates large points from small ones."""
+        """Amount of work, without a unit. Between two points, seconds grow at most by the ratio of their work."""
         if self.operator.kind == PREFILL:
             return self.at[0] * (self.at[1] + self.at[0]) + 64.0 * self.at[0]
         return float(self.at[1] + 16 * self.at[0]) if self.operator.kind == DECODE else float(self.at[0])
 
 
 class SkippedError(Exception):
-    """This device cannot measure a point; it can measure the rest."""
+    """This device cannot measure the point, but it can measure others."""
 
 
 class NoRoomError(SkippedError):
-    """The device has no memory for a point."""
+    """The device lacks memory for the point."""
 
 
 class LostError(Exception):
-    """The device fails until this process ends; ``outcomes`` were measured before."""
+    """The device fails until this process ends. ``outcomes`` has the results of points measured before."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
@@ -79,7 +79,7 @@ class LostError(Exception):
 
 
 def unmeasured(model: ModelSpec) -> tuple[str, ...]:
-    """Return a sentence for each part of a model's step that no operator covers."""
+    """Return a sentence on each part of the model's step that no operator covers."""
     notes = []
     if model.encoder_layers:
         parts = "cross-attention, its projections, and encoder layers in excess of the decoder's"
@@ -93,7 +93,7 @@ PER_SEQUENCE = ("final norm", "lm head", "sampler", "host")
 
 
 def operators_of(model: ModelSpec, tps: Sequence[int], reach: Reach) -> tuple[Operator, ...]:
-    """Return all operators to measure; shards of the same shapes are one operator of several degrees."""
+    """Return all operators to measure. TP degrees whose shards have the same shapes share an operator."""
     merged: dict[tuple[object, ...], Operator] = {}
     for tp in sorted(set(tps)):
         if tp < 1 or model.attention.heads % tp:
@@ -108,7 +108,6 @@ def operators_of(model: ModelSpec, tps: Sequence[int], reach: Reach) -> tuple[Op
 
 
 def _rows_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operator]:
-    """Yield operators of kind ROWS with the shapes of the cost model's roofline: those of a layer, then of a step."""
     attention, ffn, hidden, layers = model.attention, model.ffn, model.hidden, model.layers
     heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
     v_dim, caching = attention.v_head_dim or attention.head_dim, model.caching_layers
@@ -160,7 +159,6 @@ def _rows_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operato
 
 
 def _attention_operators(model: ModelSpec, tp: int, reach: Reach) -> Iterator[Operator]:
-    """Yield prefill and decode attention of the layers without a window, then of those with one."""
     attention = model.attention
     heads, kv_heads = attention.heads // tp, max(1, -(-attention.kv_heads // tp))
     windowed = min(attention.windowed_layers, model.layers) if attention.window_tokens else 0

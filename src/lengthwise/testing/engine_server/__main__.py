@@ -1,4 +1,4 @@
-"""Serve emulated engines as a process; print one JSON line with their addresses when they listen."""
+"""Serve emulated engines as a process; print their addresses as one JSON line once they listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emulate completions: request parsing, toy tokenizer and model, responses in OpenAI's format."""
+"""Emulates completions: request parsing, a toy tokenizer and model, responses in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _CONSONANTS, _VOWELS = b"bdfghjklmnprstvw", b"aeio"
 
 
 def encode(text: str) -> list[int]:
-    """Return the token ids of a text; ``<out:120>`` in it is one token that fixes the output length."""
+    """Return the token ids of a text. ``<out:120>`` in the text becomes one token that fixes the output length."""
     matches = _TOKENS.finditer(text.encode("utf-8", "surrogatepass"))
     return [_FIXED + int(match[1]) if match[1] else pack(match[0]) for match in matches]
 
 
 def pack(text: bytes) -> int:
-    """Return the id of a single byte or of a run of up to four ASCII characters."""
+    """Return the token id of a single byte, or of a run of up to four ASCII characters."""
     return text[0] if len(text) == 1 else 256 + functools.reduce(lambda number, byte: number << 7 | byte, text, 0)
 
 
 def token_bytes(token: int) -> bytes:
-    """Return the bytes of an id."""
+    """Return the bytes that a token id stands for."""
     if token < 256:
         return bytes((token,))
     if token >= BEGIN:
@@ -49,15 +49,15 @@ def token_bytes(token: int) -> bytes:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
+    """Return the text of token ids. Invalid UTF-8 becomes U+FFFD."""
     return b"".join(map(token_bytes, ids)).decode("utf-8", "replace")
 
 
 class ToyModel:
-    """Deterministic toy model: the next token depends on the model name and all tokens so far.
+    """Deterministic toy model. The next token depends on the model's name and all tokens so far.
 
-    ``tail`` has the bytes of an incomplete UTF-8 character; ``fixed`` is the output length if the prompt or the request
-    fixes it; ``num_output`` counts tokens since the output started.
+    ``tail`` has the bytes of an incomplete UTF-8 character. ``fixed`` is the output length if the prompt or the request
+    fixes it. ``num_output`` counts tokens since the output started.
     """
 
     __slots__ = ("_hash", "_mean", "fixed", "num_output", "tail")
@@ -81,7 +81,7 @@ class ToyModel:
             self.tail = tail if any(c.startswith(tail) and c != tail for c in _CHARACTERS) else b""
 
     def next(self, *, may_end: bool = True) -> int:
-        """Return the next token; END only where ``may_end``."""
+        """Return the next token, which is END only if ``may_end``."""
         if self.fixed is not None:
             is_end = self.num_output + 1 >= self.fixed
         else:
@@ -117,19 +117,19 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """When an output ends; ``ignore_eos`` forbids the model to end it, ``vllm_xargs`` sets ``fixed_tokens``."""
+    """When an output ends."""
 
     max_tokens: int
     min_tokens: int = 0
-    ignore_eos: bool = False
-    fixed_tokens: int | None = None
+    ignore_eos: bool = False  # whether the model may not end the output
+    fixed_tokens: int | None = None  # exact length of the output, from ``vllm_xargs``
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """How outputs are returned."""
+    """How a response returns the output."""
 
     stream: bool = False
     usage: bool = False  # whether the stream ends with a usage chunk
@@ -141,7 +141,7 @@ class ResponseOptions:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Parsed request; ``prompt_ids`` include the chat template and BEGIN, ``n`` is the number of choices."""
+    """A parsed request. ``prompt_ids`` include the chat template and BEGIN. ``n`` is the number of outputs."""
 
     chat: bool
     model: str
@@ -154,7 +154,7 @@ class CompletionRequest:
 
 
 def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, chat: bool) -> CompletionRequest:
-    """Return the request of a body; raise RefusedError where an engine would."""
+    """Parse the body of a request. Raises RefusedError if an engine would refuse the request."""
     body = parse_body(raw)
     if body.get("model", spec.model) != spec.model:
         raise RefusedError(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
@@ -205,7 +205,7 @@ def parse_request(raw: bytes, headers: Mapping[str, str], spec: EngineSpec, *, c
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body; raise RefusedError."""
+    """Return the body as a JSON object. Raises RefusedError if it is not one."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -234,7 +234,6 @@ def _integer(body: dict[str, Any], name: str, default: int | None, minimum: int 
 
 
 def _priority(body: dict[str, Any], headers: Mapping[str, str], spec: EngineSpec) -> int:
-    """Return the priority of a field or header; SGLang schedules larger ones earlier, hence the sign."""
     if spec.kind not in {"vllm", "sglang"}:
         return 0
     header = headers.get("x-vllm-priority") if spec.kind == "vllm" else None
@@ -244,11 +243,11 @@ def _priority(body: dict[str, Any], headers: Mapping[str, str], spec: EngineSpec
         raise RefusedError(400, "priority must be an integer") from None
     if priority and not spec.limits.by_priority:
         raise RefusedError(400, f"Got priority {priority} but Priority scheduling is not enabled.")
-    return -priority if spec.kind == "sglang" else priority
+    return -priority if spec.kind == "sglang" else priority  # SGLang schedules larger values first
 
 
 def prompt_ids(prompt: Any) -> list[int]:
-    """Return the ids of a prompt, given as text or ids; raise RefusedError."""
+    """Return the token ids of a prompt that is text or ids. Raises RefusedError for anything else."""
     if isinstance(prompt, str):
         return [*encode(prompt), BEGIN]
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
@@ -259,7 +258,7 @@ def prompt_ids(prompt: Any) -> list[int]:
 
 
 def chat_ids(body: dict[str, Any]) -> list[int]:
-    """Return the ids of a chat: "role: text" a line, BEGIN where the output starts."""
+    """Return the token ids of a chat. Each message is a line "role: text", and BEGIN precedes the output."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise RefusedError(400, "messages must be a list of objects, and not empty")
@@ -279,7 +278,7 @@ def _content(message: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New text and ids of a choice, the tokens so far, and the finish reason if it is the last chunk."""
+    """A part of an output: text and ids, the output's tokens so far, and the finish reason if it is the last part."""
 
     text: str
     ids: list[int]
@@ -289,11 +288,11 @@ class Chunk:
 
 
 class OutputStream:
-    """One choice: generates a token whenever the batch has run one, and hands out chunks.
+    """One output of a request. It generates a token in each step of the batch, and returns chunks.
 
     Text is withheld as in vLLM: bytes until their character is complete, and as many characters as could start a stop
-    string. An incomplete character at the end is not shown; the continuation of its ids shows it. ``num_taken`` of the
-    generated ``ids`` have been taken; ``finish_reason`` is "stop", "length" or "abort" in the end.
+    string. An incomplete character at the end is not shown. If a later request continues the ids, its text shows it.
+    ``num_taken`` of the generated ``ids`` have been returned. ``finish_reason`` finally is "stop", "length" or "abort".
     """
 
     def __init__(self, request: CompletionRequest, spec: EngineSpec, choice: int, on_change: asyncio.Event) -> None:
@@ -315,7 +314,7 @@ class OutputStream:
         self._all_taken = False
 
     def on_token(self, _now_s: float) -> bool:
-        """Generate a token; return whether it is the last."""
+        """Generate a token, and return whether it is the last one."""
         sampling = self._sampling
         token = self._model.next(may_end=not sampling.ignore_eos and len(self.ids) + 1 > sampling.min_tokens)
         self._model.read((token,))
@@ -337,7 +336,7 @@ class OutputStream:
         return self.finish_reason is not None
 
     def next_size(self) -> int | None:
-        """Return the tokens of the chunk that is due; None: no chunk is due yet, or all have been taken."""
+        """Return the size of the next chunk in tokens, or None if no chunk is due yet or all were returned."""
         available, minimum = len(self.ids) - self.num_taken, self._interval if self.num_taken else 1
         if available >= minimum:
             return minimum
@@ -358,7 +357,7 @@ class OutputStream:
 
 
 class ResponseFormatter:
-    """Format the events and the body of one response."""
+    """Formats the events or the body of one response."""
 
     def __init__(self, request: CompletionRequest, response_id: str, created_s: int) -> None:
         self._request = request
@@ -367,7 +366,7 @@ class ResponseFormatter:
         self._is_first = [True] * request.n
 
     def first_events(self) -> list[bytes]:
-        """Return the events before the first token: a chat starts with a role."""
+        """Return the events before the first token. Only a chat has one, which states the role."""
         request = self._request
         if not request.chat:
             return []
@@ -376,7 +375,7 @@ class ResponseFormatter:
         return [self._event(choices, 0, **self._prompt_ids())]
 
     def chunk(self, index: int, chunk: Chunk, num_output: int, padding: int = 0) -> bytes:
-        """Return the event of a chunk; ``num_output`` counts the tokens of all choices."""
+        """Return the event of a chunk. ``num_output`` counts the tokens of all choices."""
         choice = self._choice(index, chunk, padding, "delta")
         if self._is_first[index] and not self._request.chat:
             choice |= self._prompt_ids()
@@ -388,7 +387,7 @@ class ResponseFormatter:
         return event(self._chunk_head() | {"choices": [], "usage": self._usage(num_output)})
 
     def complete(self, streams: Sequence[OutputStream], padding: int = 0) -> bytes:
-        """Return the body of a buffered response, each text padded with blanks."""
+        """Return the body of a response that is not streamed. ``padding`` blanks follow each text."""
         choices = [self._choice(i, s.take(), padding, "message") | self._prompt_ids() for i, s in enumerate(streams)]
         usage = self._usage(sum(len(stream.ids) for stream in streams))
         return json.dumps(self._head | {"choices": choices, "usage": usage}, ensure_ascii=False).encode()
@@ -418,7 +417,6 @@ class ResponseFormatter:
         return {"prompt_tokens": prompt, "completion_tokens": num_output, "total_tokens": prompt + num_output}
 
     def _logprobs(self, ids: list[int]) -> dict[str, Any] | None:
-        """Return log probabilities: every token has probability 1 and no alternative."""
         if self._request.options.logprobs is None:
             return None
         texts = [(token_bytes(i).decode("utf-8", "replace"), list(token_bytes(i))) for i in ids]

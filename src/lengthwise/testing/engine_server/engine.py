@@ -1,4 +1,4 @@
-"""Specify an emulated engine: model name, kind of API, limits and step times."""
+"""Settings of an emulated engine: model name, kind of API, limits and step times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = ("vllm", "sglang", "llama.cpp", "openai")
 
 @dataclass(frozen=True)
 class LinearSteps:
-    """Step time, linear in decodes, prompt tokens and the KV tokens that decodes read."""
+    """Step time that is linear in decodes, prompt tokens and the KV tokens that decodes read."""
 
     fixed_s: float = 0.004
     decode_s: float = 0.0002
@@ -24,14 +24,14 @@ class LinearSteps:
     kv_token_s: float = 0.0
 
     def __call__(self, decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of one step; ``prompts`` are (chunk, computed tokens)."""
+        """Return the seconds of one step. ``prompts`` has pairs of tokens to compute and tokens computed before."""
         tokens = sum(chunk for chunk, _ in prompts)
         return self.fixed_s + self.decode_s * decodes + self.prompt_token_s * tokens + self.kv_token_s * kv_tokens
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One emulated engine."""
+    """Settings of one emulated engine."""
 
     model: str = "toy"  # model name; it also seeds the generated text
     kind: str = "vllm"  # one of KINDS: selects routes, metrics and the sign of priorities
@@ -54,7 +54,7 @@ class EngineSpec:
 
 
 def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> EngineSpec:
-    """Return one replica of a deployment as an engine; raise InputError with the settings that it would need.
+    """Return settings that emulate one replica of a deployment. Raises InputError for unsupported settings.
 
     With rank "priority", the latest arrival of the worst class is preempted, as in vLLM.
     """

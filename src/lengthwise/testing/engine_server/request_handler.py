@@ -1,4 +1,4 @@
-"""Handle one completion request: parse, batch, answer as a stream or in one body, with a planned fault."""
+"""Handles one completion request: parses and batches it, answers as a stream or at once, injects a fault."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LAST = -1  # after_tokens of a fault between the last token and [DONE]
 
 @dataclass(frozen=True)
 class Fault:
-    """Fault in one response."""
+    """A fault to inject into one response."""
 
     kind: str  # one of KINDS
     after_tokens: int = 0  # tokens sent before the fault; 0: before the first byte; LAST: before [DONE]
@@ -70,21 +70,21 @@ class Fault:
 
 @dataclass
 class FaultPlan:
-    """Faults by request number from 0, then those of the next requests in order, then of all others."""
+    """Faults by request number (from 0). Other requests get the ``incoming`` faults in order, then ``always``."""
 
     by_number: dict[int, Fault] = field(default_factory=dict)
     incoming: list[Fault] = field(default_factory=list)
     always: Fault | None = None
 
     def take(self, number: int) -> Fault | None:
-        """Return the fault of a request; one of ``incoming`` is removed."""
+        """Return the fault of a request, or None. A fault from ``incoming`` is removed from the plan."""
         if number in self.by_number:
             return self.by_number[number]
         return self.incoming.pop(0) if self.incoming else self.always
 
 
 def parse_faults(body: Mapping[str, Any]) -> FaultPlan:
-    """Return the plan of ``{"incoming": [...], "by_number": {"3": {...}}, "always": {...} or null}``."""
+    """Parse a plan ``{"incoming": [...], "by_number": {"3": {...}}, "always": {...} or null}``."""
     always = body.get("always")
     return FaultPlan(
         {int(number): Fault(**fault) for number, fault in body.get("by_number", {}).items()},
@@ -95,7 +95,7 @@ def parse_faults(body: Mapping[str, Any]) -> FaultPlan:
 
 @dataclass
 class Entry:
-    """Log entry of one request; times are in engine time except ``received_s`` and ``sent`` (event loop)."""
+    """Log entry of one request. Times are on the engine's clock, but ``received_s`` and ``sent`` on the loop's."""
 
     number: int  # since the start of the server, from 0; continues over restarts
     api: str  # "completions" or "chat"
@@ -113,17 +113,17 @@ class Entry:
 
     @property
     def output_tokens(self) -> int:
-        """Generated tokens of the first choice, sent or not."""
+        """Number of generated tokens of the first choice, sent or not."""
         return len(self.output_ids)
 
     @property
     def sent_tokens(self) -> int:
-        """Tokens sent to the client."""
+        """Number of tokens sent to the client."""
         return sum(tokens for _, tokens in self.sent)
 
 
 class Log:
-    """Completion requests in order of arrival, and all others, such as "GET /health"; ``open`` are unfinished."""
+    """The completion requests in order of arrival, and the paths of others. ``open`` counts unfinished completions."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -131,7 +131,7 @@ class Log:
         self.open = self.max_concurrent = 0
 
     def start(self, api: str, headers: dict[str, str], now_s: float) -> Entry:
-        """Return a new entry."""
+        """Add a new entry and return it."""
         entry = Entry(len(self.entries), api, headers, now_s)
         self.entries.append(entry)
         self.open += 1
@@ -139,7 +139,7 @@ class Log:
         return entry
 
     def finish(self, entry: Entry, outcome: str) -> None:
-        """Record the outcome of a request, unless it has one."""
+        """Record the outcome of a request, unless it already has one."""
         if not entry.finished:
             entry.finished = outcome
             self.open -= 1
@@ -164,7 +164,7 @@ class Server(Protocol):
 
 
 class RequestHandler:
-    """Answer one request with the batch, the log and the fault plan of a server."""
+    """Answers one request with the batch, the log and the fault plan of a server."""
 
     def __init__(self, server: Server, http_request: web.Request, *, chat: bool) -> None:
         self._server, self._http_request, self._chat = server, http_request, chat
@@ -178,7 +178,7 @@ class RequestHandler:
         self._sequences: list[BatchSequence] = []
 
     async def run(self) -> web.StreamResponse:
-        """Return the response; its sequences always leave the batch."""
+        """Answer the request and return the response. Its sequences leave the batch in any case."""
         try:
             raw = await self._http_request.read()
             fault = self._fault
@@ -203,7 +203,7 @@ class RequestHandler:
             self._leave()
 
     def abort(self) -> None:
-        """End the response with the tokens so far, as /abort_requests does."""
+        """End the response with the tokens generated so far, as /abort_requests does."""
         self._server.log.finish(self.entry, "aborted")
         self._leave()
         for stream in self._streams:
@@ -304,7 +304,7 @@ class RequestHandler:
             await asyncio.sleep(0)
 
     async def _inject(self, fault: Fault, response: web.StreamResponse | None) -> None:
-        """Let the fault happen, once; return where the response continues after it."""
+        """Inject the fault once. Return only if the response continues afterwards."""
         if fault.kind in _FORMAT_FAULTS:
             return
         self._fault = None

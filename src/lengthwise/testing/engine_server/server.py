@@ -1,4 +1,4 @@
-"""Serve an emulated engine over HTTP on loopback."""
+"""Serves an emulated engine over HTTP on loopback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _METRICS: dict[str, dict[str, str]] = {
 
 
 def metrics(server: EngineServer) -> str:
-    """Return Prometheus text under the kind's own names; "" where it has none."""
+    """Return metrics as Prometheus text, with the names of this kind of engine, or "" if it has none."""
     spec, lines = server.spec, []
     for name, attribute in _METRICS.get(spec.kind, {}).items():
         labels = f'{{engine="0",model_name="{spec.model}"}}' if spec.kind != "llama.cpp" else ""
@@ -109,7 +109,6 @@ _MAX_BYTES = 64 << 20
 
 
 def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one short handler per route
-    """Return an aiohttp application with the routes of the server's kind, and /emulator/* for tests."""
     from aiohttp import web
 
     spec = server.spec
@@ -219,7 +218,7 @@ def _app(server: EngineServer) -> web.Application:  # noqa: C901, PLR0915 - one 
     return app
 
 
-_DEFAULT_SPEC = EngineSpec()
+_DEFAULT = EngineSpec()
 _POLL_INTERVAL_S = 0.002
 _SHUTDOWN_TIMEOUT_S = 0.05  # for a handler that started while the port was closed; aiohttp takes 0 as no limit
 
@@ -227,19 +226,15 @@ _SHUTDOWN_TIMEOUT_S = 0.05  # for a handler that started while the port was clos
 class EngineServer:
     """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
-    An async context manager; many may run in one event loop. Needs aiohttp (extra ``gateway``). ``port`` 0 picks a free
-    one, which a restart reuses; ``faults`` may be changed at any time; ``log`` continues over restarts, but not the
-    batch, ``clocked``. Unless ``healthy`` /health returns 503, while ``is_sleeping`` completions do. The fault "die"
-    calls ``exit_process`` before the server closes, to end a process that serves engines alone.
+    The server is an async context manager that needs aiohttp (extra ``gateway``). Many servers can run in one event
+    loop. ``port`` 0 selects a free port. ``faults`` may be changed at any time. A restart reuses the port and continues
+    the ``log``, but not the batch (``clocked``). If ``healthy`` is false, /health returns 503. If ``is_sleeping`` is
+    true, completions return 503. The fault "die" first calls ``exit_process``, which ends a process that only serves
+    engines.
     """
 
     def __init__(
-        self,
-        spec: EngineSpec = _DEFAULT_SPEC,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        faults: FaultPlan | None = None,
+        self, spec: EngineSpec = _DEFAULT, *, host: str = "127.0.0.1", port: int = 0, faults: FaultPlan | None = None
     ) -> None:
         self.spec: EngineSpec = spec
         self.host, self.port, self.faults, self.log = host, port, faults or FaultPlan(), Log()
@@ -262,21 +257,19 @@ class EngineServer:
 
     @property
     def aborts(self) -> int:
-        """Requests that ended by a client disconnect or an abort request."""
+        """Number of requests that ended by a client disconnect or an abort request."""
         return self.log.count("aborted")
 
     @property
     def slots_in_use(self) -> int:
-        """Sequences that are queued or run in the batch: 0 when nothing has leaked."""
+        """Number of sequences that are queued or run in the batch. It is 0 if no request has leaked."""
         return self.clocked.batch.queued + self.clocked.batch.running
 
     async def __aenter__(self) -> Self:
-        """Start to listen."""
         await self._start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; open requests fail."""
         if self.dying is not None:
             await self.dying
         await self.die()
@@ -297,7 +290,7 @@ class EngineServer:
         self._runner = runner
 
     async def die(self) -> None:
-        """Reset all connections and close the port at once; requests in the batch are lost."""
+        """Reset all connections and close the port immediately. Requests in the batch are lost."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -312,13 +305,13 @@ class EngineServer:
         await runner.cleanup()
 
     def die_soon(self) -> None:
-        """Die from within a handler, which ``die`` would wait for."""
+        """Start ``die`` from a handler, which cannot await it because ``die`` waits for all handlers."""
         if self.exit_process is not None:
             self.exit_process()
         self.dying = asyncio.create_task(self.die())
 
     async def restart(self) -> None:
-        """Die, if still alive, and listen on the same port with an empty batch."""
+        """Die if the server is alive, then listen on the same port with an empty batch."""
         if self.dying is not None:
             await self.dying
             self.dying = None
@@ -327,13 +320,13 @@ class EngineServer:
         await self._start()
 
     async def idle(self, within_s: float = 5.0) -> None:
-        """Wait until no request is open; raise TimeoutError."""
+        """Wait until no request is open. Raises TimeoutError after ``within_s``."""
         async with asyncio.timeout(within_s):
             while self.log.open or self.slots_in_use:  # noqa: ASYNC110 - for tests alone
                 await asyncio.sleep(_POLL_INTERVAL_S)
 
     def abort(self, request_ids: set[str]) -> int:
-        """Abort requests by the ids that clients chose; return how many were found."""
+        """Abort requests by the ids that their clients chose. Return the number of requests found."""
         handlers = [handler for name, handler in self.handlers.values() if name and name in request_ids]
         for handler in handlers:
             with contextlib.suppress(KeyError):
@@ -341,27 +334,27 @@ class EngineServer:
         return len(handlers)
 
 
-class Running:
-    """Servers in a thread of their own; their logs and faults may be used from other threads."""
+class RunningServers:
+    """Servers that run in a thread of their own. Other threads may use their logs and faults."""
 
     def __init__(self, servers: tuple[EngineServer, ...], loop: asyncio.AbstractEventLoop) -> None:
         self.servers, self._loop = servers, loop
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine of a server (``die``, ``restart``, ``idle``) in the servers' loop; return its result."""
+        """Run a server's coroutine (``die``, ``restart``, ``idle``) in the servers' loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
 
 
 @contextmanager
-def in_thread(*servers: EngineServer) -> Iterator[Running]:
-    """Serve in a thread until the end of the block."""
+def in_thread(*servers: EngineServer) -> Iterator[RunningServers]:
+    """Run servers in a thread until the end of the block."""
 
     @asynccontextmanager
-    async def serving() -> AsyncIterator[Running]:
+    async def serving() -> AsyncIterator[RunningServers]:
         async with AsyncExitStack() as stack:
             for server in servers:
                 await stack.enter_async_context(server)
-            yield Running(servers, asyncio.get_running_loop())
+            yield RunningServers(servers, asyncio.get_running_loop())
 
     with on_thread(serving(), "engines") as running:
         yield running

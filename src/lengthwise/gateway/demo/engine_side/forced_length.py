@@ -1,8 +1,8 @@
-"""Middleware for vLLM: outputs have the length ``vllm_xargs.output_tokens``, which the gateway does not see.
+"""Middleware for vLLM that gives outputs the length ``vllm_xargs.output_tokens``, which the gateway does not see.
 
-``--middleware forced_length.ForcedLength`` with this folder on PYTHONPATH. ``vllm_xargs`` has the total output length
-(``output_tokens``) and the original limit (``max_tokens``). A request that resumes after a preemption has a limit
-reduced by the generated tokens; its output is shortened by as many.
+Start vLLM with ``--middleware forced_length.ForcedLength`` and this folder on PYTHONPATH. ``vllm_xargs`` has the total
+output length (``output_tokens``) and the original limit (``max_tokens``). If a request resumes after a preemption, its
+limit is lower by the tokens so far, and the middleware shortens the output by as many.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 
 class ForcedLength:
-    """ASGI middleware that rewrites bodies."""
+    """ASGI middleware that rewrites request bodies."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Forward a request, with its body rewritten if it is a completion."""
+        """Forward a request, with a rewritten body if it is a completion."""
         if scope["type"] != "http" or scope["method"] != "POST" or "completions" not in scope["path"]:
             await self.app(scope, receive, send)
             return
@@ -40,7 +40,7 @@ class ForcedLength:
 
 
 def forced(raw: bytes) -> bytes:
-    """Return the body with its output length fixed, if it has one."""
+    """Return a body that fixes the output length, if the body states one."""
     try:
         body = json.loads(raw)
         options = body["vllm_xargs"]

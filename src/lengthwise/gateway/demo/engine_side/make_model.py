@@ -21,7 +21,7 @@ SIZES = {  # hidden, intermediate, layers, heads, KV heads of 64: millions of pa
 
 
 def tokenizer() -> Any:
-    """Return a byte-level BPE tokenizer, trained on files of the standard library."""
+    """Return a byte-level BPE tokenizer that is trained on files of the standard library."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

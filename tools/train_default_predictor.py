@@ -1,4 +1,4 @@
-"""Train the shipped predictor, byte for byte: python benchmarks/train_default_predictor.py SHARED [--check].
+"""Train the shipped predictor, byte for byte: python tools/train_default_predictor.py SHARED [--check].
 
 SHARED is the folder of recorded data. ``--check`` compares with the shipped file instead of writing it. The
 bytes follow from the data, scikit-learn's and numpy's versions, which the file names.
@@ -10,13 +10,15 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import _texts
 import numpy as np
 
 from lengthwise.predict.evaluation import Evaluation, evaluate
 from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.sample_files import split
 from lengthwise.predict.serialization import save
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # the texts are those of the benchmarks
+import _texts
 
 SHIPPED = Path(__file__).parents[1] / "src/lengthwise/predict/data/default.lwp"
 TRAINED = "2026-11-27"
@@ -54,11 +56,13 @@ def trained(text: Path) -> tuple[Lexical, dict]:
 
 
 def figures(found: Evaluation) -> dict[str, list[float]]:
+    """Return each score that is known with its half-width."""
     scores = {name: found.scores[name] for name in SCORES if np.isfinite(found.scores[name].value)}
     return {name: [float(f"{one.value:.4g}"), float(f"{one.half_width:.2g}")] for name, one in scores.items()}
 
 
 def main() -> None:
+    """Train the predictor, and write or compare its file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("shared", type=Path)
     parser.add_argument("--check", action="store_true")

@@ -1,0 +1,253 @@
+"""vLLM's prefix cache in the kernel: which blocks have a content, who holds them, and in which order they are evicted.
+
+``_reference_state.BlockPool`` states the rules. A block has a record only while it has a content; blocks without
+content are counts. A decode group takes its blocks without looking here, so evictions are made up for by
+``evict_excess`` before the cache is read or grows.
+
+Row r of the pools is the cache of replica r. Row ``params.replicas`` + r is the router's index of the prompts that it
+sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds.
+"""
+
+from __future__ import annotations
+
+from lengthwise._jit import jit, jit_cold
+
+NONE = -1
+
+
+@jit
+def _home(S, node):
+    """Return where the search for a node in the hash table starts (Fibonacci hashing; nodes are below 2^31)."""
+    return ((node * 0x9E3779B1) >> 16) & (S.cache_table.shape[1] - 1)
+
+
+@jit
+def _place_of(S, r, node):
+    """Return the place of a node in the hash table, or the free place where it belongs."""
+    at, mask = _home(S, node), S.cache_table.shape[1] - 1
+    while S.cache_table[r, at] != NONE and S.cached[r, S.cache_table[r, at]].node != node:
+        at = (at + 1) & mask
+    return at
+
+
+@jit
+def _cache(S, r, node):
+    """Give a taken block a content. Return its record, which one request uses."""
+    pool = S.pools[r]
+    block = pool.free_record
+    if block == NONE:
+        block = pool.records
+        pool.records += 1
+    else:
+        pool.free_record = S.cached[r, block].next
+    entry, at = S.cached[r, block], _place_of(S, r, node)
+    entry.node = node
+    entry.holders = 1
+    entry.next_copy = NONE
+    if S.cache_table[r, at] == NONE:
+        S.cache_table[r, at] = block
+    else:
+        older = S.cached[r, S.cache_table[r, at]]
+        while older.next_copy != NONE:
+            older = S.cached[r, older.next_copy]
+        older.next_copy = block
+    return block
+
+
+@jit
+def _uncache(S, r, block):
+    """Remove a block's content from the table."""
+    entry = S.cached[r, block]
+    at = _place_of(S, r, entry.node)
+    first = S.cache_table[r, at]
+    if first != block:
+        older = S.cached[r, first]
+        while older.next_copy != block:
+            older = S.cached[r, older.next_copy]
+        older.next_copy = entry.next_copy
+    elif entry.next_copy != NONE:
+        S.cache_table[r, at] = entry.next_copy
+    else:
+        _clear_place(S, r, at)
+    entry.next = S.pools[r].free_record
+    S.pools[r].free_record = block
+
+
+@jit
+def _clear_place(S, r, at):
+    """Free a place of the table, and move back later entries that it separated from their homes."""
+    mask = S.cache_table.shape[1] - 1
+    gap, at = at, (at + 1) & mask
+    while S.cache_table[r, at] != NONE:
+        home = _home(S, S.cached[r, S.cache_table[r, at]].node)
+        if (at - home) & mask >= (at - gap) & mask:
+            S.cache_table[r, gap] = S.cache_table[r, at]
+            gap = at
+        at = (at + 1) & mask
+    S.cache_table[r, gap] = NONE
+
+
+@jit
+def evict_excess(S, r):
+    """Evict the least recently used contents whose blocks have been taken."""
+    while S.pools[r].evictable > S.replicas[r].free_blocks:
+        _evict_oldest(S, r)
+
+
+@jit
+def _evict_oldest(S, r):
+    block = S.pools[r].oldest
+    _unlink(S, r, block)
+    _uncache(S, r, block)
+
+
+@jit
+def _unlink(S, r, block):
+    pool, entry = S.pools[r], S.cached[r, block]
+    if entry.previous == NONE:
+        pool.oldest = entry.next
+    else:
+        S.cached[r, entry.previous].next = entry.next
+    if entry.next == NONE:
+        pool.newest = entry.previous
+    else:
+        S.cached[r, entry.next].previous = entry.previous
+    pool.evictable -= 1
+
+
+@jit
+def _append(S, r, block):
+    pool, entry = S.pools[r], S.cached[r, block]
+    entry.previous = pool.newest
+    entry.next = NONE
+    if pool.newest == NONE:
+        pool.oldest = block
+    else:
+        S.cached[r, pool.newest].next = block
+    pool.newest = block
+    pool.evictable += 1
+
+
+@jit_cold
+def find_cached(S, r, q):
+    """Find the cached blocks with which a waiting request begins, into its rows of ``request_blocks``.
+
+    Return (their number, how many of them other requests hold). At least the last token is left to compute.
+    """
+    evict_excess(S, r)
+    most = (q.prompt + q.generated - 1) // S.params[S.replicas[r].side].block_size
+    found, shared, base = 0, 0, S.request_blocks_start[q.index]
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - found)):
+            block = S.cache_table[r, _place_of(S, r, node)]
+            if block == NONE:
+                return found, shared
+            S.request_blocks[base + found] = block
+            shared += S.cached[r, block].holders > 0
+            found += 1
+    return found, shared
+
+
+@jit_cold
+def reuse_found(S, r, q, found):
+    """Use the blocks that ``find_cached`` found. Blocks that no request used are not free any more."""
+    base = S.request_blocks_start[q.index]
+    for k in range(found):
+        entry = S.cached[r, S.request_blocks[base + k]]
+        if entry.holders == 0:
+            _unlink(S, r, S.request_blocks[base + k])
+            S.replicas[r].free_blocks -= 1
+        entry.holders += 1
+    q.cached = found
+
+
+@jit_cold
+def cache_blocks(S, r, q, tokens):
+    """Let other requests find the full blocks of the request's first ``tokens`` tokens, which it has taken."""
+    evict_excess(S, r)
+    full, base, passed = tokens // S.params[S.replicas[r].side].block_size, S.request_blocks_start[q.index], 0
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        if q.cached >= full:
+            return
+        while q.cached < min(full, passed + S.node_length[run]):
+            S.request_blocks[base + q.cached] = _cache(S, r, S.node_first[run] + q.cached - passed)
+            q.cached += 1
+        passed += S.node_length[run]
+
+
+@jit_cold
+def release_blocks(S, r, q, blocks):
+    """Free ``blocks`` blocks of a request, of which the first ``q.cached`` have contents."""
+    evict_excess(S, r)
+    rep, base = S.replicas[r], S.request_blocks_start[q.index]
+    rep.free_blocks += blocks - q.cached
+    for k in range(q.cached - 1, -1, -1):
+        block = S.request_blocks[base + k]
+        S.cached[r, block].holders -= 1
+        if S.cached[r, block].holders == 0:
+            _append(S, r, block)
+            rep.free_blocks += 1
+    q.cached = 0
+
+
+@jit_cold
+def count_shared(S, r, q):
+    """Return how many of a resident's blocks other requests hold, too."""
+    shared, base = 0, S.request_blocks_start[q.index]
+    for k in range(q.cached):
+        shared += S.cached[r, S.request_blocks[base + k]].holders > 1
+    return shared
+
+
+@jit_cold
+def count_cached(S, r, i):
+    """Return how many blocks of the prompt of request ``i``, from the first on, are in row ``r`` of the pools."""
+    count, most = 0, S.prompt[i] // S.params[0].block_size
+    for run in range(S.node_start[i], S.node_start[i + 1]):
+        for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - count)):
+            if S.cache_table[r, _place_of(S, r, node)] == NONE:
+                return count
+            count += 1
+    return count
+
+
+@jit_cold
+def index_prompt(S, r, i):
+    """Add the prompt of request ``i`` to the router's index of replica ``r``, its first block as the last used one."""
+    row, passed, most = S.params[0].replicas + r, 0, S.prompt[i] // S.params[0].block_size
+    for run in range(S.node_start[i], S.node_start[i + 1]):
+        passed += S.node_length[run]
+    for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
+        passed -= S.node_length[run]
+        for k in range(min(S.node_length[run], most - passed) - 1, -1, -1):
+            block = S.cache_table[row, _place_of(S, row, S.node_first[run] + k)]
+            if block == NONE:
+                block = _cache(S, row, S.node_first[run] + k)
+                S.cached[row, block].holders = 0
+            else:
+                _unlink(S, row, block)
+            _append(S, row, block)
+    while S.pools[row].evictable > S.params[0].index_blocks:
+        _evict_oldest(S, row)
+
+
+@jit_cold
+def set_router_arrays(S, i):
+    """Set the arrays of ``State`` that the router sees of the prefill replicas' memory for request ``i``."""
+    params = S.params[0]
+    for r in range(params.replicas):
+        S.router_free_blocks[r] = S.replicas[r].free_blocks
+        if params.router_prefix == 1:
+            evict_excess(S, r)
+            S.prefix_tokens[r] = count_cached(S, r, i) * params.block_size
+        elif params.router_prefix == 2:
+            S.prefix_tokens[r] = count_cached(S, params.replicas + r, i) * params.block_size
+            S.index_tokens[r] = S.pools[params.replicas + r].evictable * params.block_size
+
+
+@jit
+def previous_replica(S, i, first, replicas):
+    """Return the number of the replica of request ``i``'s turn before among those of a side, or -1 if it has none."""
+    before = S.previous_turn[i]
+    number = S.results[before].replica - first if before >= 0 else -1
+    return number if number < replicas else -1

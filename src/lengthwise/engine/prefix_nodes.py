@@ -1,0 +1,110 @@
+"""Identity of KV blocks: every full block of every request has the number of a node in one tree of block contents.
+
+Two blocks have the same node exactly if they hold the same tokens after the same tokens, which is when vLLM gives them
+the same hash. No tokens are needed: ``SharedPrefixes`` tells which prompts begin alike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import SharedPrefixes
+
+Ints = npt.NDArray[np.int64]
+
+
+class PrefixNodes(NamedTuple):
+    """Nodes of the full blocks of n requests, prompt and output, as runs of consecutive numbers.
+
+    Request i has the runs ``start[i] : start[i + 1]``. Run k is ``length[k]`` blocks with the nodes ``first[k]``,
+    ``first[k] + 1``, and so on. ``blocks[i]`` is the sum of the request's lengths.
+    """
+
+    start: Ints
+    first: Ints
+    length: Ints
+    blocks: Ints
+
+    def of(self, i: int) -> Ints:
+        """Return the nodes of request ``i``, one for each full block."""
+        runs = range(self.start[i], self.start[i + 1])
+        parts = [np.arange(self.first[k], self.first[k] + self.length[k]) for k in runs]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
+    """Return the nodes of all requests, for blocks of ``block_size`` tokens.
+
+    ``prompt`` and ``output`` are tokens ([n]). Raises InputError if neither block size divides the other.
+    """
+    n, blocks = len(prompt), (prompt + output) // block_size
+    if prefixes is None:
+        first = np.cumsum(blocks) - blocks
+        return PrefixNodes(np.arange(n + 1), first, blocks, blocks)
+    large, small = max(prefixes.block_tokens, block_size), min(prefixes.block_tokens, block_size)
+    if large % small:
+        raise InputError(
+            f"the engine's block_size must divide the {prefixes.block_tokens} tokens of a shared block, or be a "
+            f"multiple of them; it is {block_size}. Choose another engine.block_size"
+        )
+    each = max(1, prefixes.block_tokens // block_size)
+    shared_start, shared_node, next_node = _shared_nodes(prompt, prefixes, ids_per_node=max(1, block_size // small))
+    own = blocks - np.diff(shared_start) * each
+    turns = prefixes.turns
+    later = turns >= 0
+    own[later] -= blocks[turns[later]]
+    own_first = next_node * each + np.cumsum(own) - own
+    depth = _depth(turns)
+    count = np.diff(shared_start) + 1
+    for d in range(1, int(depth.max()) + 1):
+        count[depth == d] = count[turns[depth == d]] + 1
+    start = np.concatenate([[0], np.cumsum(count)])
+    first, length = np.empty(start[-1], np.int64), np.empty(start[-1], np.int64)
+    first[start[1:] - 1], length[start[1:] - 1] = own_first, own
+    to = _positions(start[:-1][~later], np.diff(shared_start)[~later])
+    first[to], length[to] = shared_node * each, each
+    for d in range(1, int(depth.max()) + 1):
+        rows = np.flatnonzero(depth == d)
+        copied = count[turns[rows]]
+        source, to = _positions(start[turns[rows]], copied), _positions(start[rows], copied)
+        first[to], length[to] = first[source], length[source]
+    return PrefixNodes(start, first, length, blocks)
+
+
+def _shared_nodes(prompt: Ints, prefixes: SharedPrefixes, ids_per_node: int) -> tuple[Ints, Ints, int]:
+    """Number the shared prefixes. Return rows (start [n + 1], node) of the requests, and the count of numbers.
+
+    A node of ``ids_per_node`` block numbers is that of the last of them. A prefix of k numbers gets the number of its
+    pair (prefix of k - 1 numbers, last number).
+    """
+    usable = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens) // ids_per_node * ids_per_node
+    start = np.concatenate([[0], np.cumsum(usable)])
+    _, ids = np.unique(prefixes.block_ids, return_inverse=True)
+    number, state, next_node = np.empty(start[-1], np.int64), np.zeros(len(prompt), np.int64), 0
+    for level in range(int(usable.max(initial=0))):
+        rows = np.flatnonzero(usable > level)
+        pairs = state[rows] * (len(ids) + 1) + ids[prefixes.start[rows] + level]
+        distinct, inverse = np.unique(pairs, return_inverse=True)
+        state[rows] = number[start[rows] + level] = next_node + inverse
+        next_node += len(distinct)
+    is_node = (np.arange(start[-1]) - np.repeat(start[:-1], usable)) % ids_per_node == ids_per_node - 1
+    return start // ids_per_node, number[is_node], next_node
+
+
+def _depth(turns: Ints) -> Ints:
+    """Return for each request how many turns came before it."""
+    depth, at = np.zeros(len(turns), np.int64), turns
+    while (at >= 0).any():
+        depth += at >= 0
+        at = np.where(at >= 0, turns[at], -1)
+    return depth
+
+
+def _positions(start: Ints, counts: Ints) -> Ints:
+    """Return ``start[i], start[i] + 1, ...``, ``counts[i]`` numbers for each i, one i after the other."""
+    ends = np.cumsum(counts)
+    return np.repeat(start - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)

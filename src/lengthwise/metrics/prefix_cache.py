@@ -1,0 +1,111 @@
+"""What the prefix cache of a run saved: hit rate, prefill time, and latency by turn of the session."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise.cost import prompt_seconds
+from lengthwise.metrics.distribution import BATCHES, MIN_VALUES
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.records import RequestRecords
+from lengthwise.statistics import Floats, Ints, batch_half_width
+
+TURNS = {"1": 1, "2": 2, "3": 3, "4": 4, "5-8": 5, "9-16": 9, "17+": 17}
+"""Turns of a session that are reported together, by the first of them. The first request of a session is turn 1."""
+
+
+@dataclass(frozen=True)
+class TurnStatistics:
+    """Mean TTFT and hit rate of the requests at some turns of their sessions; NaN where no request has them."""
+
+    share: Estimate  # of the requests with a first token
+    ttft_s: Estimate
+    hit_rate: Estimate
+
+
+@dataclass(frozen=True)
+class PrefixCacheStatistics:
+    """What the prefix cache saved, over the requests that were admitted; NaN where it is off.
+
+    Attributes:
+        hit_rate: Share of their prompt tokens that were in the cache at the first admission.
+        saved_prefill_s: Seconds of a replica that the cached tokens would have cost: for each request the time of its
+            prompt alone on an idle replica, less the time of the tokens after the cached ones.
+        saved_share: These seconds as a share of the time of all prompts, each alone and without a cache.
+        turns: By turn of the session, with the keys of ``TURNS``; empty without sessions of several requests.
+    """
+
+    hit_rate: Estimate
+    saved_prefill_s: Estimate
+    saved_share: Estimate
+    turns: dict[str, TurnStatistics]
+
+
+def prefix_cache_statistics(
+    r: RequestRecords, deployment: Deployment | None, turn: Ints | None, level: float
+) -> PrefixCacheStatistics:
+    """Return the statistics of requests with known ``cached_tokens``. Without a deployment the time is unknown.
+
+    ``turn`` [n] numbers the requests of a session from 0; None: there are no sessions.
+    """
+    assert r.cached_tokens is not None
+    by_turn = {} if turn is None else _by_turn(r, turn, level)
+    unknown = Estimate(math.nan)
+    if deployment is not None and not deployment.limits.enable_prefix_caching:
+        off = {name: replace(at, hit_rate=unknown) for name, at in by_turn.items()}
+        return PrefixCacheStatistics(unknown, unknown, unknown, off)
+    admitted = np.isfinite(r.scheduled_s)
+    prompt, cached = r.prompt_tokens[admitted], r.cached_tokens[admitted]
+    saved = unknown, unknown
+    if deployment is not None:
+        step_tokens = deployment.limits.max_num_batched_tokens
+        full_s = prompt_seconds(deployment.cost, prompt, np.zeros_like(prompt), step_tokens)
+        saved_s = full_s - prompt_seconds(deployment.cost, prompt, cached, step_tokens)
+        saved = Estimate(float(saved_s.sum())), _ratio(saved_s, full_s, level)
+    return PrefixCacheStatistics(_ratio(cached, prompt, level), *saved, by_turn)
+
+
+def _by_turn(r: RequestRecords, turn: Ints, level: float) -> dict[str, TurnStatistics]:
+    answered = np.isfinite(r.first_token_s)
+    group = np.searchsorted(list(TURNS.values()), turn + 1, side="right") - 1
+    assert r.cached_tokens is not None
+    found = {}
+    for number, name in enumerate(TURNS):
+        rows = answered & (group == number)
+        share = rows.sum() / answered.sum() if answered.any() else math.nan
+        ttft_s = (r.first_token_s - r.arrival_s)[rows]
+        found[name] = TurnStatistics(
+            Estimate(float(share)),
+            _ratio(ttft_s, np.ones(len(ttft_s)), level),
+            _ratio(r.cached_tokens[rows], r.prompt_tokens[rows], level),
+        )
+    return found
+
+
+def _ratio(part: Floats | Ints, total: Floats | Ints, level: float) -> Estimate:
+    """Return sum(part) / sum(total), with an interval from batches of consecutive requests."""
+    if not total.sum() > 0:
+        return Estimate(math.nan)
+    value = float(part.sum() / total.sum())
+    if len(total) < MIN_VALUES or not part.any():
+        return Estimate(value)
+    split = (np.array_split(column, BATCHES) for column in (part, total))
+    batches = np.array([[a.sum() / b.sum()] for a, b in zip(*split, strict=True)])
+    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
+
+
+def hit_rate_over_time(r: RequestRecords, edges_s: npt.NDArray[Any]) -> Floats:
+    """Return the hit rate of the prompts that were scheduled first between neighbouring ``edges_s``; NaN for none."""
+    assert r.cached_tokens is not None
+    admitted = np.isfinite(r.scheduled_s)
+    found, looked_up = (
+        np.histogram(r.scheduled_s[admitted], edges_s, weights=tokens[admitted])[0]
+        for tokens in (r.cached_tokens, r.prompt_tokens)
+    )
+    return np.asarray(np.divide(found, looked_up, out=np.full(len(found), np.nan), where=looked_up > 0))

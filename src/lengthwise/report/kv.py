@@ -1,0 +1,175 @@
+"""What a prefix cache finds at each size: sentences, a table, a page, JSON fields."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from lengthwise.report.curves import Figure
+from lengthwise.report.formatting import UNKNOWN, amount, counted, model_text, percent, rounded, seconds
+from lengthwise.report.html_page import Row, TableCell, write_page
+from lengthwise.report.json_file import json_text, plain
+from lengthwise.report.theory import estimate_cell, figure_of, line_of, marks_of
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.files import write_whole
+from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+
+
+def size_rows(study: KvStudy) -> tuple[list[str], list[Row]]:
+    """Return heads and rows of the table of cache sizes. A column without any number is left out."""
+    columns: dict[str, list[str | TableCell]] = {
+        "cache": [size.name for size in study.sizes],
+        "GB": [_gb(size.gb) for size in study.sizes],
+        "tokens": [f"{size.tokens:,}" for size in study.sizes],
+        "blocks found, %": [estimate_cell(size.block_share.scaled(100)) for size in study.sizes],
+        "tokens found, %": [estimate_cell(size.token_share.scaled(100)) for size in study.sizes],
+        "prefill saved, %": [estimate_cell(size.saved_share.scaled(100)) for size in study.sizes],
+        "saved, s/h": [_with_model(size.saved_s_per_hour) for size in study.sizes],
+        "$ per saved s": [_with_model(size.usd_per_saved_s) for size in study.sizes],
+        "$ per M tokens": [_with_model(size.usd_per_million_tokens) for size in study.sizes],
+    }
+    known = {name: cells for name, cells in columns.items() if any(_text(cell) != UNKNOWN for cell in cells)}
+    return list(known), [list(cells) for cells in zip(*known.values(), strict=True)]
+
+
+def _text(cell: str | TableCell) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _gb(value: float) -> str:
+    return UNKNOWN if math.isnan(value) else amount(value)
+
+
+def _with_model(value: Estimate) -> TableCell:
+    cell = estimate_cell(value)
+    return TableCell(cell.text, cell.interval, model_text(value))
+
+
+def answers(study: KvStudy) -> list[str]:
+    """Return sentences on what the study shows."""
+    every = study.curve[-1]
+    if not every.token_share.value > 0:
+        return ["No block of a prompt is found again, whatever the size of the cache."]
+    unlimited = f"An unlimited cache finds {_percent(every.token_share)} of the prompt tokens"
+    parts = f"{_size_for(study, 0.9)} per replica finds 90 % of that, {_size_for(study, 0.5)} finds 50 %"
+    sentences = [f"{unlimited}; {parts}."]
+    pool = _pool(study)
+    if pool is not None:
+        found = f"The GPU pool of {pool.tokens:,} tokens ({amount(pool.gb)} GB) finds {_percent(pool.token_share)}"
+        more = every.token_share.value - pool.token_share.value
+        simulated = study.simulated
+        together = f", and {_percent(simulated)} where requests run together" if math.isfinite(simulated.value) else ""
+        sentences.append(f"{found}{together}; more memory adds at most {percent(more)}.")
+    sentences += [_loading_answer(study, loading) for loading in study.loadings]
+    return [*sentences, *_price_answers(study, pool)]
+
+
+def _percent(share: Estimate) -> str:
+    text, half = rounded(100 * share.value, 100 * share.half_width)
+    return f"{text} ± {half} %" if half else f"{text} %"
+
+
+def _pool(study: KvStudy) -> CacheSize | None:
+    return next((size for size in study.sizes if size.name == "GPU pool"), None)
+
+
+def _size_for(study: KvStudy, part: float) -> str:
+    goal = part * study.curve[-1].token_share.value
+    size = next(size for size in study.curve if size.token_share.value >= goal)
+    return f"{size.tokens:,} tokens" if math.isnan(size.gb) else f"{amount(size.gb)} GB ({size.tokens:,} tokens)"
+
+
+def _loading_answer(study: KvStudy, loading: Loading) -> str:
+    after = f"for a request with {counted(study.new_tokens, 'more token')}"
+    source = f"{loading.source} at {loading.gb_per_s:g} GB/s of each GPU"
+    even = loading.break_even_tokens
+    if math.isinf(even.value):
+        most = f"{study.prefix_tokens[-1]:,} tokens"
+        return f"Loading from {source} is never faster than computing, up to {most}, {after}."
+    at = min(range(len(study.prefix_tokens)), key=lambda i: abs(study.prefix_tokens[i] - 1000))
+    model = f" {model_text(even)}" if model_text(even) else ""
+    return (
+        f"Loading from {source} is faster than computing from prefixes of {even.value:,.0f} tokens{model} on, {after}: "
+        f"of {study.prefix_tokens[at]:,} tokens, {seconds(loading.load_s[at])} instead of "
+        f"{seconds(study.compute_s[at])}."
+    )
+
+
+def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
+    priced = [size for size in study.sizes if math.isfinite(size.usd_per_saved_s.value)]
+    if math.isnan(study.usd_per_gb_hour) or pool is None:
+        return []
+    if not priced:
+        return ["No size of memory in the table finds more than the GPU pool: memory behind it saves nothing."]
+    second = "for each second of prefill that it saves beyond the GPU pool"
+    gpu = f"${study.gpu_usd_per_s:.2g} that a second of the replica's GPUs costs"
+    paying = [size for size in priced if size.usd_per_saved_s.value < study.gpu_usd_per_s]
+    if not paying:
+        least = min(priced, key=lambda size: size.usd_per_saved_s.value)
+        cost = f"{least.name}, costs ${least.usd_per_saved_s.value:.2g}"
+        return [f"Memory does not pay: the cheapest size, {cost} {second}, more than the {gpu}."]
+    largest = paying[-1]
+    cost = f"it costs ${largest.usd_per_saved_s.value:.2g}"
+    return [f"Up to {largest.name} memory pays: {cost} {second}, less than the {gpu}."]
+
+
+def _figures(study: KvStudy) -> list[Figure]:
+    in_gb = not math.isnan(study.bytes_per_token)
+
+    def x(sizes: tuple[CacheSize, ...]) -> list[float]:
+        return [size.gb if in_gb else size.tokens for size in sizes]
+
+    unit = "GB of KV cache per replica" if in_gb else "tokens of KV cache"
+    shares = [size.token_share for size in study.curve]
+    named = [size for size in study.sizes if size.is_given]
+    curves = [
+        line_of("tokens found", 0, x(study.curve), [share.value for share in shares]),
+        marks_of("tokens found", 0, x(study.sizes), [size.token_share for size in study.sizes]) | {"silent": True},
+    ]
+    drawn = [
+        figure_of(
+            "hits",
+            "Share found by size of the cache",
+            {"label": f"{unit}, log scale", "log": True},
+            {"label": "share of the prompts", "format": ".0%"},
+            curves,
+        )
+        | {"marks": [{"x": x((size,))[0], "text": size.name} for size in named]}
+    ]
+    if study.loadings:
+        lines = [line_of("compute", 0, study.prefix_tokens, study.compute_s)]
+        for i, loading in enumerate(study.loadings):
+            lines.append(line_of(f"load from {loading.source}", i + 1, study.prefix_tokens, loading.load_s))
+        drawn.append(
+            figure_of(
+                "loading",
+                "Seconds to load a prefix, or to compute it",
+                {"label": "tokens of the prefix, log scale", "log": True},
+                {"label": "seconds, log scale", "log": True},
+                lines,
+            )
+        )
+    return drawn
+
+
+def write_kv_html(path: Path | str, study: KvStudy) -> None:
+    """Write an HTML page with the answers, curves and numbers of a study."""
+    drawn = _figures(study)
+    heads, rows = size_rows(study)
+    write_page(
+        path,
+        "kv",
+        data=drawn,
+        heading="What a prefix cache finds",
+        metadata=(study.name, *study.metadata),
+        answers=answers(study),
+        notes=study.notes,
+        ids=[figure["id"] for figure in drawn],
+        heads=heads,
+        rows=rows,
+    )
+
+
+def write_kv_json(path: Path | str, study: KvStudy) -> None:
+    """Write the study to a JSON file. Raises OutputError if the file cannot be written."""
+    write_whole(path, json_text("kv", {"answers": answers(study), **plain(study)}).encode())

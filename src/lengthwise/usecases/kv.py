@@ -1,0 +1,412 @@
+"""What a prefix cache finds at each size, and whether the memory pays: ``lengthwise kv``.
+
+The rule is that of vLLM's prefix cache for requests that a replica serves one after the other, in the order of their
+first steps. A request finds the longest run of cached full blocks from its prompt's start, without the block of the
+last token, which is always computed. Then all of its full blocks count as used, the last one first, so that a chain
+loses its end first. One pass gives the hits at every size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from lengthwise import catalog, engine, theory
+from lengthwise.cost import model_error, prompt_seconds
+from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
+from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
+from lengthwise.metrics.distribution import BATCHES, MIN_VALUES
+from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+from lengthwise.schema.records import RequestRecords
+from lengthwise.schema.specs import GB, ModelSpec
+from lengthwise.schema.workload import Workload
+from lengthwise.statistics import batch_half_width, drawn_estimate, mean_estimate
+from lengthwise.usecases.simulate import Progress
+from lengthwise.usecases.variants import Variant
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+CURVE_POINTS = 60
+LEVEL = 0.95
+CPU_MEMORY = ("CPU memory", HOST_LINK_BYTES_PER_S / GB)
+"""The default source of loads: the measured bandwidth of a GPU's PCIe 4 x16 link (see cost/memory.py)."""
+ERROR_REQUESTS = 64  # requests whose saved seconds are computed again with each draw of the cost model's error
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """At which cache sizes the blocks of requests are found.
+
+    ``request``, ``distance`` and ``found`` are columns of runs of blocks: a cache of ``blocks`` finds
+    ``blocks - distance`` of a run's blocks, at least 0 and at most ``found``.
+    """
+
+    block_tokens: int
+    prompt_tokens: Ints  # [n] of requests in order of arrival
+    request: Ints
+    distance: Ints
+    found: Ints
+    largest: int  # distinct blocks of the replica that has most
+
+    def hits(self, blocks: int) -> Ints:
+        """Return [n] how many blocks of each request a cache of this size finds."""
+        found = np.clip(blocks - self.distance, 0, self.found)
+        return np.bincount(self.request, found, len(self.prompt_tokens)).astype(np.int64)
+
+    @cached_property
+    def references(self) -> Ints:
+        """Return [n] the blocks of each prompt, a partly filled one included."""
+        return -(-self.prompt_tokens // self.block_tokens)
+
+
+def require_prefixes(workload: Workload) -> None:
+    """Raise InputError if no two prompts of the workload can share a prefix."""
+    shared = workload.prefixes
+    if shared is None or (not len(shared.block_ids) and (shared.turns < 0).all()):
+        raise InputError(
+            "lengthwise kv needs requests whose prompts share prefixes; this workload has none, so that a prefix cache "
+            "finds nothing. Give [workload.groups], [workload.sessions] or [workload.tools], or replay a trace that "
+            "records prefixes or turns (Mooncake, sharegpt_turns, LMSYS, OpenTelemetry)"
+        )
+
+
+def reuse(
+    workload: Workload, block_tokens: int, records: RequestRecords | None = None, *, prompts_only: bool = False
+) -> Reuse:
+    """Return at which cache sizes each request finds its blocks, in one pass over the accesses.
+
+    Args:
+        records: The simulated requests, which give order and replica. None: one replica, and no request takes time.
+        prompts_only: Cache only full blocks of prompts, as offloading does by default, and not those of outputs.
+
+    Raises:
+        InputError: ``block_tokens`` neither divides the blocks of the prefixes nor is a multiple of them.
+    """
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    nodes = prefix_nodes(prompt, output, workload.prefixes, block_tokens)
+    replica = np.zeros(len(prompt), np.int64)
+    sent_s = _sent_s(workload)
+    if records is not None:
+        replica, sent_s = records.replica.astype(np.int64), records.scheduled_s
+    served = np.flatnonzero(replica >= 0)
+    order = served[np.lexsort((served, sent_s[served], replica[served]))]
+    # The last token of a request is never computed, so that its block is not cached.
+    used = (prompt if prompts_only else prompt + output - 1) // block_tokens
+    first, size, request, depth = _runs(nodes, order, used)
+    cuts = np.unique(np.concatenate([first, first + size]))
+    low = np.searchsorted(cuts, first)
+    count = np.searchsorted(cuts, first + size) - low
+    item = np.repeat(low - (np.cumsum(count) - count), count) + np.arange(count.sum())
+    request, depth = np.repeat(request, count), np.repeat(depth - first, count) + cuts[item]
+    size = np.append(np.diff(cuts), 0)[item]
+    start = np.concatenate([[0], np.cumsum(np.bincount(request, minlength=len(order)))])
+    own = item + replica[order[request]] * len(cuts)  # replicas share nothing
+    distance = theory.stack_distances(start, own, size)
+    found = np.where(distance >= 0, np.clip((prompt[order[request]] - 1) // block_tokens - depth, 0, size), 0)
+    new = np.bincount(replica[order[request]], np.where(distance < 0, size, 0), minlength=1)
+    number = np.cumsum(replica >= 0) - 1
+    again = found > 0
+    return Reuse(
+        block_tokens,
+        prompt[served],
+        number[order[request[again]]],
+        distance[again],
+        found[again],
+        int(new.max(initial=0)),
+    )
+
+
+def _runs(nodes: PrefixNodes, order: Ints, used: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return columns of the runs of blocks that requests use: first node, blocks, place in ``order``, blocks before."""
+    runs = np.diff(nodes.start)[order]
+    request = np.repeat(np.arange(len(order)), runs)
+    row = np.repeat(nodes.start[order] - (np.cumsum(runs) - runs), runs) + np.arange(len(request))
+    first, length = nodes.first[row], nodes.length[row]
+    before = np.cumsum(length) - length
+    depth = before - np.repeat(before[np.cumsum(runs) - runs], runs)
+    size = np.clip(used[order][request] - depth, 0, length)
+    some = size > 0
+    return first[some], size[some], request[some], depth[some]
+
+
+def _sent_s(workload: Workload) -> Floats:
+    sent_s, after = workload.arrival_s.copy(), workload.after
+    if after is not None:
+        assert after.delay_s is not None
+        for i in np.flatnonzero(np.diff(after.start)):
+            parents = after.parent[after.start[i] : after.start[i + 1]]
+            sent_s[i] = max(sent_s[i], sent_s[parents].max()) + after.delay_s[i]
+    return sent_s
+
+
+def study_trace(
+    workload: Workload, block_tokens: int | None, model: ModelSpec | None, memory_gb: Sequence[float] = (), *,
+    prompts_only: bool = False,
+) -> KvStudy:  # fmt: skip
+    """Return the hit rates of one replica that serves the requests of a trace, without a deployment.
+
+    Raises InputError if the workload has no prefixes.
+    """
+    require_prefixes(workload)
+    assert workload.prefixes is not None
+    found = reuse(workload, block_tokens or workload.prefixes.block_tokens, prompts_only=prompts_only)
+    bytes_per_token = catalog.kv_bytes_per_token(model) if model else math.nan
+    sizes = _Sizes([found], bytes_per_token)
+    notes = ["Order of arrival on one replica; give a scenario to simulate the order, the replicas and the GPU pool."]
+    if workload.after is not None:
+        notes = ["Requests take no time here: only think and tool times separate turns. Give a scenario to simulate."]
+    return KvStudy(
+        name=workload.name or "requests",
+        metadata=(*_metadata([found], prompts_only=prompts_only), *([model.name] if model else [])),
+        block_tokens=found.block_tokens,
+        bytes_per_token=bytes_per_token,
+        curve=sizes.curve(),
+        sizes=tuple(sizes.rows(memory_gb)),
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU)."""
+
+    usd_per_gb_hour: float = math.nan
+    sources: tuple[tuple[str, float], ...] = (CPU_MEMORY,)
+
+
+def study(
+    variant: Variant, memory_gb: Sequence[float] = (), prices: Prices = Prices(), *,
+    prompts_only: bool = False, progress: Progress = lambda *_: None,
+) -> KvStudy:  # fmt: skip
+    """Simulate a variant with each seed, and return hit rates, break-even lengths and what the memory saves.
+
+    Raises InputError if the workload has no prefixes.
+    """
+    deployed, run = variant.deployment, variant.scenario.run
+    deployed.require_one_side("kv")
+    if not (math.isnan(prices.usd_per_gb_hour) or 0 < prices.usd_per_gb_hour < math.inf):
+        raise InputError(f"--memory-price must be above 0 and finite; it is {prices.usd_per_gb_hour:g}")
+    require_prefixes(variant.workload(run.seed))
+    seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
+    engine.warm_up()
+    reuses, hours, cached = [], [], []
+    for number, seed in enumerate(seeds):
+        progress(number, len(seeds))
+        workload = variant.workload(seed)
+        records = engine.simulate(workload, deployed, seed=seed, time_limit_s=run.time_limit_s, max_log_steps=0)
+        served = records.requests.replica >= 0
+        if not served.any():
+            raise InputError(
+                f"the deployment must serve some requests; with seed {seed} it served none of {len(workload)}. "
+                "`lengthwise simulate` shows the outcomes"
+            )
+        assert records.requests.cached_tokens is not None
+        reuses.append(reuse(workload, deployed.kv.block_size, records.requests, prompts_only=prompts_only))
+        hours.append(records.end_s / 3600)
+        cached.append(records.requests.cached_tokens[served].sum() / records.requests.prompt_tokens[served].sum())
+    progress(len(seeds), len(seeds))
+    bytes_per_token = catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
+    sizes = _Sizes(reuses, bytes_per_token)
+    rows = sizes.rows(memory_gb, deployed.kv.num_blocks)
+    savings = _Savings(deployed, reuses, hours)
+    pool = next(row for row in rows if row.name == POOL)
+    rows = savings.priced([savings.of(row) for row in rows], pool, prices.usd_per_gb_hour)
+    loading = _LoadOrCompute(deployed, savings.new_tokens)
+    return KvStudy(
+        name=variant.name,
+        metadata=(
+            *_metadata(reuses, prompts_only=prompts_only),
+            f"{deployed.model.name} on {deployed.parallel.gpus} x {deployed.gpu.name}",
+            f"{deployed.parallel.replicas} replica{'s' if deployed.parallel.replicas > 1 else ''}",
+        ),
+        block_tokens=deployed.kv.block_size,
+        bytes_per_token=bytes_per_token,
+        curve=sizes.curve(),
+        sizes=tuple(rows),
+        simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
+        new_tokens=savings.new_tokens,
+        prefix_tokens=tuple(loading.prefix_tokens.tolist()),
+        compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
+        loadings=tuple(loading.compared(*source) for source in prices.sources),
+        usd_per_gb_hour=prices.usd_per_gb_hour,
+        gpu_usd_per_s=deployed.price_per_hour_usd / deployed.parallel.replicas / 3600,
+        notes=model_error.deployment_notes(deployed),
+    )
+
+
+def _metadata(reuses: Sequence[Reuse], *, prompts_only: bool) -> list[str]:
+    requests = sum(len(one.prompt_tokens) for one in reuses)
+    seeds = f" with {len(reuses)} seeds" if len(reuses) > 1 else ""
+    cached = "blocks of prompts" if prompts_only else "blocks of prompts and outputs"
+    return [f"{requests:,} requests{seeds}", f"{cached}, {reuses[0].block_tokens} tokens each"]
+
+
+POOL, ALL = "GPU pool", "all blocks"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Hit rates of cache sizes over all seeds."""
+
+    reuses: Sequence[Reuse]
+    bytes_per_token: float
+
+    @cached_property
+    def largest(self) -> int:
+        return max(1, *(one.largest for one in self.reuses))
+
+    def at(self, blocks: int, name: str = "") -> CacheSize:
+        block_tokens = self.reuses[0].block_tokens
+        tokens = blocks * block_tokens
+        hits = [one.hits(blocks) for one in self.reuses]
+        by_block = _share(hits, [one.references for one in self.reuses])
+        by_token = _share([found * block_tokens for found in hits], [one.prompt_tokens for one in self.reuses])
+        return CacheSize(name, blocks, tokens, tokens * self.bytes_per_token / GB, by_block, by_token)
+
+    def curve(self) -> tuple[CacheSize, ...]:
+        sizes = np.unique(np.rint(np.geomspace(1, self.largest, CURVE_POINTS)).astype(np.int64))
+        return tuple(self.at(int(blocks)) for blocks in sizes)
+
+    def rows(self, memory_gb: Sequence[float], pool_blocks: int = 0) -> list[CacheSize]:
+        """Return sizes of 1, 2 and 5 times powers of ten up to all blocks, the pool and the given sizes, ascending."""
+        unit = GB / (self.bytes_per_token * self.reuses[0].block_tokens)  # blocks in a GB
+        named = {POOL: pool_blocks} if pool_blocks else {}
+        for gb in memory_gb:
+            if not 0 < gb < math.inf:
+                raise InputError(f"a size of memory must be a finite number of GB above 0; it is {gb:g}")
+            if math.isnan(unit):
+                raise InputError("sizes in GB need a model: give --model, or a scenario")
+            named[f"{gb:,g} GB"] = max(1, round(gb * unit))
+        given = set(named)
+        in_gb = not math.isnan(unit)
+        unit = unit if in_gb else 1.0
+        top = math.floor(math.log10(self.largest / unit))
+        for value in (step * 10.0**power for power in range(top - 1, top + 1) for step in (1, 2, 5)):
+            if 1 <= value * unit < self.largest:
+                named.setdefault(f"{value:,g} GB" if in_gb else f"{value:,.0f} blocks", round(value * unit))
+        named[ALL] = self.largest
+        by_size = sorted(named.items(), key=lambda one: one[1])
+        return [replace(self.at(blocks, name), is_given=name in given) for name, blocks in by_size]
+
+
+def _share(parts: Sequence[Floats | Ints], totals: Sequence[Floats | Ints]) -> Estimate:
+    """Return the share with an interval: over the seeds, or with one seed over batches of consecutive requests."""
+    if len(parts) > 1:
+        return mean_estimate([part.sum() / total.sum() for part, total in zip(parts, totals, strict=True)])
+    (part,), (total,) = parts, totals
+    share = float(part.sum() / total.sum())
+    if len(part) < MIN_VALUES:
+        return Estimate(share)
+    batches = [a.sum() / b.sum() for a, b in zip(*(np.array_split(one, BATCHES) for one in (part, total)), strict=True)]
+    return Estimate(share, float(batch_half_width(np.array(batches)[:, None], share, LEVEL)[0]))
+
+
+def _saved_s(deployment: Deployment, prompt_tokens: Ints, cached_tokens: Ints) -> Floats:
+    """Return the seconds [n] that cached tokens save, if each prompt is computed alone on an idle replica."""
+    budget = deployment.limits.max_num_batched_tokens
+    full_s = prompt_seconds(deployment.cost, prompt_tokens, np.zeros_like(prompt_tokens), budget)
+    return full_s - prompt_seconds(deployment.cost, prompt_tokens, cached_tokens, budget)
+
+
+class _Savings:
+    """Seconds of prefill that found blocks save, where each prompt is computed alone."""
+
+    def __init__(self, deployment: Deployment, reuses: Sequence[Reuse], hours: Sequence[float]) -> None:
+        self.reuses, self.deployment = reuses, deployment
+        self.hours = [each * deployment.parallel.replicas for each in hours]
+        self._deployed = [deployment, *model_error.perturbed_deployments(deployment)]
+        missing = [one.prompt_tokens - one.hits(one.largest) * one.block_tokens for one in reuses]
+        self.new_tokens = max(1, round(float(np.concatenate(missing).mean())))
+        self._alone_s = [_saved_s(deployment, one.prompt_tokens, one.prompt_tokens) for one in reuses]
+
+    def of(self, size: CacheSize) -> CacheSize:
+        """Return the size with the seconds that it saves."""
+        hits = [one.hits(size.blocks) * one.block_tokens for one in self.reuses]
+        pairs = zip(self.reuses, hits, strict=True)
+        saved_s = [_saved_s(self.deployment, one.prompt_tokens, cached) for one, cached in pairs]
+        of_hour = [np.full(len(part), hours / len(part)) for part, hours in zip(saved_s, self.hours, strict=True)]
+        return replace(
+            size,
+            saved_share=_share(saved_s, self._alone_s),
+            saved_s_per_hour=self._with_error(_share(saved_s, of_hour), hits[0]),
+        )
+
+    def _with_error(self, estimate: Estimate, cached: Ints) -> Estimate:
+        """Add the cost model's interval, from some requests that the draws compute again."""
+        prompt = self.reuses[0].prompt_tokens
+        rows = np.flatnonzero(cached)
+        rows = rows[:: max(1, len(rows) // ERROR_REQUESTS)]
+        if not len(rows):
+            return estimate
+        sums = [float(_saved_s(one, prompt[rows], cached[rows]).sum()) for one in self._deployed]
+        return drawn_estimate(estimate, sums)
+
+    def priced(self, rows: list[CacheSize], pool: CacheSize, usd_per_gb_hour: float) -> list[CacheSize]:
+        """Return sizes beyond the GPU pool with the price of what they add to it."""
+        at_pool = self.of(pool)
+        tokens = sum(int(one.prompt_tokens.sum()) for one in self.reuses)
+        per_hour = tokens / sum(self.hours)
+
+        def priced(row: CacheSize) -> CacheSize:
+            usd, more = row.gb * usd_per_gb_hour, row.token_share.value - pool.token_share.value
+            seconds = row.saved_s_per_hour.value - at_pool.saved_s_per_hour.value
+            if math.isnan(usd) or more <= 0 or seconds <= 0:
+                return row
+            saved, each = row.saved_s_per_hour, usd / seconds
+            ends = (each * saved.value / end for end in (saved.model_high, saved.model_low))
+            return replace(
+                row,
+                usd_per_saved_s=Estimate(each, math.nan, *ends),
+                usd_per_million_tokens=Estimate(usd / (more * per_hour) * 1e6),
+            )
+
+        return [priced(row) for row in rows]
+
+
+class _LoadOrCompute:
+    """Compares loading a prefix with computing it, for a request with ``new_tokens`` after the prefix."""
+
+    def __init__(self, deployment: Deployment, new_tokens: int) -> None:
+        block = deployment.kv.block_size
+        most = max(1, (deployment.max_model_len - new_tokens - 1) // block)
+        self.blocks = np.unique(np.rint(np.geomspace(1, most, CURVE_POINTS)).astype(np.int64))
+        self._deployed = [deployment, *model_error.perturbed_deployments(deployment)]
+        self._new_tokens, self._kv = new_tokens, deployment.kv
+
+    @property
+    def prefix_tokens(self) -> Ints:
+        """Return the prefixes that are compared, in tokens."""
+        return self.blocks * self._kv.block_size
+
+    def saved_s(self, deployment: Deployment, blocks: Ints) -> Floats:
+        """Return the seconds that a request saves if it need not compute a prefix of so many blocks."""
+        prefix = blocks * self._kv.block_size
+        return _saved_s(deployment, prefix + self._new_tokens, prefix)
+
+    def compared(self, source: str, gb_per_s: float) -> Loading:
+        """Return the break-even with loads at this bandwidth of each GPU."""
+        if not 0 < gb_per_s < math.inf:
+            raise InputError(f"the bandwidth of {source} must be a finite number of GB/s above 0; it is {gb_per_s:g}")
+        block_s = self._kv.kv_bytes_per_block / (gb_per_s * GB)  # each GPU loads its own part
+        ends = [self._break_even(one, block_s) for one in self._deployed]
+        load_s = tuple((self.blocks * block_s).tolist())
+        return Loading(source, gb_per_s, drawn_estimate(Estimate(ends[0]), ends), load_s)
+
+    def _break_even(self, deployment: Deployment, block_s: float) -> float:
+        def loads_faster(blocks: Ints) -> npt.NDArray[np.bool_]:
+            return blocks * block_s < self.saved_s(deployment, blocks)
+
+        fast = np.flatnonzero(loads_faster(self.blocks))
+        if not len(fast):
+            return math.inf
+        between = np.arange(self.blocks[fast[0] - 1] + 1 if fast[0] else 1, self.blocks[fast[0]] + 1)
+        return float(between[np.argmax(loads_faster(between))] * self._kv.block_size)

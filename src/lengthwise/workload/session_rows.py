@@ -1,0 +1,381 @@
+"""Reads traces in which requests wait for others: Agentic Mooncake, conversations and OpenTelemetry spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import MAX_TENANTS, After, SharedPrefixes, Workload, estimated_tokens
+from lengthwise.workload.trace_rows import FORMATS, Source, row_fault
+
+HASHED_TOKENS = 512
+"""Tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``."""
+
+_USERS = {"human", "user"}
+_ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
+
+
+@dataclass
+class Call:
+    """One request of a trace, and the requests (by their place in the file) that it waits for."""
+
+    line: int | None
+    arrival_s: float | None  # None: sent when its parents have ended
+    prompt_tokens: int
+    output_tokens: int
+    session: str | int
+    parents: Sequence[int] = ()
+    delay_s: float = 0.0
+    block_ids: Sequence[int] = ()
+    previous_turn: int = -1
+
+
+def workload_of(
+    source: Source,
+    calls: Sequence[Call],
+    *,
+    name: str,
+    block_tokens: int = HASHED_TOKENS,
+    extra: dict[str, Any] | None = None,
+    sort: bool = True,
+) -> Workload:
+    """Return the workload of these calls, in order of arrival; a child has the arrival of its latest parent.
+
+    Without ``sort``, calls without parents must be in order of arrival. Raises TraceError with the line of the call.
+    """
+    n, latest_s = len(calls), -np.inf
+    arrival_s = np.zeros(n)
+    for i, call in enumerate(calls):
+        if call.parents:
+            arrival_s[i] = arrival_s[list(call.parents)].max()
+            continue
+        arrival_s[i] = call.arrival_s or 0.0
+        if arrival_s[i] < latest_s and not sort:
+            raise source.fault(call.line, "arrives before the row above it; order the rows, or pass sort=True")
+        latest_s = arrival_s[i]
+    order = np.argsort(arrival_s, kind="stable")
+    own = dict.fromkeys(call.session for call in calls)
+    numbered = all(isinstance(session, int) for session in own)
+    number_of = {session: session if numbered else number for number, session in enumerate(own)}
+    session = np.array([number_of[call.session] for call in calls])
+    turn, seen = np.zeros(n, np.int64), dict.fromkeys(own, 0)
+    for i in order:
+        turn[i] = seen[calls[i].session]
+        seen[calls[i].session] += 1
+    after = After(
+        _starts(call.parents for call in calls),
+        np.array([parent for call in calls for parent in call.parents], np.int64),
+        np.array([call.delay_s for call in calls]),
+    )
+    prefixes = SharedPrefixes(
+        block_tokens,
+        _starts(call.block_ids for call in calls),
+        np.array([number for call in calls for number in call.block_ids], np.int64),
+        np.array([call.previous_turn for call in calls]),
+    )
+    shares = len(prefixes.block_ids) > 0 or (prefixes.turns >= 0).any()
+    columns = {"session": session, "turn": turn} | (extra or {})
+    columns = {key: np.asarray(column)[order] for key, column in columns.items()}
+    try:
+        return Workload(
+            arrival_s=arrival_s[order] - arrival_s.min(),
+            prompt_tokens=np.array([call.prompt_tokens for call in calls])[order],
+            output_tokens=np.array([call.output_tokens for call in calls])[order],
+            after=after.take(order) if len(after.parent) else None,
+            prefixes=prefixes.take(order) if shares else None,
+            priority=columns.pop("priority", None),
+            tenant=columns.pop("tenant", None),
+            extra=columns,
+            name=name,
+        )
+    except InputError as error:
+        raise source.fault(None, str(error)) from error
+
+
+def _starts(lists: Iterable[Sequence[int]]) -> Any:
+    return np.cumsum([0, *map(len, lists)])
+
+
+def is_agentic(source: Source) -> bool:
+    """Return whether rows of a Mooncake trace wait for others."""
+    return any(key in source.data for key in (b'"delay"', b'"wait_for"', b'"tool_wait_ms"'))
+
+
+def read_agentic(source: Source, *, sort: bool) -> Workload:
+    """Return the requests of Dynamo's Agentic Mooncake, or of a Mooncake trace with sessions and delays.
+
+    A row waits for the rows whose ``request_id`` is in ``wait_for``. Without ``wait_for``, a row with a ``delay``, or
+    without a timestamp, waits for the row before it in its session. It is sent ``delay`` plus ``tool_wait_ms``
+    milliseconds after the last of them has ended. ``input_length`` is the complete prompt.
+    """
+    rows = list(source.json_rows())
+    names = [str(row.get("request_id", f"row {number}")) for number, (_, row) in enumerate(rows)]
+    place: dict[str, int] = {}
+    for number, ((line, _), name) in enumerate(zip(rows, names, strict=True)):
+        if place.setdefault(name, number) != number:
+            raise source.fault(line, f"request_id must differ from row to row; {name!r} occurs twice")
+    block_tokens = rows[0][1].get("block_size", HASHED_TOKENS)
+    calls: list[Call] = []
+    last: dict[str, int] = {}
+    for number, (line, row) in enumerate(rows):
+        fault = row_fault(FORMATS["mooncake"], [], row)
+        at_ms: Any = row.get("timestamp")
+        hashes, session = row.get("hash_ids") or [], row.get("session_id")
+        if fault := fault or hash_fault(hashes, row["input_length"], block_tokens):
+            raise source.fault(line, fault)
+        waits = _parents(source, line, row, place, number, last)
+        if not waits and (type(at_ms) not in (int, float) or not 0 <= at_ms < np.inf):
+            shown = "missing" if at_ms is None else repr(at_ms)
+            raise source.fault(line, f"timestamp must be a time from 0 up; it is {shown:.60}")
+        call = Call(
+            line,
+            None if waits else at_ms / 1e3,
+            int(row["input_length"]),
+            int(row["output_length"]),
+            names[number] if session is None else session if type(session) is int else str(session),
+            waits,
+            sum(_milliseconds(source, line, row, key) for key in ("delay", "tool_wait_ms")) / 1e3,
+            hashes,
+        )
+        if row.get("previous_turn") is not None:
+            call.previous_turn = _earlier(source, line, "continues", str(row["previous_turn"]), place, number)
+            _check_turn(source, call, calls[call.previous_turn])
+        elif "previous_turn" not in row and len(waits) == 1 and not hashes and not calls[waits[0]].block_ids:
+            call.previous_turn = _continued(calls, waits[0], call.prompt_tokens)
+        calls.append(call)
+        if session is not None:
+            last[str(session)] = number
+    extra = _scheduling_columns([row for _, row in rows])
+    return workload_of(source, calls, name=source.name, block_tokens=block_tokens, extra=extra, sort=sort)
+
+
+def _parents(
+    source: Source, line: int, row: dict[str, Any], place: dict[str, int], number: int, last: dict[str, int]
+) -> list[int]:
+    """Return the places of the rows that a row waits for; ``last`` is the last row of each session so far."""
+    names, session = row.get("wait_for"), str(row.get("session_id"))
+    if names is None:
+        is_later = session in last and (row.get("delay") is not None or row.get("timestamp") is None)
+        return [last[session]] if is_later else []
+    if not isinstance(names, list):
+        raise source.fault(line, f"wait_for must be a list of request_id; it is {names!r:.60}")
+    return [_earlier(source, line, "waits for", str(name), place, number) for name in names]
+
+
+def _scheduling_columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the columns priority and tenant of rows that have them."""
+    columns: dict[str, Any] = {}
+    if all(type(row.get("priority")) is int for row in rows):
+        columns["priority"] = [row["priority"] for row in rows]
+    if any("tenant" in row for row in rows):
+        tenants = [row.get("tenant") for row in rows]
+        codes = {tenant: code for code, tenant in enumerate(dict.fromkeys(map(str, tenants)))}
+        are_codes = all(type(tenant) is int and 0 <= tenant < MAX_TENANTS for tenant in tenants)
+        columns["tenant"] = tenants if are_codes else [codes[str(tenant)] for tenant in tenants]
+    return columns
+
+
+def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
+    """Return what is wrong with the hash_ids of a row, or None."""
+    if type(block_tokens) is not int or block_tokens < 1:
+        return f"block_size must be a number of tokens from 1 up; it is {block_tokens!r:.60}"
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        return f"hash_ids must be a list of whole numbers from 0 up; it is {ids!r:.60}"
+    if len(ids) > -(-prompt_tokens // block_tokens):
+        return (
+            f"a prompt of {prompt_tokens} tokens has at most {-(-prompt_tokens // block_tokens)} blocks of "
+            f"{block_tokens} tokens; it has {len(ids)} hash_ids"
+        )
+    return None
+
+
+def _earlier(source: Source, line: int, verb: str, name: str, place: dict[str, int], number: int) -> int:
+    at = place.get(name)
+    if at is None:
+        raise source.fault(line, f"the request {verb} {name!r}, which is no request_id of this file")
+    if at >= number:
+        raise source.fault(line, f"the request {verb} {name!r}, which must come before it in the file")
+    return at
+
+
+def _check_turn(source: Source, call: Call, before: Call) -> None:
+    total = before.prompt_tokens + before.output_tokens
+    if call.prompt_tokens <= total:
+        raise source.fault(
+            call.line,
+            f"input_length must exceed the {total} tokens of the prompt and output of the turn before it; "
+            f"it is {call.prompt_tokens}",
+        )
+
+
+def _milliseconds(source: Source, line: int, row: dict[str, Any], key: str) -> float:
+    value = row.get(key)
+    if value is None:
+        return 0.0
+    if type(value) not in (int, float) or not (isfinite(value) and value >= 0):
+        raise source.fault(line, f"{key} must be milliseconds from 0 up; it is {value!r:.60}")
+    return float(value)
+
+
+def _continued(calls: Sequence[Call], before: int, prompt_tokens: int) -> int:
+    """Return ``before`` if a prompt is longer than that request's prompt and output, so that it may continue them."""
+    return before if prompt_tokens > calls[before].prompt_tokens + calls[before].output_tokens else -1
+
+
+def read_conversations(
+    source: Source,
+    entries: Iterable[tuple[int | None, dict[str, Any]]],
+    count_tokens: Callable[[str], int] | None,
+    *,
+    multi_turn: bool,
+) -> Workload:
+    """Return a request for each answer; the messages before an answer are its prompt.
+
+    With ``multi_turn`` each answer waits for the answer before it, and conversations start at their "tstamp" (seconds),
+    if all have one. Without, all requests arrive at time 0. ``extra`` has "session", "turn", the texts "prompt" and
+    "output" and, if entries name it, "model".
+    """
+    count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
+    calls: list[Call] = []
+    texts: list[tuple[str, str, str]] = []
+    times: list[Any] = []
+    for number, (line, entry) in enumerate(entries):
+        turns = entry.get("conversations", entry.get("conversation", entry.get("messages")))
+        if not isinstance(turns, list):
+            raise source.fault(line, "each entry must hold a list named conversations")
+        before: int | None = None
+        for prompt_tokens, output_tokens, prompt, output in _answers(turns, count):
+            if prompt_tokens < 1:
+                continue
+            call = Call(line, 0.0, prompt_tokens, output_tokens, str(number))
+            if multi_turn and before is not None:
+                call.parents, call.previous_turn = [before], _continued(calls, before, prompt_tokens)
+            before = len(calls)
+            calls.append(call)
+            times.append(entry.get("tstamp"))
+            texts.append((prompt, output, str(entry.get("model") or "")))
+    if not calls:
+        raise source.fault(None, "no conversation in it has an answered message")
+    if multi_turn and all(type(at_s) in (int, float) and isfinite(at_s) for at_s in times):
+        for call, at_s in zip(calls, times, strict=True):
+            call.arrival_s = at_s
+    columns = dict(zip(("prompt", "output", "model"), zip(*texts, strict=True), strict=True))
+    extra = {key: np.array(column, object) for key, column in columns.items() if key != "model" or any(column)}
+    name = source.name if count_tokens else f"{source.name} (tokens estimated)"
+    return workload_of(source, calls, name=name, extra=extra)
+
+
+def _answers(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[int, int, str, str]]:
+    prompt_tokens, prompt, is_question = 0, "", False
+    for turn in turns:
+        if not isinstance(turn, dict):
+            continue
+        role = str(turn.get("from", turn.get("role", ""))).lower()
+        text = str(turn.get("value", turn.get("content")) or "")
+        tokens = count(text)
+        if role in _ASSISTANTS and is_question and tokens > 0:
+            yield prompt_tokens, tokens, prompt, text
+        is_question = role in _USERS and bool(text)
+        prompt_tokens += tokens
+        prompt = f"{prompt}\n\n{text}" if prompt else text
+
+
+_PROMPT_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUT_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_OPERATIONS = (None, "chat", "text_completion", "generate_content")
+
+
+@dataclass(frozen=True)
+class _Span:
+    line: int
+    start_ns: int
+    end_ns: int
+    session: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+def is_otel(first: dict[str, Any] | None) -> bool:
+    """Return whether the first object of a file holds OpenTelemetry spans: of OTLP, or one span a line."""
+    return first is not None and ("resourceSpans" in first or {"context", "attributes", "start_time"} <= set(first))
+
+
+def read_otel(source: Source) -> Workload:
+    """Return the calls of models in a file of OpenTelemetry GenAI spans.
+
+    Lines are OTLP's JSON (the collector's file exporter) or single spans (the console exporter). Calls of one
+    ``gen_ai.conversation.id``, or else of one trace, are a session: a call waits for the calls of its session that
+    ended before it started, and as long after them as was recorded.
+    """
+    spans = [span for line, row in source.json_rows() for span in _spans(source, line, row)]
+    if not spans:
+        raise source.fault(None, f"no span in it has {_PROMPT_KEYS[0]} and {_OUTPUT_KEYS[0]} of at least 1")
+    spans.sort(key=lambda span: (span.start_ns, span.end_ns))
+    calls: list[Call] = []
+    members: dict[str, list[int]] = {}
+    for number, span in enumerate(spans):
+        earlier = [i for i in members.get(span.session, ()) if spans[i].end_ns <= span.start_ns]
+        # Of the calls that have ended, only the last are parents: those that no other such call came after.
+        last_start_ns = max((spans[i].start_ns for i in earlier), default=0)
+        parents = [i for i in earlier if spans[i].end_ns > last_start_ns or spans[i].start_ns == last_start_ns]
+        fork = parents[0] if len(parents) == 1 else -1
+        if len(parents) > 1 and len(calls[parents[0]].parents) == 1:
+            fork = calls[parents[0]].parents[0]  # parallel calls are joined: the prompt continues what was before them
+        previous = _continued(calls, fork, span.prompt_tokens) if fork >= 0 else -1
+        delay_s = (span.start_ns - max((spans[i].end_ns for i in parents), default=span.start_ns)) / 1e9
+        if previous >= 0 and previous not in parents:
+            parents = [previous, *parents]
+        lengths = (span.prompt_tokens, span.output_tokens)
+        arrival_s = (span.start_ns - spans[0].start_ns) / 1e9
+        calls.append(Call(span.line, arrival_s, *lengths, span.session, parents, delay_s, (), previous))
+        members.setdefault(span.session, []).append(number)
+    models = np.array([span.model for span in spans], object)
+    return workload_of(source, calls, name=source.name, extra={"model": models} if any(models) else None)
+
+
+def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
+    try:
+        if "resourceSpans" not in row:
+            found = [(row["attributes"] or {}, row["context"]["trace_id"], row["start_time"], row["end_time"])]
+        else:
+            found = [
+                (
+                    _attributes(span.get("attributes", ())),
+                    span["traceId"],
+                    span["startTimeUnixNano"],
+                    span["endTimeUnixNano"],
+                )
+                for resource in row["resourceSpans"]
+                for scope in resource["scopeSpans"]
+                for span in scope["spans"]
+            ]
+        for attributes, trace_id, start, end in found:
+            prompt, output = (_first(attributes, keys) for keys in (_PROMPT_KEYS, _OUTPUT_KEYS))
+            if attributes.get("gen_ai.operation.name") not in _OPERATIONS or prompt < 1 or output < 1:
+                continue
+            session = str(attributes.get("gen_ai.conversation.id") or trace_id)
+            model = str(attributes.get("gen_ai.request.model") or "")
+            yield _Span(line, _nanoseconds(start), _nanoseconds(end), session, model, prompt, output)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        shown = f"{type(error).__name__}: {error}"
+        raise source.fault(line, f"must hold spans as OpenTelemetry writes them ({shown})") from error
+
+
+def _attributes(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {item["key"]: next(iter(item["value"].values()), None) for item in items}
+
+
+def _first(attributes: dict[str, Any], keys: Sequence[str]) -> int:
+    return int(next((attributes[key] for key in keys if attributes.get(key) is not None), 0))
+
+
+def _nanoseconds(at: str | int) -> int:
+    text = str(at)
+    return int(text) if text.isdigit() else round(datetime.fromisoformat(text).timestamp() * 1e6) * 1000

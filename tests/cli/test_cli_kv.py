@@ -1,0 +1,98 @@
+"""lengthwise kv as a user sees it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+SCENARIO = """
+[workload]
+prompt = 100
+output = 50
+num_requests = 60
+session_rate = 2
+[workload.sessions]
+turns = 3
+[deployment]
+model = "llama-3.1-8b"
+gpu = "A100-80GB"
+[[variants]]
+name = "one"
+engine.enable_prefix_caching = true
+[[variants]]
+name = "two"
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "chat.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    same = {"input_length": 1200, "output_length": 5}
+    rows = [{"timestamp": 1000 * i, **same, "hash_ids": [7, 8, 9 + i]} for i in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_scenario_has_table_report_and_json(cli, scenario, tmp_path):
+    out, page = tmp_path / "kv.json", tmp_path / "kv.html"
+    done = cli("kv", scenario, "--seeds", 2, "--memory", 1, "--load", "local SSD=3", "--json", out, "--report", page)
+    assert done.code == 0, done.err
+    assert "one is the first of 2 variants" in done.err
+    assert "GPU pool" in done.out
+    assert "Loading from local SSD at 3 GB/s" in done.out
+    written = json.loads(out.read_text())
+    assert written["format"] == "lengthwise.kv"
+    assert {size["name"] for size in written["sizes"]} >= {"1 GB", "GPU pool", "all blocks"}
+    assert "What a prefix cache finds" in page.read_text()
+    other = cli("kv", scenario, "--variant", "two", "--json", "-")
+    assert json.loads(other.out)["simulated"]["value"] is None
+
+
+def test_a_trace_needs_no_deployment(cli, trace):
+    done = cli("kv", trace, "--prompts-only", "--json", "-")
+    assert done.code == 0, done.err
+    last = json.loads(done.out)["sizes"][-1]
+    # Of the four prompts the last three find two blocks of 512 tokens; of 12 references 6.
+    assert (last["blocks"], last["gb"], last["block_share"]["value"]) == (2, None, 0.5)
+    with_model = json.loads(cli("kv", trace, "--model", "llama-3.1-8b", "--block-size", 16, "--json", "-").out)
+    assert with_model["sizes"][-1]["gb"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "0"], "finite number of GB above 0; it is 0"),
+        (["--load", "disk=0"], "bandwidth of disk must be a finite number of GB/s above 0"),
+        (["--load", "disk"], "--load takes NAME=GB/S"),
+        (["--memory-price", "0"], "--memory-price must be above 0"),
+        (["--model", "llama-3.1-8b"], "--model needs a trace"),
+        (["--variant", "three"], "has no variant 'three'"),
+    ],
+)
+def test_bad_options_of_a_scenario_are_one_error(cli, scenario, words, message):
+    done = cli("kv", scenario, *words)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("error:") == 1
+
+
+def test_bad_input_is_one_error(cli, trace, tmp_path, scenario_file):
+    assert "prompts share prefixes" in cli("kv", scenario_file).err
+    for words, message in (
+        ([trace, "--variant", "one"], "--variant needs a scenario"),
+        ([trace, "--memory", "5"], "give --model"),
+        ([trace, "--block-size", "100"], "block_size must divide the 512 tokens"),
+        (["chat-1m"], "prompts share prefixes"),
+        ([tmp_path / "absent.jsonl"], "absent.jsonl"),
+    ):
+        done = cli("kv", *words)
+        assert done.code == 2, (words, done.err)
+        assert message in done.err, (words, done.err)

@@ -1,0 +1,154 @@
+"""Shared prefixes and sessions on the command line: what the reports show, and one message for each mistake."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+CHAT = """
+[workload]
+prompt = 60
+output = 8
+num_requests = 120
+session_rate = 4
+
+[workload.groups]
+count = 3
+system_prompt = 320
+
+[workload.sessions]
+turns = 3
+max_turns = 6
+think_time = { median = "0.5s" }
+
+[deployment]
+model = "llama-3.2-1b"
+gpu = "A100-80GB"
+
+[engine]
+max_model_len = 4096
+
+[[variants]]
+name = "cached"
+engine.enable_prefix_caching = true
+
+[[variants]]
+name = "computed"
+"""
+
+PLAIN = CHAT[: CHAT.index("[workload.groups]")].replace("session_rate", "request_rate") + CHAT[CHAT.index("[deploy") :]
+
+
+@pytest.fixture
+def chat(tmp_path):
+    path = tmp_path / "chat.toml"
+    path.write_text(CHAT)
+    return path
+
+
+def summaries(path):
+    return {result["name"]: result for result in json.loads(path.read_text())["results"]}
+
+
+def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    finished = cli("simulate", chat, "--json", out, "--report", page)
+    assert finished.code == 0, finished.err
+    for words in ("Prompt tokens cached %", "Prefill saved s", "mean TTFT at turn", "% cached"):
+        assert words in finished.out
+    found = summaries(out)
+    cache, off = (found[name]["summary"]["prefix_cache"] for name in ("cached", "computed"))
+    assert 0.5 < cache["hit_rate"]["value"] < 1
+    assert 0 < cache["saved_share"]["value"] < 1
+    assert off["hit_rate"]["value"] is None
+    assert off["saved_prefill_s"]["value"] is None
+    assert cache["turns"]["1"]["hit_rate"]["value"] < cache["turns"]["2"]["hit_rate"]["value"]
+    shares = [turn["share"]["value"] for turn in cache["turns"].values()]
+    assert math.isclose(sum(shares), 1)
+    over_time = found["cached"]["prefix_cache_over_time"]
+    assert len(over_time["time_s"]) == len(over_time["hit_rate"])
+    assert "By turn of the session" in page.read_text()
+    assert "share of prompt tokens cached" in page.read_text()
+
+
+@pytest.mark.parametrize("has_prefixes", [True, False], ids=["caching off", "no prefixes"])
+def test_other_reports_have_no_word_of_it(cli, tmp_path, has_prefixes):
+    text = (CHAT if has_prefixes else PLAIN).partition("[[variants]]")[0]
+    text = text if has_prefixes else text.replace("[engine]", "[engine]\nenable_prefix_caching = true")
+    (tmp_path / "plain.toml").write_text(text)
+    out, page = tmp_path / "out.json", tmp_path / "out.html"
+    finished = cli("simulate", tmp_path / "plain.toml", "--json", out, "--report", page)
+    assert finished.code == 0, finished.err
+    assert "cached" not in finished.out
+    assert "prefix_cache" not in out.read_text().replace("enable_prefix_caching", "")
+    assert "By turn of the session" not in page.read_text()
+    assert "share of prompt tokens cached" not in page.read_text()
+
+
+def test_explain_tells_the_story_of_a_request(cli, chat):
+    finished = cli("explain", chat, "--request", "2")
+    assert finished.code == 0, finished.err
+    cached, computed = finished.out.split("computed, request 2")
+    assert "the prefix cache is off" in computed
+    for words in ("cached, request 2", "of the prompt; they save", "replica", "TTFT"):
+        assert words in cached
+    assert cli("explain", chat, "--request", "120").err.startswith("error: a request must have a number from 0 to 119")
+
+
+ROW = {"timestamp": 0, "input_length": 600, "output_length": 5}
+CALL = {"output_length": 5, "delay": 30}
+TRACES = {
+    "hash ids without lengths": ([{"timestamp": 0, "hash_ids": [1, 2]}], "input_length"),
+    "more hash ids than the prompt has blocks": ([ROW | {"hash_ids": [1, 2, 3]}], "it has 3 hash_ids"),
+    "a parent that is missing": (
+        [ROW | {"request_id": "a"}, ROW | {"request_id": "b", "wait_for": ["c"]}],
+        "'c', which is no request_id of this file",
+    ),
+    "a parent that comes later": (
+        [ROW | {"request_id": "a", "wait_for": ["b"]}, ROW | {"request_id": "b"}],
+        "'b', which must come before it in the file",
+    ),
+}
+
+
+def refused(finished, words):
+    """Check that a command ends with one clear message."""
+    assert (finished.code, finished.out) == (2, "")
+    errors = [line for line in finished.err.splitlines() if line.startswith("error")]
+    assert len(errors) == 1
+    assert words in finished.err
+    assert "Traceback" not in finished.err
+
+
+@pytest.mark.parametrize(("rows", "words"), TRACES.values(), ids=TRACES)
+def test_a_trace_that_contradicts_itself_is_refused(cli, chat, tmp_path, rows, words):
+    trace = tmp_path / "calls.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    replay = tmp_path / "replay.toml"
+    replay.write_text('[workload]\ntrace = "calls.jsonl"\nformat = "mooncake"\n' + CHAT[CHAT.index("[deployment]") :])
+    refused(cli("simulate", replay), words)
+
+
+@pytest.mark.parametrize(
+    "router", ["session_affinity", "cache_aware", "prefix_precise", "uncached_work", "uncached_load"]
+)
+def test_a_router_that_needs_prefixes_is_refused_without_them(cli, tmp_path, router):
+    (tmp_path / "plain.toml").write_text(PLAIN)
+    finished = cli("simulate", tmp_path / "plain.toml", "--set", f"scheduler.router={router}")
+    refused(finished, "this workload says nothing about them; take a trace with hash_ids, or sessions")
+
+
+def test_a_router_that_needs_the_cache_is_refused_without_it(cli, chat):
+    finished = cli("simulate", chat, "--variant", "computed", "--set", "scheduler.router=cache_aware")
+    refused(finished, "set engine.enable_prefix_caching = true")
+
+
+def test_block_sizes_must_divide_each_other(cli, tmp_path):
+    trace = tmp_path / "calls.jsonl"
+    trace.write_text(json.dumps(ROW | {"hash_ids": [1, 2]}) + "\n")
+    replay = tmp_path / "replay.toml"
+    replay.write_text('[workload]\ntrace = "calls.jsonl"\n' + CHAT[CHAT.index("[deployment]") :])
+    finished = cli("simulate", replay, "--variant", "cached", "--set", "engine.block_size=48")
+    refused(finished, "must divide the 512 tokens of a shared block")

@@ -1,0 +1,78 @@
+"""Laws of the prefix cache: kernel and reference agree, and what is found was computed before."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lengthwise.engine import simulate
+from lengthwise.schema.deployment import Scheduler
+from lengthwise.schema.workload import After, Workload
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_kernel_agrees import EXAMPLES, assert_same
+from worlds import deployments, shared_prefixes
+
+INFINITY = float("inf")
+PREFIX_ROUTERS = (
+    "session_affinity",
+    "cache_aware",
+    "prefix_precise",
+    "prefix_approximate",
+    "uncached_work",
+    "uncached_load",
+)
+
+
+@st.composite
+def caching_deployments(draw):
+    """Replicas with a prefix cache that is often too small, under policies that compute prompts in chunks."""
+    deployment = draw(deployments())
+    scheduler = Scheduler(
+        rank=draw(st.sampled_from(["fcfs", "srtf", "priority"])),
+        victim=draw(st.sampled_from(["latest_admitted", "srtf"])),
+        batching=draw(st.sampled_from(["unified", "chunked", "even"])),
+        memory=draw(st.sampled_from(["paged_by_chunk", "paged", "predicted_peak", "reserve_max"])),
+        preemption_mode=draw(st.sampled_from(["recompute", "recompute", "swap"])),
+        router=draw(st.sampled_from(["round_robin", "central", "least_outstanding", *PREFIX_ROUTERS])),
+        preemption=draw(st.sampled_from(["never", "by_rank"])),
+    )
+    limits = dataclasses.replace(deployment.limits, enable_prefix_caching=True)
+    return dataclasses.replace(deployment, limits=limits, scheduler=scheduler)
+
+
+@st.composite
+def turns_and_groups(draw):
+    """Requests with prefixes in common: alike prompts, or sessions of several turns."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, chains = draw(st.integers(2, 60)), draw(st.sampled_from([1, 3, 10]))
+    parents = np.arange(n) - chains
+    after = None
+    if draw(st.booleans()):
+        start = np.concatenate([[0], np.cumsum(parents >= 0)])
+        after = After(start, parents[parents >= 0], np.round(rng.exponential(0.05, n), 2))
+    prompt, output = rng.integers(1, draw(st.sampled_from([40, 150])), n), rng.integers(1, 40, n)
+    prefixes = draw(shared_prefixes(prompt, output, after, rng))
+    arrival_s = np.sort(np.round(rng.uniform(0, draw(st.sampled_from([0.0, 0.3])), n), 3))
+    return Workload(
+        arrival_s, prompt, output, np.round(output * rng.lognormal(0, 0.5, n), 1),
+        priority=rng.integers(0, 3, n), after=after, prefixes=prefixes,
+    )  # fmt: skip
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(turns_and_groups(), caching_deployments(), st.sampled_from([INFINITY, INFINITY, 0.2]))
+def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_limit_s):
+    kernel, reference = (
+        simulate(workload, deployment, time_limit_s=time_limit_s, engine=engine) for engine in ("kernel", "reference")
+    )
+    assert_same(kernel, reference)
+    found = kernel.requests.cached_tokens
+    block_size = deployment.kv.block_size
+    assert (found % block_size == 0).all()
+    assert (found < workload.prompt_tokens).all()

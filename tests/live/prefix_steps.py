@@ -1,0 +1,112 @@
+"""vLLM's own scheduler with its prefix cache, stepped without a model: run in the engine's environment.
+
+python prefix_steps.py MODEL_DIR WORLDS: reads a JSON list of worlds and prints a JSON list of their steps. Every step
+lasts one second. A step is [time, free blocks, [[request, tokens], ...], [preempted request, ...], [[admitted request,
+cached tokens], ...]].
+"""
+
+import heapq
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import torch
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+
+def scheduler(model, world):
+    size, blocks = world["block_size"], world["blocks"] + 1  # vLLM keeps one block as the null block
+    config = VllmConfig(
+        model_config=ModelConfig(model=model, dtype="float32", max_model_len=world["max_model_len"], seed=0),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=world["max_num_seqs"],
+            max_num_batched_tokens=world["max_num_batched_tokens"],
+            max_model_len=world["max_model_len"],
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+        ),
+        cache_config=CacheConfig(block_size=size, enable_prefix_caching=world["caching"]),
+    )
+    config.scheduler_config.async_scheduling = False
+    config.cache_config.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=cache,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=size,
+        log_stats=False,
+    )
+
+
+def prompt_of(one, world, requests, fresh):
+    """The tokens of a prompt: those of the turn before or of its shared blocks, and tokens that no other has."""
+    tokens, size = [], world["block_tokens"]
+    if one["previous_turn"] >= 0:
+        tokens = list(requests[one["previous_turn"]].all_token_ids)
+    for number in one["block_ids"]:
+        tokens += range(number * size, (number + 1) * size)
+    tokens = tokens[: one["prompt"]]
+    return tokens + [next(fresh) for _ in range(one["prompt"] - len(tokens))]
+
+
+def steps(model, world):
+    made = scheduler(model, world)
+    hasher, fresh = get_request_block_hasher(world["block_size"], sha256), itertools.count(10**6)
+    specs, requests, time, lines, preempted = world["requests"], {}, 0, [], []
+    coming = [(one["arrival"], i) for i, one in enumerate(specs) if one["parent"] < 0]
+    heapq.heapify(coming)
+    while coming or made.requests:
+        if not made.requests:
+            time = max(time, coming[0][0])
+        while coming and coming[0][0] <= time:
+            _, i = heapq.heappop(coming)
+            params = SamplingParams(max_tokens=specs[i]["output"], ignore_eos=True, temperature=0)
+            prompt = prompt_of(specs[i], world, requests, fresh)
+            requests[i] = Request(str(i), prompt, params, None, arrival_time=float(i), block_hasher=hasher)
+            made.add_request(requests[i])
+        report = made.schedule()
+        preempted += [int(name) for name in report.preempted_req_ids or ()]
+        names = list(report.num_scheduled_tokens)
+        if not names:
+            continue
+        admitted = [[int(new.req_id), new.num_computed_tokens] for new in report.scheduled_new_reqs]
+        again = report.scheduled_cached_reqs
+        for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
+            if name in again.resumed_req_ids:
+                admitted.append([int(name), computed])
+        scheduled = [[int(name), tokens] for name, tokens in report.num_scheduled_tokens.items()]
+        free = made.kv_cache_manager.block_pool.get_num_free_blocks()
+        lines.append([time, free, sorted(scheduled), sorted(preempted), sorted(admitted)])
+        time, preempted = time + 1, []
+        complete = [made.requests[name].num_computed_tokens >= made.requests[name].num_tokens for name in names]
+        output = ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: k for k, name in enumerate(names)},
+            sampled_token_ids=[[next(fresh)] if done else [] for done in complete],
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+        made.update_from_output(report, output)
+        for i in sorted(int(name) for name in names if name not in made.requests):
+            for k, one in enumerate(specs):
+                if one["parent"] == i:
+                    heapq.heappush(coming, (max(one["arrival"], time + one["delay"]), k))
+    return lines
+
+
+if __name__ == "__main__":
+    init_none_hash(sha256)
+    worlds = json.loads(Path(sys.argv[2]).read_text())
+    print(json.dumps([steps(sys.argv[1], world) for world in worlds]))

@@ -1,0 +1,146 @@
+"""The engine schedules as vLLM does, step by step: requests, tokens, preemptions, cached tokens and free blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plugin_engines import ROOT
+
+from lengthwise.engine import deploy
+from lengthwise.engine.reference import Reference
+from lengthwise.engine.setup import prepare
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import EngineLimits
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+WORLDS = int(os.environ.get("LENGTHWISE_PREFIX_WORLDS", "60"))
+
+
+def random_world(seed):
+    """A world of short requests with prefixes in common, for a pool that is often too small."""
+    rng = np.random.default_rng(seed)
+    n, size, max_model_len = int(rng.integers(5, 60)), int(rng.choice([4, 16])), int(rng.choice([100, 300]))
+    block_tokens = size * int(rng.choice([1, 1, 2]))
+    chains = int(rng.choice([2, 5, 100]))
+    requests = []
+    for i in range(n):
+        parent = i - chains if rng.random() < 0.8 else -1
+        turn = parent if parent >= 0 and rng.random() < 0.7 else -1
+        own, before = int(rng.integers(1, max_model_len // 3)), 0
+        if turn >= 0:
+            before = requests[turn]["prompt"] + requests[turn]["output"]
+        prompt, output = before + own, int(rng.integers(1, 30))
+        if prompt + output >= max_model_len:
+            parent, turn, prompt = -1, -1, own
+        ids = rng.integers(0, 3, rng.integers(0, prompt // block_tokens + 1)) if turn < 0 else []
+        requests.append({
+            "arrival": int(rng.integers(0, 3 * n)) if parent < 0 else 0,
+            "parent": parent, "previous_turn": turn, "delay": int(rng.choice([0, 0, 1, 7])),
+            "prompt": prompt, "output": output, "block_ids": [int(k) for k in ids],
+        })  # fmt: skip
+    arrivals = sorted(one["arrival"] for one in requests)
+    for one, arrival in zip(requests, arrivals, strict=True):
+        one["arrival"] = arrival
+    return {
+        "block_size": size, "block_tokens": block_tokens, "max_model_len": max_model_len,
+        "blocks": -(-max_model_len // size) + int(rng.integers(0, 40)),
+        "max_num_seqs": int(rng.integers(1, 12)), "max_num_batched_tokens": int(rng.choice([16, 64, 512])),
+        "caching": bool(rng.random() < 0.9), "requests": requests,
+    }  # fmt: skip
+
+
+class Recorder(Reference):
+    """Records every step as ``prefix_steps.py`` prints it."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.lines, self.preempted, self.admitted = [], [], []
+
+    def _preempt(self, rep, step, q):
+        super()._preempt(rep, step, q)
+        self.preempted.append(q.index)
+
+    def _place(self, rep, step, q, chunk):
+        super()._place(rep, step, q, chunk)
+        self.admitted.append([q.index, q.prefilled])
+
+    def _launch(self, rep, step):
+        super()._launch(rep, step)
+        scheduled = [*([q.index, 1] for q in step.decodes), *([q.index, chunk] for q, chunk in step.prompts)]
+        line = [step.start_s, rep.pool.free, sorted(scheduled), sorted(self.preempted), sorted(self.admitted)]
+        self.lines.append(line)
+        self.preempted, self.admitted = [], []
+
+
+def recorded(world):
+    """The steps of the reference engine; each lasts one second."""
+    limits = EngineLimits(
+        max_num_seqs=world["max_num_seqs"],
+        max_num_batched_tokens=world["max_num_batched_tokens"],
+        block_size=world["block_size"],
+        max_model_len=world["max_model_len"],
+        watermark=0.0,
+        enable_prefix_caching=world["caching"],
+    )
+    made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler("vllm_v1"))
+    free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
+    free["host_s"] = np.ones_like(made.cost.host_s)
+    made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free))
+    one = world["requests"]
+    parents = np.array([q["parent"] for q in one])
+    after = After(np.concatenate([[0], np.cumsum(parents >= 0)]), parents[parents >= 0], [q["delay"] for q in one])
+    prefixes = SharedPrefixes(
+        world["block_tokens"],
+        np.concatenate([[0], np.cumsum([len(q["block_ids"]) for q in one])]),
+        np.array([k for q in one for k in q["block_ids"]], np.int64),
+        np.array([q["previous_turn"] for q in one]),
+    )
+    columns = (np.array([q[name] for q in one]) for name in ("arrival", "prompt", "output"))
+    workload = Workload(*columns, after=after, prefixes=prefixes)
+    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False))
+    engine.run()
+    return engine.lines
+
+
+def vllm_steps(worlds, python):
+    """The steps of vLLM's own scheduler through each world."""
+    import _vllm
+
+    with tempfile.TemporaryDirectory() as folder:
+        model, path = _vllm.make_model(Path(folder) / "tiny", "tiny"), Path(folder) / "worlds.json"
+        path.write_text(json.dumps(worlds))
+        words = [python, str(Path(__file__).parent / "prefix_steps.py"), str(model), str(path)]
+        env = {**_vllm.QUIET, "PYTHONPATH": str(ROOT / "src")}
+        ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=3000, check=False)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def worlds(engine_python):
+    made = [random_world(seed) for seed in range(WORLDS)]
+    return list(zip(made, vllm_steps(made, engine_python), strict=True))
+
+
+def test_every_step_is_that_of_vllm(worlds):
+    steps = preempted = cached = 0
+    for number, (world, expected) in enumerate(worlds):
+        found = recorded(world)
+        for step, of_vllm in zip(found, expected, strict=False):
+            assert step == of_vllm, (number, step, of_vllm)
+        assert len(found) == len(expected), number
+        steps += len(found)
+        preempted += sum(len(line[3]) for line in found)
+        cached += sum(tokens > 0 for line in found for _, tokens in line[4])
+    assert steps > 50 * len(worlds)
+    assert preempted > len(worlds)
+    assert cached > len(worlds)

@@ -1,0 +1,76 @@
+"""The page of the prefix cache: its sentences, and that headless Chromium draws it within the screen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from driving import look
+
+from lengthwise.report.kv import answers, size_rows, write_kv_html
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+
+
+def size(name, blocks, share, price=math.nan, *, given=False):
+    found = Estimate(share, 0.02)
+    saved = Estimate(3000 * share, 50, 2000 * share, 4000 * share)
+    sizes = (name, blocks, 16 * blocks, blocks / 1000)
+    return CacheSize(*sizes, found, found, found, saved, Estimate(price), is_given=given)
+
+
+STUDY = KvStudy(
+    name="<b>&",
+    metadata=("100 requests",),
+    block_tokens=16,
+    bytes_per_token=62_500.0,
+    curve=(size("", 1, 0.0), size("", 10_000, 0.3), size("", 50_000, 0.6)),
+    sizes=(size("GPU pool", 10_000, 0.3, given=True), size("50 GB", 50_000, 0.6, 2e-4, given=True)),
+    simulated=Estimate(0.25, 0.01),
+    new_tokens=200,
+    prefix_tokens=(16, 1024, 8192),
+    compute_s=(0.001, 0.06, 0.6),
+    loadings=(
+        Loading("CPU memory", 25.0, Estimate(16.0, math.nan, 16.0, 32.0), (1e-4, 5e-3, 4e-2)),
+        Loading("tape", 0.01, Estimate(math.inf), (0.1, 10.0, 80.0)),
+    ),
+    usd_per_gb_hour=0.005,
+    gpu_usd_per_s=3e-4,
+    notes=("a note",),
+)
+
+
+def test_answers_state_pool_loads_and_price():
+    text = " ".join(answers(STUDY))
+    assert "finds 60.0 ± 2.0 % of the prompt tokens; 50.0 GB (800,000 tokens) per replica finds 90 % of that" in text
+    assert "The GPU pool of 160,000 tokens (10.0 GB) finds 30.0 ± 2.0 %, and 25.0 ± 1.0 % where" in text
+    assert "prefixes of 16 tokens (16\N{EN DASH}32) on" in text
+    assert "of 1,024 tokens, 5.00 ms instead of 60.0 ms" in text
+    assert "Loading from tape at 0.01 GB/s of each GPU is never faster" in text
+    assert "Up to 50 GB memory pays: it costs $0.0002" in text
+    assert "Memory does not pay: the cheapest size, 50 GB, costs $0.0002" in " ".join(
+        answers(replace(STUDY, gpu_usd_per_s=1e-4))
+    )
+
+
+def test_a_column_without_numbers_is_left_out():
+    assert "$ per saved s" in size_rows(STUDY)[0]
+    assert "$ per saved s" not in size_rows(replace(STUDY, sizes=STUDY.sizes[:1]))[0]
+
+
+def test_nothing_found_is_one_sentence():
+    nothing = replace(STUDY, curve=(size("", 1, 0.0),))
+    assert answers(nothing) == ["No block of a prompt is found again, whatever the size of the cache."]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 400])
+def test_curves_are_drawn_and_nothing_is_wider_than_the_screen(driver, tmp_path, width):
+    driver.get_log("browser")
+    write_kv_html(tmp_path / "page.html", STUDY)
+    assert "&lt;b&gt;&amp;" in (tmp_path / "page.html").read_text("utf-8")
+    look(driver, (tmp_path / "page.html").as_uri(), width, "light", plots=2)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    assert "GPU pool" in driver.execute_script("return document.getElementById('hits').textContent")
+    assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []

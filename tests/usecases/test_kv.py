@@ -1,0 +1,282 @@
+"""Hit rates by cache size: equal to a simulated LRU cache, to the engine, to recorded traffic, and to closed forms."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lengthwise import config, engine
+from lengthwise.config.workload import read_trace
+from lengthwise.engine.step_time import step_time
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import EngineLimits
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
+from lengthwise.usecases.kv import Prices, reuse, study, study_trace
+from lengthwise.usecases.variants import build
+
+BLOCK = 4
+
+
+@st.composite
+def workloads(draw):
+    """Requests with shared blocks and later turns; later turns follow their parents without a delay."""
+    prompts, outputs, ids, turns = [], [], [], []
+    for i in range(draw(st.integers(1, 14))):
+        turn = draw(st.integers(-1, i - 1))
+        before = prompts[turn] + outputs[turn] if turn >= 0 else 0
+        prompt = before + draw(st.integers(1, 4 * BLOCK + 1))
+        shared = [] if turn >= 0 else draw(st.lists(st.integers(0, 2), max_size=-(-prompt // BLOCK)))
+        for column, value in ((prompts, prompt), (outputs, draw(st.integers(1, 9))), (ids, shared), (turns, turn)):
+            column.append(value)
+    n = len(prompts)
+    start = np.concatenate([[0], np.cumsum([len(one) for one in ids])])
+    prefixes = SharedPrefixes(BLOCK, start, np.array(list(itertools.chain(*ids)), np.int64), np.array(turns))
+    turns = np.array(turns)
+    after = After(np.concatenate([[0], np.cumsum(turns >= 0)]), turns[turns >= 0])
+    return Workload(np.arange(n) * 1000.0, np.array(prompts), np.array(outputs), after=after, prefixes=prefixes)
+
+
+def contents(workload):
+    """The tokens of each request, prompt and output, made from what prefixes state."""
+    fresh, made, shared = itertools.count(10**6), [], workload.prefixes
+    for i, (prompt, output) in enumerate(zip(workload.prompt_tokens, workload.output_tokens, strict=True)):
+        own = list(made[shared.turns[i]]) if shared.turns[i] >= 0 else []
+        for number in shared.block_ids[shared.start[i] : shared.start[i + 1]]:
+            own += range(number * BLOCK, (number + 1) * BLOCK)
+        # A block that the prompt fills only in part shares nothing.
+        own = own[: prompt if shared.turns[i] >= 0 else prompt // BLOCK * BLOCK]
+        made.append(own + [next(fresh) for _ in range(prompt + output - len(own))])
+    return made
+
+
+def serial_lru(workload, capacity, *, prompts_only):
+    """Hits of each request in a serial LRU cache of full blocks, one block object after the other."""
+    cache, hits = OrderedDict(), []
+    for i, tokens in enumerate(contents(workload)):
+        prompt, output = int(workload.prompt_tokens[i]), int(workload.output_tokens[i])
+        computed = prompt if prompts_only else prompt + output - 1
+        blocks = [tuple(tokens[: (k + 1) * BLOCK]) for k in range(computed // BLOCK)]
+        findable = blocks[: (prompt - 1) // BLOCK]
+        hits.append(sum(1 for _ in itertools.takewhile(cache.__contains__, findable)))
+        for block in reversed(blocks):
+            cache.pop(block, None)
+            cache[block] = None
+        while len(cache) > capacity:
+            cache.popitem(last=False)
+    return hits
+
+
+@given(workloads(), st.booleans())
+def test_one_pass_equals_a_simulated_cache_of_each_size(workload, prompts_only):
+    found = reuse(workload, BLOCK, prompts_only=prompts_only)
+    for capacity in range(1, found.largest + 2):
+        assert found.hits(capacity).tolist() == serial_lru(workload, capacity, prompts_only=prompts_only)
+
+
+@given(workloads(), st.integers(0, 12))
+def test_the_engine_that_serves_one_request_at_a_time_finds_as_much(workload, more):
+    """The engine's pool is one block smaller where a request fills its last block only in part."""
+    most = -(-int((workload.prompt_tokens + workload.output_tokens).max()) // BLOCK)
+    limits = EngineLimits(max_num_seqs=1, block_size=BLOCK, enable_prefix_caching=True, watermark=0.0)
+    made = engine.deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=most + more, scheduler=scheduler("vllm_v1"))
+    records = engine.simulate(workload, made, engine="reference").requests
+    found = reuse(workload, BLOCK, records)
+    assert (found.hits(most + more) * BLOCK >= records.cached_tokens).all()
+    assert (found.hits(most + more - 1) * BLOCK <= records.cached_tokens).all()
+
+
+TABLE = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119, 10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
+"""Shares of block references found by a serial LRU simulation of Mooncake's conversation trace, by blocks of 512."""
+
+
+def test_the_conversation_trace_has_the_hit_rates_of_a_simulated_cache(shared):
+    workload = read_trace(shared("data/traces/mooncake_conversation_trace.jsonl.gz"))
+    found = reuse(workload, 512, prompts_only=True)
+    for blocks, share in TABLE.items():
+        assert found.hits(blocks).sum() / found.references.sum() == pytest.approx(share, abs=1e-3)
+    # Smaller blocks find the same tokens and, at the end of a chain, what is left of a block of 512.
+    small = reuse(workload, 128, prompts_only=True)
+    assert small.hits(10**9).sum() * 128 == pytest.approx(found.hits(10**9).sum() * 512, rel=0.01)
+
+
+def independent(popularity, requests, seed=0):
+    """Requests for one block each, drawn independently: the independent reference model."""
+    ids = np.random.default_rng(seed).choice(len(popularity), requests, p=popularity)
+    at = np.arange(requests + 1)
+    return Workload(
+        at[:-1].astype(float),
+        np.full(requests, BLOCK + 1),
+        np.full(requests, 1),
+        prefixes=SharedPrefixes(BLOCK, at, ids),
+    )
+
+
+def king(popularity, capacity):
+    """The hit rate of LRU under independent references (King, 1971), by all ordered contents of the cache."""
+    total = 0.0
+    for cached in itertools.permutations(range(len(popularity)), capacity):
+        chance, left = 1.0, 1.0
+        for one in cached:
+            chance, left = chance * popularity[one] / left, left - popularity[one]
+        total += chance * sum(popularity[one] for one in cached)
+    return total
+
+
+def che(popularity, capacity):
+    """Che's approximation (2002): a block stays for the time in which ``capacity`` distinct blocks are used."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (1 - np.exp(-popularity * middle)).sum() < capacity else (low, middle)
+    return float((popularity * (1 - np.exp(-popularity * low))).sum())
+
+
+def test_independent_references_have_the_hit_rates_of_the_closed_form():
+    popularity = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
+    found = reuse(independent(popularity, 100_000), BLOCK)
+    for capacity in range(1, 6):
+        # 0.01 is more than six standard errors of a share of 100,000 hits.
+        assert found.hits(capacity).mean() == pytest.approx(king(popularity, capacity), abs=0.01)
+
+
+def test_independent_references_have_the_hit_rates_of_ches_approximation():
+    popularity = np.arange(1, 1001) ** -0.8
+    popularity /= popularity.sum()
+    found = reuse(independent(popularity, 200_000), BLOCK)
+    for capacity in (10, 50, 200, 600):
+        assert found.hits(capacity)[20_000:].mean() == pytest.approx(che(popularity, capacity), abs=0.01)
+
+
+def test_replicas_share_nothing():
+    workload = independent(np.full(20, 1 / 20), 400)
+    split = engine.deploy(
+        "llama-3.1-8b", "H100", replicas=2, limits=EngineLimits(block_size=BLOCK), scheduler=scheduler("vllm_v1")
+    )
+    records = engine.simulate(workload, split, engine="reference").requests
+    found = reuse(workload, BLOCK, records)
+    for replica in (0, 1):
+        rows = np.flatnonzero(records.replica == replica)
+        order = rows[np.lexsort((rows, records.scheduled_s[rows]))]
+        alone = reuse(replace(workload.take(order), arrival_s=np.arange(len(order)) * 1.0), BLOCK)
+        by_row = dict(zip(order.tolist(), alone.hits(8).tolist(), strict=True))
+        assert found.hits(8)[rows].tolist() == [by_row[row] for row in rows.tolist()]
+
+
+def test_turns_of_a_trace_follow_after_their_think_times():
+    """Between two turns, which stand together in the file, come three others, which a small cache remembers instead."""
+    after = After(np.array([0, 0, 1, 1, 1, 1]), np.array([0]), np.array([0.0, 100, 0, 0, 0]))
+    prompts = np.array([2, 4, 2, 2, 2]) * BLOCK
+    prefixes = SharedPrefixes(BLOCK, np.zeros(6, int), np.zeros(0, int), np.array([-1, 0, -1, -1, -1]))
+    workload = Workload(np.array([0.0, 0, 1, 2, 3]), prompts, np.full(5, 1), after=after, prefixes=prefixes)
+    found = reuse(workload, BLOCK)
+    assert found.hits(6).sum() == 0
+    assert found.hits(8).tolist() == [0, 2, 0, 0, 0]
+
+
+SESSIONS = """
+[workload]
+prompt = 100
+output = 50
+num_requests = 60
+session_rate = 2
+[workload.groups]
+count = 3
+system_prompt = 400
+[workload.sessions]
+turns = 3
+[deployment]
+model = "llama-3.1-8b"
+gpu = "A100-80GB"
+[engine]
+enable_prefix_caching = true
+[run]
+seeds = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def sessions():
+    (variant,) = build(config.loads(SESSIONS))
+    return variant, study(variant, [1.0], Prices(0.01, (("slow", 0.05), ("fast", 25.0))))
+
+
+def test_a_pool_that_never_fills_finds_what_the_simulation_finds(sessions):
+    _, found = sessions
+    assert found.simulated.value == pytest.approx(found.sizes[-1].token_share.value, abs=0.01)
+    shares = [size.token_share.value for size in found.curve]
+    assert shares == sorted(shares)
+    assert [size.name for size in found.sizes if size.name.startswith("1 ")] == ["1 GB"]
+    assert found.sizes[-1].token_share.half_width > 0
+
+
+def test_loads_win_from_the_break_even_prefix_on(sessions):
+    variant, found = sessions
+    deployed = variant.deployment
+    seconds, size = step_time(deployed.cost), deployed.kv.block_size
+
+    def saved_s(prefix):
+        budget = deployed.limits.max_num_batched_tokens
+        assert prefix + found.new_tokens <= budget
+        return seconds(0, 0, [(prefix + found.new_tokens, 0)]) - seconds(0, 0, [(found.new_tokens, prefix)])
+
+    slow, fast = found.loadings
+    even = fast.break_even_tokens
+    assert even.model_low <= even.value <= even.model_high
+    load_s = deployed.kv.kv_bytes_per_block / size / 25e9
+    assert load_s * even.value < saved_s(int(even.value))
+    if even.value > size:
+        assert load_s * (even.value - size) >= saved_s(int(even.value) - size)
+    assert slow.break_even_tokens.value > even.value
+
+
+def test_saved_seconds_are_those_of_the_prompts_computed_alone(sessions):
+    variant, found = sessions
+    workload = variant.workload(variant.scenario.run.seed)
+    assert workload.prompt_tokens.max() <= variant.deployment.limits.max_num_batched_tokens
+    seconds = step_time(variant.deployment.cost)
+    shares = []
+    for seed in (0, 1):
+        workload = variant.workload(seed)
+        one = reuse(workload, 16, engine.simulate(workload, variant.deployment, seed=seed).requests)
+        cached = (one.hits(10**9) * 16).astype(int)
+        alone = [seconds(0, 0, [(int(p), 0)]) for p in workload.prompt_tokens]
+        rest = [seconds(0, 0, [(int(p - c), int(c))]) for p, c in zip(workload.prompt_tokens, cached, strict=True)]
+        shares.append(1 - sum(rest) / sum(alone))
+    assert found.sizes[-1].saved_share.value == pytest.approx(np.mean(shares), rel=1e-9)
+
+
+def test_a_price_is_divided_by_what_memory_adds_to_the_pool():
+    (variant,) = build(config.loads(SESSIONS, overrides=["deployment.num_blocks=200", "run.seeds=1"]))
+    found = study(variant, [1.0], Prices(0.01))
+    pool, memory = (next(size for size in found.sizes if size.name == name) for name in ("GPU pool", "1 GB"))
+    more_s = memory.saved_s_per_hour.value - pool.saved_s_per_hour.value
+    assert more_s > 0
+    assert memory.usd_per_saved_s.value == pytest.approx(0.01 / more_s, rel=1e-2)
+    assert np.isnan(pool.usd_per_saved_s.value)
+
+
+def test_one_run_has_an_interval_from_batches_of_its_requests():
+    found = study_trace(independent(np.full(20, 1 / 20), 1000), None, None)
+    assert 0 < found.curve[-1].token_share.half_width < 0.1
+    assert np.isnan(study_trace(independent(np.full(20, 1 / 20), 100), None, None).curve[-1].token_share.half_width)
+
+
+def test_a_deployment_that_serves_nothing_is_refused():
+    (variant,) = build(config.loads(SESSIONS, overrides=["engine.max_model_len=64"]))
+    with pytest.raises(InputError, match="served none of 60"):
+        study(variant)
+
+
+def test_a_workload_without_prefixes_is_refused():
+    alone = Workload(np.zeros(2), np.array([20, 20]), np.array([1, 1]))
+    nothing = SharedPrefixes(4, np.zeros(3, int), np.zeros(0, int))
+    for workload in (alone, replace(alone, prefixes=nothing)):
+        with pytest.raises(InputError, match="prompts share prefixes"):
+            study_trace(workload, None, None)

@@ -1,0 +1,247 @@
+"""Traces whose requests share prefixes or wait for others."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lengthwise.schema.errors import TraceError
+from lengthwise.workload import read
+
+
+def put(folder: Path, name: str, *rows: dict) -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(at_ms: float | None, prompt: int, output: int, **more) -> dict:
+    times = {} if at_ms is None else {"timestamp": at_ms}
+    return times | {"input_length": prompt, "output_length": output} | more
+
+
+def parents(w) -> list[list[int]]:
+    return [p.tolist() for p in np.split(w.after.parent, w.after.start[1:-1])]
+
+
+def lru_hits(w, capacity: int) -> float:
+    """Return the share of block references that a cache of ``capacity`` blocks serves to requests one by one.
+
+    Only full blocks are found, the last token of a prompt is computed, and the tail of a prompt is evicted first.
+    """
+    start, ids, size = w.prefixes.start, w.prefixes.block_ids, w.prefixes.block_tokens
+    free: OrderedDict[int, None] = OrderedDict()
+    hits = 0
+    for i, prompt in enumerate(w.prompt_tokens.tolist()):
+        blocks = ids[start[i] : start[i + 1]].tolist()
+        full, k = blocks[: prompt // size], 0
+        while k < min(len(full), (prompt - 1) // size) and full[k] in free:
+            k += 1
+        hits += k
+        for block in full[:k]:
+            free.pop(block)
+        while free and len(free) + len(blocks) > capacity:
+            free.popitem(last=False)
+        for block in reversed(full):
+            free.pop(block, None)
+            free[block] = None
+        while len(free) > capacity:
+            free.popitem(last=False)
+    return hits / len(ids)
+
+
+def test_hit_rates_of_the_conversation_trace(shared):
+    """The rates of a serial cache of this many blocks of 512 tokens, by Mooncake's published trace."""
+    w = read(shared("data/traces/mooncake_conversation_trace.jsonl.gz"))
+    expected = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119, 10_000: 0.215, 20_000: 0.294, 50_000: 0.356}
+    found = {capacity: lru_hits(w, capacity) for capacity in (*expected, 10**9)}
+    assert found == pytest.approx(expected | {10**9: 0.366}, abs=0.001)
+
+
+def test_agentic_rows_wait_for_others(tmp_path):
+    rows = (
+        row(0, 600, 9, request_id="a", session_id="s", hash_ids=[1, 2]),
+        row(500, 700, 9, request_id="b", session_id="t", hash_ids=[1, 3]),
+        row(None, 900, 9, request_id="c", session_id="s", hash_ids=[1, 4], wait_for=["a"], delay=20, tool_wait_ms=5),
+        row(900, 900, 9, request_id="d", session_id="s", hash_ids=[1, 4], wait_for=["a"], delay=1500.5),
+        row(None, 950, 9, request_id="e", session_id="s", hash_ids=[1, 4], wait_for=["c", "d"]),
+    )
+    w = read(put(tmp_path, "a.jsonl", *rows))
+    assert w.arrival_s.tolist() == [0, 0, 0, 0, 0.5]  # children have the arrival of their parents
+    assert parents(w) == [[], [0], [0], [1, 2], []]
+    assert w.after.delay_s.tolist() == [0, 0.025, 1.5005, 0, 0]
+    assert w.extra["session"].tolist() == [0, 0, 0, 0, 1]
+    assert w.extra["turn"].tolist() == [0, 1, 2, 3, 0]
+    assert w.prefixes.block_ids.tolist() == [1, 2, 1, 4, 1, 4, 1, 4, 1, 3]
+    assert (w.prefixes.turns == -1).all()
+
+
+def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
+    rows = (
+        row(0, 100, 10, session_id=7, priority=3, tenant=1),
+        row(None, 150, 10, session_id=7, delay=1000, priority=2, tenant=1),
+        row(2000, 80, 10, session_id=9, priority=1, tenant=0),
+        row(None, 155, 10, session_id=7, priority=0, tenant=1),
+    )
+    w = read(put(tmp_path, "a.jsonl", *rows), time_scale=2)
+    assert w.extra["session"].tolist() == [7, 7, 7, 9]
+    assert w.arrival_s.tolist() == [0, 0, 0, 4]
+    assert parents(w) == [[], [0], [1], []]
+    assert w.after.delay_s.tolist() == [0, 1, 0, 0]
+    # The third prompt does not hold the second prompt and output: its context was shortened.
+    assert w.prefixes.turns.tolist() == [-1, 0, -1, -1]
+    assert (w.priority.tolist(), w.tenant.tolist()) == ([3, 2, 0, 1], [1, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([row(0, 600, 5, hash_ids=[1, 2, 3])], "line 1: .* has at most 2 blocks of 512 tokens; it has 3 hash_ids"),
+        ([row(0, 600, 5, hash_ids=[1]), row(1, 600, 5, hash_ids=[1, -2])], "line 2: hash_ids must be a list of whole"),
+        ([{"timestamp": 0, "hash_ids": [1], "output_length": 4}, row(1, 5, 5)], "no known format"),
+        (
+            [row(0, 600, 5, hash_ids=[1]), {"timestamp": 1, "hash_ids": [1], "output_length": 4}],
+            "line 2: input_length must be a whole number of tokens from 1 up; it is missing",
+        ),
+        ([row(0, 64, 5, hash_ids=[1], block_size=0)], "line 1: block_size must be a number of tokens from 1 up"),
+        ([row(0, 64, 5, hash_ids=[1], block_size=16), row(0, 64, 5, hash_ids=[1], block_size=8)], "must not vary"),
+        ([row(0, 9, 5, delay=0), row(1, 600, 5, hash_ids=[1, 2, 3])], "line 2: .* at most 2 blocks"),
+        (
+            [row(0, 9, 5, request_id="a"), row(0, 9, 5, request_id="b", wait_for=["x"])],
+            "line 2: the request waits for 'x', which is no request_id of this file",
+        ),
+        (
+            [row(0, 9, 5, request_id="a", wait_for=["b"]), row(0, 9, 5, request_id="b")],
+            "line 1: the request waits for 'b', which must come before it in the file",
+        ),
+        (
+            [row(0, 9, 5, request_id="a", wait_for=[]), row(0, 9, 5, request_id="a")],
+            "line 2: request_id must differ from row to row; 'a' occurs twice",
+        ),
+        ([row(0, 9, 5, request_id="a", wait_for="b")], "line 1: wait_for must be a list of request_id; it is 'b'"),
+        (
+            [
+                row(0, 90, 5, request_id="a", wait_for=[]),
+                row(None, 95, 5, request_id="b", wait_for=["a"], previous_turn="a"),
+            ],
+            "line 2: input_length must exceed the 95 tokens of the prompt and output of the turn before it; it is 95",
+        ),
+        (
+            [row(0, 9, 5, request_id="a", wait_for=[]), row(0, 99, 5, request_id="b", previous_turn="a")],
+            r"a later turn must wait for the turn before it; Workload.after does not give request 1 the parent 0",
+        ),
+        ([row(0, 9, 5, delay=-3)], "line 1: delay must be milliseconds from 0 up; it is -3"),
+        ([row(None, 9, 5, delay=3)], "no known format"),
+        ([row(0, 9, 5, delay=0), row(None, 9, 5)], "line 2: timestamp must be a time from 0 up; it is missing"),
+        ([row(5, 9, 5, delay=0), row(1, 9, 5)], "line 2: arrives before the row above it; order the rows"),
+    ],
+)
+def test_rows_that_contradict_themselves(tmp_path, rows, message):
+    path = put(tmp_path, "m.jsonl", *rows)
+    with pytest.raises(TraceError, match=message) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_unordered_sessions_can_be_sorted(tmp_path):
+    rows = (row(5000, 9, 5, session_id=0), row(None, 99, 5, session_id=0, delay=1), row(1000, 8, 5, session_id=1))
+    w = read(put(tmp_path, "m.jsonl", *rows), sort=True)
+    assert w.prompt_tokens.tolist() == [8, 9, 99]
+    assert w.arrival_s.tolist() == [0, 4, 4]
+    assert parents(w) == [[], [], [1]]
+
+
+def conversation(*texts: str) -> list[dict]:
+    return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(texts)]
+
+
+def test_conversations_become_turns(tmp_path):
+    lmsys = (
+        {
+            "conversation_id": "x",
+            "model": "m",
+            "tstamp": 30.5,
+            "conversation": conversation("a b", "c d e", "f", "g h"),
+        },
+        {"conversation_id": "y", "model": "m", "tstamp": 10.0, "conversation": conversation("a", "b")},
+    )
+    path = put(tmp_path, "l.jsonl", *lmsys)
+    w = read(path, "sharegpt_turns", count_tokens=lambda text: len(text.split()))
+    assert w.arrival_s.tolist() == [0, 20.5, 20.5]
+    assert w.prompt_tokens.tolist() == [1, 2, 6]
+    assert parents(w) == [[], [], [1]]
+    assert w.prefixes.turns.tolist() == [-1, -1, 1]
+    assert w.extra["session"].tolist() == [1, 0, 0]
+    assert w.extra["turn"].tolist() == [0, 0, 1]
+    assert w.extra["model"].tolist() == ["m", "m", "m"]
+    single = read(path, count_tokens=lambda text: len(text.split()))
+    assert (single.after, single.prefixes, single.arrival_s.tolist()) == (None, None, [0, 0, 0])
+
+
+def span(start_s: float, end_s: float, prompt: int, output: int, trace: str = "t", **attributes) -> dict:
+    given = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": output} | attributes
+    values = [
+        {"key": k, "value": {"intValue": str(v)} if type(v) is int else {"stringValue": v}} for k, v in given.items()
+    ]
+    times = {"startTimeUnixNano": str(int(start_s * 1e9)), "endTimeUnixNano": str(int(end_s * 1e9))}
+    return {"traceId": trace, "spanId": "s", "name": "chat", "attributes": values} | times
+
+
+def otlp(*spans: dict) -> dict:
+    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {}, "spans": list(spans)}]}]}
+
+
+def test_spans_of_a_trace_wait_for_those_that_ended_before(tmp_path):
+    lines = (
+        otlp(span(100, 102, 50, 10), span(101, 103, 9, 9, trace="other")),
+        # Two parallel calls after the first, and one that joins them.
+        otlp(span(103, 105, 70, 5), span(103.5, 104, 80, 5), span(106, 107, 75, 5)),
+        otlp(span(102, 103, 500, 5, **{"gen_ai.operation.name": "execute_tool"}), span(108, 109, 20, 0)),
+    )
+    w = read(put(tmp_path, "spans.jsonl", *lines))
+    assert w.prompt_tokens.tolist() == [50, 70, 80, 75, 9]
+    assert w.arrival_s.tolist() == [0, 0, 0, 0, 1]
+    assert parents(w) == [[], [0], [0], [0, 1, 2], []]
+    assert w.after.delay_s.tolist() == [0, 1, 1.5, 1, 0]
+    assert w.prefixes.turns.tolist() == [-1, 0, 0, 0, -1]
+
+
+def test_single_spans_and_conversation_ids(tmp_path):
+    def one(start: str, end: str, prompt: int, conversation: str, trace: str) -> dict:
+        attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": "m",
+            "gen_ai.conversation.id": conversation,
+            "gen_ai.usage.prompt_tokens": prompt,
+            "gen_ai.usage.completion_tokens": 4,
+        }
+        return {
+            "name": "chat",
+            "context": {"trace_id": trace, "span_id": "0x1"},
+            "start_time": f"2026-01-01T00:00:{start}Z",
+            "end_time": f"2026-01-01T00:00:{end}Z",
+            "attributes": attributes,
+        }
+
+    rows = (one("00.000000", "01.500000", 10, "c", "t1"), one("04.000000", "05.000000", 30, "c", "t2"))
+    w = read(put(tmp_path, "spans.jsonl", *rows))
+    assert parents(w) == [[], [0]]
+    assert w.after.delay_s[1] == pytest.approx(2.5)
+    assert w.extra["model"].tolist() == ["m", "m"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (otlp(), "no span in it has gen_ai.usage.input_tokens and gen_ai.usage.output_tokens of at least 1"),
+        ({"resourceSpans": [{}]}, "line 1: must hold spans as OpenTelemetry writes them .KeyError: 'scopeSpans'"),
+        (otlp(span(1, 2, 3, 4) | {"startTimeUnixNano": "x"}), "line 1: must hold spans .*ValueError"),
+    ],
+)
+def test_files_without_spans(tmp_path, line, message):
+    with pytest.raises(TraceError, match=message):
+        read(put(tmp_path, "spans.jsonl", line))
