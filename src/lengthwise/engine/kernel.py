@@ -8,7 +8,7 @@ are scheduled, the least loaded first.
 
 from __future__ import annotations
 
-from lengthwise._jit import jit, jit_cold
+from lengthwise._jit import by_pointer, jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
 from lengthwise.engine._kernel_groups import member
@@ -39,13 +39,15 @@ INFINITY = float("inf")
 
 
 def run(
-    S, D, rank, victim, batching, memory, router, preemption, binning,
+    state, decode_state, rank, victim, batching, memory, router, preemption, binning,
     decode_batching, decode_memory, decode_router,
 ):  # fmt: skip
     """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
-    ``D`` and the last three policies belong to the decode side, if there is one. Decode replicas are scheduled first.
+    ``decode_state`` and the last three policies belong to the decode side, if there is one. Decode replicas are
+    scheduled first.
     """
+    S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]
     while True:
         end_s = S.event_s[0] if counters.events > 0 else INFINITY
