@@ -1,6 +1,6 @@
 """The KV cache: scheduling as vLLM with a prefix cache, hit rates of recorded traffic, and speed.
 
-``steps`` needs ``make engine``; ``hit_rates`` and ``mooncake`` need the recorded conversation trace.
+``steps`` and ``radix`` need ``make engine``; ``hit_rates`` and ``mooncake`` need the recorded conversation trace.
 """
 
 import statistics
@@ -20,6 +20,7 @@ from lengthwise.usecases.kv import reuse
 from lengthwise.workload import read
 
 STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "bde323ec"
+RADIX_COUNTS = ("steps", "hits", "evictions", "preemptions")
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
 """Share of block references that a serial LRU simulation of the conversation trace finds, by blocks of 512 tokens."""
@@ -42,6 +43,23 @@ def steps(_shared: Path, quick: bool) -> dict[str, Any]:
             lines += len(expected)
         worlds += WORLDS
     return {"kv.vllm_steps_equal": {"value": lines, "worlds": worlds, "preemptions": preempted, "hits": hits}}
+
+
+def radix(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return how many states of SGLang's own radix tree equal the simulator's after random operations."""
+    import _vllm
+
+    sys.path.append(str(ROOT / "tests" / "live"))
+    from test_live_radix_steps import compared
+
+    package, counts, worlds = ROOT / ".engines" / "sglang-mem-cache", dict.fromkeys(RADIX_COUNTS, 0), 0
+    if not package.exists():
+        raise FileNotFoundError(f"no {package}: make engine")
+    while counts["steps"] < (1 if quick else STEPS):
+        found = compared(range(worlds, worlds + WORLDS), _vllm.require(), package)
+        counts = {name: counts[name] + found[name] for name in counts}
+        worlds += WORLDS
+    return {"kv.radix_steps_equal": {"value": counts.pop("steps"), "worlds": worlds, **counts}}
 
 
 def conversation(shared: Path) -> Workload:
@@ -107,9 +125,10 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "hit_rates", "mooncake", "off")}
+MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off")}
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "kv.vllm_steps_equal": (STEPS, "higher", "steps"),
+    "kv.radix_steps_equal": (STEPS, "higher", "steps"),
     "kv.hit_rate_error_max": (0.001, "lower", "share"),
     "kv.off_speed_ratio": (0.98, "higher", "speed"),
     **{f"kv.mooncake_requests_per_s.{replicas}": (12_031 / 2, "higher", "1/s") for replicas in REPLICAS},

@@ -15,7 +15,7 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import PREFIX_CACHES, RADIX_EVICTION_POLICIES, Deployment, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import After, Workload
@@ -107,7 +107,7 @@ class Params:
         index_blocks: Size of a router's index of the prompts sent to a replica.
         router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
         prefix_caching: Whose prefix cache: 0 none, 1 vLLM's, 2 SGLang's.
-        radix_policy: Position of SGLang's eviction policy in ``RADIX_EVICTION_POLICIES``.
+        radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -133,7 +133,7 @@ class Params:
         self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
         self.prefix_caching = (1 + PREFIX_CACHES.index(limits.prefix_cache)) * limits.enable_prefix_caching
-        self.radix_policy = RADIX_EVICTION_POLICIES.index(limits.radix_eviction_policy)
+        self.radix_policy = kernel_layout.RADIX_POLICIES.index(limits.radix_eviction_policy)
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
         self.index_blocks = INDEX_TOKENS // kv.block_size
         self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
