@@ -1,7 +1,7 @@
 """SGLang's own radix cache, driven through random operations: run in an interpreter that has torch.
 
-python radix_steps.py SGLANG WORLDS: SGLANG is the folder that holds SGLang's package, of which only ``srt/mem_cache`` is
-needed. Reads a JSON list of worlds and prints a JSON list of the state after each operation of each world:
+python radix_steps.py SGLANG WORLDS: SGLANG is the folder that holds SGLang's package, of which only ``srt/mem_cache``
+is needed. Reads a JSON list of worlds and prints a JSON list of the state after each operation of each world:
 [tokens found at admission, empty tokens, evictable tokens, protected tokens, signature of the tree].
 """
 
@@ -103,8 +103,8 @@ class Row(SimpleNamespace):
 
 def request(number, spec):
     req = SimpleNamespace(
-        rid=number, extra_key=None, cache_salt=None, priority=spec["priority"], skip_radix_cache_insert=False, lock=None,
-        last_node=None, is_finished=False, full_untruncated_fill_ids=array("q", spec["tokens"]),
+        rid=number, extra_key=None, cache_salt=None, priority=spec["priority"], skip_radix_cache_insert=False,
+        lock=None, last_node=None, is_finished=False, full_untruncated_fill_ids=array("q", spec["tokens"]),
         origin_input_ids=array("q", spec["tokens"][: spec["prompt"]]),
         kv=Row(req_pool_idx=number, cache_protected_len=0, cache_inserted_len=0, kv_allocated_len=0, holds_mamba=False),
     )  # fmt: skip
@@ -116,13 +116,13 @@ def request(number, spec):
 
 def state(tree, found):
     """Return the line of ``steps`` for the tree as it is."""
-    segments, leaves, stack = [], [], list(tree.root_node.children.values())
+    segments, stack = [], list(tree.root_node.children.values())
     while stack:
         node = stack.pop()
         stack += node.children.values()
         segments.append([list(node.key.token_ids), node.lock_ref, node.hit_count, node.priority])
-    for node in sorted(tree.evictable_leaves - {tree.root_node}, key=tree.eviction_strategy.get_priority):
-        leaves.append(list(node.key.token_ids))
+    order = sorted(tree.evictable_leaves - {tree.root_node}, key=tree.eviction_strategy.get_priority)
+    leaves = [list(node.key.token_ids) for node in order]
     empty = tree.token_to_kv_pool_allocator.available_size()
     return [found, empty, tree.evictable_size(), tree.protected_size(), signature(segments, leaves)]
 
@@ -138,20 +138,30 @@ def steps(world):
     pool = Pool(torch, world)
     tree = radix_cache.RadixCache(
         SimpleNamespace(
-            disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=pool, page_size=world["page_size"],
-            is_eagle=False, eviction_policy=world["policy"], eviction_policy_config=None, enable_metrics=False,
-            enable_kv_cache_events=False, dynamo_kv_event_format=False, kv_event_lora_names=None,
-        )  # fmt: skip
+            disable=False,
+            req_to_token_pool=pool,
+            token_to_kv_pool_allocator=pool,
+            page_size=world["page_size"],
+            is_eagle=False,
+            eviction_policy=world["policy"],
+            eviction_policy_config=None,
+            enable_metrics=False,
+            enable_kv_cache_events=False,
+            dynamo_kv_event_format=False,
+            kv_event_lora_names=None,
+        )
     )
     tree.metrics_collector, pool.tree, requests, lines = None, tree, {}, []
     for kind, number, tokens in world["operations"]:
         found = -1
-        if kind == "admit":
-            req = requests[number] = request(number, world["requests"][number])
+        if kind in ("match", "admit"):
+            req = request(number, world["requests"][number])
             # A request preempted before looks up its prompt and the output so far. At least one token is computed.
             key = radix_cache.RadixKey(req.full_untruncated_fill_ids, limit=tokens - 1)
             match = tree.match_prefix(MatchPrefixParams(key=key))
             found = match.device_prefix_len
+        if kind == "admit":
+            requests[number] = req
             req.lock, req.last_node = tree.lock(match.last_device_node), match.last_device_node
             req.kv.cache_protected_len = req.kv.kv_allocated_len = found
             pool.req_to_token[number, :found] = tree.path_device_indices(match.last_device_node)
@@ -159,7 +169,7 @@ def steps(world):
             pool.extend(requests[number], tokens)
         elif kind == "checkpoint":
             tree.checkpoint(requests[number], up_to=tokens)
-        else:
+        elif kind in ("finish", "preempt"):
             requests[number].is_finished = kind == "finish"
             common.release_kv_cache(requests[number], tree, checkpoint=kind == "finish")
         lines.append(state(tree, found))

@@ -69,17 +69,25 @@ class Driver:
         self.lines.append(self.state(found))
 
     def admit(self, q):
+        """Look a request up, and admit it with its first chunk if that fits."""
         found = self.tree.find(self.nodes(q["tokens"][: q["context"] - 1]))
-        self.tree.hold(found)
-        q |= {"cached": found, "blocks": len(found), "computed": len(found) * self.size}
-        self.waiting.remove(q)
-        self.running.append(q)
-        self.record("admit", q["number"], q["context"], len(found) * self.size)
+        tokens = self.chunk_end(q, len(found) * self.size)
+        fits = -(-tokens // self.size) - self.tree.held(found) <= self.tree.free
+        if fits:
+            self.tree.hold(found)
+        self.record("admit" if fits else "match", q["number"], q["context"], len(found) * self.size)
+        if fits:
+            q |= {"cached": found, "blocks": len(found), "computed": len(found) * self.size}
+            self.waiting.remove(q)
+            self.running.append(q)
+            self.extend(q, tokens)
 
-    def extend(self, q):
-        """Compute a chunk of the prompt, or the next token. Preempt another request where pages are short."""
-        left = q["context"] - q["computed"]
-        tokens = q["computed"] + int(self.rng.integers(1, left + 1))
+    def chunk_end(self, q, computed):
+        """Where a chunk of the prompt, or the next token, ends."""
+        return computed + int(self.rng.integers(1, q["context"] - computed + 1))
+
+    def extend(self, q, tokens):
+        """Compute up to ``tokens``. Preempt a request instead where pages are short."""
         need = -(-tokens // self.size) - q["blocks"]
         if need > self.tree.free:
             self.end(self.running[int(self.rng.integers(len(self.running)))], "preempt")
@@ -126,7 +134,7 @@ class Driver:
                 if draw > 0.97:
                     self.end(q, "preempt")
                 else:
-                    self.extend(q)
+                    self.extend(q, self.chunk_end(q, q["computed"]))
         return {
             "page_size": self.size, "pages": self.pages, "max_tokens": self.max_tokens, "policy": self.policy,
             "requests": self.requests, "operations": self.operations,

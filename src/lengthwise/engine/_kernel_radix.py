@@ -1,8 +1,8 @@
 """SGLang's radix tree in the kernel: segments of pages, who holds them, and which leaf is evicted next.
 
 ``_reference_state.RadixCache`` states the rules. A segment is a record of ``State.cached`` (the node of its first page
-and its holders) and of ``State.segments``. Its pages are those of its ``owner``, from page ``start`` on, so that no
-page has a record: requests that begin alike have the same runs of nodes, and two lists of pages are compared run by run.
+and its holders) and of ``State.segments``. Its pages are those of its ``owner`` from page ``start`` on, so that no page
+has a record: requests that begin alike have the same runs of nodes, and two lists of pages are compared run by run.
 The evictable leaves are a heap.
 """
 

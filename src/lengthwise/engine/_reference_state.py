@@ -119,7 +119,7 @@ class BlockPool:
     def cache(
         self, cached: list[CachedBlock], nodes: list[int], _prompt_blocks: int, _priority: int
     ) -> list[CachedBlock]:
-        """Give a request's blocks their contents: ``nodes``, the first of which are ``cached``. Return cached blocks."""
+        """Give a request's blocks their contents: ``nodes``, the first of which are ``cached``. Return all of them."""
         added = [CachedBlock(node) for node in nodes[len(cached) :]]
         for block in added:
             self.copies.setdefault(block.node, []).append(block)

@@ -27,9 +27,9 @@ class State(NamedTuple):
     Records are those of ``kernel_layout``. ``other`` holds the costs of the stages whose ``stage_other`` is 1. The bins
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
-    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
-    are work arrays.
+    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted. Block k
+    of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and
+    ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*`` are work arrays.
     """
 
     params: Array

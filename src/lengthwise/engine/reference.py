@@ -14,16 +14,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import (
-    Admission,
-    PrefixIndex,
-    Queue,
-    Replica,
-    Request,
-    Step,
-    Transfer,
-    Wait,
-)
+from lengthwise.engine._reference_state import Admission, PrefixIndex, Queue, Replica, Request, Step, Transfer, Wait
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
