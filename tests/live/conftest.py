@@ -23,15 +23,6 @@ def engine_python():
 
 
 @pytest.fixture(scope="session")
-def sglang_package() -> Path:
-    """The folder with the part of SGLang's package that ``make engine`` unpacks."""
-    found = ROOT / ".engines" / "sglang-mem-cache"
-    if not (found / "sglang" / "srt" / "mem_cache" / "radix_cache.py").exists():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {found}: make engine")
-    return found
-
-
-@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory, engine_python: str) -> Path:
     """A tiny model; beside it is vLLM's cache, without which the first engine of a folder starts 10 s later."""
     import _vllm

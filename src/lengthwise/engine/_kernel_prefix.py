@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
-from lengthwise.engine._kernel_radix import count_held, count_matched, evict_leaf, hold, insert_pages, match_prefix
+from lengthwise.engine._kernel_radix import count_in_use, count_matched, evict_leaf, hold, insert_pages, match_prefix
 
 RADIX = 2
 """``prefix_caching`` of SGLang's radix tree."""
@@ -176,7 +176,7 @@ def release_blocks(S, r, q, blocks):
 def count_shared(S, r, q):
     """Return how many of a resident's blocks other requests hold, too."""
     if S.params[0].prefix_caching == RADIX:
-        return count_held(S, r, q.cached_segment, 2)
+        return count_in_use(S, r, q.cached_segment, 2)
     shared, base = 0, S.request_blocks_start[q.index]
     for k in range(q.cached):
         shared += S.cached[r, S.request_blocks[base + k]].holders > 1

@@ -195,11 +195,11 @@ def match_prefix(S, r, i, pages):
     """
     depth, last = _visit(S, r, i, pages, -ALL, ALL) if pages > 0 else (0, NONE)
     S.work[0].found_segment = last
-    return depth, count_held(S, r, last, 1)
+    return depth, count_in_use(S, r, last, 1)
 
 
 @jit_cold
-def count_held(S, r, segment, requests):
+def count_in_use(S, r, segment, requests):
     """Return how many pages from the root to the end of a segment are held by at least ``requests`` requests."""
     count = 0
     while segment != NONE:

@@ -104,7 +104,7 @@ class BlockPool:
         """Return how many of the nodes, from the first on, are cached."""
         return len(self.find(nodes))
 
-    def held(self, blocks: list[CachedBlock], requests: int = 1) -> int:
+    def in_use(self, blocks: list[CachedBlock], requests: int = 1) -> int:
         """Return how many of the blocks are held by at least ``requests`` requests."""
         return sum(block.holders >= requests for block in blocks)
 
@@ -235,7 +235,7 @@ class RadixCache:
         path = self._visit(nodes)
         return RadixPrefix(path[-1] if path else self.root, sum(len(node.pages) for node in path))
 
-    def held(self, prefix: RadixPrefix, requests: int = 1) -> int:
+    def in_use(self, prefix: RadixPrefix, requests: int = 1) -> int:
         """Return how many pages of the prefix are held by at least ``requests`` requests."""
         return sum(len(node.pages) for node in prefix.last.path() if node.holders >= requests)
 

@@ -473,7 +473,7 @@ class Reference:
                     break
                 k -= 1
                 q = candidates[k][2]
-                trial_blocks += q.blocks - rep.pool.held(q.cached, 2)
+                trial_blocks += q.blocks - rep.pool.in_use(q.cached, 2)
                 trial_seqs += 1
             else:
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
@@ -695,7 +695,7 @@ class Reference:
 
         To the memory policy, found blocks that other requests hold are free, since the request takes none for them.
         """
-        free = rep.pool.free + rep.pool.held(found)
+        free = rep.pool.free + rep.pool.in_use(found)
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
         peak = self._peak_tokens([*residents, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
