@@ -42,7 +42,7 @@ test-slow: setup ## those that take seconds: complete runs, crashes, large sizes
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=10 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
-engine: ## make .engines/vllm, a real vLLM for CPUs (a few minutes, 2.5 GB)
+engine: ## make .engines: a real vLLM for CPUs, SGLang's memory cache (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm
 
 test-engine: setup engine torch ## those that run a real engine

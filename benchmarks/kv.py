@@ -1,6 +1,6 @@
 """The KV cache: scheduling as vLLM with a prefix cache, hit rates of recorded traffic, and speed.
 
-``steps`` needs ``make engine``; ``hit_rates`` and ``mooncake`` need the recorded conversation trace.
+``steps`` and ``radix`` need ``make engine``; ``hit_rates`` and ``mooncake`` need the recorded conversation trace.
 """
 
 import statistics
@@ -42,6 +42,16 @@ def steps(_shared: Path, quick: bool) -> dict[str, Any]:
             lines += len(expected)
         worlds += WORLDS
     return {"kv.vllm_steps_equal": {"value": lines, "worlds": worlds, "preemptions": preempted, "hits": hits}}
+
+
+def radix(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return after how many random operations SGLang's own radix tree equals the simulator's."""
+    import _vllm
+
+    sys.path.append(str(ROOT / "tests" / "live"))
+    from test_live_radix_steps import compared_at_least
+
+    return {"kv.radix_steps_equal": compared_at_least(1 if quick else STEPS, _vllm.require())}
 
 
 def conversation(shared: Path) -> Workload:
@@ -107,9 +117,10 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "hit_rates", "mooncake", "off")}
+MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off")}
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "kv.vllm_steps_equal": (STEPS, "higher", "steps"),
+    "kv.radix_steps_equal": (STEPS, "higher", "steps"),
     "kv.hit_rate_error_max": (0.001, "lower", "share"),
     "kv.off_speed_ratio": (0.98, "higher", "speed"),
     **{f"kv.mooncake_requests_per_s.{replicas}": (12_031 / 2, "higher", "1/s") for replicas in REPLICAS},

@@ -113,6 +113,18 @@ def test_the_knobs_arrive_under_sglangs_names():
     assert share < limits.gpu_memory_utilization
 
 
+@pytest.mark.parametrize(
+    ("policy", "flag", "note"),
+    [("slru", "slru", ""), ("fifo", None, "evicted by fifo"), ("priority", "priority", "smallest `priority`")],
+)
+def test_sglang_gets_the_radix_cache_that_was_simulated(policy, flag, note):
+    limits = EngineLimits(enable_prefix_caching=True, prefix_cache="sglang", radix_eviction_policy=policy)
+    launch = sglang_launch(deployment(limits=limits))
+    assert value(launch, "--disable-radix-cache") is None
+    assert value(launch, "--radix-eviction-policy") == flag
+    assert message(launch, note)
+
+
 def test_each_replica_sees_its_own_gpus_of_its_node():
     d = deployment(tp=4, replicas=3)
     seen = [vllm_launch(d, replica=r).environment["CUDA_VISIBLE_DEVICES"] for r in range(3)]

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from lengthwise.policy import known, named, scheduler
 from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
-from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
+from lengthwise.schema.deployment import (
+    RADIX_EVICTION_POLICIES,
+    Deployment,
+    EngineLimits,
+    KvPlan,
+    Parallelism,
+    Scheduler,
+)
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
 
@@ -181,6 +188,14 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
 
 
 @st.composite
+def prefix_caches(draw: st.DrawFn) -> dict[str, str]:
+    """Whose rules a prefix cache has: vLLM's, or SGLang's with any eviction policy."""
+    if draw(st.booleans()):
+        return {"prefix_cache": "vllm"}
+    return {"prefix_cache": "sglang", "radix_eviction_policy": draw(st.sampled_from(RADIX_EVICTION_POLICIES))}
+
+
+@st.composite
 def deployments(draw: st.DrawFn) -> Deployment:
     """Replicas whose memory is often short, at times behind a front."""
     pp = draw(st.sampled_from([1, 1, 2, 3]))
@@ -197,6 +212,7 @@ def deployments(draw: st.DrawFn) -> Deployment:
         watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         timeout_s=draw(st.sampled_from([float("inf"), float("inf"), 0.2])),
         enable_prefix_caching=draw(st.booleans()),
+        **draw(prefix_caches()),
     )
     tables = dataclasses.replace(
         cost_tables(

@@ -14,6 +14,7 @@ from lengthwise.schema.specs import dtype_name
 
 ONLINE = {"fp8": "fp8"}
 _KV_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8_e4m3", "fp4": "nvfp4"}
+_EVICTION_FLAGS = ("lru", "lfu", "slru", "priority")
 _BATCHINGS = {
     "mixed": "Whole prompts joined the decodes; SGLang runs whole prompts in separate steps, and decodes wait.",
     "vidur_vllm": "Steps of prompts counted as padded; SGLang does not pad.",
@@ -35,6 +36,7 @@ def sglang_launch(
     """Return the command that serves one replica with stock SGLang. The arguments are as in ``vllm_launch``."""
     deployment.require_one_side("a launch command")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
+    caches, eviction = _has_radix_cache(d), d.limits.radix_eviction_policy
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
@@ -56,7 +58,8 @@ def sglang_launch(
         "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
         "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
-        "--disable-radix-cache": True,
+        "--disable-radix-cache": None if caches else True,
+        "--radix-eviction-policy": eviction if caches and eviction in _EVICTION_FLAGS else None,
         "--chunked-prefill-size": chunk_tokens if launch.chunks_prompts(d) else -1,
         "--enable-mixed-chunk": launch.chunks_prompts(d),
         "--max-prefill-tokens": launch.step_tokens(d),
@@ -68,6 +71,10 @@ def sglang_launch(
     notes = (*weights.notes, *_notes(d), *launch.shared_notes(d))
     command = ("python3", "-m", "sglang.launch_server", *launch.flags(pairs))
     return Launch(command, launch.environment_of(d, device, replica), notes)
+
+
+def _has_radix_cache(d: Deployment) -> bool:
+    return d.limits.enable_prefix_caching and d.limits.prefix_cache == "sglang"
 
 
 def _notes(d: Deployment) -> Iterator[str]:
@@ -94,6 +101,17 @@ def _notes(d: Deployment) -> Iterator[str]:
         f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "
         "(--schedule-conservativeness)."
     )
+    eviction = d.limits.radix_eviction_policy
+    if _has_radix_cache(d) and eviction not in _EVICTION_FLAGS:
+        yield (
+            f"The cache evicted by {eviction}; --radix-eviction-policy takes {', '.join(_EVICTION_FLAGS)}, and the "
+            "command leaves SGLang's default, lru."
+        )
+    elif _has_radix_cache(d) and eviction == "priority":
+        yield (
+            "The cache evicted the least important requests' prefixes first; SGLang evicts those of the smallest "
+            "`priority`, even if --schedule-low-priority-values-first calls these the most important."
+        )
     yield (
         f"When memory ran out, {launch.policy_name(d.scheduler.victim)} chose the victim; SGLang retracts by priority, "
         "if requests have one, else those with the shortest output so far."

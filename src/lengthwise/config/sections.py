@@ -283,6 +283,8 @@ class EngineSection(Section):
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
     timeout_s: Seconds = math.inf  # time after which a client gives up
     enable_prefix_caching: bool = False
+    prefix_cache: Literal["vllm", "sglang"] = "vllm"  # the rules of vLLM's blocks, or of SGLang's radix tree
+    radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
 
 

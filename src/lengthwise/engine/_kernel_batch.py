@@ -129,7 +129,7 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
                 break
             k -= 1
             trial_blocks += S.slots[S.tmp_slot[k]].blocks
-            if params.prefix_caching == 1:
+            if params.prefix_caching > 0:
                 trial_blocks -= count_shared(S, r, S.slots[S.tmp_slot[k]])
             trial_seqs += 1
             blocks = _blocks_if_free(S, slot, trial_blocks, trial_seqs, memory)
@@ -317,7 +317,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
             return
         q.context = q.prompt + q.generated
         chunk, found, shared = 1, 0, 0
-        if params.prefix_caching == 1 and q.swapped == 0 and flags & CHUNKED != 0:
+        if params.prefix_caching > 0 and q.swapped == 0 and flags & CHUNKED != 0:
             found, shared = find_cached(S, r, q)
         cached = found * params.block_size
         if q.swapped == 0:

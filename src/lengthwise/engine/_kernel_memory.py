@@ -5,7 +5,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import join, member, remove, remove_partial, update
-from lengthwise.engine._kernel_prefix import cache_blocks, release_blocks
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
     next_request,
@@ -46,10 +46,11 @@ def end_request(S, r, slot, status, now_s):
 
 
 @jit
-def free_blocks_of(S, r, q):
-    """Free the blocks of a resident that is in no step. Its record is up to date."""
-    if S.params[0].prefix_caching == 1 and q.blocks > 0 and S.replicas[r].side == 0:
-        cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+def free_blocks_of(S, r, q, has_ended):
+    """Free the blocks of a resident that is in no step and has ended or is preempted. Its record is up to date."""
+    if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side == 0:
+        if has_ended or S.params[0].prefix_caching != RADIX:
+            cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
         release_blocks(S, r, q, q.blocks)
     else:
         S.replicas[r].free_blocks += q.blocks
@@ -58,7 +59,7 @@ def free_blocks_of(S, r, q):
 
 @jit_cold
 def release_transfer_blocks(S, q):
-    if S.params[0].prefix_caching == 1:
+    if S.params[0].prefix_caching > 0:
         release_blocks(S, q.prefill_replica, q, q.transfer_blocks)
     else:
         S.replicas[q.prefill_replica].free_blocks += q.transfer_blocks
@@ -187,7 +188,7 @@ def _expire_idle(S, r, now_s):
 
 @jit_cold
 def _time_out(S, r, slot, now_s):
-    free_blocks_of(S, r, S.slots[slot])
+    free_blocks_of(S, r, S.slots[slot], True)
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
 
@@ -284,7 +285,7 @@ def preempt(S, r, slot, now_s, rank):
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    free_blocks_of(S, r, q)
+    free_blocks_of(S, r, q, False)
     w.preempted_for_blocks = 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1

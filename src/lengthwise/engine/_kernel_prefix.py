@@ -11,39 +11,17 @@ sent to replica r (``_reference_state.PrefixIndex``): a cache that no request ho
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
+from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
+from lengthwise.engine._kernel_radix import count_in_use, count_matched, evict_leaf, hold, insert_pages, match_prefix
 
-NONE = -1
-
-
-@jit
-def _home(S, node):
-    """Return where the search for a node in the hash table starts (Fibonacci hashing; nodes are below 2^31)."""
-    return ((node * 0x9E3779B1) >> 16) & (S.cache_table.shape[1] - 1)
-
-
-@jit
-def _place_of(S, r, node):
-    """Return the place of a node in the hash table, or the free place where it belongs."""
-    at, mask = _home(S, node), S.cache_table.shape[1] - 1
-    while S.cache_table[r, at] != NONE and S.cached[r, S.cache_table[r, at]].node != node:
-        at = (at + 1) & mask
-    return at
+RADIX = 2
+"""``prefix_caching`` of SGLang's radix tree."""
 
 
 @jit
 def _cache(S, r, node):
     """Give a taken block a content. Return its record, which one request uses."""
-    pool = S.pools[r]
-    block = pool.free_record
-    if block == NONE:
-        block = pool.records
-        pool.records += 1
-    else:
-        pool.free_record = S.cached[r, block].next
-    entry, at = S.cached[r, block], _place_of(S, r, node)
-    entry.node = node
-    entry.holders = 1
-    entry.next_copy = NONE
+    block, at = new_record(S, r, node), place_of(S, r, node)
     if S.cache_table[r, at] == NONE:
         S.cache_table[r, at] = block
     else:
@@ -58,7 +36,7 @@ def _cache(S, r, node):
 def _uncache(S, r, block):
     """Remove a block's content from the table."""
     entry = S.cached[r, block]
-    at = _place_of(S, r, entry.node)
+    at = place_of(S, r, entry.node)
     first = S.cache_table[r, at]
     if first != block:
         older = S.cached[r, first]
@@ -68,30 +46,18 @@ def _uncache(S, r, block):
     elif entry.next_copy != NONE:
         S.cache_table[r, at] = entry.next_copy
     else:
-        _clear_place(S, r, at)
-    entry.next = S.pools[r].free_record
-    S.pools[r].free_record = block
-
-
-@jit
-def _clear_place(S, r, at):
-    """Free a place of the table, and move back later entries that it separated from their homes."""
-    mask = S.cache_table.shape[1] - 1
-    gap, at = at, (at + 1) & mask
-    while S.cache_table[r, at] != NONE:
-        home = _home(S, S.cached[r, S.cache_table[r, at]].node)
-        if (at - home) & mask >= (at - gap) & mask:
-            S.cache_table[r, gap] = S.cache_table[r, at]
-            gap = at
-        at = (at + 1) & mask
-    S.cache_table[r, gap] = NONE
+        clear_place(S, r, at)
+    free_record(S, r, block)
 
 
 @jit
 def evict_excess(S, r):
     """Evict the least recently used contents whose blocks have been taken."""
     while S.pools[r].evictable > S.replicas[r].free_blocks:
-        _evict_oldest(S, r)
+        if S.params[0].prefix_caching == RADIX:
+            evict_leaf(S, r)
+        else:
+            _evict_oldest(S, r)
 
 
 @jit
@@ -136,10 +102,12 @@ def find_cached(S, r, q):
     """
     evict_excess(S, r)
     most = (q.prompt + q.generated - 1) // S.params[S.replicas[r].side].block_size
+    if S.params[0].prefix_caching == RADIX:
+        return match_prefix(S, r, q.index, most)
     found, shared, base = 0, 0, S.request_blocks_start[q.index]
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - found)):
-            block = S.cache_table[r, _place_of(S, r, node)]
+            block = S.cache_table[r, place_of(S, r, node)]
             if block == NONE:
                 return found, shared
             S.request_blocks[base + found] = block
@@ -151,6 +119,11 @@ def find_cached(S, r, q):
 @jit_cold
 def reuse_found(S, r, q, found):
     """Use the blocks that ``find_cached`` found. Blocks that no request used are not free any more."""
+    q.cached = found
+    if S.params[0].prefix_caching == RADIX:
+        q.cached_segment = S.work[0].found_segment
+        hold(S, r, q.cached_segment, 1)
+        return
     base = S.request_blocks_start[q.index]
     for k in range(found):
         entry = S.cached[r, S.request_blocks[base + k]]
@@ -158,7 +131,6 @@ def reuse_found(S, r, q, found):
             _unlink(S, r, S.request_blocks[base + k])
             S.replicas[r].free_blocks -= 1
         entry.holders += 1
-    q.cached = found
 
 
 @jit_cold
@@ -166,6 +138,10 @@ def cache_blocks(S, r, q, tokens):
     """Let other requests find the full blocks of the request's first ``tokens`` tokens, which it has taken."""
     evict_excess(S, r)
     full, base, passed = tokens // S.params[S.replicas[r].side].block_size, S.request_blocks_start[q.index], 0
+    if S.params[0].prefix_caching == RADIX:
+        if full > 0:
+            insert_pages(S, r, q, full)
+        return
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         if q.cached >= full:
             return
@@ -181,6 +157,12 @@ def release_blocks(S, r, q, blocks):
     evict_excess(S, r)
     rep, base = S.replicas[r], S.request_blocks_start[q.index]
     rep.free_blocks += blocks - q.cached
+    if S.params[0].prefix_caching == RADIX:
+        hold(S, r, q.cached_segment, -1)
+        q.cached = 0
+        q.cached_segment = NONE
+        q.inserted = 0
+        return
     for k in range(q.cached - 1, -1, -1):
         block = S.request_blocks[base + k]
         S.cached[r, block].holders -= 1
@@ -193,6 +175,8 @@ def release_blocks(S, r, q, blocks):
 @jit_cold
 def count_shared(S, r, q):
     """Return how many of a resident's blocks other requests hold, too."""
+    if S.params[0].prefix_caching == RADIX:
+        return count_in_use(S, r, q.cached_segment, 2)
     shared, base = 0, S.request_blocks_start[q.index]
     for k in range(q.cached):
         shared += S.cached[r, S.request_blocks[base + k]].holders > 1
@@ -205,7 +189,7 @@ def count_cached(S, r, i):
     count, most = 0, S.prompt[i] // S.params[0].block_size
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - count)):
-            if S.cache_table[r, _place_of(S, r, node)] == NONE:
+            if S.cache_table[r, place_of(S, r, node)] == NONE:
                 return count
             count += 1
     return count
@@ -220,7 +204,7 @@ def index_prompt(S, r, i):
     for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
         passed -= S.node_length[run]
         for k in range(min(S.node_length[run], most - passed) - 1, -1, -1):
-            block = S.cache_table[row, _place_of(S, row, S.node_first[run] + k)]
+            block = S.cache_table[row, place_of(S, row, S.node_first[run] + k)]
             if block == NONE:
                 block = _cache(S, row, S.node_first[run] + k)
                 S.cached[row, block].holders = 0
@@ -237,7 +221,10 @@ def set_router_arrays(S, i):
     params = S.params[0]
     for r in range(params.replicas):
         S.router_free_blocks[r] = S.replicas[r].free_blocks
-        if params.router_prefix == 1:
+        if params.router_prefix == 1 and params.prefix_caching == RADIX:
+            evict_excess(S, r)
+            S.prefix_tokens[r] = count_matched(S, r, i, S.prompt[i] // params.block_size) * params.block_size
+        elif params.router_prefix == 1:
             evict_excess(S, r)
             S.prefix_tokens[r] = count_cached(S, r, i) * params.block_size
         elif params.router_prefix == 2:

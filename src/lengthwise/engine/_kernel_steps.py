@@ -26,7 +26,7 @@ from lengthwise.engine._kernel_memory import (
     requeue,
     update_ranks,
 )
-from lengthwise.engine._kernel_prefix import previous_replica
+from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.schema.records import Status
 
@@ -322,6 +322,8 @@ def end_step(S, D, r, now_s, rank, router):
         slot = S.prompt_slot[f, i]
         q = S.slots[slot]
         q.prefilled += S.prompt_chunk[f, i]
+        if S.params[rep.side].prefix_caching == RADIX:
+            cache_blocks(S, r, q, q.prefilled)
         if q.prefilled < q.context:
             _add_partial(S, r, slot)
         else:
@@ -351,7 +353,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
 @jit
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
-    free_blocks_of(S, r, q)
+    free_blocks_of(S, r, q, True)
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
     end_request(S, r, slot, FINISHED, now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,10 +67,14 @@ class BlockPool:
     request are freed last block first, so that a prefix loses its end first.
 
     Attributes:
+        caches_when: When a request's full blocks get their contents: once a step that computes them is formed. Outputs
+            get theirs when the request frees them: no request looks them up earlier.
         free: Blocks that no request holds.
         copies: Cached blocks of each node, the oldest first. A lookup finds the oldest.
         evictable: Cached blocks that no request holds, the least recently used first.
     """
+
+    caches_when = frozenset({"scheduled", "preempted", "ended"})
 
     def __init__(self, blocks: int) -> None:
         self.free = blocks
@@ -95,6 +100,14 @@ class BlockPool:
             found.append(self.copies[node][0])
         return found
 
+    def count(self, nodes: list[int]) -> int:
+        """Return how many of the nodes, from the first on, are cached."""
+        return len(self.find(nodes))
+
+    def in_use(self, blocks: list[CachedBlock], requests: int = 1) -> int:
+        """Return how many of the blocks are held by at least ``requests`` requests."""
+        return sum(block.holders >= requests for block in blocks)
+
     def hold(self, found: list[CachedBlock]) -> None:
         """Hold cached blocks for one more request."""
         for block in found:
@@ -103,11 +116,14 @@ class BlockPool:
                 self.free -= 1
             block.holders += 1
 
-    def cache(self, node: int) -> CachedBlock:
-        """Give a block that a request has taken a content, and return the cached block."""
-        block = CachedBlock(node)
-        self.copies.setdefault(node, []).append(block)
-        return block
+    def cache(
+        self, cached: list[CachedBlock], nodes: list[int], _prompt_blocks: int, _priority: int
+    ) -> list[CachedBlock]:
+        """Give a request's blocks their contents: ``nodes``, the first of which are ``cached``. Return all of them."""
+        added = [CachedBlock(node) for node in nodes[len(cached) :]]
+        for block in added:
+            self.copies.setdefault(block.node, []).append(block)
+        return cached + added
 
     def release(self, cached: list[CachedBlock], others: int = 0) -> None:
         """Free a request's cached blocks (in the order of their tokens) and ``others``, which have no content."""
@@ -117,6 +133,187 @@ class BlockPool:
             if block.holders == 0:
                 self.evictable[block] = None
                 self.free += 1
+
+
+@dataclass(eq=False)
+class RadixNode:
+    """A segment of consecutive pages of SGLang's radix tree, by their ``pages``' nodes. ``holders`` requests hold it.
+
+    ``used`` and ``created`` are times of the tree's own clock, ``hits`` the requests that inserted the segment.
+    """
+
+    pages: list[int]
+    parent: RadixNode | None
+    priority: int
+    used: int
+    holders: int = 0
+    hits: int = 0
+    created: int = 0
+    children: dict[int, RadixNode] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.created = self.used
+
+    def path(self) -> list[RadixNode]:
+        """Return the nodes from this one up to the root, without the root."""
+        return [self, *self.parent.path()] if self.parent else []
+
+
+@dataclass
+class RadixPrefix:
+    """The first ``length`` pages of a request, which end with ``last`` in the tree.
+
+    The request itself has inserted its first ``inserted`` pages since its admission.
+    """
+
+    last: RadixNode
+    length: int = 0
+    inserted: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+
+RADIX_ORDERS: dict[str, Callable[[RadixNode], tuple[int, int]]] = {
+    "lru": lambda node: (0, node.used),
+    "lfu": lambda node: (node.hits, node.used),
+    "slru": lambda node: (int(node.hits >= 2), node.used),
+    "priority": lambda node: (node.priority, node.used),
+    "fifo": lambda node: (0, node.created),
+    "mru": lambda node: (0, -node.used),
+    "filo": lambda node: (0, -node.created),
+}
+"""The order in which leaves are evicted, by eviction policy. The smallest value is evicted first."""
+
+
+class RadixCache:
+    """The KV blocks (pages) of a replica, with SGLang's prefix cache (SGLang 0.5.23, mem_cache/radix_cache.py).
+
+    The tree has each page once. Pages that a request has computed enter it when a step with a part of the request's
+    prompt ends, and when the request ends; a preempted request keeps out what it has decoded. Only leaves that no
+    request holds are evicted, a complete segment at a time.
+
+    Attributes:
+        caches_when: When a request's full pages are inserted.
+        free: Pages that no request holds.
+        evictable: Pages of the tree that no request holds.
+    """
+
+    caches_when = frozenset({"computed", "ended"})
+
+    def __init__(self, pages: int, eviction_policy: str) -> None:
+        self.free, self.evictable, self.clock = pages, 0, 0
+        self.root = RadixNode([], None, 0, 0)
+        self._order = RADIX_ORDERS[eviction_policy]
+
+    def nodes(self) -> list[RadixNode]:
+        """Return the nodes of the tree, the root first."""
+        found = [self.root]
+        for node in found:
+            found += node.children.values()
+        return found
+
+    def take(self, pages: int) -> None:
+        """Take pages without content."""
+        self.free -= pages
+        while self.evictable > self.free:
+            leaves = [node for node in self.nodes() if node.parent and not node.children and node.holders == 0]
+            leaf = min(leaves, key=self._order)
+            assert leaf.parent
+            del leaf.parent.children[leaf.pages[0]]
+            self.evictable -= len(leaf.pages)
+
+    def count(self, nodes: list[int]) -> int:
+        """Return how many of the nodes, from the first on, are in the tree."""
+        known = {page for node in self.nodes() for page in node.pages}
+        return next((count for count, node in enumerate(nodes) if node not in known), len(nodes))
+
+    def find(self, nodes: list[int]) -> RadixPrefix:
+        """Return the longest prefix of the nodes that is in the tree. It counts as used now."""
+        if not nodes:
+            return RadixPrefix(self.root)
+        path = self._visit(nodes)
+        return RadixPrefix(path[-1] if path else self.root, sum(len(node.pages) for node in path))
+
+    def in_use(self, prefix: RadixPrefix, requests: int = 1) -> int:
+        """Return how many pages of the prefix are held by at least ``requests`` requests."""
+        return sum(len(node.pages) for node in prefix.last.path() if node.holders >= requests)
+
+    def hold(self, found: RadixPrefix) -> None:
+        """Hold a prefix for one more request."""
+        for node in found.last.path():
+            if node.holders == 0:
+                self.evictable -= len(node.pages)
+                self.free -= len(node.pages)
+            node.holders += 1
+
+    def cache(self, cached: RadixPrefix, nodes: list[int], prompt_pages: int, priority: int) -> RadixPrefix:
+        """Insert a request's first pages, of which the request holds ``cached``. Return them as cached.
+
+        Pages of the request that another one has inserted in the meantime are freed. The end of the prompt is the end
+        of a segment, so that the output can be evicted without it.
+        """
+        known = self._insert(nodes, priority, cached.inserted)
+        self.evictable += len(nodes) - known
+        self.free += len(nodes) - len(cached)
+        if 0 < prompt_pages < len(nodes):
+            self._insert(nodes[:prompt_pages], priority + 1, prompt_pages)
+        found = self.find(nodes)
+        found.inserted = max(cached.inserted, len(nodes))
+        self.hold(found)
+        self.release(cached)
+        return found
+
+    def release(self, cached: RadixPrefix, others: int = 0) -> None:
+        """Free a request's cached pages, and ``others``, which are not in the tree."""
+        self.free += others
+        for node in cached.last.path():
+            node.holders -= 1
+            if node.holders == 0:
+                self.evictable += len(node.pages)
+                self.free += len(node.pages)
+
+    def _now(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _visit(self, nodes: list[int]) -> list[RadixNode]:
+        """Return the path of the nodes' longest known prefix. The last segment is split where they leave it."""
+        now, node, at, path = self._now(), self.root, 0, []
+        while at < len(nodes) and nodes[at] in node.children:
+            node = node.children[nodes[at]]
+            node.used = now
+            same = sum(a == b for a, b in zip(node.pages, nodes[at:], strict=False))  # A page is in one chain only.
+            if same < len(node.pages):
+                node = self._split(node, same)
+            path.append(node)
+            at += same
+        return path
+
+    def _split(self, child: RadixNode, at: int) -> RadixNode:
+        assert child.parent
+        upper = RadixNode(child.pages[:at], child.parent, child.priority, self._now(), child.holders, child.hits)
+        child.parent.children[child.pages[0]] = upper
+        child.parent, child.pages = upper, child.pages[at:]
+        upper.children[child.pages[0]] = child
+        return upper
+
+    def _insert(self, nodes: list[int], priority: int, inserted: int) -> int:
+        """Insert nodes and return how many of them the tree had.
+
+        A segment counts a hit if it ends after the ``inserted`` pages that the same request has inserted before.
+        """
+        path, known = self._visit(nodes), 0
+        for node in path:
+            known += len(node.pages)
+            node.priority = max(node.priority, priority)
+            node.hits += known > inserted
+        if known < len(nodes):
+            parent = path[-1] if path else self.root
+            parent.children[nodes[known]] = RadixNode(
+                nodes[known:], parent, priority, self._now(), hits=int(len(nodes) > inserted)
+            )
+        return known
 
 
 class PrefixIndex:
@@ -148,7 +345,7 @@ class Transfer:
 
     source: Replica
     blocks: int
-    cached: list[CachedBlock]
+    cached: Any
 
     def release(self) -> None:
         if self.blocks:
@@ -162,7 +359,8 @@ class Request:
     """A request that has passed the front end. In the kernel it is a ``kernel_layout.slot_t``.
 
     ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. Of its ``blocks``, the
-    first are ``cached``, so that other requests find them. The cache of a ``swapped`` request is in host memory.
+    first are ``cached``, so that other requests find them (``BlockPool`` and ``RadixCache`` each have their own
+    record of them). The cache of a ``swapped`` request is in host memory.
     ``return_number`` is the sequence number of its last return from a step to the idle residents, and breaks ties
     between victims.
     """
@@ -178,7 +376,7 @@ class Request:
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
-    cached: list[CachedBlock] = field(default_factory=list)
+    cached: Any = ()
     return_number: int = 0
     admission: Admission = Admission()
     transfer: Transfer | None = None
@@ -250,7 +448,10 @@ class Replica:
     """
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any) -> None:
-        self.s, self.number, self.queue, self.pool = setup, number, queue, BlockPool(setup.params.total_blocks)
+        self.s, self.number, self.queue = setup, number, queue
+        blocks, limits = setup.params.total_blocks, setup.deployment.limits
+        is_radix = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
+        self.pool: Any = RadixCache(blocks, limits.radix_eviction_policy) if is_radix else BlockPool(blocks)
         self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0)
         self.idle: list[Request] = []
         self.flights: list[Step] = []

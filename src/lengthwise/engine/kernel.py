@@ -193,6 +193,8 @@ def _new_slot(S, i):
     q.bin_batch = 0
     q.generated_at_admission = 0
     q.cached = 0
+    q.cached_segment = -1
+    q.inserted = 0
     q.transfer_blocks = 0
     q.queued_at_s = q.arrival_s
     q.queued_for_s = 0.0

@@ -14,6 +14,9 @@ import numpy as np
 OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_ROUTE, BAD_DECODE_MEMORY = range(9)
 """Status codes of a run of the kernel."""
 
+RADIX_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "filo")
+"""Eviction policies of a radix tree (``schema.deployment.RADIX_EVICTION_POLICIES``) in the order of their codes."""
+
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
 GAP_SUBBINS = 128
 GAP_SMALLEST_EXPONENT = -20
@@ -30,13 +33,14 @@ slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
-    cached prefill_replica decode_replica transfer_blocks
+    cached cached_segment inserted prefill_replica decode_replica transfer_blocks
     """,
     "arrival_s last_token_s queued_at_s queued_for_s charged_tokens",
 )
 """A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
 grow with decodes. ``transfer_blocks`` stay at ``prefill_replica`` until a decode replica has fetched them. Of its
-blocks (or ``transfer_blocks``), the first ``cached`` have contents that others find. ``admission``,
+blocks (or ``transfer_blocks``), the first ``cached`` have contents that others find; in a radix tree they end with
+``cached_segment`` (-1: there is none), and the request has inserted the first ``inserted``. ``admission``,
 ``last_preemption`` and ``return_number`` are sequence numbers within the run: of the request's last admission, last
 preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
 ``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
@@ -68,9 +72,19 @@ cached_t = np.dtype(
 """A block with a content. ``next`` and ``previous`` link the blocks without ``holders``, the least recently used first;
 ``next_copy`` links the blocks with the same content, the oldest first."""
 
-pool_t = _record("evictable oldest newest records free_record")
+segment_t = np.dtype(
+    [(name, "i8") for name in ("used", "created", "priority")]
+    + [(name, "i4") for name in ("owner", "start", "length", "parent", "children", "hits", "place")],
+    align=True,
+)
+"""A segment of a radix tree, beside its record of ``State.cached``: ``length`` pages of request ``owner`` from page
+``start`` on. ``parent`` is -1 at the root. ``used`` and ``created`` are times of the pool's ``clock``, and ``place`` is
+that among the evictable leaves, or -1."""
+
+pool_t = _record("evictable oldest newest records free_record leaves clock")
 """A row of ``State.cached``. ``evictable`` blocks have no holder: ``oldest`` and ``newest`` are the ends of their list,
--1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again."""
+-1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again. A radix tree
+has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
@@ -110,7 +124,7 @@ front end (infinity: no request is on its way)."""
 param_t = _record(
     """
     replicas decode_replicas pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
-    max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching
+    max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching radix_policy
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
@@ -124,5 +138,7 @@ param_t = _record(
 is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the
 batching policy's plan for one request on an empty replica."""
 
-work_t = _record("flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags", "swap_s")
-"""The step that is being formed."""
+work_t = _record(
+    "flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment", "swap_s"
+)
+"""The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree."""

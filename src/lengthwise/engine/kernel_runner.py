@@ -27,9 +27,9 @@ class State(NamedTuple):
     Records are those of ``kernel_layout``. ``other`` holds the costs of the stages whose ``stage_other`` is 1. The bins
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
-    node. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
-    are work arrays.
+    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted. Block k
+    of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and
+    ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -79,6 +79,8 @@ class State(NamedTuple):
     backlog: Array
     pools: Array
     cached: Array
+    segments: Array
+    leaves: Array
     cache_table: Array
     request_blocks_start: Array
     request_blocks: Array
@@ -221,13 +223,16 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         blocks, rows = max(blocks, params.index_blocks + params.max_model_len // params.block_size), 2 * rows
     places = 1 << (2 * blocks - 1).bit_length()
     pools = np.full(rows, -1, kernel_layout.pool_t)
-    pools["evictable"] = pools["records"] = 0
+    pools["evictable"] = pools["records"] = pools["leaves"] = pools["clock"] = 0
+    segments = blocks if params.prefix_caching == 2 else 1
     return {
         "pools": _view(pools),
         "cached": _view(np.empty((rows, blocks), kernel_layout.cached_t)),
+        "segments": _view(np.empty((rows, segments), kernel_layout.segment_t)),
+        "leaves": np.empty((rows, segments), np.int32),
         "cache_table": np.full((rows, places), -1, np.int32),
         "request_blocks_start": np.cumsum(nodes.blocks) - nodes.blocks,
-        "request_blocks": np.empty(int(nodes.blocks.sum()), np.int32),
+        "request_blocks": np.empty(int(nodes.blocks.sum()) if params.prefix_caching == 1 else 1, np.int32),
         "node_start": nodes.start,
         "node_first": nodes.first,
         "node_length": nodes.length,

@@ -9,21 +9,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import (
-    Admission,
-    CachedBlock,
-    PrefixIndex,
-    Queue,
-    Replica,
-    Request,
-    Step,
-    Transfer,
-    Wait,
-)
+from lengthwise.engine._reference_state import Admission, PrefixIndex, Queue, Replica, Request, Step, Transfer, Wait
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
@@ -186,7 +177,7 @@ class Reference:
         nodes = self._nodes(q)[: q.prompt // block_size] if prefix else []
         found, indexed = [0] * len(replicas), [0] * len(replicas)
         if prefix == 1:
-            found = [len(rep.pool.find(nodes)) for rep in replicas]
+            found = [rep.pool.count(nodes) for rep in replicas]
         elif prefix == 2:
             found = [index.find(nodes) for index in self.indexes]
             indexed = [len(index.nodes) for index in self.indexes]
@@ -275,6 +266,7 @@ class Reference:
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
+            self._cache_blocks(rep, q, q.prefilled, "computed")
             if q.prefilled < q.context:
                 self._to_idle(rep, q)
                 continue
@@ -294,7 +286,7 @@ class Reference:
             self._end_request(rep, q, Status.FINISHED, now)
         elif self.s.decode_side and rep in self.prefill_replicas:  # The blocks remain here until they are fetched.
             q.transfer = Transfer(rep, q.blocks, q.cached)
-            q.blocks, q.cached = 0, []
+            q.blocks, q.cached = 0, ()
             to = self._route(self.s.decode_side, self.decode_replicas, q)
             self._move_load(to, q)
             self._enqueue(to.queue, q, now)
@@ -307,7 +299,7 @@ class Reference:
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
-        self._free_blocks(rep, q)
+        self._free_blocks(rep, q, "ended")
         if q.transfer:
             q.transfer.release()
         self.results[q.index]["status"] = status
@@ -325,20 +317,25 @@ class Reference:
                 self._leave_backlog(tenant)
         self._send_next(q.index, status, now)
 
-    def _cache_blocks(self, rep: Replica, q: Request, tokens: int) -> None:
-        """Let other requests find the full blocks of the request's first ``tokens`` tokens."""
-        if rep.s.params.prefix_caching:
-            full = tokens // rep.s.params.block_size
-            q.cached += [rep.pool.cache(node) for node in self._nodes(q)[len(q.cached) : full]]
+    def _cache_blocks(self, rep: Replica, q: Request, tokens: int, event: str) -> None:
+        """Let other requests find the full blocks of the request's first ``tokens`` tokens.
+
+        ``event`` is what has happened to them: "scheduled", "computed", "preempted" or "ended".
+        """
+        if rep.s.params.prefix_caching and event in rep.pool.caches_when:
+            size, prompt = rep.s.params.block_size, int(self.s.columns.prompt[q.index])
+            if full := tokens // size:
+                nodes, priority = self._nodes(q)[:full], -int(self.s.columns.priority[q.index])
+                q.cached = rep.pool.cache(q.cached, nodes, prompt // size, priority)
 
     def _nodes(self, q: Request) -> list[int]:
         return [int(node) for node in self.s.nodes.of(q.index)]
 
-    def _free_blocks(self, rep: Replica, q: Request) -> None:
+    def _free_blocks(self, rep: Replica, q: Request, event: str) -> None:
         if q.blocks:
-            self._cache_blocks(rep, q, q.computed)
-        rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached = 0, []
+            self._cache_blocks(rep, q, q.computed, event)
+            rep.pool.release(q.cached, q.blocks - len(q.cached))
+        q.blocks, q.cached = 0, ()
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -476,7 +473,7 @@ class Reference:
                     break
                 k -= 1
                 q = candidates[k][2]
-                trial_blocks += q.blocks - sum(block.holders > 1 for block in q.cached)
+                trial_blocks += q.blocks - rep.pool.in_use(q.cached, 2)
                 trial_seqs += 1
             else:
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
@@ -566,7 +563,7 @@ class Reference:
                 need = max(0, rep.s.blocks_for(q.prefilled + chunk) - q.blocks)
                 if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
-                    self._cache_blocks(rep, q, q.prefilled + chunk)
+                    self._cache_blocks(rep, q, q.prefilled + chunk, "scheduled")
                     step.prompts.append((q, chunk))
 
     def _claim_blocks(
@@ -595,7 +592,7 @@ class Reference:
         self.preemptions += 1
         q.wait.last_preemption = self.preemptions
         blocks = q.blocks
-        self._free_blocks(rep, q)
+        self._free_blocks(rep, q, "preempted")
         step.preempted_for_blocks = True
         if params.swap and q.decoding:
             q.swapped = True
@@ -644,7 +641,7 @@ class Reference:
             if is_first:
                 self.results[q.index]["cached_tokens"] = cached
             if not q.swapped:
-                self._cache_blocks(rep, q, cached + chunk)
+                self._cache_blocks(rep, q, cached + chunk, "scheduled")
             if is_first and params.tracks_service:
                 tenant = self.s.tenant(q.index)
                 predicted = float(self.s.columns.predicted[q.index])
@@ -654,7 +651,7 @@ class Reference:
             admitted, batch = admitted + 1, q.wait.bin_batch
             self._place(rep, step, q, chunk)
 
-    def _leave_queue(self, rep: Replica, q: Request, blocks: int, found: list[CachedBlock]) -> None:
+    def _leave_queue(self, rep: Replica, q: Request, blocks: int, found: Any) -> None:
         rep.queue.waiting.remove(q)
         rep.pool.hold(found)
         rep.pool.take(blocks - len(found))
@@ -675,10 +672,10 @@ class Reference:
         else:
             step.prompts.append((q, chunk))
 
-    def _find_cached(self, rep: Replica, q: Request, flags: int) -> list[CachedBlock]:
+    def _find_cached(self, rep: Replica, q: Request, flags: int) -> Any:
         """Return the cached blocks with which a waiting request begins. At least its last token is computed."""
         if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
-            return []
+            return rep.pool.find([])
         return rep.pool.find(self._nodes(q)[: (q.context - 1) // rep.s.params.block_size])
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
@@ -693,14 +690,12 @@ class Reference:
             return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0
 
-    def _blocks_to_admit(
-        self, rep: Replica, step: Step, q: Request, chunk: int, found: list[CachedBlock] | None = None
-    ) -> int:
+    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int, found: Any) -> int:
         """Return the blocks that a request gets, ``found`` included, or -1 if it must wait.
 
         To the memory policy, found blocks that other requests hold are free, since the request takes none for them.
         """
-        free = rep.pool.free + sum(block.holders > 0 for block in found or ())
+        free = rep.pool.free + rep.pool.in_use(found)
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
         peak = self._peak_tokens([*residents, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
@@ -750,7 +745,7 @@ class Reference:
             q = rep.queue.first
             if not (q.transfer and q.transfer.blocks):  # Swapped out: it returns with a step.
                 return
-            blocks = self._blocks_to_admit(rep, Step(now), q, q.context)
+            blocks = self._blocks_to_admit(rep, Step(now), q, q.context, [])
             if blocks < 0:
                 return
             self._leave_queue(rep, q, blocks, [])

@@ -15,7 +15,7 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import After, Workload
@@ -106,6 +106,8 @@ class Params:
         bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
         index_blocks: Size of a router's index of the prompts sent to a replica.
         router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
+        prefix_caching: Whose prefix cache: 0 none, 1 vLLM's, 2 SGLang's.
+        radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -130,7 +132,8 @@ class Params:
         self.central_queue = policies.router == known("router")["central"]
         self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
-        self.prefix_caching = limits.enable_prefix_caching
+        self.prefix_caching = (1 + PREFIX_CACHES.index(limits.prefix_cache)) * limits.enable_prefix_caching
+        self.radix_policy = kernel_layout.RADIX_POLICIES.index(limits.radix_eviction_policy)
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
         self.index_blocks = INDEX_TOKENS // kv.block_size
         self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
@@ -368,6 +371,12 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         raise PolicyError(
             f"router {router.name!r} chooses by the prefixes that replicas have cached; set "
             "engine.enable_prefix_caching = true"
+        )
+    limits = deployment.limits
+    if limits.enable_prefix_caching and limits.radix_eviction_policy == "priority" and workload.priority is None:
+        raise InputError(
+            'radix_eviction_policy = "priority" needs priorities of requests, and this workload has none; give '
+            'priority, or take radix_eviction_policy = "lru"'
         )
     for policy in policies:
         if policy.uses(*PREDICTED) and workload.predicted_tokens is None:

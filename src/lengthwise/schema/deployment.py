@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.errors import InputError
+from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
 
 
@@ -31,6 +31,10 @@ class Parallelism:
         return (self.tp * (self.pp - self.single_stages) + self.single_stages) * self.replicas
 
 
+PREFIX_CACHES = ("vllm", "sglang")
+RADIX_EVICTION_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "filo")
+
+
 @dataclass(frozen=True)
 class EngineLimits:
     """Limits and settings of an engine, named as in vLLM if vLLM has them (except the dtypes)."""
@@ -47,8 +51,9 @@ class EngineLimits:
     kv_dtype: str | None = None
     # Time after which a client gives up, counted from when it sent the request (noticed once the request has entered).
     timeout_s: float = float("inf")
-    # A preempted request recomputes only the blocks that other requests have taken (prompts do not share blocks here).
     enable_prefix_caching: bool = False
+    prefix_cache: str = "vllm"  # whose rules the prefix cache has: one of ``PREFIX_CACHES``
+    radix_eviction_policy: str = "lru"  # of prefix_cache "sglang": one of ``RADIX_EVICTION_POLICIES``
     max_in_flight: int | None = None  # steps in a replica's pipeline at a time, waiting ones too; None: one per stage
 
     def __post_init__(self) -> None:
@@ -67,6 +72,15 @@ class EngineLimits:
             raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s must be above 0; it is {self.timeout_s}")
+        if self.prefix_cache not in PREFIX_CACHES:
+            raise UnknownNameError("prefix_cache", self.prefix_cache, PREFIX_CACHES)
+        if self.radix_eviction_policy not in RADIX_EVICTION_POLICIES:
+            raise UnknownNameError("radix_eviction_policy", self.radix_eviction_policy, RADIX_EVICTION_POLICIES)
+        if self.radix_eviction_policy != "lru" and self.prefix_cache != "sglang":
+            raise InputError(
+                f"radix_eviction_policy {self.radix_eviction_policy!r} needs SGLang's radix tree; prefix_cache is "
+                f'{self.prefix_cache!r}. Set prefix_cache = "sglang", or leave radix_eviction_policy out'
+            )
 
 
 _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}

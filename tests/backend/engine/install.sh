@@ -1,5 +1,6 @@
 #!/bin/sh
-# vLLM's CPU build in an environment of its own: sh install.sh FOLDER. A few minutes and 2.5 GB.
+# vLLM's CPU build in an environment of its own: sh install.sh FOLDER. A few minutes and 2.5 GB. Beside FOLDER,
+# SGLang's memory cache, without its requirements: folder sglang-mem-cache.
 #
 # torch, torchvision and torchaudio from PyPI are CUDA builds where no CPU build is at hand; the latter two
 # then break the import of transformers, and a text model needs neither. xgrammar would bring triton (1 GB).
@@ -9,14 +10,38 @@ folder=$1
 torch=2.13.0
 vllm=0.32.0
 xgrammar=0.2.8
+sglang=0.5.23
 stamp="$folder/.made-of-torch-$torch-vllm-$vllm-xgrammar-$xgrammar"
 
 say() { echo "$(date +%H:%M:%S) $*"; }
 pip() { "$folder/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir; }
 
+add_sglang() {
+  cache="$(dirname "$folder")/sglang-mem-cache"
+  [ -e "$cache/.made-of-sglang-$sglang" ] && return
+  say "unpacking the memory cache of SGLang $sglang (39 MB) ..."
+  rm -rf "$cache"
+  mkdir -p "$cache"
+  pip download --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
+    --platform manylinux_2_34_x86_64 --dest "$cache" "sglang==$sglang"
+  "$folder/bin/python" - "$cache" <<'PY'
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+folder = Path(sys.argv[1])
+wheel = next(folder.glob("sglang-*.whl"))
+with ZipFile(wheel) as packed:
+    packed.extractall(folder, [name for name in packed.namelist() if name.startswith("sglang/srt/mem_cache/")])
+wheel.unlink()
+PY
+  touch "$cache/.made-of-sglang-$sglang"
+}
+
 if [ -e "$stamp" ]; then
   # The plug-in runs in this environment; vLLM's own requirements have all that it imports but this one.
   "$folder/bin/python" -c "import lazy_loader" 2>/dev/null || pip install lazy-loader
+  add_sglang
   exit 0
 fi
 
@@ -46,4 +71,5 @@ pip install -r "$folder/requirements.txt" apache-tvm-ffi lazy-loader
 pip install --no-deps "xgrammar==$xgrammar"
 
 touch "$stamp"
+add_sglang
 say "made $folder ($(du -sh "$folder" | cut -f1))"
