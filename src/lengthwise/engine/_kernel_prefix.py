@@ -5,7 +5,8 @@ content are counts. A decode group takes its blocks without looking here, so evi
 ``evict_excess`` before the cache is read or grows.
 
 Row r of the pools is the cache of replica r. Row ``params.replicas`` + r is the router's index of the prompts that it
-sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds.
+sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds. From row ``params.tier_row`` on
+are the replicas' tiers (``_kernel_tiers``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _home(S, node):
 
 
 @jit
-def _place_of(S, r, node):
+def place_of(S, r, node):
     """Return the place of a node in the hash table, or the free place where it belongs."""
     at, mask = _home(S, node), S.cache_table.shape[1] - 1
     while S.cache_table[r, at] != NONE and S.cached[r, S.cache_table[r, at]].node != node:
@@ -31,7 +32,7 @@ def _place_of(S, r, node):
 
 
 @jit
-def _cache(S, r, node):
+def add_content(S, r, node):
     """Give a taken block a content. Return its record, which one request uses."""
     pool = S.pools[r]
     block = pool.free_record
@@ -40,7 +41,7 @@ def _cache(S, r, node):
         pool.records += 1
     else:
         pool.free_record = S.cached[r, block].next
-    entry, at = S.cached[r, block], _place_of(S, r, node)
+    entry, at = S.cached[r, block], place_of(S, r, node)
     entry.node = node
     entry.holders = 1
     entry.next_copy = NONE
@@ -55,10 +56,10 @@ def _cache(S, r, node):
 
 
 @jit
-def _uncache(S, r, block):
+def uncache(S, r, block):
     """Remove a block's content from the table."""
     entry = S.cached[r, block]
-    at = _place_of(S, r, entry.node)
+    at = place_of(S, r, entry.node)
     first = S.cache_table[r, at]
     if first != block:
         older = S.cached[r, first]
@@ -97,12 +98,12 @@ def evict_excess(S, r):
 @jit
 def _evict_oldest(S, r):
     block = S.pools[r].oldest
-    _unlink(S, r, block)
-    _uncache(S, r, block)
+    unlink(S, r, block)
+    uncache(S, r, block)
 
 
 @jit
-def _unlink(S, r, block):
+def unlink(S, r, block):
     pool, entry = S.pools[r], S.cached[r, block]
     if entry.previous == NONE:
         pool.oldest = entry.next
@@ -116,7 +117,7 @@ def _unlink(S, r, block):
 
 
 @jit
-def _append(S, r, block):
+def append(S, r, block):
     pool, entry = S.pools[r], S.cached[r, block]
     entry.previous = pool.newest
     entry.next = NONE
@@ -139,7 +140,7 @@ def find_cached(S, r, q):
     found, shared, base = 0, 0, S.request_blocks_start[q.index]
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - found)):
-            block = S.cache_table[r, _place_of(S, r, node)]
+            block = S.cache_table[r, place_of(S, r, node)]
             if block == NONE:
                 return found, shared
             S.request_blocks[base + found] = block
@@ -155,7 +156,7 @@ def reuse_found(S, r, q, found):
     for k in range(found):
         entry = S.cached[r, S.request_blocks[base + k]]
         if entry.holders == 0:
-            _unlink(S, r, S.request_blocks[base + k])
+            unlink(S, r, S.request_blocks[base + k])
             S.replicas[r].free_blocks -= 1
         entry.holders += 1
     q.cached = found
@@ -170,7 +171,7 @@ def cache_blocks(S, r, q, tokens):
         if q.cached >= full:
             return
         while q.cached < min(full, passed + S.node_length[run]):
-            S.request_blocks[base + q.cached] = _cache(S, r, S.node_first[run] + q.cached - passed)
+            S.request_blocks[base + q.cached] = add_content(S, r, S.node_first[run] + q.cached - passed)
             q.cached += 1
         passed += S.node_length[run]
 
@@ -185,7 +186,7 @@ def release_blocks(S, r, q, blocks):
         block = S.request_blocks[base + k]
         S.cached[r, block].holders -= 1
         if S.cached[r, block].holders == 0:
-            _append(S, r, block)
+            append(S, r, block)
             rep.free_blocks += 1
     q.cached = 0
 
@@ -205,7 +206,7 @@ def count_cached(S, r, i):
     count, most = 0, S.prompt[i] // S.params[0].block_size
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for node in range(S.node_first[run], S.node_first[run] + min(S.node_length[run], most - count)):
-            if S.cache_table[r, _place_of(S, r, node)] == NONE:
+            if S.cache_table[r, place_of(S, r, node)] == NONE:
                 return count
             count += 1
     return count
@@ -220,13 +221,13 @@ def index_prompt(S, r, i):
     for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
         passed -= S.node_length[run]
         for k in range(min(S.node_length[run], most - passed) - 1, -1, -1):
-            block = S.cache_table[row, _place_of(S, row, S.node_first[run] + k)]
+            block = S.cache_table[row, place_of(S, row, S.node_first[run] + k)]
             if block == NONE:
-                block = _cache(S, row, S.node_first[run] + k)
+                block = add_content(S, row, S.node_first[run] + k)
                 S.cached[row, block].holders = 0
             else:
-                _unlink(S, row, block)
-            _append(S, row, block)
+                unlink(S, row, block)
+            append(S, row, block)
     while S.pools[row].evictable > S.params[0].index_blocks:
         _evict_oldest(S, row)
 

@@ -15,9 +15,10 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, KVTransfer
+from lengthwise.schema.deployment import Deployment, KVOffloading, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
+from lengthwise.schema.specs import GB
 from lengthwise.schema.workload import After, Workload
 
 Array = npt.NDArray[Any]
@@ -106,6 +107,8 @@ class Params:
         bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
         index_blocks: Size of a router's index of the prompts sent to a replica.
         router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
+        offload_blocks: Blocks that the CPU memory behind a replica's prefix cache holds, or 0 without.
+        offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -131,6 +134,12 @@ class Params:
         self.swap = scheduler.preemption_mode == "swap"
         self.swap_s_per_block = kv.swap_s_per_block
         self.prefix_caching = limits.enable_prefix_caching
+        offloading = limits.kv_offloading or KVOffloading(0.0)
+        self.offload_blocks = deployment.offload_blocks
+        self.offload_block_s = kv.kv_bytes_per_block / (offloading.gb_per_s * GB)
+        self.offload_latency_s = offloading.latency_s
+        self.load_if_faster = offloading.load == "if_faster"
+        self.offload_outputs = offloading.outputs
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
         self.index_blocks = INDEX_TOKENS // kv.block_size
         self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
@@ -380,6 +389,13 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
+        )
+    offloading = deployment.limits.kv_offloading
+    if offloading and offloading.size_gb > 0 and deployment.offload_blocks * kv.block_size < deployment.max_model_len:
+        raise InputError(
+            f"kv_offloading.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
+            f"{offloading.size_gb:g} GB hold {deployment.offload_blocks * kv.block_size}. Give more, lower "
+            "max_model_len, or take kv_offloading out"
         )
     watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
