@@ -49,6 +49,7 @@ SCENARIO_TABLES = {
     "deployment": sections.DeploymentSection,
     "deployment.decode": sections.DecodeSection,
     "engine": sections.EngineSection,
+    "engine.kv_offloading": sections.KVOffloadingTable,
     "scheduler": sections.SchedulerSection,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
