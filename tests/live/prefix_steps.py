@@ -74,9 +74,9 @@ class Transfers:
             self.loads |= {number: (time + self.load_s, job.req_id) for number, job in jobs.load_jobs.items()}
 
     def next_end_s(self, coming):
-        """Return when the first load ends or the first request comes, or 0 if nothing waits for either."""
+        """Return when the first load ends or the first request comes, or 0 if nothing waits for that."""
         times = [end_s for end_s, _ in self.loads.values()] + [one[0] for one in coming[:1]]
-        return min(times) if self.made.requests else 0
+        return min(times, default=0) if self.made.requests and not self.stores else 0
 
     def end(self, time):
         """Report the stores, and the loads that have ended by now."""

@@ -176,7 +176,8 @@ def _expire_idle(S, r, now_s):
             remove_partial(S, r, slot)
             _time_out(S, r, slot, now_s)
     first = _first_arrival(S, rep.idle_group)
-    for i in range(S.tiers[r].loading - 1, -1, -1):
+    i = 0
+    while i < S.tiers[r].loading:
         slot = S.loading[r, i]
         if is_loaded(S, S.slots[slot]) and S.slots[slot].arrival_s + params.timeout_s <= now_s:
             leave_loading(S, r, i)
@@ -185,6 +186,7 @@ def _expire_idle(S, r, now_s):
             _time_out(S, r, slot, now_s)
         else:
             first = min(first, S.slots[slot].arrival_s)
+            i += 1
     for i in range(rep.partials):
         first = min(first, S.slots[S.partials[r, i]].arrival_s)
     for k in range(rep.in_flight):
