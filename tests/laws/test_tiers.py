@@ -40,7 +40,8 @@ def tiered_deployments(draw):
         outputs=draw(st.booleans()),
     )
     limits = dataclasses.replace(deployment.limits, kv_offloading=offloading)
-    kv = dataclasses.replace(deployment.kv, kv_bytes_per_block=BLOCK_GB * 1e9 / deployment.parallel.pp)
+    pool = least + draw(st.sampled_from([1, 1, 4, 20]))
+    kv = dataclasses.replace(deployment.kv, num_blocks=pool, kv_bytes_per_block=BLOCK_GB * 1e9 / deployment.parallel.pp)
     return dataclasses.replace(deployment, limits=limits, kv=kv)
 
 

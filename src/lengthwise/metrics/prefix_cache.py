@@ -63,7 +63,7 @@ def prefix_cache_statistics(
     unknown = Estimate(math.nan)
     if deployment is not None and not deployment.limits.enable_prefix_caching:
         off = {name: replace(at, hit_rate=unknown) for name, at in by_turn.items()}
-        return PrefixCacheStatistics(*[unknown] * 5, off)
+        return PrefixCacheStatistics(unknown, unknown, unknown, unknown, unknown, off)
     admitted = np.isfinite(r.scheduled_s)
     prompt, cached = r.prompt_tokens[admitted], r.cached_tokens[admitted]
     saved = loads = unknown, unknown

@@ -19,7 +19,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
 
 Read = Callable[[Summary], Estimate | None]
-Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s"]
+Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s", "ms"]
 
 
 @dataclass(frozen=True)
