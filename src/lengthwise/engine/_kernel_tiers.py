@@ -24,15 +24,16 @@ def start_load(S, r, slot, first, end, now_s):
     load, result = S.offloads[q.index], S.results[q.index]
     end_s = _load_end_s(S, r, q.index, first, end, now_s)
     _count_loads(S, r, q.index, first, end, 1)
-    _move_to(load, r)
+    _move_to(S, q.index, r)
     tier.reads_until_s = end_s
     load.state = LOADING
     load.slot = slot
     load.load_first = first
     load.load_end = end
-    load.first = min(load.first, first)
     load.stored = end
     load.offered = max(load.offered, end)
+    for k in range(first, end):
+        S.is_used[S.request_blocks_start[q.index] + k] = 1
     q.queued_for_s += now_s - q.queued_at_s
     q.queued_at_s = end_s
     S.replicas[r].deadline_s = min(S.replicas[r].deadline_s, q.arrival_s + params.timeout_s)
@@ -185,12 +186,13 @@ def leave_loading(S, r, at):
         S.loading[r, k] = S.loading[r, k + 1]
 
 
-@jit
-def _move_to(load, r):
+@jit_cold
+def _move_to(S, i, r):
+    load, base = S.offloads[i], S.request_blocks_start[i]
     if load.replica != r:
+        S.is_used[base : base + load.offered] = 0
         load.replica = r
         load.stored = 0
-        load.first = 2**31
         load.offered = 0
 
 
@@ -243,14 +245,14 @@ def touch_ended(S, r, now_s):
 
 @jit_cold
 def _touch(S, r, i):
-    load, row, passed = S.offloads[i], S.params[0].tier_row + r, 0
+    load, row, passed, base = S.offloads[i], S.params[0].tier_row + r, 0, S.request_blocks_start[i]
     for run in range(S.node_start[i], S.node_start[i + 1]):
         passed += S.node_length[run]
     for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
         passed -= S.node_length[run]
-        for k in range(min(load.offered, passed + S.node_length[run]) - 1, max(load.first, passed) - 1, -1):
+        for k in range(min(load.offered, passed + S.node_length[run]) - 1, passed - 1, -1):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
-            if block != NONE:
+            if block != NONE and S.is_used[base + k] == 1:
                 unlink(S, row, block)
                 append(S, row, block)
 
@@ -258,15 +260,17 @@ def _touch(S, r, i):
 @jit_cold
 def _store(S, r, i, tokens, now_s, computed_s):
     load, row, end = S.offloads[i], S.params[0].tier_row + r, tokens // S.params[0].block_size
-    _move_to(load, r)
+    _move_to(S, i, r)
     if end <= load.stored:
         return
-    load.first = min(load.first, load.stored)
     load.offered = max(load.offered, end)
-    new, passed = 0, 0
+    new, passed, base = 0, 0, S.request_blocks_start[i]
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(load.stored, passed), min(end, passed + S.node_length[run])):
-            new += S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)] == NONE
+            block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
+            new += block == NONE
+            if block == NONE or S.chunk_ready_s[r, block] <= now_s:
+                S.is_used[base + k] = 1
         passed += S.node_length[run]
     _count_loads(S, r, i, load.stored, end, 1)  # So that they are not evicted here.
     fits = _evict(S, r, new - (S.params[0].offload_blocks - S.pools[row].evictable), now_s)

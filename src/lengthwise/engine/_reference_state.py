@@ -218,8 +218,7 @@ class Offload:
 
     Attributes:
         stored: Blocks that are stored or were found there.
-        first: First block that it has stored, offered or loaded. From here to ``offered`` they count as used at its
-            end.
+        used: Blocks that count as used at its end: those that it loads, and those that it stores or finds stored.
         load: Blocks from where to where its load goes, or None if it has no load.
         load_end_s: When its load ends.
         is_loaded: Whether its load has ended.
@@ -229,8 +228,7 @@ class Offload:
 
     replica: int = -1
     stored: int = 0
-    first: int = 2**31
-    offered: int = 0
+    used: set[int] = field(default_factory=set)
     load: tuple[int, int] | None = None
     load_end_s: float = math.inf
     is_loaded: bool = False
@@ -240,7 +238,7 @@ class Offload:
     def move_to(self, replica: int) -> None:
         """Begin again if the request is on another replica than before."""
         if self.replica != replica:
-            self.replica, self.stored, self.first, self.offered = replica, 0, 2**31, 0
+            self.replica, self.stored, self.used = replica, 0, set()
 
 
 @dataclass

@@ -72,7 +72,7 @@ pool_t = _record("evictable oldest newest records free_record")
 """A row of ``State.cached``. ``evictable`` blocks have no holder: ``oldest`` and ``newest`` are the ends of their list,
 -1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again."""
 
-offload_t = _record("state slot replica load_first load_end first stored offered tokens next_ended")
+offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended")
 """What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
 (``_kernel_tiers``), 0 without; ``next_ended`` links the requests that have ended since the last step, in the order of
 arrival."""

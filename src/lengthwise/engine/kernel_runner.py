@@ -28,9 +28,9 @@ class State(NamedTuple):
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node. ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
-    read from ``chunk_ready_s`` on. ``loading`` are slots of requests that wait for a load, and ``deferred`` those that
-    are out of the queue while a step is formed. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
+    read from ``chunk_ready_s`` on, and ``is_used`` tells which blocks of a request count as used at its end.
+    ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
+    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
     arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*`` are work arrays.
     """
 
@@ -90,6 +90,7 @@ class State(NamedTuple):
     tiers: Array
     offloads: Array
     chunk_ready_s: Array
+    is_used: Array
     loading: Array
     deferred: Array
     deferred_key: Array
@@ -235,7 +236,7 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         chunks = max(1, min(params.offload_blocks, distinct))
         blocks, rows = max(blocks, chunks), rows + params.replicas
     requests = np.zeros(n, kernel_layout.offload_t)
-    requests["replica"], requests["first"] = -1, 2**31
+    requests["replica"] = -1
     tiers = np.zeros(setup.all_replicas, kernel_layout.tier_t)
     tiers["first_ended"] = -1
     places = 1 << (2 * blocks - 1).bit_length()
@@ -253,6 +254,7 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         "tiers": _view(tiers),
         "offloads": _view(requests),
         "chunk_ready_s": np.empty((tier_rows, chunks)),
+        "is_used": np.zeros(int(nodes.blocks.sum()) if params.offload_blocks else 1, np.int8),
         "loading": np.empty((tier_rows, min(n, params.total_blocks)), np.int64),
         "deferred": np.empty(n, np.int64),
         "deferred_key": np.empty(n),

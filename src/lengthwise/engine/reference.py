@@ -774,8 +774,8 @@ class Reference:
         offload = q.offload
         offload.move_to(rep.number)
         offload.load, offload.load_end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
-        offload.first = min(offload.first, first)
-        offload.stored, offload.offered = end, max(offload.offered, end)
+        offload.used.update(range(first, end))
+        offload.stored = end
         q.wait.end(self.now_s)
         q.wait.since_s = end_s
         rep.loading.append(q)
@@ -800,8 +800,11 @@ class Reference:
         end = tokens // params.block_size
         if end <= offload.stored:
             return
-        offload.first, offload.offered = min(offload.first, offload.stored), max(offload.offered, end)
-        if rep.tier.store(self._nodes(q)[offload.stored : end], self.now_s, computed_s):
+        nodes = self._nodes(q)[offload.stored : end]
+        for k, node in enumerate(nodes, start=offload.stored):
+            if node not in rep.tier.chunks or rep.tier.chunks[node].ready_s <= self.now_s:
+                offload.used.add(k)
+        if rep.tier.store(nodes, self.now_s, computed_s):
             offload.stored = end
 
     def _end_offloading(self, q: Request) -> None:
@@ -818,7 +821,8 @@ class Reference:
         for q in ended:
             self._store(rep, q, q.offload.tokens, self.now_s)
         for q in ended:
-            rep.tier.touch(self._nodes(q)[q.offload.first : q.offload.offered])
+            nodes = self._nodes(q)
+            rep.tier.touch([nodes[k] for k in sorted(q.offload.used)])
         rep.ended = []
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
