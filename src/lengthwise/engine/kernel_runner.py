@@ -30,8 +30,9 @@ class State(NamedTuple):
     node. ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
     read from ``chunk_ready_s`` on, and ``is_used`` tells which blocks of a request count as used at its end.
     ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
-    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
-    arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*`` are work arrays.
+    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
+    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
+    are work arrays.
     """
 
     params: Array
