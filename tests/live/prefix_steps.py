@@ -88,11 +88,11 @@ class Transfers:
 
     def end(self, time):
         """Report the stores, and the loads that have ended by now."""
-        ended = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
+        loaded = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
         meta = OffloadingWorkerMetadata()
-        for number in (*self.stores, *ended):
+        for number in (*self.stores, *loaded):
             meta.mark_completed(number)
-        requests = {self.loads.pop(number)[1] for number in ended}
+        requests = {self.loads.pop(number)[1] for number in loaded}
         if self.stores or requests:
             output = KVConnectorOutput(finished_recving=requests, kv_connector_worker_meta=meta)
             self.made._update_from_kv_xfer_finished(output)

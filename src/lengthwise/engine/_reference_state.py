@@ -190,10 +190,10 @@ class Tier:
         new = [node for node in nodes if node not in self.chunks]
         short = len(new) - (self.size - len(self.chunks))
         if short > 0:
-            kept = set(nodes)
+            offered = set(nodes)
             idle = [
                 node for node, chunk in self.chunks.items()
-                if chunk.loads == 0 and chunk.ready_s <= now_s and node not in kept
+                if chunk.loads == 0 and chunk.ready_s <= now_s and node not in offered
             ]  # fmt: skip
             if len(idle) < short:
                 return False
@@ -220,7 +220,7 @@ class Offload:
         stored: Blocks that are stored or were found there.
         used: Blocks that count as used at its end: those that it loads, and those that it stores or finds stored.
         load: Blocks from where to where its load goes, or None if it has no load.
-        load_end_s: When its load ends.
+        end_s: When its load ends, or infinity.
         is_loaded: Whether its load has ended.
         is_cached: Whether the loaded blocks can be found in the GPU's pool.
         tokens: Tokens whose blocks may be stored at its end.
@@ -230,7 +230,7 @@ class Offload:
     stored: int = 0
     used: set[int] = field(default_factory=set)
     load: tuple[int, int] | None = None
-    load_end_s: float = math.inf
+    end_s: float = math.inf
     is_loaded: bool = False
     is_cached: bool = False
     tokens: int = 0
@@ -281,7 +281,6 @@ class Request:
     return_number: int = 0
     admission: Admission = Admission()
     transfer: Transfer | None = None
-    offload: Offload = field(default_factory=Offload)
 
     @property
     def context(self) -> int:
@@ -351,7 +350,7 @@ class Replica:
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
         loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
-        ended: Requests that have ended since the last step was formed.
+        finished: Requests that have ended since the last step was formed.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -361,8 +360,8 @@ class Replica:
         self.idle: list[Request] = []
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
-        self.loading: list[Request] = []
-        self.ended: list[Request] = []
+        self.loading: dict[Request, Offload] = {}
+        self.finished: list[Request] = []
         self.tier = Tier(setup.params.offload_blocks, setup.params.offload_block_s, setup.params.offload_latency_s)
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
@@ -385,7 +384,7 @@ class Replica:
     @property
     def loaded(self) -> list[Request]:
         """Return the requests whose load has ended, and which wait for a step."""
-        return [q for q in self.loading if q.offload.is_loaded]
+        return [q for q, offload in self.loading.items() if offload.is_loaded]
 
     def count_gap(self, gap_s: float, count: int) -> None:
         """Count ``count`` tokens, each ``gap_s`` after the previous token of its request."""

@@ -17,6 +17,7 @@ from lengthwise.engine._reference_state import (
     Admission,
     CachedBlock,
     Chunk,
+    Offload,
     PrefixIndex,
     Queue,
     Replica,
@@ -53,6 +54,7 @@ class Reference:
         if params.central_queue:
             self.queues = self.queues[:1]
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
+        self.offloads = [Offload() for _ in range(n)]
         self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
@@ -86,7 +88,7 @@ class Reference:
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
             ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
-            ends += [(q, rep) for rep in self.replicas for q in rep.loading if self._load_end_s(q) == now]
+            ends += [(q, rep) for rep in self.replicas for q, load in rep.loading.items() if load.end_s == now]
             for q, rep in sorted(ends, key=lambda end: end[0].index):
                 if q in rep.incoming:
                     self._receive(rep, q)
@@ -124,11 +126,8 @@ class Reference:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
-        loads = [self._load_end_s(q) for rep in self.prefill_replicas for q in rep.loading]
+        loads = [load.end_s for rep in self.prefill_replicas for load in rep.loading.values()]
         return float(min([self.entry_s, *ends, *bins, *transfers, *loads]))
-
-    def _load_end_s(self, q: Request) -> float:
-        return math.inf if q.offload.is_loaded else q.offload.load_end_s
 
     def _next_request(self) -> int | None:
         roots = [
@@ -398,7 +397,7 @@ class Reference:
                 requests.remove(q)
                 self._end_request(rep, q, Status.TIMED_OUT, now)
         for q in [q for q in rep.loaded if q.arrival_s + self.s.params.timeout_s <= now]:
-            rep.loading.remove(q)
+            del rep.loading[q]
             self._end_request(rep, q, Status.TIMED_OUT, now)
 
     def _schedule_all(self, now: float) -> None:
@@ -708,7 +707,7 @@ class Reference:
                 and left > 0
             ):
                 return -1
-            offload = q.offload
+            offload = rep.loading[q]
             assert offload.load is not None
             if not offload.is_cached:
                 offload.is_cached = True
@@ -720,7 +719,7 @@ class Reference:
             blocks = self._blocks_to_admit(rep, step, q, q.prefilled + chunk)
             if blocks < 0:
                 return -1
-            rep.loading.remove(q)
+            del rep.loading[q]
             rep.pool.take(blocks - q.blocks)
             q.blocks, offload.load = blocks, None
             self._cache_blocks(rep, q, q.prefilled + chunk)
@@ -771,14 +770,14 @@ class Reference:
         rep.tier.reads_until_s = end_s
         for chunk in chunks:
             chunk.loads += 1
-        offload = q.offload
+        offload = self.offloads[q.index]
         offload.move_to(rep.number)
-        offload.load, offload.load_end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
+        offload.load, offload.end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
         offload.used.update(range(first, end))
         offload.stored = end
         q.wait.end(self.now_s)
         q.wait.since_s = end_s
-        rep.loading.append(q)
+        rep.loading[q] = offload
         row = self.results[q.index]
         row["load_s"] += end_s - self.now_s
         if q.admission.number < 0:
@@ -787,15 +786,16 @@ class Reference:
         return True
 
     def _end_load(self, rep: Replica, q: Request) -> None:
-        q.offload.is_loaded = True
-        assert q.offload.load is not None
-        first, end = q.offload.load
+        offload = rep.loading[q]
+        offload.is_loaded, offload.end_s = True, math.inf
+        assert offload.load is not None
+        first, end = offload.load
         for chunk in rep.tier.find(self._nodes(q)[first:end]):
             chunk.loads -= 1
 
     def _store(self, rep: Replica, q: Request, tokens: int, computed_s: float) -> None:
         """Store the full blocks of a request's first ``tokens`` tokens that it has not stored yet, if they fit."""
-        params, offload = rep.s.params, q.offload
+        params, offload = rep.s.params, self.offloads[q.index]
         offload.move_to(rep.number)
         end = tokens // params.block_size
         if end <= offload.stored:
@@ -809,21 +809,21 @@ class Reference:
 
     def _end_offloading(self, q: Request) -> None:
         """Let the request's blocks be stored and count as used when its replica has formed its next step."""
-        if q.offload.replica >= 0:
-            q.offload.tokens = self._storable_tokens(q, q.computed)
-            self.replicas[q.offload.replica].ended.append(q)
+        offload = self.offloads[q.index]
+        if offload.replica >= 0:
+            offload.tokens = self._storable_tokens(q, q.computed)
+            self.replicas[offload.replica].finished.append(q)
 
     def _storable_tokens(self, q: Request, tokens: int) -> int:
         return tokens if self.s.params.offload_outputs else min(tokens, int(self.s.columns.prompt[q.index]))
 
     def _touch_ended(self, rep: Replica) -> None:
-        ended = sorted(rep.ended, key=lambda q: q.index)
-        for q in ended:
-            self._store(rep, q, q.offload.tokens, self.now_s)
-        for q in ended:
+        finished, rep.finished = sorted(rep.finished, key=lambda q: q.index), []
+        for q in finished:
+            self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
+        for q in finished:
             nodes = self._nodes(q)
-            rep.tier.touch([nodes[k] for k in sorted(q.offload.used)])
-        rep.ended = []
+            rep.tier.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]
