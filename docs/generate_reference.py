@@ -49,6 +49,7 @@ SCENARIO_TABLES = {
     "deployment": sections.DeploymentSection,
     "deployment.decode": sections.DecodeSection,
     "engine": sections.EngineSection,
+    "engine.kv_offloading": sections.KVOffloadingTable,
     "scheduler": sections.SchedulerSection,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
@@ -85,8 +86,7 @@ APP_MEANINGS = {
     "inputs.rows": "Use only the first rows.",
     "inputs.openai_batch": "OpenAI batch file instead of rows and calls.",
     "models.NAME.model": "Catalog name or `config.json` for planning; default NAME.",
-    "models.NAME.lengths": "Output lengths: a distribution, a number, or `{ file, column, weights }`; by default every output has the "
-    "maximum length.",
+    "models.NAME.lengths": "Output lengths: a distribution, a number, or `{ file, column, weights }`; default: the maximum length.",
     "models.NAME.weight_dtype": "Data type of the weights; default: the model's configuration.",
     "models.NAME.kv_dtype": "Data type of the KV cache; default: that of the weights.",
     "models.NAME.engine": "Engine settings: keys of `[engine]` in a scenario.",

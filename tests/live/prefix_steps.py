@@ -2,7 +2,8 @@
 
 python prefix_steps.py MODEL_DIR WORLDS: reads a JSON list of worlds and prints a JSON list of their steps. Every step
 lasts one second. A step is [time, free blocks, [[request, tokens], ...], [preempted request, ...], [[admitted request,
-cached tokens], ...]].
+cached tokens], ...]]. In a world with ``offload_blocks``, vLLM's offloading connector keeps so many blocks in CPU
+memory. Its stores end with their step, and its loads ``load_s`` after they began.
 """
 
 import heapq
@@ -12,20 +13,28 @@ import sys
 from pathlib import Path
 
 import torch
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 
 def scheduler(model, world):
     size, blocks = world["block_size"], world["blocks"] + 1  # vLLM keeps one block as the null block
+    tier = None
+    if world["offload_blocks"]:
+        tier = KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": 2**30}
+        )
     config = VllmConfig(
+        kv_transfer_config=tier,
         model_config=ModelConfig(model=model, dtype="float32", max_model_len=world["max_model_len"], seed=0),
         scheduler_config=SchedulerConfig(
             max_num_seqs=world["max_num_seqs"],
@@ -40,13 +49,54 @@ def scheduler(model, world):
     config.cache_config.num_gpu_blocks = blocks
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-    return Scheduler(
+    made = Scheduler(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
         block_size=size,
         log_stats=False,
     )
+    if tier:
+        made.connector.connector_scheduler.manager = CPUOffloadingManager(world["offload_blocks"])
+        build = made.connector.build_connector_meta
+
+        def in_order(report):
+            # A set: requests that end with one step would count as used in the order of their names' hashes.
+            report.finished_req_ids = dict.fromkeys(sorted(report.finished_req_ids, key=int))
+            return build(report)
+
+        made.connector.build_connector_meta = in_order
+    return made
+
+
+class Transfers:
+    """The jobs of the offloading connector, which a worker would move."""
+
+    def __init__(self, made, load_s):
+        self.made, self.load_s, self.stores, self.loads = made, load_s, [], {}
+
+    def start(self, report, time):
+        jobs = report.kv_connector_metadata
+        if jobs is not None:
+            self.stores += jobs.store_jobs
+            self.loads |= {number: (time + self.load_s, job.req_id) for number, job in jobs.load_jobs.items()}
+
+    def next_end_s(self, coming):
+        """Return when the first load ends or the first request comes, or 0 if nothing waits for that."""
+        times = [end_s for end_s, _ in self.loads.values()] + [one[0] for one in coming[:1]]
+        return min(times, default=0) if self.made.requests and not self.stores else 0
+
+    def end(self, time):
+        """Report the stores, and the loads that have ended by now."""
+        loaded = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
+        meta = OffloadingWorkerMetadata()
+        for number in (*self.stores, *loaded):
+            meta.mark_completed(number)
+        requests = {self.loads.pop(number)[1] for number in loaded}
+        if self.stores or requests:
+            output = KVConnectorOutput(finished_recving=requests, kv_connector_worker_meta=meta)
+            self.made._update_from_kv_xfer_finished(output)
+        self.stores = []
 
 
 def prompt_of(one, world, requests, fresh):
@@ -62,12 +112,13 @@ def prompt_of(one, world, requests, fresh):
 
 def steps(model, world):
     made = scheduler(model, world)
+    transfers = Transfers(made, world["load_s"])
     hasher, fresh = get_request_block_hasher(world["block_size"], sha256), itertools.count(10**6)
     specs, requests, time, lines, preempted = world["requests"], {}, 0, [], []
     coming = [(one["arrival"], i) for i, one in enumerate(specs) if one["parent"] < 0]
     heapq.heapify(coming)
-    while coming or made.requests:
-        if not made.requests:
+    while coming or made.has_requests():
+        if not made.has_requests():
             time = max(time, coming[0][0])
         while coming and coming[0][0] <= time:
             _, i = heapq.heappop(coming)
@@ -75,10 +126,13 @@ def steps(model, world):
             prompt = prompt_of(specs[i], world, requests, fresh)
             requests[i] = Request(str(i), prompt, params, None, arrival_time=float(i), block_hasher=hasher)
             made.add_request(requests[i])
+        transfers.end(time)
         report = made.schedule()
+        transfers.start(report, time)
         preempted += [int(name) for name in report.preempted_req_ids or ()]
         names = list(report.num_scheduled_tokens)
         if not names:
+            time = max(time, transfers.next_end_s(coming))
             continue
         admitted = [[int(new.req_id), new.num_computed_tokens] for new in report.scheduled_new_reqs]
         again = report.scheduled_cached_reqs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -14,10 +15,11 @@ import pytest
 from plugin_engines import ROOT
 
 from lengthwise.engine import deploy
+from lengthwise.engine._reference_state import Tier
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
 from lengthwise.policy import scheduler
-from lengthwise.schema.deployment import EngineLimits
+from lengthwise.schema.deployment import EngineLimits, KVOffloading
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -54,15 +56,35 @@ def random_world(seed):
         "block_size": size, "block_tokens": block_tokens, "max_model_len": max_model_len,
         "blocks": -(-max_model_len // size) + int(rng.integers(0, 40)),
         "max_num_seqs": int(rng.integers(1, 12)), "max_num_batched_tokens": int(rng.choice([16, 64, 512])),
-        "caching": bool(rng.random() < 0.9), "requests": requests,
+        "caching": bool(rng.random() < 0.9), "requests": requests, "offload_blocks": 0, "load_s": 0.0,
     }  # fmt: skip
+
+
+def tiered_world(seed):
+    """A world with CPU memory behind the pool, from which loads take parts of a step or several steps."""
+    world, rng = random_world(seed), np.random.default_rng([seed, 1])
+    least = -(-world["max_model_len"] // world["block_size"])
+    blocks = least + int(rng.choice([0, 10, 60, 10_000]))
+    return world | {"caching": True, "offload_blocks": blocks, "load_s": float(rng.choice([0.0, 0.5, 2.5]))}
+
+
+class StepTier(Tier):
+    """CPU memory whose loads take the same time, all at once."""
+
+    load_s = 0.0
+
+    def load_end_s(self, chunks, now_s):
+        return now_s + self.load_s
 
 
 class Recorder(Reference):
     """Records every step as ``prefix_steps.py`` prints it."""
 
-    def __init__(self, setup):
+    def __init__(self, setup, load_s=0.0):
         super().__init__(setup)
+        for rep in self.replicas:
+            rep.tier = StepTier(setup.params.offload_blocks, 0.0, 0.0)
+            rep.tier.load_s = load_s
         self.lines, self.preempted, self.admitted = [], [], []
 
     def _preempt(self, rep, step, q):
@@ -90,11 +112,13 @@ def recorded(world):
         max_model_len=world["max_model_len"],
         watermark=0.0,
         enable_prefix_caching=world["caching"],
+        kv_offloading=KVOffloading(world["offload_blocks"] * 1.0, math.inf) if world["offload_blocks"] else None,
     )
     made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler("vllm_v1"))
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
     free["host_s"] = np.ones_like(made.cost.host_s)
-    made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free))
+    kv = dataclasses.replace(made.kv, kv_bytes_per_block=1e9)
+    made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free), kv=kv)
     one = world["requests"]
     parents = np.array([q["parent"] for q in one])
     after = After(np.concatenate([[0], np.cumsum(parents >= 0)]), parents[parents >= 0], [q["delay"] for q in one])
@@ -106,7 +130,7 @@ def recorded(world):
     )
     columns = (np.array([q[name] for q in one]) for name in ("arrival", "prompt", "output"))
     workload = Workload(*columns, after=after, prefixes=prefixes)
-    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False))
+    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world["load_s"])
     engine.run()
     return engine.lines
 
@@ -125,9 +149,9 @@ def vllm_steps(worlds, python):
         return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def worlds(engine_python):
-    made = [random_world(seed) for seed in range(WORLDS)]
+@pytest.fixture(scope="module", params=[random_world, tiered_world])
+def worlds(request, engine_python):
+    made = [request.param(seed) for seed in range(WORLDS)]
     return list(zip(made, vllm_steps(made, engine_python), strict=True))
 
 

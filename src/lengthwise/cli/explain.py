@@ -77,12 +77,17 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
         )
     begins = f"prompt and output of request {found.previous_turn:,}" if found.previous_turn >= 0 else "shared blocks"
     shared = f"{found.shared_tokens:,} tokens, {begins}" if found.shared_tokens else "nothing"
-    cached = "the prefix cache is off" if not is_caching else f"{found.cached_tokens:,} tokens"
-    if is_caching and found.cached_tokens:
-        share = found.cached_tokens / found.prompt_tokens
-        cached += (
-            f", {share:.0%} of the prompt; they save {duration(found.saved_s)} of prefill alone on an idle replica"
-        )
+    use = found.cache
+    cached = "the prefix cache is off" if not is_caching else f"{use.cached_tokens:,} tokens"
+    loaded = ""
+    saved = f"; they save {duration(use.saved_s)} of prefill alone on an idle replica"
+    if is_caching and use.cached_tokens:
+        cached += f", {use.cached_tokens / found.prompt_tokens:.0%} of the prompt"
+        cached += "" if use.loaded_tokens else saved
+    if use.loaded_tokens:
+        loaded = f"{use.loaded_tokens:,} tokens from CPU memory in {duration(use.load_s)}, "
+        loaded += f"{use.loaded_tokens / found.prompt_tokens:.0%} of the prompt"
+        loaded += f"; with the cached ones{saved.removeprefix(';')}" if use.cached_tokens else saved
     previous = f" (the turn before: replica {found.previous_replica})" if found.previous_replica >= 0 else ""
 
     def since(name: str) -> str:
@@ -96,6 +101,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
             ("prompt", f"{found.prompt_tokens:,} tokens"),
             ("begins with", shared),
             ("cached", cached),
+            ("loaded", loaded),
             ("replica", f"{found.replica}{previous}" if found.replica >= 0 else ""),
             ("sent at", f"{at['arrival_s']:.3f} s" if math.isfinite(at["arrival_s"]) else "never"),
             ("queueing", since("scheduled_s")),

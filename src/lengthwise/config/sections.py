@@ -29,6 +29,7 @@ from lengthwise.config.values import (
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
+from lengthwise.schema.deployment import KVOffloading
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -270,6 +271,16 @@ class DeploymentSection(Section):
         return host
 
 
+class KVOffloadingTable(Section):
+    """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
+
+    size_gb: Annotated[NotNan, Field(ge=0, le=1e6)]  # of one replica, all of its GPUs together; 0: none
+    gb_per_s: Annotated[NotNan, Field(gt=0)] = KVOffloading.gb_per_s  # between a GPU and CPU memory, in each direction
+    latency: Wait = 0.0  # of each load and of each store
+    load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
+    outputs: bool = False  # store blocks of outputs, too, when their request ends
+
+
 class EngineSection(Section):
     """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes."""
 
@@ -285,6 +296,7 @@ class EngineSection(Section):
     enable_prefix_caching: bool = False
     prefix_cache: Literal["vllm", "sglang"] = "vllm"  # the rules of vLLM's blocks, or of SGLang's radix tree
     radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
+    kv_offloading: KVOffloadingTable | None = None  # CPU memory behind the prefix cache
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
 
 

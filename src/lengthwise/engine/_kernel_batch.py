@@ -19,8 +19,19 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
+from lengthwise.engine._kernel_tiers import (
+    count_loadable,
+    find_loaded,
+    is_loaded,
+    leave_loading,
+    reserved_blocks,
+    restore_deferred,
+    start_load,
+)
 from lengthwise.policy import contracts
 
+COMPUTE, STARTED, DEFERRED, SHORT = range(4)
+"""What ``_try_load`` has done. SHORT: blocks are short, and no other request may be admitted."""
 BAD_PREEMPTION = kernel_layout.BAD_PREEMPTION
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
@@ -46,7 +57,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     w.swap_s = 0.0
     expire(S, r, now_s)
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
-    if decodes + rep.partials + waiting == 0:
+    if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False
     admit, tokens, flags = _plan(S, r, decodes, 0, batching)
     w.plan_flags = flags
@@ -64,6 +75,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
     if admit > 0 and (w.preempted_for_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
+        if w.deferred > 0:
+            restore_deferred(S, r, now_s)
     if w.seqs == 0:
         _take_decodes(S, r, now_s, flags, rank, victim)
     rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
@@ -78,10 +91,10 @@ def _plan(S, r, decodes, next_tokens, batching):
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     return batching(
-        decodes, rep.partials, S.queues[rep.queue].length, S.running[r], rep.in_flight, params.token_budget,
-        params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit, rep.phase_steps, rep.phase_rounds, w.prompts,
-        w.prompt_tokens, next_tokens, params.pp, params.parameter_0, params.parameter_1, params.parameter_2,
-        params.parameter_3, params.parameter_4, params.parameter_5,
+        decodes, rep.partials, S.queues[rep.queue].length + S.tiers[r].loaded, S.running[r], rep.in_flight,
+        params.token_budget, params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit, rep.phase_steps,
+        rep.phase_rounds, w.prompts, w.prompt_tokens, next_tokens, params.pp, params.parameter_0, params.parameter_1,
+        params.parameter_2, params.parameter_3, params.parameter_4, params.parameter_5,
     )  # fmt: skip
 
 
@@ -303,10 +316,105 @@ def _take_blocks(S, r, q, blocks, found, tokens):
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  # noqa: C901  one straight sequence
+def _note_admission(S, r, slot, now_s, rank):
+    """Count a request that has left the queue among the residents, and charge its tenant at the first admission."""
+    rep, q = S.replicas[r], S.slots[slot]
+    if q.admission < 0 and S.params[0].tracks_service == 1:
+        charge(S, q)
+        if S.params[0].rank_every_step == 1:
+            update_ranks(S, rep.queue, now_s, rank)
+    S.counters[0].admissions += 1
+    q.admission = S.counters[0].admissions
+    q.waiting = 0
+    q.generated_at_admission = q.generated
+    q.queued_for_s += now_s - q.queued_at_s
+    result = S.results[q.index]
+    if result.scheduled_s != result.scheduled_s:
+        result.scheduled_s = now_s
+    result.replica = r
+    S.running[r] += 1
+    S.waiting[rep.queue] -= 1
+    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
+
+
+@jit_cold
+def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
+    """Admit the requests whose load has ended. Return their number, or -1 if no other request may be admitted."""
+    rep, w, tier, admitted, at = S.replicas[r], S.work[0], S.tiers[r], 0, 0
+    params = S.params[0]
+    while at < tier.loading:
+        slot = S.loading[r, at]
+        q = S.slots[slot]
+        if not is_loaded(S, q):
+            at += 1
+            continue
+        left = prompt_budget - w.prompt_tokens
+        is_full = S.running[r] >= params.max_num_seqs or w.seqs >= params.max_step_seqs
+        if admitted >= admit or is_full or left <= 0:
+            return -1
+        find_loaded(S, r, q)
+        chunk = min(q.context - q.prefilled, left)
+        decodes = S.groups[rep.idle_group].members
+        if w.plan_flags & ONE_BY_ONE != 0 and _plan(S, r, decodes, chunk, batching)[0] <= 0:
+            return -1
+        blocks = blocks_to_admit(S, r, slot, q.prefilled + chunk, 0, memory)
+        if blocks < 0:
+            return -1
+        leave_loading(S, r, at)
+        rep.free_blocks -= blocks - q.blocks
+        q.blocks = blocks
+        cache_blocks(S, r, q, q.prefilled + chunk)
+        _note_admission(S, r, slot, now_s, rank)
+        _add_prompt(S, slot, chunk)
+        admitted += 1
+    return admitted
+
+
+@jit_cold
+def _try_load(S, r, slot, found, shared, now_s, memory):
+    """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
+
+    ``shared`` of the cached blocks have other holders. A request that leaves the queue for this step (STARTED,
+    DEFERRED) is popped. It is deferred if another request loads what it looks for.
+    """
+    q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
+    count = count_loadable(S, r, q, found, now_s)
+    if count < 0:
+        w = S.work[0]
+        S.deferred[w.deferred] = slot
+        S.deferred_key[w.deferred] = S.pool_key[S.queues[queue].offset]
+        w.deferred += 1
+        queue_pop(S, queue)
+        return DEFERRED
+    if count == 0:
+        return COMPUTE
+    blocks = blocks_to_admit(S, r, slot, (found + count) * params.block_size, shared, memory)
+    if blocks < 0:
+        return SHORT
+    need, reserved = blocks - shared, reserved_blocks(S, r)
+    if reserved > 0:
+        need += reserved + params.watermark_blocks
+    if need > S.replicas[r].free_blocks:
+        return SHORT
+    queue_pop(S, queue)
+    S.replicas[r].free_blocks -= blocks - found
+    q.blocks = blocks
+    q.prefilled = found * params.block_size
+    if found > 0:
+        reuse_found(S, r, q, found)
+    start_load(S, r, slot, found, found + count, now_s)
+    return STARTED
+
+
+@jit
+def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  # noqa: C901, PLR0912  one sequence
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
     admitted, bin_batch = 0, 0
+    if S.tiers[r].loaded > 0:
+        admitted = _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory)
+        if admitted < 0:
+            return
     while (
         queue.length > 0 and admitted < admit and S.running[r] < params.max_num_seqs and w.seqs < params.max_step_seqs
     ):
@@ -326,29 +434,20 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:
             return
+        if params.offload_blocks > 0 and q.swapped == 0 and flags & CHUNKED != 0:
+            tried = _try_load(S, r, slot, found, shared, now_s, memory)
+            if tried == SHORT:
+                return
+            if tried != COMPUTE:
+                continue
         blocks = blocks_to_admit(S, r, slot, cached + chunk, shared, memory)
         if blocks < 0:
             return
         queue_pop(S, rep.queue)
         _take_blocks(S, r, q, blocks, found, cached + chunk)
-        if q.admission < 0 and params.tracks_service == 1:
-            charge(S, q)
-            if params.rank_every_step == 1:
-                update_ranks(S, rep.queue, now_s, rank)
-        S.counters[0].admissions += 1
+        _note_admission(S, r, slot, now_s, rank)
         admitted += 1
-        q.admission = S.counters[0].admissions
         bin_batch = q.bin_batch
-        q.waiting = 0
-        q.generated_at_admission = q.generated
-        q.queued_for_s += now_s - q.queued_at_s
-        result = S.results[q.index]
-        if result.scheduled_s != result.scheduled_s:
-            result.scheduled_s = now_s
-        result.replica = r
-        S.running[r] += 1
-        S.waiting[rep.queue] -= 1
-        rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
         if q.swapped == 1:
             q.swapped = 0
             w.swap_s += q.blocks * params.swap_s_per_block

@@ -16,6 +16,7 @@ from lengthwise.engine._kernel_queue import (
     rank_key,
     release_children,
 )
+from lengthwise.engine._kernel_tiers import is_loaded, leave_loading, note_end
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Status
 
@@ -176,6 +177,17 @@ def _expire_idle(S, r, now_s):
             remove_partial(S, r, slot)
             _time_out(S, r, slot, now_s)
     first = _first_arrival(S, rep.idle_group)
+    i = 0
+    while i < S.tiers[r].loading:
+        slot = S.loading[r, i]
+        if is_loaded(S, S.slots[slot]) and S.slots[slot].arrival_s + params.timeout_s <= now_s:
+            leave_loading(S, r, i)
+            S.running[r] += 1  # It does not count among the residents, of which ``_time_out`` takes one.
+            S.waiting[rep.queue] -= 1
+            _time_out(S, r, slot, now_s)
+        else:
+            first = min(first, S.slots[slot].arrival_s)
+            i += 1
     for i in range(rep.partials):
         first = min(first, S.slots[S.partials[r, i]].arrival_s)
     for k in range(rep.in_flight):
@@ -188,6 +200,7 @@ def _expire_idle(S, r, now_s):
 
 @jit_cold
 def _time_out(S, r, slot, now_s):
+    note_end(S, r, S.slots[slot])
     free_blocks_of(S, r, S.slots[slot], True)
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
@@ -211,6 +224,7 @@ def _expire_waiting(S, r, now_s):
         slot = S.pool_slot[at]
         if S.slots[slot].arrival_s + timeout_s <= now_s:
             S.waiting[rep.queue] -= 1
+            note_end(S, r, S.slots[slot])
             end_request(S, r, slot, TIMED_OUT, now_s)
             continue
         first = min(first, S.slots[slot].arrival_s)
@@ -425,10 +439,12 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     """Return the blocks that a request gets at its admission, or -1 if the request must wait.
 
     Of its cached blocks, other requests hold ``shared``. To the policy these are free: the request takes none for them.
+    So are the blocks of a request whose load has ended.
     """
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]
-    peak, free_blocks = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0, rep.free_blocks + shared
+    peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
+    free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(
         q.context, chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,
         free_blocks, params.total_blocks, params.watermark_blocks, S.running[r], peak,
@@ -436,7 +452,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     if blocks < 0:
         return -1
     minimum = q.context if q.swapped == 1 else chunk
-    blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size)
+    blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size, q.blocks)
     if blocks > free_blocks:
         S.counters[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
         S.counters[0].problem_value = blocks
@@ -461,6 +477,9 @@ def _peak_tokens(S, r, candidate):
     count = _insert_group(S, count, rep.idle_group)
     for i in range(rep.partials + rep.incoming):  # A replica has either half-computed prompts or incoming transfers.
         count = _insert_remaining(S, count, S.partials[r, i])
+    for i in range(S.tiers[r].loading):
+        if S.loading[r, i] != candidate:
+            count = _insert_remaining(S, count, S.loading[r, i])
     for k in range(rep.in_flight):
         f = r * stride + (rep.first_flight + k) % stride
         count = _insert_group(S, count, S.flights[f].group)

@@ -5,7 +5,8 @@ content are counts. A decode group takes its blocks without looking here, so evi
 ``evict_excess`` before the cache is read or grows.
 
 Row r of the pools is the cache of replica r. Row ``params.replicas`` + r is the router's index of the prompts that it
-sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds.
+sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds. From row ``params.tier_row`` on
+are the replicas' tiers (``_kernel_tiers``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RADIX = 2
 
 
 @jit
-def _cache(S, r, node):
+def add_content(S, r, node):
     """Give a taken block a content. Return its record, which one request uses."""
     block, at = new_record(S, r, node), place_of(S, r, node)
     if S.cache_table[r, at] == NONE:
@@ -33,7 +34,7 @@ def _cache(S, r, node):
 
 
 @jit
-def _uncache(S, r, block):
+def uncache(S, r, block):
     """Remove a block's content from the table."""
     entry = S.cached[r, block]
     at = place_of(S, r, entry.node)
@@ -63,12 +64,12 @@ def evict_excess(S, r):
 @jit
 def _evict_oldest(S, r):
     block = S.pools[r].oldest
-    _unlink(S, r, block)
-    _uncache(S, r, block)
+    unlink(S, r, block)
+    uncache(S, r, block)
 
 
 @jit
-def _unlink(S, r, block):
+def unlink(S, r, block):
     pool, entry = S.pools[r], S.cached[r, block]
     if entry.previous == NONE:
         pool.oldest = entry.next
@@ -82,7 +83,7 @@ def _unlink(S, r, block):
 
 
 @jit
-def _append(S, r, block):
+def append(S, r, block):
     pool, entry = S.pools[r], S.cached[r, block]
     entry.previous = pool.newest
     entry.next = NONE
@@ -128,7 +129,7 @@ def reuse_found(S, r, q, found):
     for k in range(found):
         entry = S.cached[r, S.request_blocks[base + k]]
         if entry.holders == 0:
-            _unlink(S, r, S.request_blocks[base + k])
+            unlink(S, r, S.request_blocks[base + k])
             S.replicas[r].free_blocks -= 1
         entry.holders += 1
 
@@ -146,7 +147,7 @@ def cache_blocks(S, r, q, tokens):
         if q.cached >= full:
             return
         while q.cached < min(full, passed + S.node_length[run]):
-            S.request_blocks[base + q.cached] = _cache(S, r, S.node_first[run] + q.cached - passed)
+            S.request_blocks[base + q.cached] = add_content(S, r, S.node_first[run] + q.cached - passed)
             q.cached += 1
         passed += S.node_length[run]
 
@@ -167,7 +168,7 @@ def release_blocks(S, r, q, blocks):
         block = S.request_blocks[base + k]
         S.cached[r, block].holders -= 1
         if S.cached[r, block].holders == 0:
-            _append(S, r, block)
+            append(S, r, block)
             rep.free_blocks += 1
     q.cached = 0
 
@@ -206,11 +207,11 @@ def index_prompt(S, r, i):
         for k in range(min(S.node_length[run], most - passed) - 1, -1, -1):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k)]
             if block == NONE:
-                block = _cache(S, row, S.node_first[run] + k)
+                block = add_content(S, row, S.node_first[run] + k)
                 S.cached[row, block].holders = 0
             else:
-                _unlink(S, row, block)
-            _append(S, row, block)
+                unlink(S, row, block)
+            append(S, row, block)
     while S.pools[row].evictable > S.params[0].index_blocks:
         _evict_oldest(S, row)
 

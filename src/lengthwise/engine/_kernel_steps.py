@@ -28,6 +28,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
@@ -50,6 +51,9 @@ def launch(S, D, r, now_s):
     rep.pairs += pairs
     rep.kv_read += kv_tokens
     _record_step(S, r, now_s, end_s, w.decodes + completed)
+    if S.params[0].offload_blocks > 0 and rep.side == 0:
+        store_prompts(S, r, now_s, end_s)
+        touch_ended(S, r, now_s)
     flight.end_s = end_s
     flight.prompts = w.prompts
     _count_rounds(rep, w.prompts)
@@ -221,7 +225,7 @@ def _record_step(S, r, now_s, end_s, outputs):
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
     in_use = params.total_blocks - rep.free_blocks
-    waiting = S.queues[rep.queue].length
+    waiting = S.queues[rep.queue].length + S.tiers[r].loading
     busy_s = end_s - max(now_s, rep.busy_until_s)
     rep.busy_until_s = end_s
     rep.busy_s += busy_s
@@ -353,6 +357,8 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
 @jit
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
+    if S.params[0].offload_blocks > 0:
+        note_end(S, r, q)
     free_blocks_of(S, r, q, True)
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
@@ -375,6 +381,7 @@ def _add_partial(S, r, slot):
 def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
     q, first = S.slots[slot], S.params[0].replicas
+    note_end(S, r, q)
     q.prefill_replica = r
     q.transfer_blocks = q.blocks
     q.blocks = 0
@@ -452,6 +459,10 @@ def _transfer_end_s(S, r, q, now_s):
 
 @jit_cold
 def end_transfer(S, D, i):
+    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory."""
+    if S.params[0].offload_blocks > 0 and S.offloads[i].state == LOADING:
+        end_load(S, i)
+        return
     slot = D.slot_of[i]
     r = S.slots[slot].decode_replica
     rep, at = S.replicas[r], 0
@@ -481,6 +492,7 @@ def can_repeat(S, r, end_s, until_s):
     group = S.groups[g]
     only_group = rep.partials == 0 and S.groups[rep.idle_group].members == 0
     no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs
+    only_group = only_group and S.tiers[r].loading == 0
     before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
     no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_interval_steps
     same_plan = params.counts_steps == 0 and (params.preempts_by_policy == 0 or queue.length == 0 or no_check)

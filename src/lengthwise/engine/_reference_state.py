@@ -340,6 +340,105 @@ class PrefixIndex:
 
 
 @dataclass
+class Chunk:
+    """A block in CPU memory. It can be read from ``ready_s`` on, when its store ends. ``loads`` read it now."""
+
+    ready_s: float
+    loads: int = 0
+
+
+class Tier:
+    """CPU memory behind a replica's pool, as vLLM's offloading connector keeps it (0.32, v1/kv_offload/cpu).
+
+    Each direction moves one job at a time: ``latency_s``, and ``block_s`` for each block.
+
+    Attributes:
+        chunks: The chunk of each node, the least recently used first.
+        reads_until_s: End of the last load.
+        writes_until_s: End of the last store.
+    """
+
+    def __init__(self, blocks: int, block_s: float, latency_s: float) -> None:
+        self.size, self.block_s, self.latency_s = blocks, block_s, latency_s
+        self.chunks: dict[int, Chunk] = {}
+        self.reads_until_s = self.writes_until_s = 0.0
+
+    def find(self, nodes: list[int]) -> list[Chunk]:
+        """Return the chunks of the nodes from the first on, up to the first node that has none."""
+        found = []
+        for node in nodes:
+            if node not in self.chunks:
+                break
+            found.append(self.chunks[node])
+        return found
+
+    def load_end_s(self, chunks: list[Chunk], now_s: float) -> float:
+        """Return when a load of chunks that starts now ends."""
+        start_s = max(now_s, self.reads_until_s)
+        for chunk in chunks:
+            start_s = max(start_s, chunk.ready_s)
+        return start_s + (self.latency_s + len(chunks) * self.block_s)
+
+    def store(self, nodes: list[int], now_s: float, computed_s: float) -> bool:
+        """Store the nodes that have no chunk, all or none. Their blocks are computed by ``computed_s``.
+
+        Chunks in transfer and those of ``nodes`` are not evicted for them. Return False if they do not fit.
+        """
+        new = [node for node in nodes if node not in self.chunks]
+        short = len(new) - (self.size - len(self.chunks))
+        if short > 0:
+            offered = set(nodes)
+            idle = [
+                node for node, chunk in self.chunks.items()
+                if chunk.loads == 0 and chunk.ready_s <= now_s and node not in offered
+            ]  # fmt: skip
+            if len(idle) < short:
+                return False
+            for node in idle[:short]:
+                del self.chunks[node]
+        if new:
+            start_s = max(computed_s, self.writes_until_s)
+            self.writes_until_s = start_s + (self.latency_s + len(new) * self.block_s)
+            self.chunks |= {node: Chunk(self.writes_until_s) for node in new}
+        return True
+
+    def touch(self, nodes: list[int]) -> None:
+        """Count a prompt's nodes as used now, the first as the last used one."""
+        for node in reversed(nodes):
+            if node in self.chunks:
+                self.chunks[node] = self.chunks.pop(node)
+
+
+@dataclass
+class Offload:
+    """What a request has stored in and loaded from the tier of ``replica``, in blocks from its start.
+
+    Attributes:
+        stored: Blocks that are stored or were found there.
+        used: Blocks that count as used at its end: those that it loads, and those that it stores or finds stored.
+        load: Blocks from where to where its load goes, or None if it has no load.
+        end_s: When its load ends, or infinity.
+        is_loaded: Whether its load has ended.
+        is_cached: Whether the loaded blocks can be found in the GPU's pool.
+        tokens: Tokens whose blocks may be stored at its end.
+    """
+
+    replica: int = -1
+    stored: int = 0
+    used: set[int] = field(default_factory=set)
+    load: tuple[int, int] | None = None
+    end_s: float = math.inf
+    is_loaded: bool = False
+    is_cached: bool = False
+    tokens: int = 0
+
+    def move_to(self, replica: int) -> None:
+        """Begin again if the request is on another replica than before."""
+        if self.replica != replica:
+            self.replica, self.stored, self.used = replica, 0, set()
+
+
+@dataclass
 class Transfer:
     """The KV blocks of a request that prefill replica ``source`` holds, or 0 once they are fetched or freed."""
 
@@ -398,13 +497,17 @@ class Request:
 
 @dataclass(eq=False)
 class Step:
-    """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token."""
+    """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token.
+
+    While it is formed, ``deferred`` requests are out of the queue: others load what they look for.
+    """
 
     start_s: float
     end_s: float = 0.0
     decodes: list[Request] = field(default_factory=list)
     prompts: list[tuple[Request, int]] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
+    deferred: list[Request] = field(default_factory=list)
     swap_s: float = 0.0
     preempted_for_blocks: bool = False
     flags: int = 0
@@ -444,6 +547,8 @@ class Replica:
         flights: Steps in the pipeline, the oldest first.
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
+        loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
+        finished: Requests that have ended since the last step was formed.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -456,6 +561,9 @@ class Replica:
         self.idle: list[Request] = []
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
+        self.loading: dict[Request, Offload] = {}
+        self.finished: list[Request] = []
+        self.tier = Tier(setup.params.offload_blocks, setup.params.offload_block_s, setup.params.offload_latency_s)
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
@@ -474,6 +582,11 @@ class Replica:
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
 
+    @property
+    def loaded(self) -> list[Request]:
+        """Return the requests whose load has ended, and which wait for a step."""
+        return [q for q, offload in self.loading.items() if offload.is_loaded]
+
     def count_gap(self, gap_s: float, count: int) -> None:
         """Count ``count`` tokens, each ``gap_s`` after the previous token of its request."""
         self._histogram[gap_bin(gap_s)] += count
@@ -489,7 +602,7 @@ class Replica:
             self._stage_free_s[p] = end_s
         step.end_s = float(end_s)
         decodes, prompts, prompt_tokens = len(step.decodes), len(step.prompts), step.prompt_tokens
-        in_use, waiting = self.s.params.total_blocks - self.pool.free, len(self.queue.waiting)
+        in_use, waiting = self.s.params.total_blocks - self.pool.free, len(self.queue.waiting) + len(self.loading)
         busy_s = end_s - max(step.start_s, row["busy_until_s"])
         row["busy_until_s"] = end_s
         row["busy_s"] += busy_s

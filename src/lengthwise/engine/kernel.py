@@ -24,6 +24,7 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set_router_arrays
 from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
 from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, end_transfer, launch, start_transfers
+from lengthwise.engine._kernel_tiers import touch_ended
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -291,6 +292,8 @@ def _final_status(S):
     for r in range(len(S.replicas)):
         for i in range(S.replicas[r].partials):
             first = min(first, S.slots[S.partials[r, i]].index)
+        for i in range(S.tiers[r].loading):
+            first = min(first, S.slots[S.loading[r, i]].index)
         for i in range(S.groups[S.replicas[r].idle_group].members):
             first = min(first, S.slots[member(S, S.replicas[r].idle_group, i)].index)
     S.counters[0].problem_value = first
@@ -312,6 +315,8 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     while repeating or rep.in_flight < params.max_in_flight:
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
             if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
+                if params.offload_blocks > 0:
+                    touch_ended(S, r, now_s)
                 return
             retried = True
             swap_s = w.swap_s

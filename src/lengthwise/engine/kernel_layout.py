@@ -86,6 +86,14 @@ pool_t = _record("evictable oldest newest records free_record leaves clock")
 -1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again. A radix tree
 has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 
+offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended")
+"""What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
+(``_kernel_tiers``), 0 without; ``next_ended`` links the requests that have ended since the last step, in the order of
+arrival."""
+
+tier_t = _record("loading loaded first_ended", "reads_until_s writes_until_s")
+"""A replica's tier. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a step."""
+
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
 
@@ -98,10 +106,11 @@ step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks wait
 gap_t = _record("count", "gap_s")
 
 result_t = np.dtype(
-    [(name, "f8") for name in ("scheduled_s", "first_token_s", "finished_s", "queued_for_s")]
+    [(name, "f8") for name in ("scheduled_s", "first_token_s", "finished_s", "queued_for_s", "load_s")]
     + [
         ("output_tokens", "i8"),
         ("cached_tokens", "i8"),
+        ("loaded_tokens", "i8"),
         ("replica", "i4"),
         ("preemptions", "i4"),
         ("status", "i8"),
@@ -128,10 +137,11 @@ param_t = _record(
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
+    offload_blocks tier_row load_if_faster offload_outputs
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
-    transfer_token_s
+    transfer_token_s offload_block_s offload_latency_s
     """,
 )
 """Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``
@@ -139,6 +149,10 @@ is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens
 batching policy's plan for one request on an empty replica."""
 
 work_t = _record(
-    "flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment", "swap_s"
+    """
+    flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred
+    """,
+    "swap_s",
 )
-"""The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree."""
+"""The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree, and
+``deferred`` requests are in ``State.deferred``."""

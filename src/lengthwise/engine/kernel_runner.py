@@ -27,9 +27,13 @@ class State(NamedTuple):
     Records are those of ``kernel_layout``. ``other`` holds the costs of the stages whose ``stage_other`` is 1. The bins
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
-    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted. Block k
-    of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and
-    ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*`` are work arrays.
+    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
+    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
+    read from ``chunk_ready_s`` on, and ``is_used`` says which blocks of a request count as used at its end.
+    ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
+    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
+    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
+    are work arrays.
     """
 
     params: Array
@@ -87,6 +91,13 @@ class State(NamedTuple):
     node_start: Array
     node_first: Array
     node_length: Array
+    tiers: Array
+    offloads: Array
+    chunk_ready_s: Array
+    is_used: Array
+    loading: Array
+    deferred: Array
+    deferred_key: Array
     previous_turn: Array
     router_free_blocks: Array
     prefix_tokens: Array
@@ -134,12 +145,13 @@ def new_state(setup: Setup, log_rows: int) -> State:
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
-    groups, tmp = replicas * (stride + 1), max(seqs, replicas)
+    loads = n if params.offload_blocks else 0  # requests that wait for loads at a time, at most
+    groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.
     pool = n if queues == 1 else 4 * n * (1 + (decode_side.params.replicas if decode_side else 0)) + 128 * replicas
     bins = queues * params.bins
-    events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
+    events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0) + loads
     counters = _rows(kernel_layout.counter_t, 1)
     counters["released"], counters["pool_top"] = setup.released, pool * (queues == 1)
     counters["bin_deadline_s"] = np.inf
@@ -221,6 +233,16 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     rows = params.replicas
     if params.router_prefix == 2:  # The router's indexes. One may grow by a prompt before it is cut to its size.
         blocks, rows = max(blocks, params.index_blocks + params.max_model_len // params.block_size), 2 * rows
+    n, chunks, tier_rows = 1, 1, 1
+    if params.offload_blocks:
+        distinct = int((nodes.first + nodes.length).max(initial=0))
+        n, tier_rows = len(setup.columns.prompt), params.replicas
+        chunks = max(1, min(params.offload_blocks, distinct))
+        blocks, rows = max(blocks, chunks), rows + params.replicas
+    requests = np.zeros(n, kernel_layout.offload_t)
+    requests["replica"] = -1
+    tiers = np.zeros(setup.all_replicas, kernel_layout.tier_t)
+    tiers["first_ended"] = -1
     places = 1 << (2 * blocks - 1).bit_length()
     pools = np.full(rows, -1, kernel_layout.pool_t)
     pools["evictable"] = pools["records"] = pools["leaves"] = pools["clock"] = 0
@@ -236,6 +258,13 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         "node_start": nodes.start,
         "node_first": nodes.first,
         "node_length": nodes.length,
+        "tiers": _view(tiers),
+        "offloads": _view(requests),
+        "chunk_ready_s": np.empty((tier_rows, chunks)),
+        "is_used": np.zeros(int(nodes.blocks.sum()) if params.offload_blocks else 1, np.int8),
+        "loading": np.empty((tier_rows, min(n, params.total_blocks)), np.int64),
+        "deferred": np.empty(n, np.int64),
+        "deferred_key": np.empty(n),
         "previous_turn": setup.columns.previous_turn,
         **{
             name: np.zeros(params.replicas, np.int64)
@@ -274,6 +303,7 @@ def _param_rows(setup: Setup) -> Array:
             "transfer_fixed_s": side.kv_transfer.fixed_s,
             "transfer_token_s": side.kv_transfer.token_s,
             "serial_transfers": side.kv_transfer.one_at_a_time,
+            "tier_row": side.params.replicas * (2 if side.params.router_prefix == 2 else 1),
         }  # fmt: skip
         for name in kernel_layout.param_t.names or ():
             row[name] = values[name]

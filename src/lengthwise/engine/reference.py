@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_state import Admission, PrefixIndex, Queue, Replica, Request, Step, Transfer, Wait
+from lengthwise.engine._reference_state import (
+    Admission,
+    Chunk,
+    Offload,
+    PrefixIndex,
+    Queue,
+    Replica,
+    Request,
+    Step,
+    Transfer,
+    Wait,
+)
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
@@ -43,6 +54,7 @@ class Reference:
         if params.central_queue:
             self.queues = self.queues[:1]
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
+        self.offloads = [Offload() for _ in range(n)]
         self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
@@ -65,7 +77,7 @@ class Reference:
                 if self._complete_oldest_bin():
                     self._schedule_all(self.now_s)
                     continue
-                if left := [q.index for rep in self.replicas for q in (*rep.queue.waiting, *rep.running)]:
+                if left := [q.index for rep in self.replicas for q in (*rep.queue.waiting, *rep.loading, *rep.running)]:
                     raise error_of(kernel_layout.STUCK, self.s, min(left))
                 break
             if now > self.s.params.limit_s:
@@ -76,15 +88,19 @@ class Reference:
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
             ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
+            ends += [(q, rep) for rep in self.replicas for q, load in rep.loading.items() if load.end_s == now]
             for q, rep in sorted(ends, key=lambda end: end[0].index):
-                self._receive(rep, q)
+                if q in rep.incoming:
+                    self._receive(rep, q)
+                else:
+                    self._end_load(rep, q)
                 rep.pending = True
             self._schedule_all(now)
         return self._outcome()
 
     def _outcome(self) -> EngineOutput:
         for rep in self.replicas:
-            for q in (*rep.running, *rep.queue.waiting):
+            for q in (*rep.running, *rep.loading, *rep.queue.waiting):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
                 self.results[q.index]["queued_for_s"] = q.wait.before_s
         for i, row in enumerate(self.results):
@@ -110,7 +126,8 @@ class Reference:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
-        return float(min([self.entry_s, *ends, *bins, *transfers]))
+        loads = [load.end_s for rep in self.prefill_replicas for load in rep.loading.values()]
+        return float(min([self.entry_s, *ends, *bins, *transfers, *loads]))
 
     def _next_request(self) -> int | None:
         roots = [
@@ -182,7 +199,7 @@ class Reference:
             found = [index.find(nodes) for index in self.indexes]
             indexed = [len(index.nodes) for index in self.indexes]
         per_replica = (
-            [rep.queue.length for rep in replicas],
+            [rep.queue.length + len(rep.loading) for rep in replicas],
             [len(rep.running) for rep in replicas],
             [rep.outstanding_tokens for rep in replicas],
             [rep.pool.free for rep in replicas],
@@ -285,6 +302,7 @@ class Reference:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
         elif self.s.decode_side and rep in self.prefill_replicas:  # The blocks remain here until they are fetched.
+            self._end_offloading(q)
             q.transfer = Transfer(rep, q.blocks, q.cached)
             q.blocks, q.cached = 0, ()
             to = self._route(self.s.decode_side, self.decode_replicas, q)
@@ -299,6 +317,8 @@ class Reference:
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
+        if rep in self.prefill_replicas:
+            self._end_offloading(q)
         self._free_blocks(rep, q, "ended")
         if q.transfer:
             q.transfer.release()
@@ -382,6 +402,9 @@ class Reference:
             for q in [q for q in requests if q.arrival_s + self.s.params.timeout_s <= now]:
                 requests.remove(q)
                 self._end_request(rep, q, Status.TIMED_OUT, now)
+        for q in [q for q in rep.loaded if q.arrival_s + self.s.params.timeout_s <= now]:
+            del rep.loading[q]
+            self._end_request(rep, q, Status.TIMED_OUT, now)
 
     def _schedule_all(self, now: float) -> None:
         """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.
@@ -416,13 +439,14 @@ class Reference:
                 step = self._form(rep, now)
                 step.swap_s += swap_s
             if not step.seqs:
+                self._touch_ended(rep)
                 return
             self._launch(rep, step)
 
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
         self._expire(rep, now)
-        if not rep.idle and not rep.queue.waiting:
+        if not rep.idle and not rep.queue.waiting and not rep.loaded:
             return step
         admit, tokens, flags = self._plan(rep, step)
         step.flags = flags
@@ -437,6 +461,9 @@ class Reference:
         self._continue_prompts(rep, step, prompt_budget)
         if not step.preempted_for_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
             self._admit(rep, step, admit, prompt_budget, flags)
+            for q in step.deferred:
+                rep.queue.waiting.append(q)
+                self._note_overdue_time(rep.queue, q)
         if not step.seqs:
             self._take_decodes(rep, step, flags)
         if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
@@ -447,9 +474,9 @@ class Reference:
     def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
         decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
         admit, tokens, flags = rep.s.functions.batching(
-            decodes, len(rep.idle) - decodes, len(rep.queue.waiting), len(rep.running) + step.seqs, len(rep.flights),
-            params.token_budget, params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit, rep.phase_steps,
-            rep.phase_rounds, len(step.prompts), step.prompt_tokens, next_tokens, params.pp,
+            decodes, len(rep.idle) - decodes, len(rep.queue.waiting) + len(rep.loaded), len(rep.running) + step.seqs,
+            len(rep.flights), params.token_budget, params.max_num_seqs, rep.steps_since_admit, rep.ended_since_admit,
+            rep.phase_steps, rep.phase_rounds, len(step.prompts), step.prompt_tokens, next_tokens, params.pp,
             *rep.s.policies.batching.all_parameters,
         )  # fmt: skip
         return int(admit), int(tokens), int(flags)
@@ -524,6 +551,9 @@ class Reference:
 
     def _set_key(self, queue: Queue, q: Request) -> None:
         q.wait.key = self._rank_key(q)
+        self._note_overdue_time(queue, q)
+
+    def _note_overdue_time(self, queue: Queue, q: Request) -> None:
         if (overdue_at_s := q.wait.overdue_at_s(self.s.params.max_wait_s)) > self.now_s:
             queue.overdue_at_s = min(queue.overdue_at_s, overdue_at_s)
 
@@ -610,8 +640,12 @@ class Reference:
             self._move_load(to, q)
         self._enqueue(to.queue, q, self.now_s)
 
-    def _admit(self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int) -> None:
-        admitted, batch, params = 0, 0, rep.s.params
+    def _admit(  # noqa: C901  one straight sequence
+        self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int
+    ) -> None:
+        admitted, batch, params = self._admit_loaded(rep, step, admit, prompt_budget, flags), 0, rep.s.params
+        if admitted < 0:
+            return
         while (
             rep.queue.waiting
             and admitted < admit
@@ -631,34 +665,169 @@ class Reference:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
                 return
+            if not q.swapped and flags & contracts.CHUNKED and (loadable := self._loadable(rep, q, len(found))):
+                if not self._load_or_defer(rep, step, q, found, loadable):
+                    return
+                continue
             blocks = self._blocks_to_admit(rep, step, q, cached + chunk, found)
             if blocks < 0:
                 return
-            is_first = q.admission.number < 0
-            self._leave_queue(rep, q, blocks, found)
-            if cached:
-                q.prefilled = cached
-            if is_first:
+            self._take_blocks(rep, q, blocks, found)
+            if q.admission.number < 0:
                 self.results[q.index]["cached_tokens"] = cached
             if not q.swapped:
                 self._cache_blocks(rep, q, cached + chunk, "scheduled")
-            if is_first and params.tracks_service:
-                tenant = self.s.tenant(q.index)
-                predicted = float(self.s.columns.predicted[q.index])
-                self.service[tenant] += q.prompt + contracts.SERVICE_OUTPUT_WEIGHT * predicted
-                self._leave_backlog(tenant)
-                self._update_ranks(rep.queue)
+            self._note_admission(rep, q)
             admitted, batch = admitted + 1, q.wait.bin_batch
             self._place(rep, step, q, chunk)
 
-    def _leave_queue(self, rep: Replica, q: Request, blocks: int, found: Any) -> None:
+    def _take_blocks(self, rep: Replica, q: Request, blocks: int, found: Any) -> None:
         rep.queue.waiting.remove(q)
         rep.pool.hold(found)
         rep.pool.take(blocks - len(found))
         q.blocks, q.cached = blocks, found
+        if found:
+            q.prefilled = len(found) * rep.s.params.block_size
+
+    def _note_admission(self, rep: Replica, q: Request) -> None:
+        is_first = q.admission.number < 0
         self.admissions += 1
         q.admission = Admission(self.admissions, q.generated)
         q.wait.end(self.now_s)
+        if is_first and rep.s.params.tracks_service:
+            tenant = self.s.tenant(q.index)
+            predicted = float(self.s.columns.predicted[q.index])
+            self.service[tenant] += q.prompt + contracts.SERVICE_OUTPUT_WEIGHT * predicted
+            self._leave_backlog(tenant)
+            self._update_ranks(rep.queue)
+
+    def _admit_loaded(self, rep: Replica, step: Step, admit: int, prompt_budget: int, flags: int) -> int:
+        """Admit the requests whose load has ended, and return their number, or -1 if no other may be admitted."""
+        admitted, params = 0, rep.s.params
+        for q in rep.loaded:
+            left = prompt_budget - step.prompt_tokens
+            if not (
+                admitted < admit
+                and len(rep.running) + step.seqs < params.max_num_seqs
+                and step.seqs < params.max_step_seqs
+                and left > 0
+            ):
+                return -1
+            offload = rep.loading[q]
+            assert offload.load is not None
+            if not offload.is_cached:
+                offload.is_cached = True
+                self._cache_blocks(rep, q, offload.load[1] * params.block_size, "scheduled")
+                q.prefilled = min(offload.load[1] * params.block_size, q.context - 1)
+            chunk = min(q.context - q.prefilled, left)
+            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
+                return -1
+            blocks = self._blocks_to_admit(rep, step, q, q.prefilled + chunk)
+            if blocks < 0:
+                return -1
+            del rep.loading[q]
+            rep.pool.take(blocks - q.blocks)
+            q.blocks, offload.load = blocks, None
+            self._cache_blocks(rep, q, q.prefilled + chunk, "scheduled")
+            self._note_admission(rep, q)
+            admitted += 1
+            self._place(rep, step, q, chunk)
+        return admitted
+
+    def _loadable(self, rep: Replica, q: Request, found: int) -> list[Chunk]:
+        """Return the chunks of CPU memory that continue the ``found`` blocks, unless to compute them is faster."""
+        params = rep.s.params
+        chunks = rep.tier.find(
+            [] if params.offload_blocks == 0 else self._nodes(q)[found : q.context // params.block_size]
+        )
+        if params.load_if_faster and chunks and not any(chunk.loads for chunk in chunks):
+            begin = found * params.block_size
+            tokens = min(begin + len(chunks) * params.block_size, q.context - 1) - begin
+            if rep.tier.load_end_s(chunks, self.now_s) - self.now_s >= rep.cost.prefill_s(tokens, begin):
+                return []
+        return chunks
+
+    def _load_or_defer(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
+        """Start a load that continues the ``found`` blocks. Return False if blocks are short.
+
+        If another request loads some of the chunks, this one stays in the queue, and will find them in the pool. A load
+        cannot be preempted, so that blocks which prompts in progress and other loads still need are not free for it.
+        """
+        if any(chunk.loads for chunk in chunks):
+            rep.queue.waiting.remove(q)
+            step.deferred.append(q)
+            return True
+        params, first, end = rep.s.params, len(found), len(found) + len(chunks)
+        blocks = self._blocks_to_admit(rep, step, q, end * params.block_size, found)
+        if blocks < 0:
+            return False
+        prompts = [p for flight in rep.flights for p, _ in flight.prompts] + [p for p, _ in step.prompts]
+        prompts += [p for p in rep.idle if not p.decoding]
+        reserved = sum(max(0, rep.s.blocks_for(p.context) - p.blocks) for p in (*prompts, *rep.loading))
+        need = blocks - sum(block.holders > 0 for block in found)
+        if reserved > 0:
+            need += reserved + params.watermark_blocks
+        if need > rep.pool.free:
+            return False
+        self._take_blocks(rep, q, blocks, found)
+        end_s = rep.tier.load_end_s(chunks, self.now_s)
+        rep.tier.reads_until_s = end_s
+        for chunk in chunks:
+            chunk.loads += 1
+        offload = self.offloads[q.index]
+        offload.move_to(rep.number)
+        offload.load, offload.end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
+        offload.used.update(range(first, end))
+        offload.stored = end
+        q.wait.end(self.now_s)
+        q.wait.since_s = end_s
+        rep.loading[q] = offload
+        row = self.results[q.index]
+        row["load_s"] += end_s - self.now_s
+        if q.admission.number < 0:
+            row["cached_tokens"] = q.prefilled
+            row["loaded_tokens"] = min(end * params.block_size, q.context - 1) - q.prefilled
+        return True
+
+    def _end_load(self, rep: Replica, q: Request) -> None:
+        offload = rep.loading[q]
+        offload.is_loaded, offload.end_s = True, math.inf
+        assert offload.load is not None
+        first, end = offload.load
+        for chunk in rep.tier.find(self._nodes(q)[first:end]):
+            chunk.loads -= 1
+
+    def _store(self, rep: Replica, q: Request, tokens: int, computed_s: float) -> None:
+        """Store the full blocks of a request's first ``tokens`` tokens that it has not stored yet, if they fit."""
+        params, offload = rep.s.params, self.offloads[q.index]
+        offload.move_to(rep.number)
+        end = tokens // params.block_size
+        if end <= offload.stored:
+            return
+        nodes = self._nodes(q)[offload.stored : end]
+        for k, node in enumerate(nodes, start=offload.stored):
+            if node not in rep.tier.chunks or rep.tier.chunks[node].ready_s <= self.now_s:
+                offload.used.add(k)
+        if rep.tier.store(nodes, self.now_s, computed_s):
+            offload.stored = end
+
+    def _end_offloading(self, q: Request) -> None:
+        """Let the request's blocks be stored and count as used when its replica has formed its next step."""
+        offload = self.offloads[q.index]
+        if offload.replica >= 0:
+            offload.tokens = self._storable_tokens(q, q.computed)
+            self.replicas[offload.replica].finished.append(q)
+
+    def _storable_tokens(self, q: Request, tokens: int) -> int:
+        return tokens if self.s.params.offload_outputs else min(tokens, int(self.s.columns.prompt[q.index]))
+
+    def _touch_ended(self, rep: Replica) -> None:
+        finished, rep.finished = sorted(rep.finished, key=lambda q: q.index), []
+        for q in finished:
+            self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
+        for q in finished:
+            nodes = self._nodes(q)
+            rep.tier.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]
@@ -690,18 +859,20 @@ class Reference:
             return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0
 
-    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int, found: Any) -> int:
+    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int, found: Any = None) -> int:
         """Return the blocks that a request gets, ``found`` included, or -1 if it must wait.
 
-        To the memory policy, found blocks that other requests hold are free, since the request takes none for them.
+        To the memory policy, found blocks that other requests hold are free, since the request takes none for them, and
+        so are the blocks that a loaded request has.
         """
-        free = rep.pool.free + rep.pool.in_use(found)
+        free = rep.pool.free + (rep.pool.in_use(found) if found else 0) + q.blocks
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
-        peak = self._peak_tokens([*residents, q]) if rep.s.params.needs_peak else 0
+        loading = [p for p in rep.loading if p is not q]
+        peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
         blocks = rep.s.memory_blocks(q.context, chunk, predicted, free, len(residents), peak)
         if blocks >= 0:
-            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk))
+            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk), q.blocks)
             if blocks > free:
                 raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks
@@ -719,6 +890,10 @@ class Reference:
         kv_tokens = sum(q.context for q in step.decodes)
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
         rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
+        if rep.s.params.offload_blocks:
+            for q, chunk in step.prompts:
+                self._store(rep, q, self._storable_tokens(q, q.prefilled + chunk), step.end_s)
+        self._touch_ended(rep)
         # Count rounds: ``round_steps[0]`` is the marked step, which at first is the step that prefilled. When it has
         # left the pipeline, a round ends and the step launched now is marked.
         rep.phase_steps += 1
@@ -748,7 +923,8 @@ class Reference:
             blocks = self._blocks_to_admit(rep, Step(now), q, q.context, [])
             if blocks < 0:
                 return
-            self._leave_queue(rep, q, blocks, [])
+            self._take_blocks(rep, q, blocks, [])
+            self._note_admission(rep, q)
             self.results[q.index]["replica"] = rep.number
             link, source = rep.s.kv_transfer, q.transfer.source
             duration_s = link.fixed_s + (q.context - 1) * link.token_s

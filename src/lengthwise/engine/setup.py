@@ -15,9 +15,10 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
+from lengthwise.schema.specs import GB
 from lengthwise.schema.workload import After, Workload
 
 Array = npt.NDArray[Any]
@@ -108,6 +109,8 @@ class Params:
         router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
         prefix_caching: Whose prefix cache: 0 none, 1 vLLM's, 2 SGLang's.
         radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
+        offload_blocks: Blocks that the CPU memory behind a replica's prefix cache holds, or 0 without.
+        offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -134,6 +137,12 @@ class Params:
         self.swap_s_per_block = kv.swap_s_per_block
         self.prefix_caching = (1 + PREFIX_CACHES.index(limits.prefix_cache)) * limits.enable_prefix_caching
         self.radix_policy = kernel_layout.RADIX_POLICIES.index(limits.radix_eviction_policy)
+        offloading = limits.kv_offloading or KVOffloading(0.0)
+        self.offload_blocks = deployment.offload_blocks
+        self.offload_block_s = kv.kv_bytes_per_block / (offloading.gb_per_s * GB)
+        self.offload_latency_s = offloading.latency_s
+        self.load_if_faster = offloading.load == "if_faster"
+        self.offload_outputs = offloading.outputs
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
         self.index_blocks = INDEX_TOKENS // kv.block_size
         self.router_prefix = ("", "cache", "index").index(policies.router.prefix)
@@ -389,6 +398,13 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
+        )
+    offloading = deployment.limits.kv_offloading
+    if offloading and offloading.size_gb > 0 and deployment.offload_blocks * kv.block_size < deployment.max_model_len:
+        raise InputError(
+            f"kv_offloading.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
+            f"{offloading.size_gb:g} GB hold {deployment.offload_blocks * kv.block_size}. Give more, lower "
+            "max_model_len, or take kv_offloading out"
         )
     watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)

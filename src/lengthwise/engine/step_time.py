@@ -99,6 +99,12 @@ class CostReader:
         prompts = [(tokens, 0)] if tokens > 0 else []
         return (_row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)) / step
 
+    def prefill_s(self, tokens: int, context: int) -> float:
+        """Return the seconds in which all layers compute ``tokens`` prompt tokens after ``context`` others."""
+        cost = self._cost
+        layer_s = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill([(tokens, context)])
+        return float(sum(cost.stage_layers)) * layer_s
+
     def _layer_cost(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]]) -> _LayerCost:
         cost = self._cost
         tokens = decodes + sum(chunk for chunk, _ in prompts)

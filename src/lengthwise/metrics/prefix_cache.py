@@ -35,13 +35,17 @@ class PrefixCacheStatistics:
 
     Attributes:
         hit_rate: Share of their prompt tokens that were in the cache at the first admission.
-        saved_prefill_s: Seconds of a replica that the cached tokens would have cost: for each request the time of its
-            prompt alone on an idle replica, less the time of the tokens after the cached ones.
+        loaded_share: Share of their prompt tokens that were loaded from CPU memory then; NaN without offloading.
+        load_s: Mean seconds from the start of their loads to the end, of the requests that loaded tokens.
+        saved_prefill_s: Seconds of a replica that the cached and the loaded tokens would have cost: for each request
+            the time of its prompt alone on an idle replica, less the time of the tokens after these.
         saved_share: These seconds as a share of the time of all prompts, each alone and without a cache.
         turns: By turn of the session, with the keys of ``TURNS``; empty without sessions of several requests.
     """
 
     hit_rate: Estimate
+    loaded_share: Estimate
+    load_s: Estimate
     saved_prefill_s: Estimate
     saved_share: Estimate
     turns: dict[str, TurnStatistics]
@@ -59,16 +63,23 @@ def prefix_cache_statistics(
     unknown = Estimate(math.nan)
     if deployment is not None and not deployment.limits.enable_prefix_caching:
         off = {name: replace(at, hit_rate=unknown) for name, at in by_turn.items()}
-        return PrefixCacheStatistics(unknown, unknown, unknown, off)
+        return PrefixCacheStatistics(unknown, unknown, unknown, unknown, unknown, off)
     admitted = np.isfinite(r.scheduled_s)
     prompt, cached = r.prompt_tokens[admitted], r.cached_tokens[admitted]
-    saved = unknown, unknown
+    saved = loads = unknown, unknown
+    found = cached
+    if deployment is not None and deployment.offload_blocks:
+        assert r.loaded_tokens is not None
+        assert r.load_s is not None
+        found = cached + r.loaded_tokens[admitted]
+        load_s = r.load_s[r.load_s > 0]
+        loads = _ratio(r.loaded_tokens[admitted], prompt, level), _ratio(load_s, np.ones(len(load_s)), level)
     if deployment is not None:
         step_tokens = deployment.limits.max_num_batched_tokens
         full_s = prompt_seconds(deployment.cost, prompt, np.zeros_like(prompt), step_tokens)
-        saved_s = full_s - prompt_seconds(deployment.cost, prompt, cached, step_tokens)
+        saved_s = full_s - prompt_seconds(deployment.cost, prompt, found, step_tokens)
         saved = Estimate(float(saved_s.sum())), _ratio(saved_s, full_s, level)
-    return PrefixCacheStatistics(_ratio(cached, prompt, level), *saved, by_turn)
+    return PrefixCacheStatistics(_ratio(cached, prompt, level), *loads, *saved, by_turn)
 
 
 def _by_turn(r: RequestRecords, turn: Ints, level: float) -> dict[str, TurnStatistics]:

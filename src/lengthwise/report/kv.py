@@ -60,6 +60,8 @@ def answers(study: KvStudy) -> list[str]:
         simulated = study.simulated
         together = f", and {_percent(simulated)} where requests run together" if math.isfinite(simulated.value) else ""
         sentences.append(f"{found}{together}; more memory adds at most {percent(more)}.")
+    if math.isfinite(study.loaded.value):
+        sentences.append(f"In the simulation, CPU memory (engine.kv_offloading) brings {_percent(study.loaded)} more.")
     sentences += [_loading_answer(study, loading) for loading in study.loadings]
     return [*sentences, *_price_answers(study, pool)]
 

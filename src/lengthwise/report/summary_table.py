@@ -19,7 +19,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
 
 Read = Callable[[Summary], Estimate | None]
-Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s"]
+Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s", "ms"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ METRICS: tuple[Metric, ...] = (
     _hardware("mbu", "MBU", "share", lambda h: h.mbu),
     _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
     _prefix("hit_rate", "Prompt tokens cached", "share"),
+    _prefix("loaded_share", "Prompt tokens loaded", "share"),
+    replace(_prefix("load_s", "Load, mean", "ms", headline=False), better=LESS),
     _prefix("saved_prefill_s", "Prefill saved", "replica_s"),
     _prefix("saved_share", "Prefill saved, share", "share", headline=False),
     _cost("output", "Per M output tokens", "usd", lambda h: h.cost.usd_per_million_output_tokens),
@@ -101,6 +103,7 @@ _UNITS = {
     "usd": (1.0, "$"),
     "J": (1.0, "J"),
     "replica_s": (1.0, "s"),
+    "ms": (1e3, "ms"),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec
+from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,35 @@ class Parallelism:
     @property
     def gpus(self) -> int:
         """Return the number of GPUs of all replicas."""
-        return (self.tp * (self.pp - self.single_stages) + self.single_stages) * self.replicas
+        return self.gpus_per_replica * self.replicas
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """Return the number of GPUs of one replica."""
+        return self.tp * (self.pp - self.single_stages) + self.single_stages
+
+
+@dataclass(frozen=True)
+class KVOffloading:
+    """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
+
+    size_gb: float  # of one replica, all of its GPUs together
+    gb_per_s: float = 25.0  # bandwidth between one GPU and CPU memory in each direction: PCIe 4 x16, as measured
+    latency_s: float = 0.0  # of each load and of each store
+    load: str = "always"  # or "if_faster": only where loading takes less time than computing the tokens would
+    outputs: bool = False  # whether blocks of outputs are stored, too, when their request ends
+
+    def __post_init__(self) -> None:
+        for name, value in (("size_gb", self.size_gb), ("latency_s", self.latency_s)):
+            if not 0 <= value < float("inf"):
+                raise InputError(f"kv_offloading.{name} must be at least 0 and finite; it is {value}")
+        if not self.gb_per_s > 0:
+            raise InputError(f"kv_offloading.gb_per_s must be above 0; it is {self.gb_per_s}")
+        if self.load not in LOAD_POLICIES:
+            raise UnknownNameError("kv_offloading.load", self.load, LOAD_POLICIES)
+
+
+LOAD_POLICIES = ("always", "if_faster")
 
 
 PREFIX_CACHES = ("vllm", "sglang")
@@ -54,6 +82,7 @@ class EngineLimits:
     enable_prefix_caching: bool = False
     prefix_cache: str = "vllm"  # whose rules the prefix cache has: one of ``PREFIX_CACHES``
     radix_eviction_policy: str = "lru"  # of prefix_cache "sglang": one of ``RADIX_EVICTION_POLICIES``
+    kv_offloading: KVOffloading | None = None
     max_in_flight: int | None = None  # steps in a replica's pipeline at a time, waiting ones too; None: one per stage
 
     def __post_init__(self) -> None:
@@ -72,6 +101,9 @@ class EngineLimits:
             raise InputError(f"watermark must be at least 0 and below 1; it is {self.watermark}")
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s must be above 0; it is {self.timeout_s}")
+        self._check_prefix_cache()
+
+    def _check_prefix_cache(self) -> None:
         if self.prefix_cache not in PREFIX_CACHES:
             raise UnknownNameError("prefix_cache", self.prefix_cache, PREFIX_CACHES)
         if self.radix_eviction_policy not in RADIX_EVICTION_POLICIES:
@@ -80,6 +112,18 @@ class EngineLimits:
             raise InputError(
                 f"radix_eviction_policy {self.radix_eviction_policy!r} needs SGLang's radix tree; prefix_cache is "
                 f'{self.prefix_cache!r}. Set prefix_cache = "sglang", or leave radix_eviction_policy out'
+            )
+        if self.kv_offloading is None or self.kv_offloading.size_gb == 0:
+            return
+        if not self.enable_prefix_caching:
+            raise InputError(
+                "kv_offloading needs enable_prefix_caching = true, because CPU memory holds blocks of that cache; "
+                "it is off. Turn it on, or take kv_offloading out"
+            )
+        if self.prefix_cache != "vllm":
+            raise InputError(
+                f'kv_offloading is vLLM\'s offloading connector and needs prefix_cache = "vllm"; it is '
+                f"{self.prefix_cache!r}. Change it, or take kv_offloading out"
             )
 
 
@@ -213,6 +257,16 @@ class Deployment:
         default = _WATERMARKS.get(memory if isinstance(memory, str) else memory.name, 0.0)
         return default if self.limits.watermark is None else self.limits.watermark
 
+    @property
+    def offload_blocks(self) -> int:
+        """Return how many blocks the CPU memory behind a replica's prefix cache holds, or 0 without."""
+        offloading = self.limits.kv_offloading
+        if offloading is None:
+            return 0
+        # Of MLA's cache, which every GPU of a stage has in full, vLLM keeps one copy if there is one stage.
+        copies = 1 if self.model.attention.is_mla and self.parallel.pp == 1 else self.parallel.gpus_per_replica
+        return int(offloading.size_gb * GB / (self.kv.kv_bytes_per_block * copies))
+
     def decoding(self) -> Deployment:
         """Return the decode side as a deployment of its own, with this one's rank, bounds on waiting and timeout."""
         side = self.decode
@@ -222,7 +276,9 @@ class Deployment:
         return replace(
             self,
             parallel=side.parallel,
-            limits=replace(side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False),
+            limits=replace(
+                side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False, kv_offloading=None
+            ),
             scheduler=replace(self.scheduler, **axes, preemption="never", binning=None),
             cost=side.cost,
             kv=side.kv,

@@ -46,6 +46,7 @@ class KvStudy:
     curve: tuple[CacheSize, ...]  # from one block to all
     sizes: tuple[CacheSize, ...]  # those of the table
     simulated: Estimate = UNKNOWN  # share of prompt tokens that the simulated engine found in its GPU pool
+    loaded: Estimate = UNKNOWN  # share that it loaded from the CPU memory of ``engine.kv_offloading``
     new_tokens: int = 0  # of the mean request that finds all that an unlimited cache has
     prefix_tokens: tuple[int, ...] = ()
     compute_s: tuple[float, ...] = ()  # seconds that not computing each of prefix_tokens saves

@@ -51,6 +51,8 @@ class RequestRecords:
             a request that was in a queue then.
         rejection: Number of a ``Rejection``.
         cached_tokens: Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
+        loaded_tokens: Prompt tokens after them that were loaded from CPU memory before the first admission.
+        load_s: Seconds from the start of the request's loads to their end; its wait in the queue does not count them.
     """
 
     arrival_s: Floats
@@ -65,6 +67,8 @@ class RequestRecords:
     queued_for_s: Floats
     rejection: npt.NDArray[np.int8]
     cached_tokens: Ints | None = None
+    loaded_tokens: Ints | None = None
+    load_s: Floats | None = None
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,20 @@ def _step(
 
 
 @dataclass(frozen=True)
+class CacheUse:
+    """Tokens that a request need not compute: cached ones, and loaded ones after them.
+
+    Computing them would cost ``saved_s``: the time of the prompt alone on an idle replica, less the time of the other
+    tokens. All of its loads together take ``load_s``.
+    """
+
+    cached_tokens: int
+    loaded_tokens: int
+    load_s: float
+    saved_s: float
+
+
+@dataclass(frozen=True)
 class RequestExplanation:
     """What happened to one request of a simulation. NaN and -1 stand for what never happened.
 
@@ -138,9 +152,7 @@ class RequestExplanation:
         parents: Requests that it waited for. It was sent ``delay_s`` after the last of them had finished.
         previous_turn: Request whose prompt and output its prompt begins with, or -1.
         shared_tokens: Tokens at its start that another prompt may have too: the previous turn, or shared blocks.
-        cached_tokens: Prompt tokens in the cache of its replica when it was first admitted.
-        saved_s: What these would have cost: the time of its prompt alone on an idle replica, less the time of the
-            tokens after the cached ones.
+        cache: What it found in the cache of its replica and in CPU memory when it was first admitted.
         replica: Replica that last admitted it; ``previous_replica`` is that of the previous turn.
     """
 
@@ -153,8 +165,7 @@ class RequestExplanation:
     previous_turn: int
     prompt_tokens: int
     shared_tokens: int
-    cached_tokens: int
-    saved_s: float
+    cache: CacheUse
     replica: int
     previous_replica: int
     times_s: dict[str, float]  # arrival_s, scheduled_s, first_token_s, finished_s
@@ -176,7 +187,10 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
     r, after, prefixes = simulated.requests, workload.after, workload.prefixes
     parents = () if after is None else tuple(after.parent[after.start[number] : after.start[number + 1]].tolist())
     previous = -1 if prefixes is None else int(prefixes.turns[number])
-    prompt, cached = int(r.prompt_tokens[number]), 0 if r.cached_tokens is None else int(r.cached_tokens[number])
+    assert r.cached_tokens is not None
+    assert r.loaded_tokens is not None
+    assert r.load_s is not None
+    prompt, cached, loaded = (int(tokens[number]) for tokens in (r.prompt_tokens, r.cached_tokens, r.loaded_tokens))
     shared = 0
     if previous >= 0:
         shared = int((workload.prompt_tokens + workload.output_tokens)[previous])
@@ -184,7 +198,7 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
     step_tokens = deployed.limits.max_num_batched_tokens
     full_s, rest_s = cost.prompt_seconds(
-        deployed.cost, np.array([prompt, prompt]), np.array([0, cached]), step_tokens
+        deployed.cost, np.array([prompt, prompt]), np.array([0, cached + loaded]), step_tokens
     ).tolist()
     has_session = after is not None and {"session", "turn"} <= set(workload.extra)
     return RequestExplanation(
@@ -197,8 +211,7 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         previous_turn=previous,
         prompt_tokens=prompt,
         shared_tokens=shared,
-        cached_tokens=cached,
-        saved_s=full_s - rest_s,
+        cache=CacheUse(cached, loaded, float(r.load_s[number]), full_s - rest_s),
         replica=int(r.replica[number]),
         previous_replica=-1 if previous < 0 else int(r.replica[previous]),
         times_s={name: float(getattr(r, name)[number]) for name in REQUEST_TIMES},

@@ -198,7 +198,7 @@ def study(
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
-    reuses, hours, cached = [], [], []
+    reuses, hours, cached, loaded = [], [], [], []
     for number, seed in enumerate(seeds):
         progress(number, len(seeds))
         workload = variant.workload(seed)
@@ -210,9 +210,12 @@ def study(
                 "`lengthwise simulate` shows the outcomes"
             )
         assert records.requests.cached_tokens is not None
+        assert records.requests.loaded_tokens is not None
         reuses.append(reuse(workload, deployed.kv.block_size, records.requests, prompts_only=prompts_only))
         hours.append(records.end_s / 3600)
-        cached.append(records.requests.cached_tokens[served].sum() / records.requests.prompt_tokens[served].sum())
+        prompt_tokens = records.requests.prompt_tokens[served].sum()
+        cached.append(records.requests.cached_tokens[served].sum() / prompt_tokens)
+        loaded.append(records.requests.loaded_tokens[served].sum() / prompt_tokens)
     progress(len(seeds), len(seeds))
     bytes_per_token = catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
     sizes = _Sizes(reuses, bytes_per_token)
@@ -233,6 +236,7 @@ def study(
         curve=sizes.curve(),
         sizes=tuple(rows),
         simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
+        loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
         new_tokens=savings.new_tokens,
         prefix_tokens=tuple(loading.prefix_tokens.tolist()),
         compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
