@@ -113,6 +113,13 @@ def test_the_knobs_arrive_under_sglangs_names():
     assert share < limits.gpu_memory_utilization
 
 
+def test_the_prefix_cache_is_on_where_it_was_simulated():
+    d = deployment(limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
+    assert value(vllm_launch(d), "--enable-prefix-caching") is True
+    assert value(vllm_launch(d), "--no-enable-prefix-caching") is None
+    assert value(sglang_launch(d), "--disable-radix-cache") is None
+
+
 def test_each_replica_sees_its_own_gpus_of_its_node():
     d = deployment(tp=4, replicas=3)
     seen = [vllm_launch(d, replica=r).environment["CUDA_VISIBLE_DEVICES"] for r in range(3)]

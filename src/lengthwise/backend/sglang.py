@@ -56,7 +56,7 @@ def sglang_launch(
         "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
         "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
-        "--disable-radix-cache": True,
+        "--disable-radix-cache": not d.limits.enable_prefix_caching,
         "--chunked-prefill-size": chunk_tokens if launch.chunks_prompts(d) else -1,
         "--enable-mixed-chunk": launch.chunks_prompts(d),
         "--max-prefill-tokens": launch.step_tokens(d),
