@@ -30,11 +30,11 @@ STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "bde323ec"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
 """Share of block references that a serial LRU simulation of the conversation trace finds, by blocks of 512 tokens."""
-OURS, SEEDS = "uncached_load", range(1000, 1010)
+OURS, SEEDS = "uncached_load", range(1000, 1008)
 """Our router, and seeds with which no router was chosen."""
-SYNTHETIC = {"agents": ("agents.toml", 1.0), "chat": ("multi-turn.toml", 4.0)}
-"""Scenario, and sessions per second on four replicas: about 0.8 of the rate at which the queue grows without end."""
-TRACE_SCALES, WARM_UP, PARTS = {4: 1.0, 16: 0.25}, 0.25, 24
+SYNTHETIC = {"agents": ("agents.toml", 0.9), "chat": ("multi-turn.toml", 4.4)}
+"""Scenario, and sessions per second on four replicas: 0.8 of the rate from which the queue grows without end."""
+TRACE_SCALES, WARM_UP, PARTS = {4: 1.0, 16: 0.25}, 0.4, 24
 """Stretch of the trace's times by replicas, share of a run that does not count, parts of the time that counts."""
 PROMPTS, PROMPT_BLOCKS, LIVE_S, SHARED_LOAD = 8, 8, 30.0, 0.5
 """Of the live study: system prompts and their blocks, seconds of arrivals, load as a share of the capacity."""
@@ -95,8 +95,8 @@ def mooncake(shared: Path, quick: bool) -> dict[str, Any]:
 def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
     """Return mean TTFT and JCT of our router over those of the best other one, with paired intervals.
 
-    Pairs are seeds of a synthetic workload, or parts of the trace's time. Our router was chosen on the trace, too. Every
-    request has the same predicted length, the mean.
+    Pairs are seeds of a synthetic workload, or parts of the trace's time. Our router was chosen on the trace, too.
+    Every request has the same predicted length, the mean.
     """
     routers, rows = sorted(policy.known("router")), {}
     if name == "trace":

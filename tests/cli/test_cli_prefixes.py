@@ -158,11 +158,12 @@ def test_compare_pairs_the_same_sessions_under_two_policies_and_shows_their_cach
     path, page, out = (tmp_path / name for name in ("chat.toml", "compare.html", "compare.json"))
     text = CHAT.partition("[[variants]]")[0].replace("[deployment]", "[deployment]\nreplicas = 2")
     text = text.replace("[engine]", "[engine]\nenable_prefix_caching = true")
-    routers = ("session_affinity", "round_robin")
-    path.write_text(text + "".join(f'[[variants]]\nname = "{one}"\nscheduler.router = "{one}"\n' for one in routers))
+    routers = {"affine": "session_affinity", "turns": "round_robin"}
+    variants = (f'[[variants]]\nname = "{name}"\nscheduler.router = "{router}"\n' for name, router in routers.items())
+    path.write_text(text + "".join(variants))
     finished = cli("simulate", path, "--records", tmp_path / "run.parquet", "--quiet")
     assert finished.code == 0, finished.err
-    runs = (tmp_path / "run.parquet", tmp_path / "run-round_robin.parquet")
+    runs = [tmp_path / f"run-{one}.parquet" for one in routers]
     finished = cli("compare", *runs, "--json", out, "--report", page)
     assert finished.code == 0, finished.err
     assert "Prompt tokens cached %" in finished.out

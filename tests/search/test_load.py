@@ -14,7 +14,7 @@ from market import Chat
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 from lengthwise.search.load import SMALLEST_DRAW, Load
-from lengthwise.workload import Delay, Fixed, Joint, Poisson, Sessions, generate_sessions
+from lengthwise.workload import Delay, Fixed, Groups, Joint, Poisson, Sessions, generate_sessions
 
 RATES = st.floats(1e-3, 1e3)
 
@@ -149,3 +149,26 @@ def test_the_rate_of_sessions_builds_up_over_their_later_turns():
     drawn = load.sample()
     assert (drawn.extra["turn"] <= before).mean() == pytest.approx(0.95, abs=0.03)
     assert Load(Chat()).ramp_s(1.0) == 0.0
+
+
+def grouped_chats(seed, requests):
+    sessions = Sessions(turns=4, think_time=Delay(10.0), groups=Groups(3, Fixed(64)))
+    return generate_sessions(requests, sessions, Joint(Fixed(50), Fixed(10)), Poisson(1.0), seed)
+
+
+def test_rates_of_sessions_share_all_but_their_times():
+    load = Load(grouped_chats)
+    slow, fast = load.at(0, 300, 1.0), load.at(0, 300, 3.0)
+    assert slow.prefixes is fast.prefixes
+    fresh = Load(grouped_chats).at(0, 300, 3.0)
+    for column in ("arrival_s", "prompt_tokens", "output_tokens"):
+        np.testing.assert_array_equal(getattr(fast, column), getattr(fresh, column))
+    for part, names in {"after": ("start", "parent", "delay_s"), "prefixes": ("start", "block_ids", "turns")}.items():
+        for name in names:
+            np.testing.assert_array_equal(getattr(getattr(fast, part), name), getattr(getattr(fresh, part), name))
+    assert fast.arrival_s[-1] * 3 == pytest.approx(slow.arrival_s[-1])
+
+
+def test_other_arrivals_are_checked():
+    with pytest.raises(InputError, match="must not decrease"):
+        Load(grouped_chats).at(0, 99, 1.0).sent_at(np.arange(99.0)[::-1])

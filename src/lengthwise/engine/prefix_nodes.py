@@ -6,6 +6,7 @@ the same hash. No tokens are needed: ``SharedPrefixes`` tells which prompts begi
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,24 @@ class PrefixNodes(NamedTuple):
         runs = range(self.start[i], self.start[i + 1])
         parts = [np.arange(self.first[k], self.first[k] + self.length[k]) for k in runs]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+_KNOWN: dict[int, tuple[Ints, Ints, int, PrefixNodes]] = {}
+"""Prompts, outputs, block size and nodes of the last run of each living ``SharedPrefixes``, by its id."""
+
+
+def nodes_of_run(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
+    """Return ``prefix_nodes``, at once if the last run with these prefixes had the same: runs of a search often do."""
+    if prefixes is None:
+        return prefix_nodes(prompt, output, None, block_size)
+    known = _KNOWN.get(id(prefixes))
+    if known is not None and known[2] == block_size and np.array_equal(known[:2], (prompt, output)):
+        return known[3]
+    nodes = prefix_nodes(prompt, output, prefixes, block_size)
+    if known is None:
+        weakref.finalize(prefixes, _KNOWN.pop, id(prefixes), None)
+    _KNOWN[id(prefixes)] = prompt.copy(), output.copy(), block_size, nodes
+    return nodes
 
 
 def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
