@@ -30,7 +30,7 @@ STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "bde323ec"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
 """Share of block references that a serial LRU simulation of the conversation trace finds, by blocks of 512 tokens."""
-OURS, SEEDS = "uncached_load", range(1000, 1008)
+OWN_ROUTER, SEEDS = "uncached_load", range(1000, 1008)
 """Our router, and seeds with which no router was chosen."""
 SYNTHETIC = {"agents": ("agents.toml", 0.9), "chat": ("multi-turn.toml", 4.4)}
 """Scenario, and sessions per second on four replicas: 0.8 of the rate from which the queue grows without end."""
@@ -135,11 +135,11 @@ def gains(name: str, sums: Mapping[str, Any]) -> dict[str, Any]:
     for at, metric in enumerate(("ttft", "jct")):
         means = {one: of[:, at].sum() / of[:, 2].sum() for one, of in sums.items()}
         off = {one: (of[:, at] / means[one] - of[:, 2]) / of[:, 2].mean() for one, of in sums.items()}
-        ratios = {one: means[OURS] / mean for one, mean in means.items() if one != OURS}
-        halves = {one: float(ratio * t_half_width(off[OURS] - off[one], 0.95)) for one, ratio in ratios.items()}
+        ratios = {one: means[OWN_ROUTER] / mean for one, mean in means.items() if one != OWN_ROUTER}
+        halves = {one: float(ratio * t_half_width(off[OWN_ROUTER] - off[one], 0.95)) for one, ratio in ratios.items()}
         best = max(ratios, key=lambda one: ratios[one])
         row = {"value": ratios[best], "ci": (ratios[best] - halves[best], ratios[best] + halves[best]), "best": best}
-        row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[OURS])}
+        row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[OWN_ROUTER])}
         rows[f"kv.router_gain.{name}.{metric}"] = row | {"target": 1.0, "better": "lower", "unit": "ratio"}
     return rows
 

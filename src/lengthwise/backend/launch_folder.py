@@ -221,9 +221,11 @@ def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_RE
     chunk_tokens, prefixes, rows = _chunk_tokens(workload, count), workload.prefixes, []
     new = 0 if prefixes is None else int(prefixes.block_ids.max(initial=-1)) + 1  # chunks that no other request has
     for i, (at_s, prompt, output) in enumerate(zip(*columns, strict=True)):
-        ids = [] if prefixes is None else prefixes.block_ids[prefixes.start[i] : prefixes.start[i + 1]].tolist()
+        ids: list[int] = []
+        if prefixes is not None:
+            ids = prefixes.block_ids[prefixes.start[i] : prefixes.start[i + 1]].tolist()
         chunks = -(-prompt // chunk_tokens)
-        ids += range(new, new + chunks - len(ids))
+        ids.extend(range(new, new + chunks - len(ids)))
         new = max(new, ids[-1] + 1)
         row = {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": ids}
         rows.append(f"{json.dumps(row)}\n")

@@ -102,14 +102,22 @@ def _shared_nodes(prompt: Ints, prefixes: SharedPrefixes, ids_per_node: int) -> 
     """
     usable = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens) // ids_per_node * ids_per_node
     start = np.concatenate([[0], np.cumsum(usable)])
-    _, ids = np.unique(prefixes.block_ids, return_inverse=True)
-    number, state, next_node = np.empty(start[-1], np.int64), np.zeros(len(prompt), np.int64), 0
-    for level in range(int(usable.max(initial=0))):
-        rows = np.flatnonzero(usable > level)
-        pairs = state[rows] * (len(ids) + 1) + ids[prefixes.start[rows] + level]
+    # Few of many requests have a list of numbers of their own.
+    known: dict[bytes, int] = {}
+    ends = zip(prefixes.start.tolist(), usable.tolist(), strict=False)
+    lists = [known.setdefault(prefixes.block_ids[at : at + k].tobytes(), len(known)) for at, k in ends]
+    ids = np.frombuffer(b"".join(known), np.int64)
+    _, ids = np.unique(ids, return_inverse=True)
+    length = np.array([len(one) // 8 for one in known], np.int64)
+    first = np.cumsum(length) - length
+    number, state, next_node = np.empty(len(ids), np.int64), np.zeros(len(length), np.int64), 0
+    for level in range(int(length.max(initial=0))):
+        rows = np.flatnonzero(length > level)
+        pairs = state[rows] * (len(ids) + 1) + ids[first[rows] + level]
         distinct, inverse = np.unique(pairs, return_inverse=True)
-        state[rows] = number[start[rows] + level] = next_node + inverse
+        state[rows] = number[first[rows] + level] = next_node + inverse
         next_node += len(distinct)
+    number = number[_positions(first[lists], usable)]
     is_node = (np.arange(start[-1]) - np.repeat(start[:-1], usable)) % ids_per_node == ids_per_node - 1
     return start // ids_per_node, number[is_node], next_node
 
