@@ -264,7 +264,7 @@ def rough_capacity(
     """Return a rough capacity without an interval, from short runs of ``seeds`` seeds, for comparisons."""
     top = ceiling(deployment, load.sample(), slo_limits.limits)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
-    if load.ramp_s(top.jct_s):  # already long; the bias of their beginning cancels in comparisons
+    if load.sample().after is not None:  # already long; the bias of their beginning cancels in comparisons
         requests = run_length(replace(top, rate_rps=start), load, slo_limits)
     else:
         requests = 2 * run_length(top, load, slo_limits)
