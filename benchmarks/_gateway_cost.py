@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from _harness import cpu_seconds, group_use, machine, posted, python_loop, summary
+from _harness import ROOT, cpu_seconds, group_use, machine, posted, python_loop, summary
 
 from lengthwise.backend.process import free_port
 
@@ -41,7 +41,7 @@ TEXT = "Tell me in a few words how a request goes through a gateway, and what it
 WAITING = 10_000
 FULL, QUICK = (2000, 6000, 1500, 1000, 100_000), (400, 1500, 300, 256, 5_000)
 """Requests one at a time, at once, back-to-back streams, paced streams, and for the growth of memory."""
-LEAN_ENGINE = Path(__file__).with_name("_lean_engine.py")
+LEAN_ENGINE = ROOT / "tests" / "testing" / "lean_engine.py"
 KEY = "sk-bench-0123456789"
 GATEWAY = """
 import json, sys

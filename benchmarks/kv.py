@@ -1,21 +1,29 @@
-"""The KV cache: scheduling as vLLM with a prefix cache, hit rates of recorded traffic, and speed.
+"""The KV cache: scheduling as vLLM with a prefix cache, hit rates of recorded traffic, speed, routers, and live TTFT.
 
-``steps`` and ``radix`` need ``make engine``; ``hit_rates`` and ``mooncake`` need the recorded conversation trace.
+``steps``, ``radix`` and ``live`` need ``make engine``; ``hit_rates``, ``mooncake`` and ``router_gain.trace`` the
+recorded trace.
 """
 
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from _harness import ROOT, cpu_seconds, fresh_process, machine
 from _sections import Sections
 
-from lengthwise import EngineLimits, Workload, deploy, policy, simulate
+from lengthwise import Deployment, EngineLimits, Status, Workload, config, deploy, policy, simulate
+from lengthwise.measure.calibration import read_iterations
+from lengthwise.measure.prefix_cache import cached_tokens
+from lengthwise.schema.workload import SharedPrefixes
+from lengthwise.statistics import t_half_width
+from lengthwise.usecases import variants
 from lengthwise.usecases.kv import reuse
 from lengthwise.workload import read
 
@@ -23,6 +31,14 @@ STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "bde323ec"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
 """Share of block references that a serial LRU simulation of the conversation trace finds, by blocks of 512 tokens."""
+OWN_ROUTER, SEEDS = "uncached_load", range(1000, 1008)
+"""Our router, and seeds with which no router was chosen."""
+SYNTHETIC = {"agents": ("agents.toml", 0.9), "chat": ("multi-turn.toml", 4.4)}
+"""Scenario, and sessions per second on four replicas: 0.8 of the rate from which the queue grows without end."""
+TRACE_SCALES, WARM_UP, PARTS = {4: 1.0, 16: 0.25}, 0.4, 24
+"""Stretch of the trace's times by replicas, share of a run that does not count, parts of the time that counts."""
+PROMPTS, PROMPT_BLOCKS, LIVE_S, SHARED_LOAD = 8, 8, 30.0, 0.5
+"""Of the live study: system prompts and their blocks, seconds of arrivals, load as a share of the capacity."""
 
 
 def steps(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -87,6 +103,112 @@ def mooncake(shared: Path, quick: bool) -> dict[str, Any]:
     return rows
 
 
+def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
+    """Return mean TTFT and JCT of our router over those of the best other one, with paired intervals.
+
+    Pairs are seeds of a synthetic workload, or parts of the trace's time. Our router was chosen on the trace, too.
+    Every request has the same predicted length, the mean.
+    """
+    routers, rows = sorted(policy.known("router")), {}
+    if name == "trace":
+        trace = conversation(shared)
+        trace = replace(trace, predicted_tokens=np.full(len(trace), trace.output_tokens.mean()))
+        limits = EngineLimits(max_num_batched_tokens=8192, enable_prefix_caching=True)
+        for replicas, scale in TRACE_SCALES.items():
+            made = deploy("llama-3.1-8b", "H100", replicas=replicas, limits=limits)
+            sent = replace(trace, arrival_s=trace.arrival_s * scale)
+            rows |= gains(f"{name}.{replicas}", {one: latency_sums(sent, made, one, 0, PARTS) for one in routers})
+        return rows
+    file, rate = SYNTHETIC[name]
+    settings = [f"workload.session_rate={rate}", f"workload.num_requests={2000 if quick else 12_000}"]
+    settings += ["workload.predicted=mean", "deployment.replicas=4"]
+    variant = variants.build(config.load(ROOT / "examples" / file, settings))[0]
+    sums: dict[str, list[Any]] = {one: [] for one in routers}
+    for seed in SEEDS[: 3 if quick else None]:
+        for one in routers:
+            sums[one].append(latency_sums(variant.workload(seed), variant.deployment, one, seed, 1))
+    return gains(name, {one: np.concatenate(of) for one, of in sums.items()})
+
+
+def latency_sums(workload: Workload, made: Deployment, router: str, seed: int, parts: int) -> Any:
+    """Return [parts, 3] sums of TTFT and JCT, and the number of the requests that are sent in each part of the time."""
+    routed = replace(made, scheduler=replace(made.scheduler, router=router))
+    r = simulate(workload, routed, seed=seed, max_log_steps=0).requests
+    assert (r.status == Status.FINISHED).all()
+    edges = np.linspace(WARM_UP, 1.0, parts + 1) * workload.arrival_s[-1]
+    columns = (r.first_token_s - r.arrival_s, r.finished_s - r.arrival_s, np.ones(len(workload)))
+    return np.stack([np.histogram(r.arrival_s, edges, weights=column)[0] for column in columns], axis=1)
+
+
+def gains(name: str, sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for each metric: the ratio to the best other router; details have that to each of them."""
+    rows = {}
+    for at, metric in enumerate(("ttft", "jct")):
+        means = {one: of[:, at].sum() / of[:, 2].sum() for one, of in sums.items()}
+        off = {one: (of[:, at] / means[one] - of[:, 2]) / of[:, 2].mean() for one, of in sums.items()}
+        ratios = {one: means[OWN_ROUTER] / mean for one, mean in means.items() if one != OWN_ROUTER}
+        halves = {one: float(ratio * t_half_width(off[OWN_ROUTER] - off[one], 0.95)) for one, ratio in ratios.items()}
+        best = max(ratios, key=lambda one: ratios[one])
+        row = {"value": ratios[best], "ci": (ratios[best] - halves[best], ratios[best] + halves[best]), "best": best}
+        row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[OWN_ROUTER])}
+        rows[f"kv.router_gain.{name}.{metric}"] = row | {"target": 1.0, "better": "lower", "unit": "ratio"}
+    return rows
+
+
+def live(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the error of mean and median TTFT of a real vLLM under shared prompts; it is calibrated without them."""
+    import _circle
+    import _vllm
+    from _live import WIDE
+
+    repeats, runs, learnt = range(1 if quick else 3), [], []
+    with tempfile.TemporaryDirectory() as folder:
+        work, model = Path(folder), _vllm.make_model(Path(folder) / "small", "small")
+        d = WIDE.deployment(str(model / "config.json"), _circle.this_thread(), 1024, 512)
+        d = replace(d, limits=replace(d.limits, enable_prefix_caching=True))
+        with _vllm.served(d, model, log := work / "vllm.log") as engine:
+            where = (engine.url, model.name, log, engine.process.pid, work)
+            watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
+            turn = _circle.Turn(WIDE, watched.bench, lambda run: watched.named(run.name), _circle.Lengths(), 12.0, 20.0)
+            turn.warm()
+            for repeat in repeats:
+                learnt += [turn.run(load, repeat) for load in _circle.LEARNT]
+                requests = shared_prompts(SHARED_LOAD * turn.capacity_tokens_s, 10 + repeat)
+                runs.append(_circle.Run("wide", "shared", repeat, watched.bench(requests)))
+        iterations = read_iterations(_circle.iterations_of(work, "wide-half-0"))
+        priced = replace(d, cost=_circle.calibrated(learnt, [], d, iterations).tables)
+    errors: dict[str, list[float]] = {"mean": [], "p50": []}
+    uncached, found = replace(priced, limits=replace(d.limits, enable_prefix_caching=False)), []
+    for run in runs:
+        records = _circle.simulated(priced, run)
+        sides = [_circle.finished_seconds(of, "ttft_s") for of in (records, run.measured.records)]
+        errors["mean"].append(np.nanmean(sides[0]) / np.nanmean(sides[1]) - 1)
+        errors["p50"].append(np.nanmedian(sides[0]) / np.nanmedian(sides[1]) - 1)
+        without = _circle.finished_seconds(_circle.simulated(uncached, run), "ttft_s")
+        counted, cached = cached_tokens(run.measured.metadata), records.requests.cached_tokens.sum()
+        shares = {"measured": counted["found_tokens"] / counted["looked_up_tokens"]}
+        shares |= {"simulated": cached / records.requests.prompt_tokens.sum()}
+        found.append(shares | {"mean_ttft_s": np.nanmean(sides[1]), "simulated_without_cache_s": np.nanmean(without)})
+    rows = {}
+    for stat, of in errors.items():
+        signed, sizes = statistics.median(of), [abs(one) for one in of]
+        row = {"value": abs(signed), "ci": (min(sizes), max(sizes)), "signed": of, "runs": found}
+        rows[f"kv.live_ttft_error.{stat}"] = row | {"machine": machine()}
+    return rows
+
+
+def shared_prompts(tokens_s: float, seed: int) -> Workload:
+    """Return Poisson arrivals of ``tokens_s`` output tokens per second: popular system prompts, and own tokens."""
+    from _circle import BLOCK, Lengths
+
+    rng = np.random.default_rng(seed)
+    made = Lengths(prompt=(48, 0.7, 8, 240)).arriving(tokens_s, LIVE_S, seed, "shared")
+    which = np.minimum(rng.zipf(1.5, len(made)), PROMPTS) - 1
+    ids = (which[:, None] * PROMPT_BLOCKS + np.arange(PROMPT_BLOCKS)).ravel()
+    prefixes = SharedPrefixes(BLOCK, np.arange(len(made) + 1) * PROMPT_BLOCKS, ids)
+    return replace(made, prompt_tokens=made.prompt_tokens + PROMPT_BLOCKS * BLOCK, prefixes=prefixes)
+
+
 SPEED = """
 import json, sys
 from dataclasses import replace
@@ -117,12 +239,14 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off")}
+MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live")}
+MODULES |= {f"router_gain.{name}": f"kv:router_gain:{name}" for name in (*SYNTHETIC, "trace")}
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "kv.vllm_steps_equal": (STEPS, "higher", "steps"),
     "kv.radix_steps_equal": (STEPS, "higher", "steps"),
     "kv.hit_rate_error_max": (0.001, "lower", "share"),
     "kv.off_speed_ratio": (0.98, "higher", "speed"),
+    **{f"kv.live_ttft_error.{stat}": (0.1, "lower", "relative") for stat in ("mean", "p50")},
     **{f"kv.mooncake_requests_per_s.{replicas}": (12_031 / 2, "higher", "1/s") for replicas in REPLICAS},
 }
 SECTIONS = Sections("kv", __doc__, MODULES, TARGETS)

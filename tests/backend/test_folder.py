@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
 from lengthwise.backend import load_test, vllm_launch, write_launch, write_trace
 from lengthwise.schema.errors import InputError, OutputError
+from lengthwise.schema.workload import After, SharedPrefixes
 
 LIMITS = EngineLimits(max_model_len=4096)
 WORKLOAD = preset("chat-1m").generate(1200, Poisson(4.0), seed=0)
@@ -115,6 +117,36 @@ def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
     words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
     assert words[words.index("--worker-urls") + 1 :] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
     assert words[words.index("--policy") + 1] == "power_of_two"
+
+
+@pytest.mark.parametrize(
+    "router", ["session_affinity", "cache_aware", "prefix_approximate", "prefix_precise", "uncached_load"]
+)
+def test_routers_that_know_what_replicas_cached_become_the_cache_aware_one(router, tmp_path):
+    limits = replace(LIMITS, enable_prefix_caching=True)
+    write(tmp_path / "one", scheduler=Scheduler(router=router), limits=limits)
+    words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
+    assert words[words.index("--policy") + 1] == "cache_aware"
+
+
+def test_prompts_of_a_trace_begin_alike_as_simulated(tmp_path):
+    prefixes = SharedPrefixes(16, np.array([0, 2, 4, 4]), np.array([7, 8, 7, 9]))
+    shared = Workload(np.arange(3.0), np.array([40, 48, 20]), np.full(3, 5), prefixes=prefixes)
+    write_trace(tmp_path / "trace.jsonl", shared)
+    ids = [json.loads(line)["hash_ids"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert [one[:2] for one in ids[:2]] == [[7, 8], [7, 9]]
+    assert list(map(len, ids)) == [3, 3, 2]
+    own = [ids[0][2], ids[1][2], *ids[2]]
+    assert len({*own, 7, 8, 9}) == len(own) + 3
+    command = load_test(deploy("llama-3.1-8b", "H100", limits=LIMITS), shared, trace="t", rate_rps=1.0).command
+    assert command[command.index("--timed-trace-chunk-hash-size") + 1] == "16"
+
+
+def test_a_trace_has_no_requests_that_wait_for_others(tmp_path):
+    turns = After(np.array([0, 0, 1]), np.array([0]))
+    workload = Workload(np.zeros(2), np.full(2, 10), np.full(2, 5), after=turns)
+    with pytest.raises(InputError, match="depend on others"):
+        write_trace(tmp_path / "trace.jsonl", workload)
 
 
 def test_the_load_test_runs_next_to_its_trace(tmp_path):

@@ -125,6 +125,13 @@ def test_sglang_gets_the_radix_cache_that_was_simulated(policy, flag, note):
     assert message(launch, note)
 
 
+def test_the_prefix_cache_is_on_where_it_was_simulated():
+    d = deployment(limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
+    assert value(vllm_launch(d), "--enable-prefix-caching") is True
+    assert value(vllm_launch(d), "--no-enable-prefix-caching") is None
+    assert value(sglang_launch(d), "--disable-radix-cache") is None
+
+
 def test_each_replica_sees_its_own_gpus_of_its_node():
     d = deployment(tp=4, replicas=3)
     seen = [vllm_launch(d, replica=r).environment["CUDA_VISIBLE_DEVICES"] for r in range(3)]

@@ -152,3 +152,25 @@ def test_block_sizes_must_divide_each_other(cli, tmp_path):
     replay.write_text('[workload]\ntrace = "calls.jsonl"\n' + CHAT[CHAT.index("[deployment]") :])
     finished = cli("simulate", replay, "--variant", "cached", "--set", "engine.block_size=48")
     refused(finished, "must divide the 512 tokens of a shared block")
+
+
+def test_compare_pairs_the_same_sessions_under_two_policies_and_shows_their_cached_tokens(cli, tmp_path):
+    path, page, out = (tmp_path / name for name in ("chat.toml", "compare.html", "compare.json"))
+    text = CHAT.partition("[[variants]]")[0].replace("[deployment]", "[deployment]\nreplicas = 2")
+    text = text.replace("[engine]", "[engine]\nenable_prefix_caching = true")
+    routers = {"affine": "session_affinity", "turns": "round_robin"}
+    variants = (f'[[variants]]\nname = "{name}"\nscheduler.router = "{router}"\n' for name, router in routers.items())
+    path.write_text(text + "".join(variants))
+    finished = cli("simulate", path, "--records", tmp_path / "run.parquet", "--quiet")
+    assert finished.code == 0, finished.err
+    runs = [tmp_path / f"run-{one}.parquet" for one in routers]
+    finished = cli("compare", *runs, "--json", out, "--report", page)
+    assert finished.code == 0, finished.err
+    assert "Prompt tokens cached %" in finished.out
+    assert "Prompt tokens cached" in page.read_text()
+    found = json.loads(out.read_text())
+    assert found["paired"]
+    assert not any("work" in warning for warning in found["warnings"])
+    share = found["errors"]["hit_rate"]
+    assert 1 > share["a"] > share["b"] > 0
+    assert share["low"] > 0

@@ -24,6 +24,7 @@ FIDELITY = SHARED / "data" / "traces"
         "drift --only cost",
         "exegpt --only choices",
         "gateway --only rerank",
+        "kv --only router_gain.agents",
         "lengths --only multibin.theory",
         "search",
         "simulate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from pathlib import Path
@@ -76,3 +77,13 @@ def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_lim
     block_size = deployment.kv.block_size
     assert (found % block_size == 0).all()
     assert (found < workload.prompt_tokens).all()
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(turns_and_groups(), caching_deployments(), caching_deployments())
+def test_earlier_runs_with_the_same_prefixes_change_nothing(workload, deployment, other):
+    fresh = dataclasses.replace(workload, prefixes=copy.copy(workload.prefixes))
+    for earlier in (workload, workload.sent_at(2 * workload.arrival_s)):
+        simulate(earlier, other)
+        simulate(earlier, deployment)
+    assert_same(simulate(workload, deployment), simulate(fresh, deployment))

@@ -17,7 +17,7 @@ from lengthwise.measure.calibration.measured_runs import split_of
 from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.measure.prefix_cache import FOUND, LOOKED_UP, cached_between, prefix_warnings
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import SharedPrefixes, Workload
 
 
 def requests(n=12, prompt=30, **more):
@@ -63,6 +63,15 @@ def test_texts_with_a_common_start_are_warned_about_and_no_salt_is_proposed():
 def test_a_requested_shared_prefix_is_found_within_its_run_without_a_warning():
     for run in runs_of(2, requests(6, prompt=40), concurrency=1, shared_prefix=0.5):
         assert run.metadata["prefix_cache"]["found_tokens"] == 5 * 16  # whole blocks of 20; the first computes them
+        assert not doubted(run, "prefix cache")
+
+
+@pytest.mark.parametrize("without", ["", "token_ids"])
+def test_prompts_share_the_prefixes_of_the_workload_and_nothing_else(without):
+    shared = SharedPrefixes(8, np.array([0, 2, 4, 6]), np.array([1, 2, 1, 3, 1, 2]))
+    for run in runs_of(2, requests(3, prefixes=shared), EVERYTHING - {without}, concurrency=1):
+        assert run.metadata["prefix_cache"] == {"looked_up_tokens": 3 * 30, "found_tokens": 0 + 8 + 16}
+        assert run.workload.prefixes is not None
         assert not doubted(run, "prefix cache")
 
 

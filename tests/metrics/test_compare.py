@@ -12,7 +12,7 @@ from lengthwise.metrics import Comparison, MetricError, Slo, bootstrap, compare
 from lengthwise.metrics.bootstrap import sample_of
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.records import Records, RunResult
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 SLO = Slo(ttft_s=0.5, jct_s=3.0)
 
@@ -180,6 +180,57 @@ def test_different_requests_are_unpaired_and_warned_about(toy, run) -> None:
     shifted = compare(late, run)
     assert not shifted.paired
     assert any("arrive at different times" in warning for warning in shifted.warnings)
+
+
+def with_cache(run: RunResult, share: float, seed: int = 0) -> RunResult:
+    """The run with about this share of each prompt cached."""
+    r = run.records.requests
+    cached = np.random.default_rng(seed).binomial(r.prompt_tokens, share)
+    return replace(run, records=replace(run.records, requests=replace(r, cached_tokens=cached)))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_share_of_cached_prompt_tokens_is_compared(run, paired) -> None:
+    found = compare(with_cache(run, 0.6), with_cache(run, 0.5, seed=1), paired=paired)["hit_rate"]
+    for side, share in ((found.a, 0.6), (found.b, 0.5)):
+        assert side == pytest.approx(share, abs=0.02)
+    assert found.low < found.error < found.high
+    assert found.low < 0.6 / 0.5 - 1 < found.high
+    assert found.high - found.low < 0.1
+
+
+def test_cached_tokens_of_a_server_are_its_own_counts(run) -> None:
+    counted = {"prefix_cache": {"looked_up_tokens": 1000.0, "found_tokens": 400.0}}
+    served = replace(run, metadata=counted)
+    found = compare(with_cache(run, 0.6), served)["hit_rate"]
+    assert found.b == pytest.approx(0.4)
+    assert not found.has_interval
+    warm = float(np.median(run.records.requests.arrival_s))
+    for missing in (compare(with_cache(run, 0.6), run), compare(with_cache(run, 0.6), served, warmup_s=warm)):
+        assert "hit_rate" not in {one.key for one in missing.errors}
+    assert "hit_rate" not in {one.key for one in compare(with_cache(run, 0.0), with_cache(run, 0.0)).errors}
+
+
+def test_other_prefixes_and_sessions_of_the_same_requests_are_warned_about(run) -> None:
+    n = len(run.workload)
+    ends = run.workload.prompt_tokens + run.workload.output_tokens
+    longer = run.workload.prompt_tokens.copy()
+    longer[1] = ends[0] + 1
+    chat = replace(run.workload, prompt_tokens=longer)
+    after = After(np.array([0, 0, *[1] * (n - 1)]), np.array([0]))
+    start = np.arange(n + 1)
+    kinds = {
+        "share": [
+            replace(chat, prefixes=SharedPrefixes(1, start, np.full(n, k % 2) + np.arange(n) * k)) for k in range(2)
+        ],
+        "wait for": [replace(chat, after=after), replace(chat, after=replace(after, delay_s=np.full(n, 2.0)))],
+    }
+    for verb, (one, other) in kinds.items():
+        sides = [replace(run, workload=workload) for workload in (one, other, chat)]
+        assert any(f"Requests {verb} different" in text for text in compare(sides[0], sides[1]).warnings)
+        warnings = compare(sides[0], sides[2]).warnings
+        assert any(text.startswith(f"Requests {verb} ") and "in A and not in B" in text for text in warnings)
+        assert not any(f"Requests {verb}" in text for text in compare(sides[0], sides[0]).warnings)
 
 
 def test_warnings_of_either_side_are_carried_over(run) -> None:

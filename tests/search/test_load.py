@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 
@@ -11,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from market import Chat
 
+from lengthwise.engine import deploy
+from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.plan import Limit
 from lengthwise.schema.workload import Workload
+from lengthwise.search import capacity_search
+from lengthwise.search.capacity_search import rough_capacity, scout
+from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import SMALLEST_DRAW, Load
-from lengthwise.workload import Delay, Fixed, Joint, Poisson, Sessions, generate_sessions
+from lengthwise.workload import Delay, Fixed, Groups, Joint, Poisson, Sessions, generate_sessions
 
 RATES = st.floats(1e-3, 1e3)
 
@@ -149,3 +156,47 @@ def test_the_rate_of_sessions_builds_up_over_their_later_turns():
     drawn = load.sample()
     assert (drawn.extra["turn"] <= before).mean() == pytest.approx(0.95, abs=0.03)
     assert Load(Chat()).ramp_s(1.0) == 0.0
+
+
+def grouped_chats(seed, requests):
+    sessions = Sessions(turns=4, think_time=Delay(10.0), groups=Groups(3, Fixed(64)))
+    return generate_sessions(requests, sessions, Joint(Fixed(50), Fixed(10)), Poisson(1.0), seed)
+
+
+def test_rates_of_sessions_share_all_but_their_times():
+    load = Load(grouped_chats)
+    slow, fast = load.at(0, 300, 1.0), load.at(0, 300, 3.0)
+    assert slow.prefixes is fast.prefixes
+    fresh = Load(grouped_chats).at(0, 300, 3.0)
+    for column in ("arrival_s", "prompt_tokens", "output_tokens"):
+        np.testing.assert_array_equal(getattr(fast, column), getattr(fresh, column))
+    for part, names in {"after": ("start", "parent", "delay_s"), "prefixes": ("start", "block_ids", "turns")}.items():
+        for name in names:
+            np.testing.assert_array_equal(getattr(getattr(fast, part), name), getattr(getattr(fresh, part), name))
+    assert fast.arrival_s[-1] * 3 == pytest.approx(slow.arrival_s[-1])
+
+
+def test_other_arrivals_are_checked():
+    with pytest.raises(InputError, match="must not decrease"):
+        Load(grouped_chats).at(0, 99, 1.0).sent_at(np.arange(99.0)[::-1])
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="needs the compiled engine")
+def test_short_runs_of_sessions_find_the_ratios_of_long_ones(monkeypatch):
+    """Rough capacities are compared with each other: what a run lacks at its start is missing in all of them."""
+    load, limits = Load(grouped_chats), SloLimits((Limit("queueing_delay.p99", 1.0),))
+    limited = EngineLimits(max_num_seqs=2, max_model_len=2048, enable_prefix_caching=True)
+    deployments = [deploy("llama-3-8b", gpu, limits=limited) for gpu in ("H100", "L40S")]
+    guesses = [scout(one, load, limits).rate_rps.value for one in deployments]
+
+    def rough():
+        return [
+            rough_capacity(one, load, limits, guess, seeds=2) for one, guess in zip(deployments, guesses, strict=True)
+        ]
+
+    short = rough()
+    monkeypatch.setattr(capacity_search, "RAMP_SPANS", 20.0)
+    long = rough()
+    assert all(4 * a.requests < b.requests for a, b in zip(short, long, strict=True))
+    ratios = [one[0].rate_rps.value / one[1].rate_rps.value for one in (short, long)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.1)

@@ -15,7 +15,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def url():
-    command = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "_lean_engine.py")]
+    command = [sys.executable, str(Path(__file__).with_name("lean_engine.py"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield json.loads(process.stdout.readline())["url"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -150,6 +151,100 @@ def test_a_choice_becomes_a_scenario_that_repeats_its_claim(study):
     claimed = best.at.values["ttft.p90"]
     assert reported.value == pytest.approx(claimed.value, rel=0.3)
     assert reported.value < 0.5 * 1.2
+
+
+CHATS = """
+name = "chats"
+[workload]
+isl = { kind = "uniform", low = 20, high = 100 }
+osl = 20
+session_rate = 1
+[workload.groups]
+count = 2
+system_prompt = 320
+[workload.sessions]
+turns = 3
+max_turns = 5
+think_time = { median = "2s", sigma = 0.5 }
+[deployment]
+model = "llama-3-8b"
+gpu = "L40S"
+[engine]
+max_model_len = 2048
+enable_prefix_caching = true
+[run]
+model_draws = 0
+[search]
+seeds = 3
+precision = 0.1
+sensitivity = false
+[search.limits]
+ttft.p90 = "300ms"
+[search.space]
+batch = [8]
+"""
+
+
+def deployed(text, folder, monkeypatch):
+    """Return the choice, the written scenario, its outcome and the trace of the load test."""
+    monkeypatch.setattr(search_module, "CLAIM_S", 60.0)
+    with search.threads(2) as workers:
+        found = search_module.plan(loads(text), workers)
+    (place,) = search_module.write_launches(loads(text), found, folder)
+    scenario = loads((place / "scenario.toml").read_text())
+    trace = [json.loads(line) for line in (place / "trace.jsonl").read_text().splitlines()]
+    return found.plans[0].best, scenario, simulate.run(scenario)[0], trace
+
+
+def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypatch):
+    best, scenario, outcome, trace = deployed(CHATS, tmp_path, monkeypatch)
+    assert scenario.workload.sessions.turns == 3
+    assert scenario.workload.groups.count == 2
+    assert scenario.engine.enable_prefix_caching
+    assert outcome.summary.prefix_cache.hit_rate.value > 0.5
+    for stat in ("mean", "p90"):
+        claimed = best.at.values[f"ttft.{stat}"]
+        assert getattr(outcome.summary.ttft_s, stat).value == pytest.approx(claimed.value, rel=0.15)
+    sent = outcome.summary.rates.requests_per_s.value
+    assert sent == pytest.approx(best.at.values["requests_per_s"].value, rel=0.15)
+
+    workload = outcome.variant.workload(scenario.run.seed)
+    timestamps = [row["timestamp"] for row in trace]
+    assert timestamps == sorted(timestamps)
+    assert timestamps[-1] > workload.arrival_s[len(trace) - 1]  # later turns are sent after those before them
+    shared = [len(set(row["hash_ids"]) & seen) for seen, row in zip(chunks_before(trace), trace, strict=True)]
+    assert sum(shared) > 0.5 * sum(len(row["hash_ids"]) for row in trace)
+
+
+def chunks_before(trace):
+    seen = set()
+    for row in trace:
+        yield set(seen)
+        seen |= set(row["hash_ids"])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(waits, tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    at_ms = np.sort(rng.integers(0, 400_000, 1200))
+    rows = []
+    for i, at in enumerate(at_ms.tolist()):
+        row = {"timestamp": at, "input_length": 600, "output_length": 20, "hash_ids": [i % 5]}
+        if waits and i % 4 == 3:
+            row |= {"timestamp": rows[-1]["timestamp"], "wait_for": [str(i - 1)], "delay": 500}
+        rows.append(row | ({"request_id": str(i)} if waits else {}))
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = CHATS[CHATS.index("isl") : CHATS.index("[deployment]")]
+    text = CHATS.replace(drawn, f'trace = "{tmp_path / "trace.jsonl"}"\n')
+    best, scenario, outcome, _ = deployed(text, tmp_path / "launch", monkeypatch)
+    replayed = outcome.variant.workload(0)
+    assert scenario.workload.is_replay
+    assert replayed.prefixes is not None
+    assert (replayed.after is not None) == waits
+    rate_rps = (len(replayed) - 1) / replayed.arrival_s[-1]
+    assert rate_rps == pytest.approx(best.at.rate_rps, rel=1e-3)
+    claimed = best.at.values["ttft.mean"].value
+    assert outcome.summary.ttft_s.mean.value == pytest.approx(claimed, rel=0.3)
 
 
 def test_variants_are_questions_and_their_winners_are_swapped():

@@ -198,6 +198,8 @@ _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 def router_policy(deployment: Deployment) -> str:
     """Return the policy of vLLM's router that is nearest to the simulated router."""
     name = policy_name(deployment.scheduler.router)
+    if resolve("router", deployment.scheduler.router).uses("prefix_tokens", "previous_replica"):
+        return "cache_aware"
     return name if name in ("round_robin", "random") else "power_of_two"
 
 

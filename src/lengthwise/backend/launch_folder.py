@@ -176,8 +176,7 @@ def load_test(
         "--served-model-name": deployment.model.name,
         "--dataset-name": "timed_trace",
         "--dataset-path": trace,
-        # Each request has one chunk of its own, as long as the longest prompt, so that no two share a prefix.
-        "--timed-trace-chunk-hash-size": int(workload.prompt_tokens[:count].max()),
+        "--timed-trace-chunk-hash-size": _chunk_tokens(workload, count),
         "--num-prompts": count,
         "--max-concurrency": workload.concurrency,
         "--ignore-eos": True,
@@ -201,20 +200,41 @@ def load_test(
             "end of sequence is ignored."
         ),
     ]
+    if workload.prefixes is not None:
+        notes.append(
+            "Prompts begin alike as simulated. Later turns have random tokens in place of the earlier outputs, so that "
+            "the engine's cache finds less of them than the simulated one."
+        )
     if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_preempted_first"):
         notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """Write arrivals and lengths of the first requests as JSON lines for ``load_test``, or raise OutputError."""
+    """Write arrivals, lengths and shared prefixes of the first requests as JSON lines for ``load_test``.
+
+    Raises OutputError if that fails, and InputError if requests wait for others, which the trace cannot hold.
+    """
+    workload.require_independent("a load test by vllm bench serve")
     count = _count(workload, num_requests)
     columns = [c[:count].tolist() for c in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)]
-    rows = [
-        {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": [i]}
-        for i, (at_s, prompt, output) in enumerate(zip(*columns, strict=True))
-    ]
-    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+    chunk_tokens, prefixes, rows = _chunk_tokens(workload, count), workload.prefixes, []
+    new = 0 if prefixes is None else int(prefixes.block_ids.max(initial=-1)) + 1  # chunks that no other request has
+    for i, (at_s, prompt, output) in enumerate(zip(*columns, strict=True)):
+        ids: list[int] = []
+        if prefixes is not None:
+            ids = prefixes.block_ids[prefixes.start[i] : prefixes.start[i + 1]].tolist()
+        chunks = -(-prompt // chunk_tokens)
+        ids.extend(range(new, new + chunks - len(ids)))
+        new = max(new, ids[-1] + 1)
+        row = {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": ids}
+        rows.append(f"{json.dumps(row)}\n")
+    write_whole(path, "".join(rows).encode())
+
+
+def _chunk_tokens(workload: Workload, count: int) -> int:
+    """Return the tokens of a trace's chunks: of shared blocks, or as long as the longest prompt to share nothing."""
+    return int(workload.prompt_tokens[:count].max()) if workload.prefixes is None else workload.prefixes.block_tokens
 
 
 def _count(workload: Workload, num_requests: int) -> int:

@@ -36,7 +36,7 @@ def sglang_launch(
     """Return the command that serves one replica with stock SGLang. The arguments are as in ``vllm_launch``."""
     deployment.require_one_side("a launch command")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
-    caches, eviction = _has_radix_cache(d), d.limits.radix_eviction_policy
+    eviction = d.limits.radix_eviction_policy if _has_radix_cache(d) else None
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
@@ -58,8 +58,8 @@ def sglang_launch(
         "--page-size": page,
         "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
         "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
-        "--disable-radix-cache": None if caches else True,
-        "--radix-eviction-policy": eviction if caches and eviction in _EVICTION_FLAGS else None,
+        "--disable-radix-cache": not d.limits.enable_prefix_caching,
+        "--radix-eviction-policy": eviction if eviction in _EVICTION_FLAGS else None,
         "--chunked-prefill-size": chunk_tokens if launch.chunks_prompts(d) else -1,
         "--enable-mixed-chunk": launch.chunks_prompts(d),
         "--max-prefill-tokens": launch.step_tokens(d),

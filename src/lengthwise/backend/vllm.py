@@ -77,7 +77,8 @@ def vllm_launch(
         "--num-gpu-blocks-override": launch.kv_tokens(d) // block + NULL_BLOCKS if launch.sets_kv_blocks(d) else None,
         "--watermark": f"{d.watermark:g}",
         "--enforce-eager": device == "cpu",
-        "--no-enable-prefix-caching": True,
+        "--enable-prefix-caching": d.limits.enable_prefix_caching,
+        "--no-enable-prefix-caching": not d.limits.enable_prefix_caching,
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
     }

@@ -6,6 +6,7 @@ the same hash. No tokens are needed: ``SharedPrefixes`` tells which prompts begi
 
 from __future__ import annotations
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,24 @@ class PrefixNodes(NamedTuple):
         runs = range(self.start[i], self.start[i + 1])
         parts = [np.arange(self.first[k], self.first[k] + self.length[k]) for k in runs]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+_KNOWN: dict[int, tuple[Ints, Ints, int, PrefixNodes]] = {}
+"""Prompts, outputs, block size and nodes of the last run of each living ``SharedPrefixes``, by its id."""
+
+
+def nodes_of_run(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
+    """Return ``prefix_nodes``, at once if the last run with these prefixes had the same: runs of a search often do."""
+    if prefixes is None:
+        return prefix_nodes(prompt, output, None, block_size)
+    known = _KNOWN.get(id(prefixes))
+    if known is not None and known[2] == block_size and np.array_equal(known[:2], (prompt, output)):
+        return known[3]
+    nodes = prefix_nodes(prompt, output, prefixes, block_size)
+    if known is None:
+        weakref.finalize(prefixes, _KNOWN.pop, id(prefixes), None)
+    _KNOWN[id(prefixes)] = prompt.copy(), output.copy(), block_size, nodes
+    return nodes
 
 
 def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
@@ -83,14 +102,22 @@ def _shared_nodes(prompt: Ints, prefixes: SharedPrefixes, ids_per_node: int) -> 
     """
     usable = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens) // ids_per_node * ids_per_node
     start = np.concatenate([[0], np.cumsum(usable)])
-    _, ids = np.unique(prefixes.block_ids, return_inverse=True)
-    number, state, next_node = np.empty(start[-1], np.int64), np.zeros(len(prompt), np.int64), 0
-    for level in range(int(usable.max(initial=0))):
-        rows = np.flatnonzero(usable > level)
-        pairs = state[rows] * (len(ids) + 1) + ids[prefixes.start[rows] + level]
+    # Few of many requests have a list of numbers of their own.
+    known: dict[bytes, int] = {}
+    ends = zip(prefixes.start.tolist(), usable.tolist(), strict=False)
+    lists = [known.setdefault(prefixes.block_ids[at : at + k].tobytes(), len(known)) for at, k in ends]
+    ids = np.frombuffer(b"".join(known), np.int64)
+    _, ids = np.unique(ids, return_inverse=True)
+    length = np.array([len(one) // 8 for one in known], np.int64)
+    first = np.cumsum(length) - length
+    number, state, next_node = np.empty(len(ids), np.int64), np.zeros(len(length), np.int64), 0
+    for level in range(int(length.max(initial=0))):
+        rows = np.flatnonzero(length > level)
+        pairs = state[rows] * (len(ids) + 1) + ids[first[rows] + level]
         distinct, inverse = np.unique(pairs, return_inverse=True)
-        state[rows] = number[start[rows] + level] = next_node + inverse
+        state[rows] = number[first[rows] + level] = next_node + inverse
         next_node += len(distinct)
+    number = number[_positions(first[lists], usable)]
     is_node = (np.arange(start[-1]) - np.repeat(start[:-1], usable)) % ids_per_node == ids_per_node - 1
     return start // ids_per_node, number[is_node], next_node
 

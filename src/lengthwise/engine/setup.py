@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
+from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.contracts import OF_PREFIXES
@@ -330,7 +330,7 @@ def _side(
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
-        nodes = prefix_nodes(columns.prompt, columns.output, workload.prefixes, deployment.kv.block_size)
+        nodes = nodes_of_run(columns.prompt, columns.output, workload.prefixes, deployment.kv.block_size)
     return Setup(
         deployment,
         policies,

@@ -91,7 +91,7 @@ def run_result(run: Run, monitor: Monitor, end_s: float, metadata: Mapping[str, 
         "failures": failures_of(sent),
         "prompts": run.prompts.how,
     }
-    cached = cache_warning(complete)
+    cached = None if workload.prefixes is not None else cache_warning(complete)
     warnings = (*_run_warnings(run, sent, errors), *([cached] if cached else []), *monitor.warnings())
     requested = replace(workload, name=workload.name or "workload")
     return RunResult(records, requested, BENCH, complete, warnings, dict(errors), tokens, client_s)
@@ -226,8 +226,8 @@ class LoadSettings:
     def applied_to(self, workload: Workload) -> Workload:
         """Return the workload with Poisson arrivals or as a closed loop, if a rate or a concurrency is set."""
         workload.require_independent("a load on a real server")
-        if "prompt" not in workload.extra:
-            workload = replace(workload, prefixes=None)  # the prompts made for the server share nothing
+        if self.shared_prefix and "prompt" not in workload.extra:
+            workload = replace(workload, prefixes=None)  # all prompts have one prefix in common instead
         if self.concurrency is not None:
             return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=self.concurrency)
         if self.rate_rps is not None:

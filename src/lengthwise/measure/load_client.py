@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lengthwise.backend.openai import Client, Prompt
 from lengthwise.backend.openai_protocol import Piece, RequestError, Usage
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import SharedPrefixes, Workload
 
 _TEXT = """
     time year people way day man thing woman life child world school state family student group country
@@ -33,7 +34,7 @@ _MIN_WORDS = 16
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes the prompt of each request. Prompts have only a prefix in common, or nothing if ``shared`` is 0."""
+    """Makes the prompt of each request. Prompts have in common what ``prefixes`` and ``shared`` state, else nothing."""
 
     how: str  # "token ids", "words" or "texts"
     lengths: Ints  # [n] requested tokens
@@ -44,6 +45,7 @@ class Prompts:
     overhead: int = 0  # tokens that the server adds: a first token, a chat's template
     texts: Sequence[str] = ()  # the workload's own
     shared: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
+    prefixes: SharedPrefixes | None = None  # blocks of equal numbers have equal tokens; turns of sessions have none
     warnings: tuple[str, ...] = ()
 
     def __call__(self, row: int, round_: int = 0) -> Prompt:
@@ -58,28 +60,35 @@ class Prompts:
     def _draw(self, row: int, round_: int, length: int, of: int) -> Ints:
         common = int(length * self.shared)
         head = np.random.default_rng([self.seed, self.salt, 1]).integers(of, size=common)
-        own = np.random.default_rng([self.seed, self.salt, 2, round_, row]).integers(of, size=length - common)
-        return np.concatenate([head, own])
+        parts = [head]
+        if (prefixes := self.prefixes) is not None:
+            for block in prefixes.block_ids[prefixes.start[row] : prefixes.start[row + 1]].tolist():
+                rng = np.random.default_rng([self.seed, self.salt, 3, round_, block])
+                parts.append(rng.integers(of, size=prefixes.block_tokens))
+        first = np.concatenate(parts)[:length]
+        own = np.random.default_rng([self.seed, self.salt, 2, round_, row]).integers(of, size=length - len(first))
+        return np.concatenate([first, own])
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
     """Return the workload's texts. Without texts, make token ids if the server accepts them, or one-token words."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
-    lengths = workload.prompt_tokens
+    lengths, prefixes = workload.prompt_tokens, workload.prefixes
+    made = partial(Prompts, lengths=lengths, seed=seed, salt=salt, shared=shared, prefixes=prefixes)
     if "prompt" in workload.extra:
         return Prompts("texts", lengths, texts=[str(text) for text in workload.extra["prompt"]])
     if client.capabilities.token_ids:
         ids = await client.tokenize(" ".join(WORDS))
-        return Prompts("token ids", lengths, seed, salt, ids=np.unique(ids) if ids else _SAFE_IDS, shared=shared)
+        return made("token ids", ids=np.unique(ids) if ids else _SAFE_IDS)
     if not client.capabilities.usage:
         warning = "the server does not report how long prompts are: they are as many words as tokens were requested"
-        return Prompts("words", lengths, seed, salt, words=WORDS, shared=shared, warnings=(warning,))
+        return made("words", words=WORDS, warnings=(warning,))
     overhead = await _count_tokens(client, [])
     words, warnings = tuple(await _single_token_words(client, WORDS, overhead)), tuple[str, ...]()
     if len(words) < _MIN_WORDS:
         words, warnings = WORDS, ("few words are one token each for this server: prompts are longer than requested",)
-    return Prompts("words", lengths, seed, salt, words=words, overhead=overhead, shared=shared, warnings=warnings)
+    return made("words", words=words, overhead=overhead, warnings=warnings)
 
 
 async def _single_token_words(client: Client, words: Sequence[str], overhead: int) -> list[str]:

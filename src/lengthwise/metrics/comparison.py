@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -60,7 +60,8 @@ class MetricError:
     """Error of ``a`` (the prediction) against ``b`` (the reference) in one statistic of one metric."""
 
     # "ttft", "tpot", "tbt", "jct", "queueing_delay", "normalized_latency" (in seconds), "requests_per_s",
-    # "output_tokens_per_s", "goodput" (good requests a second) or "within_slo"
+    # "output_tokens_per_s", "goodput" (good requests a second), "within_slo" or "hit_rate" (share of the prompts'
+    # tokens that the prefix cache had)
     metric: str
     stat: str  # "mean", "p50", "p90", "p95" or "p99"; "" for rates and the share
     a: float  # the prediction
@@ -211,7 +212,11 @@ def compare(
         rows = [both, both]
     run_a, run_b = Run(a, rows[0]), Run(b, rows[1])
     bootstrap = Bootstrap(paired, draws, seed, level)
-    estimated = [*_latency_errors(run_a, run_b, bootstrap), *_rate_errors(run_a, run_b, slo, bootstrap)]
+    estimated = [
+        *_latency_errors(run_a, run_b, bootstrap),
+        *_rate_errors(run_a, run_b, slo, bootstrap),
+        *_hit_rate_errors(run_a, run_b, bootstrap, counted=not warmup_s),
+    ]
     errors, negligible = _without_negligible(estimated)
     return Comparison(
         a=run_a.side("A"),
@@ -277,6 +282,37 @@ def _rate_errors(a: Run, b: Run, slo: Slo | None, bootstrap: Bootstrap) -> Itera
             ends = bootstrap.error_interval(sample_of(good_a), sample_of(good_b), np.zeros(0))
             low, high = (float(end[0]) for end in ends)
         yield MetricError("within_slo", "", float(good_a.mean()), float(good_b.mean()), low, high)
+
+
+def _hit_rate_errors(a: Run, b: Run, bootstrap: Bootstrap, *, counted: bool) -> Iterator[MetricError]:
+    """Yield the error of the share of prompt tokens that were cached, unless both runs cached none.
+
+    A run without cached tokens for each request has the server's counts of the complete run, if they are ``counted``.
+    """
+    shares, samples = zip(*(_hit_rate(run, counted=counted) for run in (a, b)), strict=True)
+    if not all(map(math.isfinite, shares)) or not any(shares):
+        return
+    low, high = _UNKNOWN
+    if all(sample is not None and len(sample.values) >= MIN_REQUESTS for sample in samples):
+        low, high = (float(end[0]) for end in bootstrap.error_interval(samples[0], samples[1], np.zeros(0)))
+    yield MetricError("hit_rate", "", shares[0], shares[1], low, high)
+
+
+def _hit_rate(run: Run, *, counted: bool) -> tuple[float, Sample | None]:
+    """Return a run's share of cached prompt tokens, NaN if unknown, and a sample that has this ratio as its mean."""
+    r = run.requests
+    if r.cached_tokens is None:
+        found = run.measured.metadata.get("prefix_cache") if counted else None
+        known = isinstance(found, Mapping) and found.get("looked_up_tokens", 0) > 0
+        return (found["found_tokens"] / found["looked_up_tokens"] if known and found else math.nan), None
+    admitted = np.isfinite(r.scheduled_s)
+    if not admitted.any():
+        return math.nan, None
+    prompt, cached = r.prompt_tokens[admitted], r.cached_tokens[admitted]
+    share = float(cached.sum() / prompt.sum())
+    influence = np.full(len(admitted), np.nan)
+    influence[admitted] = share + (cached - share * prompt) / prompt.mean()
+    return share, sample_of(influence)
 
 
 def _span_rates(run: Run, metric: str, slo: Slo | None) -> Floats:
@@ -379,6 +415,13 @@ def _same_lengths(a: Workload, b: Workload) -> bool:
     )
 
 
+def _same_relation(a: Any, b: Any) -> bool:
+    """Return whether two records of columns, such as shared prefixes, are equal; None equals only None."""
+    if a is None or b is None:
+        return a is b
+    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+
+
 def _same_times(a: Workload, b: Workload) -> bool:
     at_a, at_b = (w.arrival_s - w.arrival_s[0] for w in (a, b))
     tolerance_s = max(_MAX_RELATIVE_SHIFT * float(max(at_a[-1], at_b[-1])), _MAX_SHIFT_S)
@@ -416,6 +459,13 @@ def _run_warnings(a: Run, b: Run, *, paired: bool) -> tuple[str, ...]:
 
 
 def _workload_warnings(a: Workload, b: Workload) -> Iterator[str]:
+    for name, verb, what in (("after", "wait for", "other requests"), ("prefixes", "share", "prefixes")):
+        sides = [getattr(w, name) for w in (a, b)]
+        if sum(side is None for side in sides) == 1:
+            only, other = ("A", "B") if sides[1] is None else ("B", "A")
+            yield f"Requests {verb} {what} in {only} and not in {other}: they are not the same work."
+        elif not _same_relation(*sides) and _same_lengths(a, b):
+            yield f"Requests {verb} different {what} in A and B: they are not the same work."
     if _same_lengths(a, b):
         if not _same_times(a, b):
             yield "The same requests arrive at different times in A and B: queues differ by the load, too."

@@ -22,12 +22,13 @@ from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
 from lengthwise.schema.records import RunResult
 
 NAMES = {key: metric.label + ("/s" if metric.unit == "1/s" else "") for key, metric in (LATENCIES | OTHERS).items()}
+NAMES["hit_rate"] = "Prompt tokens cached"
 POINTS, BINS = 300, 150
 ERROR_COLUMNS = {"y": "error", "low": "low", "high": "high"}  # of a figure, by attribute of ``MetricError``
 
 
 def _scale(comparison: Comparison, metric: str) -> tuple[float, str]:
-    if metric == "within_slo":
+    if metric in ("within_slo", "hit_rate"):
         return 100.0, "%"
     if metric not in LATENCIES:
         return 1.0, ""

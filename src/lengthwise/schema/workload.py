@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -227,6 +228,13 @@ class Workload:
         parts = {name: part.take(rows) for name in PARTS if (part := getattr(self, name)) is not None}
         return replace(self, **columns, **parts, extra={name: values[rows] for name, values in self.extra.items()})
 
+    def sent_at(self, arrival_s: Floats) -> Workload:
+        """Return the same requests with other arrivals. All else is shared, and not checked again."""
+        made = copy(self)
+        object.__setattr__(made, "arrival_s", np.ascontiguousarray(arrival_s, np.float64))
+        _require_arrivals(made.arrival_s)
+        return made
+
     def without_dependencies(self) -> Workload:
         """Return the workload with every request sent at its arrival; later turns share nothing with earlier ones."""
         prefixes = self.prefixes and SharedPrefixes(
@@ -250,10 +258,7 @@ class Workload:
             value = getattr(self, column)
             if value is not None and value.shape != (n,):
                 raise InputError(f"{column} must have one value for each request ({n}); it has shape {value.shape}")
-        _require(np.isfinite(self.arrival_s), self.arrival_s, "arrival_s must be finite")
-        _require(self.arrival_s >= 0, self.arrival_s, "arrival_s must not be negative")
-        step = np.diff(self.arrival_s, prepend=self.arrival_s[0])
-        _require(step >= 0, self.arrival_s, "arrival_s must not decrease; sort the requests")
+        _require_arrivals(self.arrival_s)
         for column in ("prompt_tokens", "output_tokens"):
             value = getattr(self, column)
             _require(value >= 1, value, f"{column} must be at least 1")
@@ -307,6 +312,13 @@ class Workload:
             raise InputError(
                 "concurrency and after exclude each other: a closed loop sends a request when any other ends"
             )
+
+
+def _require_arrivals(arrival_s: Floats) -> None:
+    _require(np.isfinite(arrival_s), arrival_s, "arrival_s must be finite")
+    _require(arrival_s >= 0, arrival_s, "arrival_s must not be negative")
+    step = np.diff(arrival_s, prepend=arrival_s[0])
+    _require(step >= 0, arrival_s, "arrival_s must not decrease; sort the requests")
 
 
 COLUMNS: dict[str, type] = {

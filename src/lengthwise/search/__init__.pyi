@@ -1,3 +1,4 @@
+from .capacity_search import RAMP_SPANS as RAMP_SPANS
 from .capacity_search import Capacity as Capacity
 from .capacity_search import capacity as capacity
 from .capacity_search import point_at_capacity as point_at_capacity

@@ -263,9 +263,13 @@ def rough_capacity(
 ) -> Capacity:
     """Return a rough capacity without an interval, from short runs of ``seeds`` seeds, for comparisons."""
     top = ceiling(deployment, load.sample(), slo_limits.limits)
-    requests = min(2 * run_length(top, load, slo_limits), load.most, MAX_REQUESTS)
-    trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
+    if load.sample().after is not None:  # already long; the bias of their beginning cancels in comparisons
+        requests = run_length(replace(top, rate_rps=start), load, slo_limits)
+    else:
+        requests = 2 * run_length(top, load, slo_limits)
+    requests = min(requests, load.most, MAX_REQUESTS)
+    trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
     rate = largest_rate(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
     return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort)
 

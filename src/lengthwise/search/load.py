@@ -14,7 +14,9 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Floats, Workload
 
 SMALLEST_DRAW = 2**12
-DRAW_GROWTH = 2**4
+DRAW_GROWTH, SHARED_GROWTH = 2**4, 2**2
+"""Growth of the draws, and of those whose prompts share prefixes, which take longer to draw."""
+MAX_TAKEN = 8  # first requests of draws that are cached
 LARGEST_DRAW = 2**20
 SENT_SHARE = 0.95  # of the requests of sessions, at the end of the warm-up
 
@@ -29,7 +31,7 @@ class Load:
     by the configurations alone. Of requests that wait for others, only the starts of their sessions are stretched: the
     delays within a session remain, and the rate counts all requests. ``draw`` maps (seed, number of requests) to a
     workload, whose own rate does not matter; it may return fewer requests (a short trace). Draws are cached and have
-    one of three sizes, so that a run does not depend on earlier draws. There are ``seeds`` different seeds (None:
+    one of few sizes, so that a run does not depend on earlier draws. There are ``seeds`` different seeds (None:
     unlimited) with at most ``most`` requests each.
     """
 
@@ -40,6 +42,7 @@ class Load:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_drawn", {})
+        object.__setattr__(self, "_taken", {})
         object.__setattr__(self, "_lock", threading.Lock())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,17 +59,17 @@ class Load:
         """
         if not rate_rps > 0 or math.isinf(rate_rps):
             raise InputError(f"a rate must be above 0 and finite; it is {rate_rps}")
-        workload = self._drawn_workload(seed, requests)
-        n = min(requests, len(workload))
+        workload = self._first_requests(seed, requests)
+        n = len(workload)
         if n < 2:
             raise InputError(f"a rate needs at least two requests; the workload has {n}")
-        since_s = workload.arrival_s[:n] - workload.arrival_s[0]
+        since_s = workload.arrival_s - workload.arrival_s[0]
         if workload.concurrency is not None or not since_s[-1] > 0:
             raise InputError(
                 "a rate can only be searched for requests that arrive one after the other; these come all at once or "
                 "in a closed loop. Give the workload a request_rate (its value does not matter here), or arrivals"
             )
-        return _first(workload, since_s * ((n - 1) / (since_s[-1] * rate_rps)))
+        return workload.sent_at(since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
     def ramp_s(self, jct_s: float) -> float:
         """Return by how much the rate lags behind at the start of a run, because sessions have not reached later turns.
@@ -99,10 +102,26 @@ class Load:
         """Return about 4,096 requests of the first seed, from which means are estimated."""
         return self._drawn_workload(0, SMALLEST_DRAW)
 
+    def _first_requests(self, seed: int, requests: int) -> Workload:
+        """Return the first requests of a seed. The last ones are cached, so that rates share all but their times."""
+        taken: dict[tuple[int, int], Workload] = self._taken  # type: ignore[attr-defined]
+        if (found := taken.get((seed, requests))) is not None:
+            return found
+        drawn = self._drawn_workload(seed, requests)
+        found = drawn if requests >= len(drawn) else drawn.take(np.arange(requests))
+        if drawn.prefixes is not None:
+            with self._lock:  # type: ignore[attr-defined]
+                taken[seed, requests] = found
+                while len(taken) > MAX_TAKEN:
+                    del taken[next(iter(taken))]
+        return found
+
     def _drawn_workload(self, seed: int, requests: int) -> Workload:
-        size = SMALLEST_DRAW
+        size, growth = SMALLEST_DRAW, DRAW_GROWTH
+        if requests > size and self.sample().prefixes is not None:
+            growth = SHARED_GROWTH
         while size < min(requests, LARGEST_DRAW):
-            size *= DRAW_GROWTH
+            size *= growth
         drawn: dict[tuple[int, int], Workload] = self._drawn  # type: ignore[attr-defined]
         with self._lock:  # type: ignore[attr-defined]
             if (seed, size) not in drawn:

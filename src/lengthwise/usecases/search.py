@@ -12,16 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lengthwise import backend, engine, metrics, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
 from lengthwise.config.sections import SearchSection
 from lengthwise.cost import model_error
+from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.plan import Choice, Plan, Status, Study
+from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
@@ -255,11 +259,21 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
-        over["workload"] = {"request_rate": choice.at.rate_rps}
-        if scenario.workload.session_rate is not None:
-            over["workload"] = {"session_rate": choice.at.rate_rps / requested.bench.load.requests_per_session}
+        over["workload"] = _at_rate(requested, choice.at.rate_rps)
     name = f"{requested.name}: {choice.name}" if requested.name else choice.name
     return scenario.updated(over | {"name": name}, exclude={"search"})
+
+
+def _at_rate(requested: VariantSearch, rate_rps: float) -> dict[str, Any]:
+    """Return the settings of [workload] for a rate. A trace with shared prefixes or sessions stays a replay."""
+    section, load = requested.scenario.workload, requested.bench.load
+    if section.sessions is not None or section.tools is not None:
+        return {"session_rate": rate_rps / load.requests_per_session}
+    own_rps = own_rate(requested.scenario) if section.is_replay else None
+    sample = load.sample()
+    if own_rps is not None and (sample.prefixes is not None or sample.after is not None):
+        return {"time_scale": section.time_scale * own_rps / rate_rps}
+    return {"request_rate": rate_rps}
 
 
 def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
@@ -276,14 +290,17 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
         for rank, choice in enumerate(best, 1):
             title = _slug(f"{found.name if len(study.plans) > 1 else ''} {rank} {choice.name}")
-            claimed = _claim_scenario(scenario_of_choice(requested, choice))
+            claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
+            workload = variant.workload(claimed.run.seed)
+            if workload.after is not None:
+                workload = _as_sent(workload, variant.deployment, claimed.run.seed)
             backend.write_launch(
                 folder / title,
                 variant.deployment,
                 name=_slug(choice.name),
                 scenario_text=claimed.to_toml(),
-                workload=variant.workload(claimed.run.seed),
+                workload=workload,
                 rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
                 claim=_claim(found, choice),
             )
@@ -291,16 +308,41 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
     return made
 
 
-def _claim_scenario(scenario: Scenario) -> Scenario:
+def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
+    """Return the scenario that repeats the claim: enough requests and seeds, and as warm-up and end those of a search.
+
+    Sessions end the run with their last start, since the rate falls from then on.
+    """
+    scenario, load = scenario_of_choice(requested, choice), requested.bench.load
     section, seeds = scenario.workload, max(scenario.run.seeds, CLAIM_SEEDS)
-    rate_rps = section.request_rate
-    if rate_rps is None:
+    if requested.is_offline or choice.at is None:
         return scenario.with_run(seeds=seeds)
-    requests = max(section.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate_rps * CLAIM_S))
+    rate_rps, ramp_s = choice.at.rate_rps, load.ramp_s(choice.at.value("jct.mean"))
+    requests = load.most * (load.seeds or 1)
     if not section.is_replay:
+        span_s = max(CLAIM_S, search.RAMP_SPANS * ramp_s)
+        requests = max(section.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate_rps * span_s))
         scenario = scenario.model_copy(update={"workload": section.model_copy(update={"num_requests": requests})})
-    warmup_s = WARMUP_SHARE * requests / rate_rps if math.isfinite(rate_rps) else 0.0
-    return scenario.with_run(seeds=seeds, warmup_s=round(warmup_s, 1))
+    span_s = requests / rate_rps
+    run: dict[str, Any] = {"warmup_s": round(min(max(WARMUP_SHARE * span_s, ramp_s), span_s / 2), 1)}
+    if ramp_s:
+        run["time_limit_s"] = round(span_s, 1)
+    return scenario.with_run(seeds=seeds, **run)
+
+
+def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
+    """Return the requests in the order in which a simulation sends them, for a client that knows no dependencies.
+
+    Their prompts share all full blocks of earlier turns, prompt and output.
+    """
+    sent_s = engine.simulate(workload, deployment, seed=seed, max_log_steps=0).requests.arrival_s
+    size = workload.prefixes.block_tokens if workload.prefixes is not None else deployment.limits.block_size
+    nodes = prefix_nodes(workload.prompt_tokens, workload.output_tokens, workload.prefixes, size)
+    full = workload.prompt_tokens // size
+    ids = [nodes.of(i)[:blocks] for i, blocks in enumerate(full)]
+    shared = SharedPrefixes(size, np.concatenate([[0], np.cumsum(full)]), np.concatenate(ids))
+    rows = np.argsort(sent_s, kind="stable")[: int(np.isfinite(sent_s).sum())]
+    return replace(workload, after=None, prefixes=shared).take(rows, sent_s[rows])
 
 
 def _claim(found: Plan, choice: Choice) -> str:

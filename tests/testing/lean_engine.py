@@ -1,4 +1,4 @@
-"""Minimal backend for overhead measurements, fixed responses at the least cost: python _lean_engine.py [PORT].
+"""Minimal backend for overhead measurements, fixed responses at the least cost: python lean_engine.py [PORT].
 
 It sends a buffered response, or a stream of ``max_tokens`` events, each written alone: back to back, or with an
 interval in milliseconds where ``<gap:5>`` is in the prompt. It reads nothing else of a body. Needs uvloop.
