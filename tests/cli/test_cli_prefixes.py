@@ -97,6 +97,30 @@ def test_explain_tells_the_story_of_a_request(cli, chat):
     assert cli("explain", chat, "--request", "120").err.startswith("error: a request must have a number from 0 to 119")
 
 
+def test_cpu_memory_loads_what_a_short_pool_has_lost(cli, chat, tmp_path):
+    out = tmp_path / "out.json"
+    text = chat.read_text()
+    for was, now in (('gpu = "A100-80GB"', 'gpu = "A100-80GB"\nnum_blocks = 64'), ("4096", "1024"), ('"0.5s"', '"5s"')):
+        text = text.replace(was, now)
+    chat.write_text(text[: text.index("[[variants]]")] + "enable_prefix_caching = true\nkv_offloading.size_gb = 4\n")
+    finished = cli("simulate", chat, "--json", out)
+    assert finished.code == 0, finished.err
+    assert "Prompt tokens loaded %" in finished.out
+    (result,) = summaries(out).values()
+    cache = result["summary"]["prefix_cache"]
+    assert cache["loaded_share"]["value"] > 0.05
+    assert 0 < cache["load_s"]["value"] < 0.1
+    stories = [cli("explain", chat, "--request", number).out for number in range(60, 70)]
+    assert any("tokens from CPU memory in" in story for story in stories)
+    study = cli("kv", chat)
+    assert "In the simulation, CPU memory (engine.kv_offloading) brings" in study.out
+    small = cli("simulate", chat, "--set", "engine.kv_offloading.size_gb=0.01")
+    assert small.code == 2
+    assert "kv_offloading.size_gb must hold one sequence of max_model_len 1024 tokens" in small.err
+    off = cli("simulate", chat, "--set", "engine.enable_prefix_caching=false")
+    assert "kv_offloading needs enable_prefix_caching = true" in off.err
+
+
 ROW = {"timestamp": 0, "input_length": 600, "output_length": 5}
 CALL = {"output_length": 5, "delay": 30}
 TRACES = {
