@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, reject, settings
 
 from lengthwise.engine import simulate
+from lengthwise.engine._reference_state import RadixPrefix
 from lengthwise.engine.kernel_runner import State, arguments_of, kernel_of
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
@@ -91,6 +92,15 @@ def last_state(workload: Workload, deployment: Deployment) -> State:
     return state
 
 
+def blocks_of(cached: Any) -> list[Any]:
+    """The blocks that a request shares with others in the prefix cache, by vLLM's or by SGLang's rules."""
+    if not isinstance(cached, RadixPrefix):
+        return list(cached)
+    pages = [page for node in cached.last.path() for page in node.pages]
+    assert len(pages) == len(cached)
+    return pages
+
+
 class Watched(Reference):
     """The reference, its innards checked whenever a step is sent off."""
 
@@ -107,7 +117,7 @@ class Watched(Reference):
         moving = [q.transfer for to in self.decode_replicas for q in (*to.queue.waiting, *to.incoming) if q.transfer]
         moving = [transfer for transfer in moving if transfer.source is rep and transfer.blocks]
         leaving = sum(transfer.blocks for transfer in moving)
-        cached = [block for q in (*residents, *moving) for block in q.cached]
+        cached = [block for q in (*residents, *moving) for block in blocks_of(q.cached)]
         shared = len(cached) - len(set(cached))
         assert sum(q.blocks for q in residents) - shared + leaving + rep.pool.free == s.params.total_blocks
         assert all(q.blocks == 0 for q in rep.queue.waiting)

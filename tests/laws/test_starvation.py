@@ -307,7 +307,7 @@ class Slots(Doorkeeper):
         worse = [q for q in rep.idle if q.generated > q.admission.generated and self._rank_key(q) > best.wait.key]
         max_num_seqs, free = self.s.params.max_num_seqs - len(rep.running), rep.pool.free
         if not self.enters(best, free, max_num_seqs):
-            freed = sum(q.blocks - sum(block.holders > 1 for block in q.cached) for q in worse)
+            freed = sum(q.blocks - rep.pool.in_use(q.cached, 2) for q in worse)
             assert not self.enters(best, free + freed, max_num_seqs + len(worse))
 
     def enters(self, q, free, max_num_seqs):
