@@ -60,7 +60,7 @@ class Scheduler:
         self.worker_pool = WorkerPool(dispatch, passthrough=passthrough, phased=order.mode == "rra")
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
-        self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
+        self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch)
         self._deadlines = TimePerRequest()  # when requests expire that wait beyond their client's deadline
         self._deferred = TimePerRequest()  # when requests are queued again that engines have refused
         self._next_unserved_check_s = math.inf  # time of the next search for requests without an engine
@@ -73,11 +73,11 @@ class Scheduler:
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
         """Apply other settings, also to queued requests. If that is impossible, raise InputError and change nothing."""
         check_change(self.order, order)
+        self.dispatcher.configure(dispatch)
         self.order, self.admission = order, admission
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption.configure(now_s, order)
         self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self.dispatcher.affinity = dispatch.affinity
         self.worker_pool.configure(dispatch)
         self._next_unserved_check_s = -math.inf
         self._changed = True
