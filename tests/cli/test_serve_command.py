@@ -252,6 +252,15 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
     assert finished.code == 0, finished.err
     assert finished.out.startswith("Verdict: ")
     assert json.loads((tmp_path / "gain.json").read_text())["requests"] == 3
+    options = ("serve", elsewhere, "--report", journal, "--json", tmp_path / "routers.json", "--router")
+    finished = cli(*options, "all")
+    assert finished.code == 0, finished.err
+    assert finished.out.startswith("3 requests got a response so far; at least 200 are needed.")
+    assert json.loads((tmp_path / "routers.json").read_text())["format"] == "lengthwise.routing_gain"
+    assert "Did you mean: cache_aware" in cli(*options, "cache-aware").err
+    refused = cli(*options, "least_tokens", "--router", "cache_aware").err
+    assert refused.startswith("error: router 'cache_aware' chooses by prefixes that prompts share, and the journal has")
+    assert "goes with --report; the router of a gateway" in cli("serve", "--router", "cache_aware").err
 
 
 @pytest.mark.parametrize(

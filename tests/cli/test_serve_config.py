@@ -163,6 +163,9 @@ def test_overrides_are_the_last_word(tmp_path):
         ('[order]\npreemption = "always"\n', "order.preemption: there is no preemption policy"),
         ("[dispatch]\nstart = 600\n", "min_concurrency <= start <= max_concurrency"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
+        ('[dispatch]\nrouter = "cache-aware"\n', "dispatch.router: there is no router named 'cache-aware'"),
+        ('[dispatch]\nrouter = "prefix_precise"\n', "what the engines' caches hold"),
+        ('[dispatch]\nrouter = "cache_aware"\nprefixes = "none"\n', "chooses by prefixes that prompts share"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
         (
             "[dispatch.phases]\nprefill_batch = 0\ndecode_steps = 3\n",

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lengthwise.schema.errors import TraceError
 from lengthwise.workload import read
+from lengthwise.workload.session_rows import Recorded, recorded_calls, workload_of
 
 
 def put(folder: Path, name: str, *rows: dict) -> Path:
@@ -245,3 +248,77 @@ def test_single_spans_and_conversation_ids(tmp_path):
 def test_files_without_spans(tmp_path, line, message):
     with pytest.raises(TraceError, match=message):
         read(put(tmp_path, "spans.jsonl", line))
+
+
+HEAD = {"format": "lengthwise-journal", "version": 1, "clock_s": 100.0, "unix_s": 1_000_100.0}
+
+
+def served(arrival_s: float, finished_s: float, prompt: int, output: int, **more) -> dict:
+    times = {"arrival_s": arrival_s, "finished_s": finished_s}
+    return times | {"prompt_tokens": prompt, "output_tokens": output, "model": "m", "tenant": "t", "priority": 0} | more
+
+
+def test_a_gateways_journal_gives_sessions_and_shared_prefixes(tmp_path):
+    """Rows come in order of finish; the third request continues the first, the fourth only begins like it."""
+    one, two = [[64, 5], [128, 6]], [[66, 5], [132, 6], [198, 8]]
+    path = put(
+        tmp_path, "day.jsonl", HEAD,
+        served(1.0, 2.0, 150, 20, session=7, prefix=one),
+        served(0.5, 3.0, 70, 10, prefix=[[60, 5], [70, 9]]),
+        served(4.5, 5.0, 400, 5, session=7, prefix=[*one, [192, 8], [400, 11]]),
+        served(5.0, 6.0, 500, 5, prefix=two),
+        served(6.0, 7.0, 500, 0, prefix=two),
+        HEAD | {"unix_s": 1_001_100.0},
+        served(1.0, 2.0, 150, 20, session=8),
+    )  # fmt: skip
+    path.write_text(path.read_text() + '{"arrival_s": 1')
+    w = read(path)
+    assert w.prompt_tokens.tolist() == [70, 150, 400, 500, 150]
+    assert w.arrival_s.tolist() == [0.0, 0.5, 0.5, 4.5, 1000.5]
+    assert parents(w) == [[], [], [1], [], []]
+    assert w.after.delay_s[2] == pytest.approx(2.5)
+    assert w.prefixes.turns.tolist() == [-1, -1, 1, -1, -1]
+    blocks = [ids.tolist() for ids in np.split(w.prefixes.block_ids, w.prefixes.start[1:-1])]
+    assert w.prefixes.block_tokens == 16
+    assert [len(ids) for ids in blocks] == [3, 8, 0, 12, 0], "60 tokens of the first hash, as its first request says"
+    assert blocks[3][:8] == blocks[1]
+    assert blocks[1][:3] == blocks[0]
+    assert w.extra["turn"].tolist() == [0, 0, 1, 0, 0]
+    assert set(w.extra["model"]) == {"m"}
+    assert w.name == "day"
+
+
+def test_a_prompt_that_does_not_begin_like_the_turn_before_only_waits_for_it(tmp_path):
+    rows = [
+        served(0.0, 1.0, 100, 10, session=3, prefix=[[64, 5]]),
+        served(2.0, 3.0, 200, 10, session=3, prefix=[[64, 6]]),
+    ]
+    w = read(put(tmp_path, "j.jsonl", HEAD, *rows))
+    assert parents(w) == [[], [0]]
+    assert w.prefixes is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12), st.floats(0.2, 1.5)), min_size=1, max_size=12))
+def test_prompts_of_a_journal_share_what_their_texts_share(prompts):
+    """Of prompts that repeat one of four texts, cut somewhere; estimates of tokens differ from prompt to prompt."""
+    requests = [
+        Recorded(float(i), float(i), int(64 * size * scale) + 1, 1, 0,
+                 tuple((int(64 * at * scale), 1000 * text + at) for at in range(1, size + 1)))
+        for i, (text, size, scale) in enumerate(prompts)
+    ]  # fmt: skip
+    calls = recorded_calls(requests)
+    for i, (text, _, _) in enumerate(prompts):
+        assert len(calls[i].block_ids) <= calls[i].prompt_tokens // 16
+        for j in range(i):
+            common = sum(a == b for a, b in zip(calls[i].block_ids, calls[j].block_ids, strict=False))
+            if text != prompts[j][0]:
+                assert common == 0
+            else:
+                assert common == min(len(calls[i].block_ids), len(calls[j].block_ids))
+    workload = workload_of(None, calls, name="w", block_tokens=16)
+    assert len(workload) == len(prompts)
+
+
+def test_a_journal_without_output_is_refused(tmp_path):
+    with pytest.raises(TraceError, match="no request in it has an output"):
+        read(put(tmp_path, "j.jsonl", HEAD, served(0.0, 1.0, 10, 0)))

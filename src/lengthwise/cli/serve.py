@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ Examples:
   lengthwise serve --engine http://localhost:8000 --engine http://gpu-2:8000 --port 8080
   lengthwise serve --engine http://localhost:8000 --port 8080 --mode observe --journal day.jsonl
   lengthwise serve --report day.jsonl
+  lengthwise serve --report day.jsonl --router all
   lengthwise serve examples/gateway.toml --set order.max_wait_s=30 --check
   lengthwise serve --demo
 """
@@ -66,6 +68,10 @@ def run(
             metavar="JOURNAL", help="Print what length-aware scheduling would have gained on its traffic, and exit."
         ),
     ] = None,
+    router: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="With --report: print what this router would have gained; all; repeatable."),
+    ] = None,
     json: JsonFile = None,
     hash_key: Annotated[bool, Option("--hash-key", help="Print the SHA-256 of a key on standard input.")] = False,
     demo: Annotated[
@@ -97,6 +103,9 @@ def run(
         return
     if json is not None and report is None:
         raise typer.BadParameter("goes with --report", param_hint="--json")
+    if router and report is None:
+        text = "goes with --report; the router of a gateway is dispatch.router: --set dispatch.router=NAME"
+        raise typer.BadParameter(text, param_hint="--router")
     if report is None and not check:
         _defer_signals(context)
     from lengthwise import config
@@ -111,7 +120,7 @@ def run(
     given = {setting: (option, value) for setting, (option, value) in settings.items() if value is not None}
     overrides = [*(f"{setting}={value}" for setting, (_, value) in given.items()), *(set_ or ())]
     if report is not None:
-        _report(report, config_file, overrides, json, quiet=quiet)
+        _report(report, config_file, overrides, router or [], json, quiet=quiet)
         return
     gateway = config.load_gateway(
         config_file, overrides, engine or (), {setting: option for setting, (option, _) in given.items()}
@@ -130,7 +139,7 @@ def run(
 _COMPATIBLE: dict[str, tuple[str, ...]] = {
     "hash_key": (),
     "demo": ("engine_python", "port", "admin_port"),
-    "report": ("config_file", "set_", "json", "quiet"),
+    "report": ("config_file", "set_", "router", "json", "quiet"),
 }
 
 
@@ -184,7 +193,9 @@ def _run_demo(engine_python: str | None, port: int | None, admin_port: str | Non
     demo.run(engine_python, port=8000 if port is None else port, admin_port=int(admin))
 
 
-def _report(journal: Path, config_file: Path | None, overrides: list[str], json: Path | None, *, quiet: bool) -> None:
+def _report(
+    journal: Path, config_file: Path | None, overrides: list[str], routers: list[str], json: Path | None, *, quiet: bool
+) -> None:
     from lengthwise import config
     from lengthwise.gateway import observe
     from lengthwise.report.json_file import json_text
@@ -192,11 +203,16 @@ def _report(journal: Path, config_file: Path | None, overrides: list[str], json:
     outputs.require_outputs(json, None, [journal])
     engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
     settings = config.load_gateway(config_file, [*overrides, "listen.journal=null"], engines)
-    found = observe.report(journal, settings.config.order)
+    if routers:
+        routing = observe.routing_gain(observe.of_journal(journal), None if "all" in routers else routers)
+        text, kind, values = observe.routing_text(routing), "routing_gain", asdict(routing)
+    else:
+        found = observe.report(journal, settings.config.order)
+        text, kind, values = observe.text_report(found), "gain", observe.as_json(found)
     if not quiet and json != outputs.STDOUT:
-        typer.echo(observe.text_report(found))
+        typer.echo(text)
     if json is not None:
-        outputs.write_text(json, json_text("gain", observe.as_json(found)), quiet=quiet)
+        outputs.write_text(json, json_text(kind, values), quiet=quiet)
 
 
 def _check(settings: GatewaySettings) -> None:

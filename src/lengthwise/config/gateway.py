@@ -153,6 +153,7 @@ class DispatchSection(Section):
     adapt_every_s: Seconds = _DISPATCH.adapt_every_s
     affinity: Annotated[NotNan, Field(ge=0, le=1)] = _DISPATCH.affinity
     prefixes: Literal["tenant", "shared", "none"] = "tenant"
+    router: Text = _DISPATCH.router
     phases: PhasesSection | None = None
 
 
@@ -434,9 +435,12 @@ class _Builder:
         phases = None
         with self.problems.at("dispatch", "phases"):
             phases = gateway_config.Phases(**section.phases.model_dump()) if section.phases else None
+        dispatch = gateway_config.Dispatch()
         with self.problems.at("dispatch"):
-            return gateway_config.Dispatch(**section.model_dump(exclude={"phases"}), phases=phases)
-        return gateway_config.Dispatch()
+            dispatch = gateway_config.Dispatch(**section.model_dump(exclude={"phases"}), phases=phases)
+        with self.problems.at("dispatch", "router"):
+            gateway_config.router_policy(dispatch)
+        return dispatch
 
     def _listen(self, section: ListenSection) -> gateway_config.Listen:
         tls = self._tls(section.tls, "listen")

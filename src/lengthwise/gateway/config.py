@@ -6,9 +6,13 @@ import math
 import socket
 from dataclasses import dataclass, field
 from itertools import product
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from lengthwise.schema.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from lengthwise.policy import Policy
 
 
 def require_known(kind: str, name: str, names: tuple[str, ...]) -> None:
@@ -194,6 +198,9 @@ class Dispatch:
     adapt_every_s: float = 1.0  # least time between two adaptations
     affinity: float = 0.5  # share of a session's prompts, and of known prefixes, assumed to be cached at their engine
     prefixes: str = "tenant"  # prompts that may share a prefix: those of one "tenant", all ("shared"), or "none"
+    # how an engine with a free slot is chosen: "earliest_finish" (predicted backlog, less what the cache saves), or a
+    # router of the simulator
+    router: str = "earliest_finish"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
     def __post_init__(self) -> None:
@@ -204,6 +211,35 @@ class Dispatch:
                 "dispatch: min_concurrency <= start <= max_concurrency must hold; they are "
                 f"{self.min_concurrency}, {self.start}, {self.max_concurrency}"
             )
+
+
+OWN_ROUTER = Dispatch.router
+_REFUSED_ROUTERS = {
+    "central": "chooses no engine: the gateway has one queue for all engines anyway. Leave router out",
+    "prefix_precise": "must know what the engines' caches hold, and the gateway only knows which prompts it sent "
+    "there. Use prefix_approximate, which scores in the same way by these prompts",
+}
+
+
+def router_policy(dispatch: Dispatch) -> Policy | None:
+    """Return the simulator's router that chooses engines, or None for the gateway's own choice, OWN_ROUTER.
+
+    Raises InputError if no router has this name, or if it needs what the gateway does not know.
+    """
+    if dispatch.router == OWN_ROUTER:
+        return None
+    if reason := _REFUSED_ROUTERS.get(dispatch.router):
+        raise InputError(f"router {dispatch.router!r} {reason}")
+    from lengthwise.policy import known
+
+    routers = known("router")
+    require_known("router", dispatch.router, (OWN_ROUTER, *(one for one in routers if one not in _REFUSED_ROUTERS)))
+    if routers[dispatch.router].prefix and dispatch.prefixes == "none":
+        raise InputError(
+            f'router {dispatch.router!r} chooses by prefixes that prompts share, and prefixes = "none" compares no '
+            'prompts. Set prefixes = "tenant" or "shared", or choose another router'
+        )
+    return routers[dispatch.router]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ class PromptPrefix:
     keys: tuple[int, ...] = ()
     block_tokens: float = 0.0
 
+    def levels(self, bits: int) -> tuple[tuple[int, int], ...]:
+        """Return (leading tokens, these ``bits`` of the hash of these tokens) for each hash."""
+        sizes = zip(PREFIX_BLOCKS, self.keys, strict=False)
+        return tuple((round(size * self.block_tokens), key & bits) for size, key in sizes)
+
 
 EMPTY = PromptPrefix()
 
@@ -167,6 +172,15 @@ DEFAULT_PREDICTION = LengthPrediction(256.0)
 
 
 @dataclass(slots=True, eq=False)
+class FullQueues:
+    """How often engines have reported a full queue to a request since its last token."""
+
+    last_s: float = float("inf")  # the last time; inf: never
+    count: int = 0
+    count_alone: int = 0  # of these, how often the engine accepted other requests
+
+
+@dataclass(slots=True, eq=False)
 class DispatchState:
     """Where a request waits or runs, and the history of its waits, dispatches and preemptions."""
 
@@ -178,12 +192,12 @@ class DispatchState:
     last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
     preemptions: int = 0  # how often it was preempted
     cached_tokens: int = 0  # prompt tokens that were probably cached at its last dispatch
+    kv_tokens: int = 0  # size of its last worker's KV cache; 0: unknown
     avoid: frozenset[str] = frozenset()  # workers that have failed the request
     single_chunk: bool = False  # whether the engine sends the response in one chunk, without a first token
-    refused_s: float = float("inf")  # when an engine last reported a full queue to it; inf: not since its last token
-    refusals: int = 0  # how often engines have since then
-    refusals_alone: int = 0  # how often an engine did that accepted others
+    full_queues: FullQueues = field(default_factory=FullQueues)
     unseen_tokens: float = 0.0  # estimated output if its client left before any of its tokens were counted
+    reported_cached_tokens: float = float("nan")  # prompt tokens that were cached, as the engine reports them
 
     def waited_s(self, now_s: float) -> float:
         """Return the total queueing time of a request that waits."""

@@ -21,11 +21,13 @@ from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.session_rows import (
     HASHED_TOKENS,
+    JOURNAL,
     hash_fault,
     is_agentic,
     is_otel,
     read_agentic,
     read_conversations,
+    read_journal,
     read_otel,
 )
 from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
@@ -33,6 +35,7 @@ from lengthwise.workload.writers import may_be_workload, read_parquet
 
 READABLE = (
     *FORMATS,
+    "journal",
     "otel",
     "parquet",
     "servegen",
@@ -71,6 +74,7 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
     sharegpt       json (or jsonl) of conversations, as of ShareGPT and LMSYS: one request for each answer,
                    all at time 0; as "sharegpt_turns", an answer waits for the answer before it
+    journal        jsonl of `lengthwise serve --journal`: one file, with sessions and shared prefixes
     otel           jsonl of OpenTelemetry spans with gen_ai.usage.input_tokens and output_tokens
     servegen       rates and length histograms of clients, from which requests are drawn for ``window_s``
     parquet        a file of ``write``, read back unchanged, with its own times
@@ -78,9 +82,9 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
 
     The first request arrives at time 0, except in Parquet. ``extra`` has the format's "session" and "class", and the
     texts of the columns prompt, output (or response) and model. ``hash_ids`` become ``Workload.prefixes``, and requests
-    that wait for others ``Workload.after``; a later request of a session (agentic, sharegpt, otel) whose prompt exceeds
-    the prompt and output before it continues them. Raises TraceError, with file and line, if the file is unreadable,
-    has no known format or an invalid row, and UnknownNameError for an unknown ``format``.
+    that wait for others ``Workload.after``; a later request of a session (agentic, journal, sharegpt, otel) whose
+    prompt exceeds the prompt and output before it continues them. Raises TraceError, with file and line, if the file is
+    unreadable, has no known format or an invalid row, and UnknownNameError for an unknown ``format``.
 
     Args:
         path: The file; for ServeGen its folder, or one of its two files.
@@ -112,8 +116,8 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     if detected in ("sharegpt", "sharegpt_turns"):
         multi_turn = detected == "sharegpt_turns"
         workload = read_conversations(source, _json_entries(source), count_tokens, multi_turn=multi_turn)
-    elif detected == "otel":
-        workload = read_otel(source)
+    elif detected in ("otel", "journal"):
+        workload = read_otel(source) if detected == "otel" else read_journal(source)
     elif detected == "mooncake" and is_agentic(source):
         workload = read_agentic(source, sort=sort)
     if workload is not None:
@@ -147,8 +151,9 @@ def _detect(source: Source) -> str | None:
         return "servegen"
     if {"conversations", "conversation"} & columns:
         return "sharegpt"
-    if is_otel(first):
-        return "otel"
+    is_journal = first is not None and first.get("format") == JOURNAL
+    if is_journal or is_otel(first):
+        return "journal" if is_journal else "otel"
     if source.data.lstrip()[:1] == b"[":
         return None if _OUTPUT_KEY.search(source.data, 0, _DETECTION_BYTES) else "sharegpt"
     kind = "csv" if first is None else "jsonl"

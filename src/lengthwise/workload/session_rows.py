@@ -1,7 +1,10 @@
-"""Reads traces in which requests wait for others: Agentic Mooncake, conversations and OpenTelemetry spans."""
+"""Reads traces in which requests wait for others: Agentic Mooncake, conversations, spans and the gateway's journal."""
 
 from __future__ import annotations
 
+import heapq
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,7 +40,7 @@ class Call:
 
 
 def workload_of(
-    source: Source,
+    source: Source | None,
     calls: Sequence[Call],
     *,
     name: str,
@@ -47,7 +50,8 @@ def workload_of(
 ) -> Workload:
     """Return the workload of these calls, in order of arrival; a child has the arrival of its latest parent.
 
-    Without ``sort``, calls without parents must be in order of arrival. Raises TraceError with the line of the call.
+    Without ``sort``, calls without parents must be in order of arrival. Raises TraceError with the line of the call, or
+    without a ``source`` InputError.
     """
     n, latest_s = len(calls), -np.inf
     arrival_s = np.zeros(n)
@@ -56,7 +60,7 @@ def workload_of(
             arrival_s[i] = arrival_s[list(call.parents)].max()
             continue
         arrival_s[i] = call.arrival_s or 0.0
-        if arrival_s[i] < latest_s and not sort:
+        if arrival_s[i] < latest_s and not sort and source is not None:
             raise source.fault(call.line, "arrives before the row above it; order the rows, or pass sort=True")
         latest_s = arrival_s[i]
     order = np.argsort(arrival_s, kind="stable")
@@ -95,7 +99,7 @@ def workload_of(
             name=name,
         )
     except InputError as error:
-        raise source.fault(None, str(error)) from error
+        raise error if source is None else source.fault(None, str(error)) from error
 
 
 def _starts(lists: Iterable[Sequence[int]]) -> Any:
@@ -379,3 +383,98 @@ def _first(attributes: dict[str, Any], keys: Sequence[str]) -> int:
 def _nanoseconds(at: str | int) -> int:
     text = str(at)
     return int(text) if text.isdigit() else round(datetime.fromisoformat(text).timestamp() * 1e6) * 1000
+
+
+JOURNAL = "lengthwise-journal"
+"""The ``format`` in the first line of a journal of `lengthwise serve`."""
+RECORDED_TOKENS = 16
+"""Tokens of a block of the prefixes of a journal."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A request that a gateway has served. Sessions and beginnings of prompts are known by hashes."""
+
+    arrival_s: float
+    finished_s: float
+    prompt_tokens: int
+    output_tokens: int
+    session: int = 0  # 0: none
+    prefix: tuple[tuple[int, int], ...] = ()  # (leading tokens, their hash), the shortest first
+
+
+def recorded_calls(requests: Sequence[Recorded]) -> list[Call]:
+    """Return the calls of requests, in order of arrival, with what their prompts share.
+
+    A request waits for the last one of its session that ended before it came, and continues it if its prompt begins
+    with that prompt and is longer than that prompt and output. Other prompts share blocks of RECORDED_TOKENS tokens
+    where the hashes of their beginnings are equal. The first request with a beginning says how many tokens it has.
+    """
+    uses = Counter(key for one in requests for _, key in one.prefix)
+    spans: dict[int, tuple[range, int]] = {}  # numbers of the blocks that a hash adds, and its leading tokens
+    calls: list[Call] = []
+    num_blocks = 0
+    in_flight: dict[int, list[tuple[float, int]]] = {}  # of each session, as a heap
+    last_ended: dict[int, int] = {}
+    for number, one in enumerate(requests):
+        call = Call(None, one.arrival_s, one.prompt_tokens, one.output_tokens, one.session or -1 - number)
+        if one.session:
+            running = in_flight.setdefault(one.session, [])
+            while running and running[0][0] <= one.arrival_s:
+                last_ended[one.session] = heapq.heappop(running)[1]
+            heapq.heappush(running, (one.finished_s, number))
+        if (last := last_ended.get(one.session, -1)) >= 0:
+            before = requests[last]
+            call.parents, call.delay_s = [last], one.arrival_s - before.finished_s
+            if _hashes(one)[: len(before.prefix)] == _hashes(before):
+                call.previous_turn = _continued(calls, last, one.prompt_tokens)
+        blocks: list[int] = []
+        reached = 0
+        for tokens, key in one.prefix if call.previous_turn < 0 else ():
+            if uses[key] < 2:
+                break  # no other prompt has this beginning, nor any longer one
+            if key not in spans:
+                end = max(tokens, reached)
+                more = end // RECORDED_TOKENS - reached // RECORDED_TOKENS
+                spans[key], num_blocks = (range(num_blocks, num_blocks + more), end), num_blocks + more
+            added, reached = spans[key]
+            blocks += added
+        call.block_ids = blocks[: one.prompt_tokens // RECORDED_TOKENS]
+        calls.append(call)
+    return calls
+
+
+def _hashes(one: Recorded) -> list[int]:
+    return [key for _, key in one.prefix]
+
+
+def read_journal(source: Source) -> Workload:
+    """Return the requests of a gateway's journal that had an output, with their sessions and what prompts share.
+
+    Times of several runs of the gateway are put on one clock. ``extra`` has "session", "turn" and "model". Damaged
+    lines are left out, as they end a run that was killed.
+    """
+    rows: list[tuple[Recorded, dict[str, Any]]] = []
+    shift_s = 0.0
+    for line in source.data.split(b"\n"):
+        try:
+            row = json.loads(line)
+            if row.get("format") == JOURNAL:
+                shift_s = float(row["unix_s"]) - float(row["clock_s"])
+                continue
+            prefix = tuple((int(tokens), int(key)) for tokens, key in row.get("prefix", ()))
+            arrival_s, finished_s = float(row["arrival_s"]) + shift_s, float(row["finished_s"]) + shift_s
+            prompt_tokens, output_tokens = max(1, int(row["prompt_tokens"])), int(row["output_tokens"])
+            session = int(row.get("session", 0))
+            one = Recorded(arrival_s, finished_s, prompt_tokens, output_tokens, session, prefix)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+        if isfinite(one.arrival_s) and one.arrival_s <= one.finished_s < np.inf and one.output_tokens >= 1:
+            rows.append((one, row))
+    if not rows:
+        raise source.fault(None, "no request in it has an output")
+    rows.sort(key=lambda pair: pair[0].arrival_s)
+    extra = _scheduling_columns([row for _, row in rows])
+    extra["model"] = np.array([str(row.get("model", "")) for _, row in rows], object)
+    calls = recorded_calls([one for one, _ in rows])
+    return workload_of(source, calls, name=source.name, block_tokens=RECORDED_TOKENS, extra=extra)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
-from lengthwise.gateway.relay.responses import TrackedStream
+from lengthwise.gateway.relay.responses import BufferedResponse, Passthrough, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -68,3 +69,20 @@ def test_none_is_made_up_where_the_prompt_is_not_known():
     out = state.feed(answer(each=False, prompt_ids=False)) + state.end()
     assert sums(out) == []
     assert out.endswith(DONE)
+
+
+@pytest.mark.parametrize("details", [{"prompt_tokens_details": {"cached_tokens": 128}}, {}], ids=["reported", "not"])
+def test_the_cached_tokens_that_the_engine_reports_are_read(details):
+    """From a stream that passes, a tracked one, and a complete body; a text that names them is none."""
+    total = usage(2) | details
+    named = 'the \\"cached_tokens\\": 7 of \\"usage\\"'
+    streamed = [Passthrough(), TrackedStream(wants(each=False))]
+    for state, ids in zip(streamed, (None, [5, 6]), strict=True):
+        state.feed(event(choice("", None), prompt_token_ids=[1, 2]) + event(choice(named, ids, "stop")))
+        state.feed(event(usage=total) + DONE)
+    complete = BufferedResponse(10_000)
+    complete.feed(json.dumps({"choices": [{"text": named, "finish_reason": "stop"}], "usage": total}).encode())
+    complete.end()
+    for state in (*streamed, complete):
+        assert state.count == 2
+        assert state.cached_tokens == 128 if details else math.isnan(state.cached_tokens)

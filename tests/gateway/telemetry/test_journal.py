@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from traced_requests import request, serve
 
-from lengthwise.gateway.request import Outcome
+from lengthwise.gateway.request import Client, Outcome, PrefixHasher
 from lengthwise.gateway.telemetry import Journal, RequestTimelines, Row, read
 from lengthwise.schema.errors import InputError, OutputError
 
@@ -73,6 +74,48 @@ def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
     assert (back.output_tokens, back.jct_s) == (9, pytest.approx(4.0))
 
 
+SYSTEM = "You are a clerk of the archive. " * 40
+
+
+def recorded(session: str, *, prefixes: bool = True, salt: bytes = b"salt") -> Row:
+    """A request of a session, with a prompt of text and a part that the engine had cached."""
+    q = replace(request(1), prompt_tokens=300, client=Client(0, session=session))
+    q.prefix = PrefixHasher(salt).of_text(SYSTEM, 300, model="m")
+    q.dispatch.reported_cached_tokens, q.dispatch.kv_tokens = 128.0, 30_000
+    reported: list[Row] = []
+    traces = RequestTimelines(prefixes=prefixes)
+    traces.subscribe(reported.append)
+    serve(traces, q, 1.0, 4, 0.1)
+    return reported[0]
+
+
+def test_beginnings_and_sessions_are_recorded_as_hashes(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, [recorded("talk of alice"), recorded(""), recorded("talk of alice", salt=b"other")])
+    first, alone, other = (row for _, row in read(path))
+    assert first.prefix == recorded("x").prefix
+    assert [tokens for tokens, _ in first.prefix] == [60, 120, 180, 240, 300]
+    assert first.prefix == alone.prefix
+    assert not {key for _, key in first.prefix} & {key for _, key in other.prefix}
+    assert first.session > 0 == alone.session
+    assert first.session != other.session, "each run has its own salt"
+    assert (first.cached_tokens, first.kv_tokens) == (128.0, 30_000)
+    text = path.read_text()
+    assert not any(word in text for word in ("archive", "alice", "clerk"))
+    assert recorded("x", prefixes=False).prefix == ()
+
+
+def test_a_journal_from_before_the_prefixes_is_read(tmp_path) -> None:
+    path = tmp_path / "j.jsonl"
+    write(path, [recorded("talk")])
+    new = {"session", "prefix", "cached_tokens", "kv_tokens"}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in one.items() if k not in new}) + "\n" for one in lines))
+    ((_, row),) = read(path)
+    assert (row.session, row.prefix, row.kv_tokens) == (0, (), 0)
+    assert math.isnan(row.cached_tokens)
+
+
 def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
     path = tmp_path / "j.jsonl"
     write(path, rows(3))
@@ -86,6 +129,7 @@ def test_a_torn_line_is_left_out_and_does_not_spoil_the_next(tmp_path) -> None:
     [
         ("output_tokens", 1e308), ("output_tokens", "4"), ("arrival_s", None), ("worker", []), ("model", {}),
         ("repredictions", 7), ("repredictions", [[1]]), ("queued_for_s", "long"), ("failovers", None),
+        ("prefix", 7), ("prefix", [["a", 1]]), ("session", 1e300),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_row_is_left_out(tmp_path, name, value) -> None:

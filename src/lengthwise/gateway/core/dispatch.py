@@ -7,13 +7,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
+from typing import Any
 
-from lengthwise.gateway.config import Dispatch
+import numpy as np
+
+from lengthwise.gateway.config import Dispatch, router_policy
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, State, TenantService
 from lengthwise.gateway.core.worker import MAX_KEYS, Worker, mean_tokens_per_s, without_avoided
 from lengthwise.gateway.scheduling import Phase, WorkerState
+from lengthwise.policy.compile import interpreted
+from lengthwise.policy.contracts import Policy
 
 # Read with every token: Python looks up a module-level name faster than a member of an enumeration.
 _RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
@@ -52,7 +57,7 @@ class WorkerPool:
     """All workers. ``up`` lists the workers that may get requests, in the order in which the fleet reports them."""
 
     def __init__(self, dispatch: Dispatch, *, passthrough: bool, phased: bool = False) -> None:
-        self._dispatch, self._passthrough, self._phased = dispatch, passthrough, phased
+        self._dispatch, self.passthrough, self._phased = dispatch, passthrough, phased
         self.finished_phases: list[Phase] = []
         self._workers: dict[str, Worker] = {}
         self._known_models: set[str] = set()
@@ -91,7 +96,7 @@ class WorkerPool:
         for state in states:
             worker = before.pop(state.name, None)
             if worker is None:
-                worker = Worker(state, self._dispatch, passthrough=self._passthrough, report=report)
+                worker = Worker(state, self._dispatch, passthrough=self.passthrough, report=report)
                 new.append(worker)
             lost += worker.update(now_s, state)
             self._workers[state.name] = worker
@@ -199,6 +204,46 @@ class Sessions:
         self._worker.update(dict.fromkeys([one for one, name in self._worker.items() if name == before], now))
 
 
+_BLOCK_TOKENS = 16  # of the blocks in which a router sees KV memory
+_UNKNOWN_BLOCKS = 1 << 16  # blocks of a KV cache whose size no engine reports
+
+
+class Router:
+    """Chooses workers by one of the simulator's routers, whose function is interpreted.
+
+    Replicas are the workers that may take the request now, in the order of the fleet. Without ``passthrough``, the
+    gateway holds the queue, so that no request waits at a worker; otherwise a request waits until its first token.
+    """
+
+    def __init__(self, policy: Policy, *, passthrough: bool, seed: int = 0) -> None:
+        self.policy, self._passthrough = policy, passthrough
+        self._function, self._random, self._number = interpreted(policy), np.random.default_rng(seed), 0
+
+    def choose(self, entry: Entry, workers: list[Worker], last: str) -> Worker:
+        """Return one of the workers. ``last`` is the worker of the session's request before, or ""."""
+        chosen = workers[self._function(*self.arguments(entry, workers, last))]
+        self._number += 1
+        return chosen
+
+    def arguments(self, entry: Entry, workers: list[Worker], last: str) -> tuple[Any, ...]:
+        """Return the arguments of the policy, in the order of ``policy.ROUTER_ARGUMENTS``."""
+        q, uses = entry.request, self.policy.uses
+        draws = (self._random.random(), self._random.random()) if uses("draw_a", "draw_b") else (0.0, 0.0)
+        previous = next((number for number, worker in enumerate(workers) if worker.name == last), -1) if last else -1
+        waiting = [worker.num_unstarted if self._passthrough else 0 for worker in workers]
+        running = [worker.slots_in_use - count for worker, count in zip(workers, waiting, strict=True)]
+        total_blocks, free, found, indexed = 0, [0], [0], [0]
+        if uses("free_blocks", "total_blocks"):
+            total_blocks = max(worker.state.kv_tokens or 0 for worker in workers) // _BLOCK_TOKENS or _UNKNOWN_BLOCKS
+            free = [int(worker.free_kv_share * total_blocks) for worker in workers]
+        if self.policy.prefix:
+            found = [min(q.prompt_tokens, int(worker.prefix_cache.cached_tokens(q.prefix))) for worker in workers]
+            indexed = [int(worker.prefix_cache.tokens) for worker in workers]
+        tokens = [math.ceil(worker.kv_in_use) for worker in workers]
+        arrays = (np.array(column, np.int64) for column in (waiting, running, tokens, free, found, indexed))
+        return (self._number, *draws, max(1, q.prompt_tokens), previous, total_blocks, *arrays)
+
+
 class DispatchPass:
     """One pass over the queue, which chooses a worker for each request.
 
@@ -207,9 +252,15 @@ class DispatchPass:
     """
 
     def __init__(
-        self, up: list[Worker], sessions: Sessions, affinity: float, now_s: float, waiting: Mapping[str, int]
+        self,
+        up: list[Worker],
+        sessions: Sessions,
+        affinity: float,
+        now_s: float,
+        waiting: Mapping[str, int],
+        router: Router | None = None,
     ) -> None:
-        self._up, self._sessions, self._affinity = up, sessions, affinity
+        self._up, self._sessions, self._affinity, self._router = up, sessions, affinity, router
         self._waiting = dict(waiting)
         self._free = {worker.name: free for worker in up if (free := worker.free_slots(now_s)) > 0}
         self.open = [worker for worker in up if worker.name in self._free]
@@ -231,7 +282,7 @@ class DispatchPass:
         return without_avoided(entry, self._serving[model])
 
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
-        """Return the worker that is expected to finish the request first.
+        """Return the worker that the router chooses, or without a router the one expected to finish the request first.
 
         A worker that has cached a part of the prompt needs less time. If ``only`` is set, the request may run only at
         the worker of that name. A busy worker must have ``together`` free slots. If no worker qualifies, return None
@@ -244,6 +295,8 @@ class DispatchPass:
             return None
         if len(candidates) == 1:
             return candidates[0]
+        if self._router is not None:
+            return self._router.choose(entry, candidates, self._sessions.worker_of(entry))
         rates = {one.name: one.throughput.tokens_per_s or self._mean_tokens_per_s for one in candidates}
         done_s = {one.name: (one.work + entry.work) / rates[one.name] for one in candidates}
         best = min(candidates, key=lambda one: (done_s[one.name], len(one.active), one.name))
@@ -284,14 +337,25 @@ class Dispatcher:
     """Dispatches waiting requests, in the order of the queue, to workers with free slots."""
 
     def __init__(
-        self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, affinity: float
+        self, queue: Queue, service: TenantService, worker_pool: WorkerPool, preemption: Preemption, dispatch: Dispatch
     ) -> None:
         self._queue, self._service, self._worker_pool, self._preemption = queue, service, worker_pool, preemption
-        self.affinity = affinity
+        self._affinity, self._router = dispatch.affinity, self._router_of(dispatch)
         self._sessions = Sessions()
         self._batch_left: Counter[int] = Counter()  # requests of a batch that are not dispatched yet
         self._batch_worker: dict[int, str] = {}
         self._num_dispatched = 0
+
+    def configure(self, dispatch: Dispatch) -> None:
+        """Apply other settings of dispatch. Raises InputError, and changes nothing, if there is no such router."""
+        router = self._router_of(dispatch)
+        if router is None or self._router is None or router.policy != self._router.policy:
+            self._router = router
+        self._affinity = dispatch.affinity
+
+    def _router_of(self, dispatch: Dispatch) -> Router | None:
+        policy = router_policy(dispatch)
+        return None if policy is None else Router(policy, passthrough=self._worker_pool.passthrough)
 
     def rename_workers(self, names: Iterable[tuple[str, str]], entries: Collection[Entry]) -> None:
         """Replace names of workers, given as pairs (old, new), in sessions, batches and requests."""
@@ -322,7 +386,7 @@ class Dispatcher:
         if not self._queue:
             return []
         dispatch_pass = DispatchPass(
-            self._worker_pool.up, self._sessions, self.affinity, now_s, self._queue.count_by_model
+            self._worker_pool.up, self._sessions, self._affinity, now_s, self._queue.count_by_model, self._router
         )
         if not dispatch_pass.open:
             return []

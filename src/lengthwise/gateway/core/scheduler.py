@@ -60,7 +60,7 @@ class Scheduler:
         self.worker_pool = WorkerPool(dispatch, passthrough=passthrough, phased=order.mode == "rra")
         self.bins = Bins(order.bins, min(order.batch_wait_s, order.max_wait_s))
         self._binned = order.mode == "bins"
-        self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch.affinity)
+        self.dispatcher = Dispatcher(self.queue, self.service, self.worker_pool, self.preemption, dispatch)
         self._deadlines = TimePerRequest()  # when requests expire that wait beyond their client's deadline
         self._deferred = TimePerRequest()  # when requests are queued again that engines have refused
         self._next_unserved_check_s = math.inf  # time of the next search for requests without an engine
@@ -73,11 +73,11 @@ class Scheduler:
     def configure(self, now_s: float, order: Order, admission: Admission, dispatch: Dispatch) -> None:
         """Apply other settings, also to queued requests. If that is impossible, raise InputError and change nothing."""
         check_change(self.order, order)
+        self.dispatcher.configure(dispatch)
         self.order, self.admission = order, admission
         self.queue.configure(now_s, max_wait_s=order.max_wait_s, fair=order.fairness == "vtc")
         self.preemption.configure(now_s, order)
         self.bins.configure(order.bins, min(order.batch_wait_s, order.max_wait_s))
-        self.dispatcher.affinity = dispatch.affinity
         self.worker_pool.configure(dispatch)
         self._next_unserved_check_s = -math.inf
         self._changed = True
@@ -171,22 +171,22 @@ class Scheduler:
         """
         if (entry := self.entries.get(id)) is None:
             return True
-        dispatch, running = entry.request.dispatch, self.worker_pool.of(entry)
-        dispatch.refusals += 1
-        dispatch.refusals_alone += running is not None and running.refuses_alone(entry)
-        dispatch.refused_s = until_s = now_s
-        self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if dispatch.refusals_alone else "")
-        if dispatch.refusals_alone or dispatch.refusals > _MAX_BACKOFFS:
+        full, running = entry.request.dispatch.full_queues, self.worker_pool.of(entry)
+        full.count += 1
+        full.count_alone += running is not None and running.refuses_alone(entry)
+        full.last_s = until_s = now_s
+        self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if full.count_alone else "")
+        if full.count_alone or full.count > _MAX_BACKOFFS:
             until_s = now_s + MAX_BACKOFF_S
         else:
             backoff_end_s = self.worker_pool.back_off(now_s, worker, retry_after_s)
-            if dispatch.refusals > 1 and len(self.queue) > 1:
+            if full.count > 1 and len(self.queue) > 1:
                 until_s = 2 * backoff_end_s - now_s
         if until_s > now_s:
             self.queue.remove(entry)
             entry.state = State.DEFERRED
             self._deferred.set(id, until_s)
-        return dispatch.refusals_alone < _MAX_REFUSALS_ALONE
+        return full.count_alone < _MAX_REFUSALS_ALONE
 
     def remove(self, now_s: float, id: int, *, client_gone: bool = False) -> None:  # noqa: A002
         """Remove a request that has ended, whatever its state. Charge its tenant for the tokens so far."""

@@ -296,8 +296,22 @@ class Worker:
         return len(self.active) + sum(len(one.active) for one in self.predecessors)
 
     @property
-    def _kv_in_use(self) -> float:
+    def kv_in_use(self) -> float:
+        """KV cache that the requests in flight at the engine will occupy at their ends, under all names, in tokens."""
         return self.kv_tokens + sum(one.kv_tokens for one in self.predecessors)
+
+    @property
+    def num_unstarted(self) -> int:
+        """Number of requests without a token since their dispatch. It takes 50 ns for each request in flight."""
+        return sum(math.isnan(entry.last_token_s) for entry in self.active.values())
+
+    @property
+    def free_kv_share(self) -> float:
+        """Free share of the KV cache, as the engine reports it or else as predicted; 1 if its size is unknown."""
+        used, kv_tokens = self.state.signals.kv_used, self.state.kv_tokens
+        if used is None:
+            used = self.kv_in_use / kv_tokens if kv_tokens else 0.0
+        return min(max(1.0 - used, 0.0), 1.0)
 
     def free_slots(self, now_s: float) -> int:
         """Return how many more requests the worker may be given now."""
@@ -312,14 +326,14 @@ class Worker:
 
     def refuses_alone(self, entry: Entry) -> bool:
         """Return whether the worker has accepted another request since the last refusal, beside as many as run now."""
-        limit, refused_s = self.adaptive_limit, entry.request.dispatch.refused_s
+        limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
         return limit.accepted_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache can hold the request to its end. An empty worker takes any request."""
         if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
             return True
-        return self._kv_in_use + entry.kv_tokens <= self.state.kv_tokens
+        return self.kv_in_use + entry.kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request can run here once ``victim`` has left.
@@ -331,7 +345,7 @@ class Worker:
             return False
         if (kv_tokens := self.state.kv_tokens) is None or staying_and_victim == 1:
             return True
-        return self._kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
+        return self.kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
 
     def prompt_token_s(self, tokens_per_s: float) -> float:
         """Return the seconds per prompt token, estimated from the worker's ``tokens_per_s`` until it is observed."""
@@ -352,6 +366,7 @@ class Worker:
         entry.last_token_s = math.nan
         cached_tokens = self.prefix_cache.insert(q.prefix, self.state.kv_tokens)
         q.dispatch.cached_tokens = min(int(cached_tokens), q.prompt_tokens)
+        q.dispatch.kv_tokens = self.state.kv_tokens or 0
         self.active[q.id] = entry
         self._count(entry, 1)
         self.adaptive_limit.note_in_flight(self.slots_in_use)
@@ -396,7 +411,8 @@ class Worker:
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
         if math.isnan(last_token_s):
             self.adaptive_limit.accepted(dispatch.dispatched_s, self.slots_in_use)
-            dispatch.refused_s, dispatch.refusals, dispatch.refusals_alone = math.inf, 0, 0
+            full = dispatch.full_queues
+            full.last_s, full.count, full.count_alone = math.inf, 0, 0
         # A response in a single chunk shows neither when it began nor how fast its tokens were generated.
         if not dispatch.single_chunk:
             if not math.isnan(last_token_s):

@@ -11,6 +11,11 @@ from .ordering_gain import report as report
 from .ordering_gain import text_report as text_report
 from .replay import Service as Service
 from .replay import fit as fit
+from .routing_gain import ROUTERS as ROUTERS
+from .routing_gain import RouterGain as RouterGain
+from .routing_gain import RoutingGain as RoutingGain
+from .routing_gain import routing_gain as routing_gain
+from .routing_gain import routing_text as routing_text
 from .trace import Trace as Trace
 from .trace import of_journal as of_journal
 from .trace import of_rows as of_rows

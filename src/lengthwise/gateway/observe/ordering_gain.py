@@ -208,7 +208,7 @@ def gain(trace: Trace, order: Order = ORDER, *, draws: int = DRAWS, seed: int = 
         return Gain(TOO_FEW, text, len(trace), trace.span_s)
     parts = [part for part in pools_of(trace) if is_measurable(part)]
     if not parts:
-        return Gain(NOT_STREAMED, _NEEDS_STREAMS, len(trace), trace.span_s)
+        return Gain(NOT_STREAMED, NEEDS_STREAMS, len(trace), trace.span_s)
     pools = [_Pool.of(part, order) for part in parts]
     replayed = [{name: replay(pool.workload, pool.service, name, order) for name in ORDERS} for pool in pools]
     ratios = _ratios(replayed)
@@ -310,7 +310,7 @@ def _in_order(trace: Trace) -> bool:
     return num_overtaken <= 0.02 * len(trace)
 
 
-_NEEDS_STREAMS = (
+NEEDS_STREAMS = (
     "A buffered response does not show when its engine started it; steps and slots remain unknown. At least "
     f"{MIN_STREAMED} responses of some tokens must be streamed (stream: true); the others may be buffered."
 )
@@ -328,7 +328,7 @@ def report(path: Path | str, order: Order = ORDER, *, draws: int = DRAWS) -> Gai
 
 def text_report(gain: Gain) -> str:
     """Return the gain as lines of text."""
-    span = _duration(gain.span_s)
+    span = duration(gain.span_s)
     lines = [f"Verdict: {gain.decision}", gain.description, "", f"{gain.requests} requests over {span}"]
     if not gain.orders:
         return "\n".join(lines)
@@ -346,18 +346,20 @@ def text_report(gain: Gain) -> str:
     lines.append(f"{'fcfs (simulated)':34}{gain.fcfs_jct_s:>8.3f} s  {'':<30}{gain.fcfs_p99_jct_s:>8.3f} s")
     for order in gain.orders:
         lines.append(
-            f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {_format_change(order.mean):<30}"
-            f"{order.p99_jct_s:>8.3f} s  {_format_change(order.p99)}"
+            f"{_LABELS[order.name]:34}{order.mean_jct_s:>8.3f} s  {format_change(order.mean):<30}"
+            f"{order.p99_jct_s:>8.3f} s  {format_change(order.p99)}"
         )
-    lines += [f"{'isrtf against srtf':34}{'':>10}  {_format_change(gain.preemption_effect)}", ""]
+    lines += [f"{'isrtf against srtf':34}{'':>10}  {format_change(gain.preemption_effect)}", ""]
     return "\n".join([*lines, f"Intervals: {100 * gain.level:g} % each, by a block bootstrap of this traffic."])
 
 
-def _format_change(change: Change) -> str:
+def format_change(change: Change) -> str:
+    """Return a change and its interval as percentages."""
     return f"{100 * change.value:+.1f} % ({100 * change.low:+.1f} to {100 * change.high:+.1f})"
 
 
-def _duration(span_s: float) -> str:
+def duration(span_s: float) -> str:
+    """Return a time span in the largest unit of which it has two."""
     for unit, seconds in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if span_s >= 2 * seconds:
             return f"{span_s / seconds:.1f} {unit}"

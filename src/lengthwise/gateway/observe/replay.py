@@ -229,12 +229,26 @@ def resampled(workload: Workload, gaps_s: Floats, rows: Ints) -> Workload:
     return workload.take(rows, np.cumsum(gaps) - gaps[0])
 
 
-def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) -> Deployment:
-    """Return the fitted engines as a deployment, with enough KV memory for the workload."""
+def deployment_of(
+    workload: Workload,
+    service: Service,
+    scheduler: Scheduler,
+    *,
+    caches_prefixes: bool = False,
+    kv_tokens: int | None = None,
+) -> Deployment:
+    """Return the fitted engines as a deployment, with ``kv_tokens`` of KV memory, or by default enough of it.
+
+    That is enough for the requests in flight, and if engines cache prefixes for the complete workload.
+    """
     max_model_len = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
     max_num_seqs = service.max_num_seqs or _NO_LIMIT
     max_tokens = _STEP_TOKENS + max_num_seqs
     num_blocks = -(-max_model_len // _BLOCK_SIZE) * (min(max_num_seqs, len(workload)) + 1)
+    if kv_tokens is not None:
+        num_blocks = max(kv_tokens, max_model_len) // _BLOCK_SIZE + 1
+    elif caches_prefixes:
+        num_blocks += int((-(-(workload.prompt_tokens + workload.output_tokens) // _BLOCK_SIZE)).sum())
     # The cost that a sequence and a prompt token share goes to the table by tokens, the rest to tables of their own.
     zeros, two = np.zeros(2), np.arange(2.0)
     token_s = min(service.seq_s, service.prompt_s)
@@ -253,7 +267,11 @@ def deployment_of(workload: Workload, service: Service, scheduler: Scheduler) ->
         front=Front(request_s=service.front_s),
     )
     limits = EngineLimits(
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, block_size=_BLOCK_SIZE, watermark=0.0
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        block_size=_BLOCK_SIZE,
+        watermark=0.0,
+        enable_prefix_caching=caches_prefixes,
     )
     kv_plan, parallelism = KvPlan(num_blocks, _BLOCK_SIZE, 0.0, 0.0, 0.0, 0.0), Parallelism(1, 1, service.engines)
     hardware, name = (_MODEL, _GPU, _NODE, parallelism), "engines as observed"

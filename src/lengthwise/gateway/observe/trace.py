@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.telemetry import Row, read_all
+from lengthwise.gateway.telemetry import PrefixKey, Row, read_all
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -19,6 +20,15 @@ Bools = npt.NDArray[np.bool_]
 _ROUNDING_S = 1e-3  # a journal rounds each time, which may reverse the order of two by less than this
 _MAX_TOKENS = 10**9
 _MAX_S = 1e11  # beyond it a double does not resolve microseconds
+
+
+class Context(NamedTuple):
+    """What the prompt of a request shares with others, and what the engine reports."""
+
+    session: int  # hash of its name; 0: none
+    prefix: tuple[PrefixKey, ...]
+    cached_tokens: float  # NaN: not reported
+    kv_tokens: int  # size of the worker's KV cache; 0: not reported
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Trace:
     worker: Ints  # index of ``workers``
     model: Ints  # index of ``models``
     repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
+    contexts: tuple[Context, ...]
     models: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()
 
@@ -66,7 +77,13 @@ class Trace:
     def take(self, rows: Ints) -> Trace:
         """Return some of the requests, in the given order."""
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, **columns, repredictions=tuple(self.repredictions[row] for row in rows.tolist()))
+        numbers = rows.tolist()
+        return replace(
+            self,
+            **columns,
+            repredictions=tuple(self.repredictions[row] for row in numbers),
+            contexts=tuple(self.contexts[row] for row in numbers),
+        )
 
 
 _COLUMNS = (
@@ -93,6 +110,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
         worker=np.array([workers[row.worker] for row in rows], dtype=np.int64),
         model=np.array([models[row.model] for row in rows], dtype=np.int64),
         repredictions=tuple(row.repredictions for row in rows),
+        contexts=tuple(Context(row.session, row.prefix, row.cached_tokens, row.kv_tokens) for row in rows),
         models=tuple(models),
         workers=tuple(workers),
     )

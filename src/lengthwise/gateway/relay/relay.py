@@ -455,6 +455,8 @@ class RelayedRequest:
         """End the request. Only the first call counts."""
         self._done = True
         self._attribution.close()
+        if self.response is not None:
+            self.ticket.request.dispatch.reported_cached_tokens = self.response.cached_tokens
         self.ticket.on_interrupt = None
         if self._attempt is not None:
             self._attempt.interrupt(REQUEST_ENDED)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ class ResponseReader:
 
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
+        self.cached_tokens = math.nan  # prompt tokens that were cached; NaN unless the engine reports them
         self.finish_reason = ""
         self.output_complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported in the stream, or that ended it
@@ -60,6 +62,10 @@ class ResponseReader:
     def missing_end(self) -> bytes | None:
         """Return the rest of a response whose output is complete, such as [DONE], or None if output is missing."""
         return None
+
+    def _read_cached(self, usage: bytes) -> None:
+        if (cached := sse.CACHED.search(usage)) is not None:
+            self.cached_tokens = float(cached[1])
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
         """Return the events that may go to the client. Events before the first output (a role) wait for that output."""
@@ -130,6 +136,7 @@ class Passthrough(ResponseReader):
         has_usage = b'"completion_tokens"' in terminated
         if has_usage and (counts := sse.USAGE.findall(terminated)):
             self.count = int(counts[-1])
+            self._read_cached(terminated)
         causes = sse.FINISH.findall(terminated)
         if causes:
             self._choices_left -= len(causes)
@@ -175,6 +182,8 @@ class BufferedResponse(ResponseReader):
             return b""
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
         self.count = int(usage[1]) if usage else 1
+        if usage:
+            self._read_cached(body[usage.start() :])
         cause = sse.find_from(sse.FINISH, b'"finish_reason"', body)
         self.finish_reason = cause[1].decode() if cause else ""
         self.output_complete = self.finished = True
@@ -375,6 +384,7 @@ class TrackedStream(ResponseReader):
             )
             if b'"completion_tokens"' in event and is_total:
                 self._usage_sent = True
+                self._read_cached(event)
             if sse.is_done(event):
                 return self._close()
         shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)

@@ -89,6 +89,7 @@ ALL_IDS = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
 IDS_FIELD = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
 FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
 USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
+CACHED = re.compile(rb'"cached_tokens":\s?(\d{1,9})(?!\d)')  # within the usage
 NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
 ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
 OBJECT_ENDS = (b"}\n\n", b"}\r\n\r\n", b"}\r\r")

@@ -2,6 +2,7 @@ from .events import EventLog as EventLog
 from .events import Tracing as Tracing
 from .events import json_lines as json_lines
 from .journal import Journal as Journal
+from .journal import PrefixKey as PrefixKey
 from .journal import Row as Row
 from .journal import as_dict as as_dict
 from .journal import from_dict as from_dict

@@ -88,7 +88,7 @@ class EventLog(Listener):
         if not self._logger.isEnabledFor(level):
             return
         fields = as_dict(row)
-        del fields["repredictions"]
+        del fields["repredictions"], fields["prefix"]
         fields["jct_s"] = round(row.jct_s, 6)
         if cause := safe_detail(row.outcome, detail):
             fields["cause"] = cause

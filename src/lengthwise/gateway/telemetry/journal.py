@@ -19,6 +19,7 @@ from lengthwise.gateway.protocols import Clock, monotonic
 from lengthwise.schema.errors import InputError, OutputError
 
 Reprediction = tuple[int, float]  # (tokens generated so far, predicted total)
+PrefixKey = tuple[int, int]  # (leading tokens of a prompt, salted hash of these tokens)
 _MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use doubles
 
 
@@ -48,6 +49,11 @@ class Row:
     resumed_tokens: int  # sum of the tokens retained each time that it returned to the queue
     failovers: int  # moves from a worker that was lost, or failed after the request's first token
     outcome: str
+    # requests of one session, and prompts that begin alike, have equal hashes within a run of the gateway
+    session: int = 0  # salted hash of its name; 0: none
+    prefix: tuple[PrefixKey, ...] = ()
+    cached_tokens: float = math.nan  # prompt tokens that were cached, as the engine reports them; NaN: it does not
+    kv_tokens: int = 0  # size of the worker's KV cache, as the engine reports it; 0: it does not
 
     @property
     def jct_s(self) -> float:
@@ -62,6 +68,12 @@ class Row:
 
 _TIMES = ("arrival_s", "dispatched_s", "first_token_s", "finished_s")
 _TYPES = {field.name: field.type for field in fields(Row)}
+_DEFAULTS = {
+    "session": 0,
+    "prefix": (),
+    "cached_tokens": None,
+    "kv_tokens": 0,
+}  # of journals that were written before these existed
 
 
 def as_dict(row: Row) -> dict[str, Any]:
@@ -76,7 +88,7 @@ def from_dict(values: Mapping[str, Any]) -> Row:
     """Return the row from values of ``as_dict``. Raises KeyError, TypeError or ValueError for other values."""
     row: dict[str, Any] = {}
     for name, kind in _TYPES.items():
-        value = values[name]
+        value = values.get(name, _DEFAULTS[name]) if name in _DEFAULTS else values[name]
         match kind:
             case "float":
                 row[name] = math.nan if value is None else float(value)
@@ -88,6 +100,8 @@ def from_dict(values: Mapping[str, Any]) -> Row:
                 if not isinstance(value, str):
                     raise TypeError(f"{name} must be a text; it is {value!r}")
                 row[name] = value
+            case "tuple[PrefixKey, ...]":
+                row[name] = tuple((int(tokens), int(key)) for tokens, key in value)
             case _:
                 row[name] = tuple((int(tokens), float(total)) for tokens, total in value if abs(tokens) <= _MAX_INTEGER)
     return Row(**row)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, Self
 
 import numpy as np
@@ -13,10 +15,10 @@ import numpy as np
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
-from lengthwise.gateway.request import UNAUTHENTICATED, LengthPrediction, Outcome, Refusal, Request
+from lengthwise.gateway.request import UNAUTHENTICATED, Client, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Statistics
 from lengthwise.gateway.telemetry.events import EventLog, Tracing
-from lengthwise.gateway.telemetry.journal import Journal, Reprediction, Row
+from lengthwise.gateway.telemetry.journal import Journal, PrefixKey, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics
 
 MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, so that the rest covers the same span
@@ -56,8 +58,10 @@ class RequestTimeline:
             self.served_s += now_s - self.sent_s
             self.sent_s = math.nan
 
-    def row(self, tenant: str, outcome: Outcome, now_s: float) -> Row:
-        """Return the journal's row of the request, which ends now."""
+    def row(
+        self, tenant: str, outcome: Outcome, now_s: float, *, session: int = 0, prefix: tuple[PrefixKey, ...] = ()
+    ) -> Row:
+        """Return the journal's row of the request, which ends now, with hashes of its session and its prompt."""
         request = self.request
         return Row(
             **{name: getattr(request, name) for name in _REQUEST_FIELDS},
@@ -73,9 +77,14 @@ class RequestTimeline:
             finished_s=now_s,
             preemptions=request.dispatch.preemptions,
             outcome=outcome.value,
+            session=session,
+            prefix=prefix,
+            cached_tokens=request.dispatch.reported_cached_tokens,
+            kv_tokens=request.dispatch.kv_tokens,
         )
 
 
+_MAX_HASH = (1 << 53) - 1  # larger integers lose digits in JSON readers that use doubles
 _REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens", "max_tokens")
 _TIMELINE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers", "resumed_tokens")
 
@@ -84,13 +93,19 @@ class RequestTimelines(Listener):
     """Records the timelines of all live requests, and calls the subscribers with the row of each request that ends.
 
     ``tenant`` returns a tenant's name by its number, ``inter_token_s`` the histogram of a model's times between tokens.
+    Rows have the hashes of prompts' beginnings if ``prefixes`` is set.
     """
 
     def __init__(
-        self, tenant: Callable[[int], str] = str, inter_token_s: Callable[[str], Histogram] | None = None
+        self,
+        tenant: Callable[[int], str] = str,
+        inter_token_s: Callable[[str], Histogram] | None = None,
+        *,
+        prefixes: bool = False,
     ) -> None:
-        self._tenant, self._inter_token_s = tenant, inter_token_s
+        self._tenant, self._inter_token_s, self._prefixes = tenant, inter_token_s, prefixes
         self._live: dict[int, RequestTimeline] = {}
+        self._keyed = blake2b(digest_size=8, key=os.urandom(32))
         self._subscribers: list[Callable[[Row], None]] = []
 
     def subscribe(self, on_row: Callable[[Row], None]) -> None:
@@ -145,9 +160,22 @@ class RequestTimelines(Listener):
         timeline = self._live.pop(request.id, None)
         if timeline is not None:
             timeline.leave_worker(now_s)
-            row = timeline.row(self._tenant(request.client.tenant), outcome, now_s)
+            row = timeline.row(
+                self._tenant(request.client.tenant),
+                outcome,
+                now_s,
+                session=self._session_of(request.client),
+                prefix=request.prefix.levels(_MAX_HASH) if self._prefixes else (),
+            )
             for on_row in self._subscribers:
                 on_row(row)
+
+    def _session_of(self, client: Client) -> int:
+        if not client.session:
+            return 0
+        digest = self._keyed.copy()
+        digest.update(repr((client.tenant, client.session)).encode("utf-8", "surrogatepass"))
+        return int.from_bytes(digest.digest(), "little") & _MAX_HASH or 1
 
 
 def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
@@ -182,7 +210,8 @@ class Telemetry(Listeners):
         mode = config.order.mode
         phases = config.dispatch.phases if mode == "rra" else None
         self.metrics = Metrics(statistics, mode=mode, phases=phases)
-        self.timelines = RequestTimelines(self._tenant, self.metrics.inter_token_s)
+        has_journal = config.listen.journal is not None
+        self.timelines = RequestTimelines(self._tenant, self.metrics.inter_token_s, prefixes=has_journal)
         self.log = EventLog(clock)
         listen = config.listen
         self.journal = Journal(listen.journal, clock) if listen.journal else None
