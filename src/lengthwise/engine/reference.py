@@ -279,7 +279,10 @@ class Reference:
             self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
-        for q in sorted(step.decodes, key=lambda q: q.return_number):
+        finishing = [q for q in step.decodes if q.generated + 1 == q.output]
+        for q in sorted(finishing, key=lambda q: q.admission.number):
+            self._emit(rep, q, now)
+        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.return_number):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
