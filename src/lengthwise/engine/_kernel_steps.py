@@ -298,6 +298,22 @@ def _advance_group(S, r, g, now_s):
 
 
 @jit
+def _finish_decodes(S, r, g, now_s):
+    """Finish the group's requests that have all their tokens. Their blocks are freed in the order of admission."""
+    finished, slot = 0, pop_finished(S, g)
+    while slot >= 0:
+        i = finished
+        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > S.slots[slot].admission:
+            S.tmp_slot[i] = S.tmp_slot[i - 1]
+            i -= 1
+        S.tmp_slot[i] = slot
+        finished += 1
+        slot = pop_finished(S, g)
+    for i in range(finished):
+        _finish(S, r, S.tmp_slot[i], now_s)
+
+
+@jit
 def end_step(S, D, r, now_s, rank, router):
     """End the replica's oldest step in flight. Under disaggregation ``router`` chooses the decode replicas."""
     rep, stride = S.replicas[r], S.params[0].stride
@@ -311,17 +327,7 @@ def end_step(S, D, r, now_s, rank, router):
     if S.groups[g].members > 0:
         if flight.rests == 0:
             _advance_group(S, r, g, now_s)
-            finished, slot = 0, pop_finished(S, g)
-            while slot >= 0:  # Their blocks are freed in the order of admission.
-                i = finished
-                while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > S.slots[slot].admission:
-                    S.tmp_slot[i] = S.tmp_slot[i - 1]
-                    i -= 1
-                S.tmp_slot[i] = slot
-                finished += 1
-                slot = pop_finished(S, g)
-            for i in range(finished):
-                _finish(S, r, S.tmp_slot[i], now_s)
+            _finish_decodes(S, r, g, now_s)
         if rep.partials > 0 or S.groups[rep.idle_group].members > 0:
             renumber(S, g)
         if S.groups[rep.idle_group].members == 0:
