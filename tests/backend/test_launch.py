@@ -8,6 +8,7 @@ import pytest
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, vllm_launch
 from lengthwise.policy import known, named, rank
+from lengthwise.schema.deployment import KVOffloading
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
@@ -130,6 +131,14 @@ def test_the_prefix_cache_is_on_where_it_was_simulated():
     assert value(vllm_launch(d), "--enable-prefix-caching") is True
     assert value(vllm_launch(d), "--no-enable-prefix-caching") is None
     assert value(sglang_launch(d), "--disable-radix-cache") is None
+
+
+def test_the_cpu_memory_behind_the_cache_arrives_in_gib():
+    offloading = KVOffloading(64.0, load="if_faster")
+    launch = vllm_launch(deployment(limits=EngineLimits(enable_prefix_caching=True, kv_offloading=offloading)))
+    assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
+    assert message(launch, "vLLM loads all that CPU memory has")
+    assert value(vllm_launch(deployment()), "--kv-offloading-size") is None
 
 
 def test_each_replica_sees_its_own_gpus_of_its_node():

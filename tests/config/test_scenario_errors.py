@@ -225,7 +225,7 @@ def test_all_problems_are_listed_at_once_and_at_most_ten_lines():
         (
             "  engine.a: there is no such key; known in engine are max_num_seqs, max_num_batched_tokens, "
             "block_size, gpu_memory_utilization, max_model_len, max_step_seqs, watermark, timeout_s, "
-            "enable_prefix_caching, prefix_cache, radix_eviction_policy, max_in_flight"
+            "enable_prefix_caching, prefix_cache, radix_eviction_policy, kv_offloading, max_in_flight"
         ),
         "  run.seeds: must be at least 1; it is 0",
     ]

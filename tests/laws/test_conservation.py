@@ -74,7 +74,7 @@ def test_computed_tokens_are_those_of_the_steps(workload, deployment):
         assert records.series.output_tokens.sum() == r.output_tokens.sum()
     if not r.preemptions.any() and deployment.limits.timeout_s == INFINITY:
         served = r.status == Status.FINISHED
-        assert computed == (r.prompt_tokens + r.output_tokens - 1)[served].sum()
+        assert computed == (r.prompt_tokens - r.cached_tokens + r.output_tokens - 1)[served].sum()
 
 
 @LAW

@@ -43,9 +43,9 @@ FREE_PORTS = {"--port 8080": "--port 0 --admin-port 0"}
 
 
 def walked(word: str) -> str:
-    """The guide's one command with that word in it, without the program's name."""
+    """The guide's first command with that word in it, without the program's name."""
     lines = [line for block in blocks(GUIDE) if block.language == "sh" for line in block.text.splitlines()]
-    (line,) = (line for line in lines if line.startswith("lengthwise serve ") and word in line)
+    line = next(line for line in lines if line.startswith("lengthwise serve ") and word in line)
     return line.partition("#")[0].removeprefix("lengthwise ").strip()
 
 

@@ -101,6 +101,8 @@ def _notes(d: Deployment) -> Iterator[str]:
         f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "
         "(--schedule-conservativeness)."
     )
+    if d.limits.kv_offloading:
+        yield "CPU memory behind the prefix cache was simulated as vLLM uses it; the command leaves SGLang's off."
     eviction = d.limits.radix_eviction_policy
     if _has_radix_cache(d) and eviction not in _EVICTION_FLAGS:
         yield (

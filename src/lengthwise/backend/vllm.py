@@ -14,7 +14,7 @@ from typing import Any
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import NULL_BLOCKS, Deployment
-from lengthwise.schema.specs import GIB, dtype_name
+from lengthwise.schema.specs import GB, GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
 BLOCK_MULTIPLE = {"cuda": 16, "cpu": 32}  # factor of the block sizes of vLLM's attention kernels, tokens
@@ -55,6 +55,7 @@ def vllm_launch(
     """
     deployment.require_one_side("a launch command")
     d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
+    offloading = d.limits.kv_offloading
     environment, block = launch.environment_of(deployment, device, replica), _block_size(d, device)
     if device == "cpu":
         cache_gib = math.ceil(d.kv.num_blocks * d.kv.kv_bytes_per_block / GIB)
@@ -79,6 +80,7 @@ def vllm_launch(
         "--enforce-eager": device == "cpu",
         "--enable-prefix-caching": d.limits.enable_prefix_caching,
         "--no-enable-prefix-caching": not d.limits.enable_prefix_caching,
+        "--kv-offloading-size": f"{offloading.size_gb * GB / GIB:g}" if offloading and offloading.size_gb else None,
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
     }
@@ -118,12 +120,19 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
             f"Blocks of {d.limits.block_size} tokens were simulated; vLLM's attention takes multiples of "
             f"{BLOCK_MULTIPLE[device]}: --block-size is {block}."
         )
+    yield from _offloading_notes(d)
     if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
         yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
     if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
         yield "On a CPU the engine shows whether the command is valid, not how fast it serves: float32, no graphs."
+
+
+def _offloading_notes(d: Deployment) -> Iterator[str]:
+    offloading = d.limits.kv_offloading
+    if offloading and offloading.size_gb and (offloading.load != "always" or offloading.outputs):
+        yield "vLLM loads all that CPU memory has of a prompt, and stores blocks of prompts only."
 
 
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
