@@ -409,8 +409,10 @@ class _LoadOrCompute:
         def loads_faster(blocks: Ints) -> npt.NDArray[np.bool_]:
             return blocks * block_s < self.saved_s(deployment, blocks)
 
-        fast = np.flatnonzero(loads_faster(self.blocks))
-        if not len(fast):
+        slower = np.flatnonzero(~loads_faster(self.blocks))
+        first = int(slower[-1]) + 1 if len(slower) else 0  # of the sizes from which on loading is always faster
+        if first == len(self.blocks):
             return math.inf
-        between = np.arange(self.blocks[fast[0] - 1] + 1 if fast[0] else 1, self.blocks[fast[0]] + 1)
-        return float(between[np.argmax(loads_faster(between))] * self._kv.block_size)
+        between = np.arange(self.blocks[first - 1] + 1 if first else 1, self.blocks[first] + 1)
+        slower = np.flatnonzero(~loads_faster(between))
+        return float(between[slower[-1] + 1 if len(slower) else 0] * self._kv.block_size)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise import engine, metrics
+from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.deployment import Scheduler
+from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import noted
 from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
 from lengthwise.search.workers import available_cpus, threads
@@ -75,6 +76,7 @@ class VariantOutcome:
             front_note(cost, sent_rps(self.records)),
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
+            whole_prompts_note(self.variant.deployment),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -96,6 +98,16 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
     return (
         f"{count:,} preemptions: preemption by_rank ignores what swapping and recomputing cost, which near capacity "
         'can exceed the gain. Compare with preemption = "worth(factor=1)".'
+    )
+
+
+def whole_prompts_note(deployment: Deployment) -> str:
+    """Return a warning if the prefix cache is on for whole prompts, which are never looked up, otherwise ""."""
+    if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment):
+        return ""
+    return (
+        "The prefix cache finds nothing under this batching policy, which computes whole prompts. Take one with "
+        'chunked prefill, such as scheduler.batching = "unified", or set engine.enable_prefix_caching = false.'
     )
 
 

@@ -21,6 +21,7 @@ HASHED_TOKENS = 512
 """Tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``."""
 
 _USERS = {"human", "user"}
+_TOOLS = {"tool", "function", "observation"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
 
 
@@ -131,6 +132,8 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
         fault = row_fault(FORMATS["mooncake"], [], row)
         at_ms: Any = row.get("timestamp")
         hashes, session = row.get("hash_ids") or [], row.get("session_id")
+        if row.get("block_size", HASHED_TOKENS) != block_tokens:
+            fault = "block_size must not vary"
         if fault := fault or hash_fault(hashes, row["input_length"], block_tokens):
             raise source.fault(line, fault)
         waits = _parents(source, line, row, place, number, last)
@@ -285,7 +288,7 @@ def _answers(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[in
         tokens = count(text)
         if role in _ASSISTANTS and is_question and tokens > 0:
             yield prompt_tokens, tokens, prompt, text
-        is_question = role in _USERS and bool(text)
+        is_question = role in _USERS | _TOOLS and bool(text)
         prompt_tokens += tokens
         prompt = f"{prompt}\n\n{text}" if prompt else text
 
@@ -407,8 +410,9 @@ def recorded_calls(requests: Sequence[Recorded]) -> list[Call]:
     """Return the calls of requests, in order of arrival, with what their prompts share.
 
     A request waits for the last one of its session that ended before it came, and continues it if its prompt begins
-    with that prompt and is longer than that prompt and output. Other prompts share blocks of RECORDED_TOKENS tokens
-    where the hashes of their beginnings are equal. The first request with a beginning says how many tokens it has.
+    with all recorded beginnings of that prompt and is longer than that prompt and output. Other prompts share blocks of
+    RECORDED_TOKENS tokens where the hashes of their beginnings are equal. The first request with a beginning says how
+    many tokens it has.
     """
     uses = Counter(key for one in requests for _, key in one.prefix)
     spans: dict[int, tuple[range, int]] = {}  # numbers of the blocks that a hash adds, and its leading tokens
@@ -426,7 +430,7 @@ def recorded_calls(requests: Sequence[Recorded]) -> list[Call]:
         if (last := last_ended.get(one.session, -1)) >= 0:
             before = requests[last]
             call.parents, call.delay_s = [last], one.arrival_s - before.finished_s
-            if _hashes(one)[: len(before.prefix)] == _hashes(before):
+            if before.prefix and _hashes(one)[: len(before.prefix)] == _hashes(before):
                 call.previous_turn = _continued(calls, last, one.prompt_tokens)
         blocks: list[int] = []
         reached = 0

@@ -46,7 +46,7 @@ ROUTERS = (
     "uncached_work",
     "uncached_load",
 )
-"""The routers that are compared by default: all that the gateway knows, but those that ignore load."""
+"""The routers that are compared by default."""
 DRAWS = 400
 
 
@@ -90,11 +90,11 @@ def routing_gain(
     None are those of ROUTERS for which the trace has enough. Raises InputError if there is no such router, or if one
     needs prefixes or sessions of which the trace has none.
     """
+    trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     names = [name for name in ROUTERS if not _fault(name, trace)] if routers is None else list(dict.fromkeys(routers))
     for name in names:
         if fault := _fault(name, trace):
             raise InputError(fault)
-    trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     if len(trace) < MIN_REQUESTS:
         text = f"{len(trace)} requests got a response so far; at least {MIN_REQUESTS} are needed."
         return RoutingGain(text, len(trace), trace.span_s)
@@ -115,7 +115,8 @@ def routing_gain(
     }
     served = np.all([np.isfinite(run[:2]).all(axis=0) for run in runs.values()], axis=0)
     runs = {name: run[:, served] for name, run in runs.items()}
-    n = int(served.sum())
+    if (n := int(served.sum())) == 0:
+        return RoutingGain("No request finishes under every router.", len(trace), trace.span_s)
     length = min(n, max(50, n // BLOCKS))
     starts = np.random.default_rng(seed).integers(0, n, (draws, -(-n // length)))
     samples = circular_blocks(starts, length, n)
@@ -262,6 +263,7 @@ def _unknown(trace: Trace, sizes: list[int | None], central: RouterGain, observe
         f"Engines reported cached tokens for {100 * reported:.0f} % of the requests{others}.",
         size,
         f"Simulated routers choose when a request arrives: {choice}.",
+        "The best router is chosen on the traffic that also gives its interval, so it may be the best by chance.",
     )
 
 
