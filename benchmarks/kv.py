@@ -27,7 +27,7 @@ from lengthwise.usecases import variants
 from lengthwise.usecases.kv import reuse
 from lengthwise.workload import read
 
-STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "bde323ec"
+STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "f72e731c"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
 LRU_SHARES |= {10_000: 0.215, 20_000: 0.294, 50_000: 0.356, 10**9: 0.366}
 """Share of block references that a serial LRU simulation of the conversation trace finds, by blocks of 512 tokens."""
