@@ -279,8 +279,15 @@ class Summary:
     goodput: Goodput | None  # None without an SLO
     hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
     prefix_cache: PrefixCacheStatistics | None = None  # None where no prompts share a prefix
+    steady_share: Estimate | None = None  # of the window: about as many sessions start as end; None without sessions
+
+    @property
+    def is_steady(self) -> bool:
+        """Return whether the load neither rises nor falls for most of the window; it can only with sessions."""
+        return self.steady_share is None or self.steady_share.value >= STEADY_SHARE
 
 
+STEADY_SHARE = 0.8
 CountedRows = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 
@@ -315,6 +322,7 @@ def summarize(
     latencies: dict[str, Any] = {name: column_distribution(request_column(r, name), level) for name in _LATENCIES}
     start_s = max(warmup_s, float(r.arrival_s[0]))
     span_s = float(records.end_s) - start_s
+    sent_s = None if workload is None else session_times(records, workload)
     return Summary(
         name=records.name,
         seeds=(records.seed,),
@@ -327,7 +335,32 @@ def summarize(
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
         prefix_cache=None if workload is None else _prefix_cache(r, rows, workload, deployment, level),
+        steady_share=None if sent_s is None else Estimate(_share_of(sent_s, start_s, float(records.end_s))),
     )
+
+
+SENT_SHARE = 0.95  # of the requests of sessions, when a run is no longer filling up
+
+
+def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
+    """Return from when to when about as many sessions run, in seconds, or None without sessions that start over time.
+
+    The number of running sessions rises until SENT_SHARE of the requests come no later in their sessions, and falls
+    after the last session has started.
+    """
+    if workload.after is None or workload.concurrency is not None:
+        return None
+    starts_s = workload.arrival_s[np.diff(workload.after.start) == 0]
+    since_s = records.requests.arrival_s - workload.arrival_s
+    sent = np.isfinite(since_s)
+    if not sent.any() or not starts_s.max() > starts_s.min():
+        return None
+    return float(starts_s.min() + np.quantile(since_s[sent], SENT_SHARE)), float(starts_s.max())
+
+
+def _share_of(span_s: tuple[float, float], start_s: float, end_s: float) -> float:
+    """Return the share of a window, from ``start_s`` to ``end_s``, that a span covers."""
+    return max(0.0, min(span_s[1], end_s) - max(span_s[0], start_s)) / (end_s - start_s) if end_s > start_s else 1.0
 
 
 def _prefix_cache(

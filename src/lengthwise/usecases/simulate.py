@@ -77,6 +77,7 @@ class VariantOutcome:
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
             whole_prompts_note(self.variant.deployment),
+            unsteady_note(self.summary),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -108,6 +109,17 @@ def whole_prompts_note(deployment: Deployment) -> str:
     return (
         "The prefix cache finds nothing under this batching policy, which computes whole prompts. Take one with "
         'chunked prefill, such as scheduler.batching = "unified", or set engine.enable_prefix_caching = false.'
+    )
+
+
+def unsteady_note(summary: Summary) -> str:
+    """Return a warning if sessions make the load rise and fall for much of the window, otherwise ""."""
+    if summary.steady_share is None or summary.is_steady:
+        return ""
+    return (
+        f"For {1 - summary.steady_share.value:.0%} of the measured time the load rises, because few sessions have "
+        "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
+        "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
     )
 
 
