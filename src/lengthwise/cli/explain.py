@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   lengthwise explain examples/chat-70b.toml --set deployment.tp=2
-  lengthwise explain examples/multi-turn.toml --request 17
+  lengthwise explain examples/multi-turn.toml --variant "prefix cache" --request 17
 """
 
 
@@ -27,6 +27,7 @@ def run(
     scenario_file: ScenarioFile,
     *,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
     request: Annotated[
         int | None,
@@ -43,14 +44,16 @@ def run(
     from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
+    if variant is not None:
+        scenario = scenario.only(variant)
     options.print_notes(scenario.notes)
     if request is not None:
-        for variant in build(scenario):
-            show_request(variant, explain_request(variant, request, scenario.run.seed))
+        for one in build(scenario):
+            show_request(one, explain_request(one, request, scenario.run.seed))
         return
     shown: list[tuple[tuple[object, ...], str]] = []
-    for variant in build(scenario):
-        found, sections = explain(variant), variant.scenario
+    for one in build(scenario):
+        found, sections = explain(one), one.scenario
         # Everything that the page shows but the scheduler, of which only its memory policy has an effect here.
         page = (
             sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits, found.by_prediction
@@ -59,10 +62,10 @@ def run(
         if shown:
             typer.echo()
         if same is not None:
-            print_properties(variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {same}")])
+            print_properties(one.name, [("scheduler", _scheduler(one)), ("the rest", f"as {same}")])
             continue
-        show(variant, found)
-        shown.append((page, variant.name))
+        show(one, found)
+        shown.append((page, one.name))
 
 
 def show_request(variant: Variant, found: RequestExplanation) -> None:

@@ -307,6 +307,11 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
     assert scenario is not None  # None only with problems
+    for path in overridden:
+        if own := [repr(variant.name) for variant in scenario.variants if _has(variant.overrides, path)]:
+            notes.append(
+                f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
+            )
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
@@ -317,6 +322,10 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
         )
     return scenario.with_origin(source, folder, notes)
+
+
+def _has(table: Any, path: KeyPath) -> bool:
+    return not path or (isinstance(table, dict) and path[0] in table and _has(table[path[0]], path[1:]))
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
