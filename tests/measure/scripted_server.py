@@ -17,6 +17,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from lengthwise.testing.engine_server.server import close_runner
+
 BLOCK = 8  # tokens of the prefix cache
 EVERYTHING = frozenset(
     {"usage", "usage_each", "ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
@@ -113,7 +115,7 @@ class ScriptedServer:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         started.set()
         await self._stop.wait()
-        await runner.cleanup()
+        await close_runner(runner)
 
     async def _models(self, _: web.Request) -> web.Response:
         rows = [{"id": "toy", "owned_by": "vllm", "max_model_len": 4096}]

@@ -13,6 +13,7 @@ from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
+from lengthwise.testing.engine_server.server import close_runner
 
 SPEC = EngineSpec(model="m")
 
@@ -48,7 +49,7 @@ class Report:
 
     async def __aexit__(self, *_):
         self.hang.set()
-        await self._runner.cleanup()
+        await close_runner(self._runner)
 
     async def _health(self, _):
         await self.hang.wait()
