@@ -157,6 +157,13 @@ def test_an_unknown_host_is_reported_without_the_wording_of_the_library():
     assert "no.invalid:9: " in str(caught.value)
 
 
+class _SiteServer(ThreadingHTTPServer):
+    daemon_threads = False  # closing waits for the answers, whose failures would else be printed during a later test
+
+    def handle_error(self, *_):
+        """Silent: a client may leave before the end of a page."""
+
+
 class _Site(BaseHTTPRequestHandler):
     PAGE = b"<!DOCTYPE html>\n<html><head><title>Another server</title></head>" + b"<p>more</p>" * 500
     status = 200
@@ -179,7 +186,7 @@ class _Site(BaseHTTPRequestHandler):
 @pytest.mark.parametrize("model", [None, "toy"])
 def test_of_a_server_of_pages_comes_one_short_line(monkeypatch, status, model):
     monkeypatch.setattr(_Site, "status", status)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as site:
+    with _SiteServer(("127.0.0.1", 0), _Site) as site:
         threading.Thread(target=site.serve_forever, daemon=True).start()
         with pytest.raises(InputError) as caught:
             probed(SimpleNamespace(url=f"http://127.0.0.1:{site.server_port}"), model=model)

@@ -226,9 +226,11 @@ def test_an_occupied_port_is_reported():
 
 
 @pytest.mark.parametrize(("active", "desired", "found"), [(5, 12, 5), (12, 12, 12), (64, 12, 12)])
-def test_slots_are_found_by_probing(active, desired, found):
+def test_slots_are_found_by_probing(stalls, active, desired, found):
+    """A client that stalls reads the ends of the first requests together with the tokens of later ones."""
     with in_thread(engine(max_num_seqs=active, step_s=0.004)) as up:
-        assert probe_max_num_seqs(Server(up.servers[0].url), desired) == found
+        server = Server(up.servers[0].url)
+        assert stalls.without(lambda: probe_max_num_seqs(server, desired)) == found
 
 
 def test_a_late_client_is_not_taken_for_a_full_engine():
