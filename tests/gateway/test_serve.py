@@ -325,14 +325,14 @@ def test_after_a_stop_signal_all_requests_are_served(monkeypatch):
     started = threading.Event()
     thread = threading.Thread(target=client)
     thread.start()
-    started.wait(10)
+    assert started.wait(60)
 
     def on_ready(port: int, _: int | None) -> None:
         ports.append(port)
         ready.set()
 
     serve(config_of(engine), ready=on_ready)
-    thread.join(10)
+    thread.join(60)
     assert reported[0][0] == 200
     assert reported[0][1].endswith(b"data: [DONE]\n\n")
     assert answer(encode("p 50"), 50)[1]

@@ -319,7 +319,7 @@ def test_as_a_process():
 
             texts = asyncio.run(exchange())
             assert texts[0] == texts[1]
-            assert process.wait(timeout=10) == 137
+            assert process.wait(timeout=60) == 137
         finally:
             process.kill()
 

@@ -179,6 +179,6 @@ def test_a_woken_reader_leaves_the_next_chunk_to_the_next_reader():
             message.put_nowait(chunk(b"one"))
             assert await line.read() is None
             message.put_nowait(chunk(b"two"))
-            assert await asyncio.wait_for(later[0], 5) == b"two"
+            assert await asyncio.wait_for(later[0], 60) == b"two"
 
     run(work)

@@ -332,7 +332,7 @@ class EngineServer:
         self.restarts += 1
         await self._start()
 
-    async def idle(self, within_s: float = 5.0) -> None:
+    async def idle(self, within_s: float = 60.0) -> None:
         """Wait until no request is open. Raises TimeoutError after ``within_s``."""
         async with asyncio.timeout(within_s):
             while self.log.open or self.slots_in_use:  # noqa: ASYNC110 - for tests alone
