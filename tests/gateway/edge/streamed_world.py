@@ -218,7 +218,7 @@ def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEven
         runner.run(watched())
 
 
-async def until(true: Callable[[], bool], max_s: float = 10.0) -> None:
+async def until(true: Callable[[], bool], max_s: float = 60.0) -> None:
     async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.005)

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Received, config_of, engines, fleet_of, run, until
 from kube_api import KubeApi, endpoint, endpoint_slice
+from relay_world import pause
 
 from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
@@ -177,7 +178,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
 
 
 @pytest.mark.slow
-def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
+def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does(stalls):
     async def work():
         resilience = ResilienceConfig(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
         async with (
@@ -188,7 +189,7 @@ def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does()
             for _ in range(60):
                 fleet.succeeded("e")
                 await asyncio.sleep(0.02)
-            assert received.ups() == 1
+            assert received.ups() == 1 or stalls.lost_s > 0.05, "a stall is silence, too"
             await until(lambda: received.ups() == 0)
             server.hang.set()
             await until(lambda: received.ups() == 1)
@@ -424,7 +425,7 @@ def test_changes_are_reported_together():
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 assert len(received.all) == before + 1
-                await asyncio.sleep(0.6)
+                await pause(0.6)
                 assert len(received.all) - before <= 20 * (loop.time() - started_s) + 15  # 8 engines tell 160
 
     run(work)
