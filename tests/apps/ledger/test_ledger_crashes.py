@@ -72,6 +72,7 @@ def test_killed_at_random_moments_again_and_again_a_run_ends_alike(place, seed):
     assert finish(place(), tasks) == expected
 
 
+@pytest.mark.slow
 def test_a_server_that_crashes_under_a_run_loses_nothing_that_was_acknowledged(server):
     tasks, place, done = tasks_of(600), server.place("crashing"), []
     expected = undisturbed(server.place("uncrashed"), tasks)
