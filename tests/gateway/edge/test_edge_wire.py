@@ -258,10 +258,13 @@ def test_headers_of_an_answer_that_belong_to_a_connection_stay_behind():
 
 
 class Late(Report):
-    """An answer whose first piece lets wait for itself."""
+    """An answer whose first piece comes when the client has the head."""
+
+    head_came = False
 
     async def __aiter__(self):
-        await asyncio.sleep(0.3)
+        while not self.head_came:  # noqa: ASYNC110 - the client is in another thread
+            await asyncio.sleep(0.01)
         yield self.pieces[0]
 
 
@@ -270,7 +273,7 @@ def test_a_head_goes_with_the_first_piece_or_alone_where_that_is_late():
     with Served(config(), Script(answers=[late])) as served, served.socket() as line:
         line.sendall(complete())
         assert line.recv(65_536).endswith(b"\r\n\r\n")
-        got = b""
+        late.head_came, got = True, b""
         while not got.endswith(b"0\r\n\r\n"):
             got += line.recv(65_536)
         assert got.startswith(b"9\r\ndata: x")

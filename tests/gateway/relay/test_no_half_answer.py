@@ -48,7 +48,7 @@ def test_the_gateway_ends_while_a_cut_stream_waits(takes):
             long = asyncio.ensure_future(w.submit(LONG))
             await until(lambda: w.ledger.tokens_of[1] > 12)
             other = asyncio.ensure_future(w.submit({**short(1), "max_tokens": 40}))
-            await until(lambda: w.ledger.cause == ["preemption"])
+            await until(lambda: w.ledger.cause == ["preemption"] and len(w.engines[0].seen) == 2)
             w.driver.close()
             reply = await long
             assert reply.events[-1]["error"]["code"] == "draining"
