@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_lim
     assert (found < workload.prompt_tokens).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns_and_groups(), caching_deployments(), caching_deployments())
 def test_earlier_runs_with_the_same_prefixes_change_nothing(workload, deployment, other):

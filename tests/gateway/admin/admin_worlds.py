@@ -12,8 +12,9 @@ from typing import Self
 import numpy as np
 
 from lengthwise.gateway.admin import AdminApp
-from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Limits, Order
 from lengthwise.gateway.core import Scheduler
+from lengthwise.gateway.edge import server
 from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
@@ -148,16 +149,12 @@ class Served:
     """An ASGI app on a port of this machine, on a thread of its own."""
 
     def __init__(self, app) -> None:
-        import uvicorn
-
         self.app = app
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, loop="asyncio")
-        config.timeout_graceful_shutdown = 1
-        self.server = uvicorn.Server(config)
+        self.server = server(app, Limits(), drain_s=1)
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -173,5 +170,6 @@ class Served:
         self.server.should_exit = True
         for gone in list(self.app._streams):
             gone.set()
-        self._thread.join(10)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
         self._socket.close()

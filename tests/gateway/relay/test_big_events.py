@@ -11,6 +11,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
 from lengthwise.gateway.relay.responses import Passthrough
 from lengthwise.gateway.serve import Gateway
+from lengthwise.testing.engine_server.server import close_runner
 
 
 @pytest.mark.parametrize("size", [500_000, 1_300_000, 4_000_000])
@@ -68,7 +69,7 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
             body = {"model": "m", "prompt": "hi", "stream": True, "user": str(size)}
             async with client.post(url, json=body) as answer:
                 came.append(len(await answer.read()) - size)
-    await runner.cleanup()
+    await close_runner(runner)
     return came
 
 
