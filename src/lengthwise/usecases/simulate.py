@@ -114,12 +114,12 @@ def whole_prompts_note(deployment: Deployment) -> str:
 
 def unsteady_note(summary: Summary) -> str:
     """Return a warning if sessions make the load rise and fall for much of the window, otherwise ""."""
-    if summary.steady_share is None or summary.is_steady:
+    if summary.is_steady:
         return ""
     return (
-        f"For {1 - summary.steady_share.value:.0%} of the measured time the load rises, because few sessions have "
-        "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
-        "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
+        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, because few sessions "
+        "have reached later turns, or falls after the last session has started. Rates, cost and waits are not those "
+        "of a steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
     )
 
 
