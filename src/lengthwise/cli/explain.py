@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.explain import Explanation, Fit, RequestExplanation, Step
+    from lengthwise.usecases.explain import Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
@@ -196,7 +196,7 @@ def _predictor(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def _fit_row(fit: Fit, max_num_seqs: int) -> tuple[str, str, str]:
+def _fit_row(fit: LargestBatch, max_num_seqs: int) -> tuple[str, str, str]:
     limit = "KV cache" if fit.by_memory < max_num_seqs else "max_num_seqs"
     reserved = f", {fit.reserved_tokens:,} tokens reserved for each" if fit.reserved_tokens else ""
     note = f" (memory would fit {fit.by_memory:,}{reserved})" if fit.by_memory > fit.seqs else reserved

@@ -315,7 +315,7 @@ def _is_fixed(setting: Any) -> bool:
 
 
 def model_note(results: Sequence[Result]) -> str:
-    """Return a note on the numbers in brackets, which show the cost model's error, or "" if there are none."""
+    """Return a note on the numbers in parentheses, which show the cost model's error, or "" if there are none."""
     drawn = next((r for r in results if r.model_draws), None)
     if drawn is None:
         return ""

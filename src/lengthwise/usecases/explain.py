@@ -18,7 +18,7 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
 
 
 @dataclass(frozen=True)
-class Fit:
+class LargestBatch:
     """The largest batch of requests with ``context_tokens`` tokens each."""
 
     context_tokens: int
@@ -56,7 +56,7 @@ class Explanation:
 
     deployment: Deployment
     context_tokens: int  # what a request has half-way through its output
-    fits: list[Fit]  # largest batches, by the memory policy
+    fits: list[LargestBatch]  # largest batches, by the memory policy
     steps: list[Step]  # steps of typical shapes
     # Whether the memory policy reads predicted lengths, so that it may admit other numbers of requests than ``fits``.
     by_prediction: bool = False
@@ -97,7 +97,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     return Explanation(deployed, context, fits, steps, by_prediction)
 
 
-def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fit:
+def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> LargestBatch:
     """Return the largest batch that fits. The memory policy is given prompts of ``context_tokens`` without outputs."""
     size, total, limits = deployed.kv.block_size, deployed.kv.num_blocks, deployed.limits
     arguments = {
@@ -114,7 +114,9 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
     }
     own, taken = -(-context_tokens // size), int(policy.interpreted(memory)(**arguments))
     by_memory = total // max(own, taken)
-    return Fit(context_tokens, min(by_memory, limits.max_num_seqs), by_memory, taken * size if taken > own else 0)
+    return LargestBatch(
+        context_tokens, min(by_memory, limits.max_num_seqs), by_memory, taken * size if taken > own else 0
+    )
 
 
 def _step(

@@ -66,7 +66,8 @@ def build(scenario: Scenario) -> list[Variant]:
     for expanded in scenario.variant_scenarios():
         with located(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
-            key = expanded.workload.model_dump_json()
+            # Blocks of shared prompts fit the engine's blocks.
+            key = f"{expanded.workload.model_dump_json()} {expanded.engine.block_size}"
             if expanded.predictor.kind != "none":
                 key += expanded.predictor.model_dump_json() + expanded.deployment.model
             if key not in shared:
