@@ -117,9 +117,9 @@ def unsteady_note(summary: Summary) -> str:
     if summary.is_steady:
         return ""
     return (
-        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, as few sessions "
-        "have reached later turns, or falls after the last session has started. Rates, cost and waits are not those "
-        "of a steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
+        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have "
+        "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
+        "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
-from lengthwise.gateway.relay.responses import UntrackedStream, TrackedStream
+from lengthwise.gateway.relay.responses import TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import EventTemplate, ResponseOptions
 
 FRAME = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}

@@ -11,7 +11,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
 from lengthwise.gateway.config import ResilienceConfig
-from lengthwise.gateway.relay.responses import AssembledResponse, UntrackedStream, TrackedStream
+from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from lengthwise.gateway.relay.responses import BufferedResponse, UntrackedStream, TrackedStream
+from lengthwise.gateway.relay.responses import BufferedResponse, TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 
 DONE = b"data: [DONE]\n\n"

@@ -21,9 +21,9 @@ from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFull
 from lengthwise.gateway.relay.responses import (
     AssembledResponse,
     BufferedResponse,
-    UntrackedStream,
     ResponseReader,
     TrackedStream,
+    UntrackedStream,
 )
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import REQUEST_ENDED, SLOW_READER, Attempt, read_bounded
