@@ -163,16 +163,14 @@ def test_a_trace_that_contradicts_itself_is_refused(cli, chat, tmp_path, rows, w
     refused(cli("simulate", replay), words)
 
 
-@pytest.mark.parametrize(
-    "router", ["cache_aware", "prefix_precise", "uncached_work", "uncached_load"]
-)
+@pytest.mark.parametrize("router", ["cache_aware", "prefix_precise", "uncached_work", "uncached_load"])
 def test_a_router_that_needs_prefixes_is_refused_without_them(cli, tmp_path, router):
     (tmp_path / "plain.toml").write_text(PLAIN)
     finished = cli("simulate", tmp_path / "plain.toml", "--set", f"scheduler.router={router}")
     refused(finished, "this workload says nothing about them; take a trace with hash_ids, or sessions")
 
 
-SEARCH = '''
+SEARCH = """
 [search]
 limits = { "ttft.p99" = "1s" }
 seeds = 1
@@ -180,7 +178,7 @@ precision = 0.5
 [search.space]
 replicas = [2]
 router = ["least_outstanding", "session_affinity"]
-'''
+"""
 
 
 @pytest.mark.parametrize("command", ["simulate", "search", "capacity", "explain"])

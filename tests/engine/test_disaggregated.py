@@ -15,8 +15,8 @@ from lengthwise.schema.deployment import (
     DecodeSide,
     Deployment,
     EngineLimits,
-    KvPlan,
     KVOffloading,
+    KvPlan,
     KVTransfer,
     Parallelism,
     Scheduler,
@@ -238,7 +238,9 @@ def test_what_cannot_work_is_refused():
         simulate(one, replace(disaggregated(), scheduler=Scheduler(router="central")))
     with pytest.raises(InputError, match="block_size"):
         simulate(one, apart_blocks_of_8())
-    with pytest.raises(PolicyError, match=r'decode replicas cache none: .* Take "session_affinity", "least_outstanding"'):
+    with pytest.raises(
+        PolicyError, match=r'decode replicas cache none: .* Take "session_affinity", "least_outstanding"'
+    ):
         simulate(sessions(2, 2, 8, 2), disaggregated(router="uncached_load"))
     limits = replace(disaggregated().limits, enable_prefix_caching=True, kv_offloading=KVOffloading(9.0, outputs=True))
     with pytest.raises(InputError, match=r"kv_offloading.outputs stores .* leave outputs out, or take out decode"):

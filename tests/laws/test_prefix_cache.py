@@ -16,8 +16,8 @@ from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.workload import After, Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_kernel_agrees import EXAMPLES, assert_same
 from sides import disaggregated
+from test_kernel_agrees import EXAMPLES, assert_same
 from worlds import deployments, shared_prefixes
 
 INFINITY = float("inf")

@@ -14,7 +14,6 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status

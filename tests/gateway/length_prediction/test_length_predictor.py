@@ -14,11 +14,21 @@ from prediction_worlds import finished, predicted, request
 
 from lengthwise.gateway.config import PredictionConfig
 from lengthwise.gateway.length_prediction import CorrectedPrediction, LengthPredictor, Oracle, fixed_tokens
+from lengthwise.gateway.length_prediction.length_predictor import MAX_SESSIONS
 from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
 from lengthwise.gateway.length_prediction.prediction import condition as given_row
-from lengthwise.gateway.length_prediction.length_predictor import MAX_SESSIONS
 from lengthwise.gateway.request import Client, Outcome
-from lengthwise.predict import LEVELS, Constant, Ecdf, InSession, LengthDistribution, Prompts, attach, default, samples_of
+from lengthwise.predict import (
+    LEVELS,
+    Constant,
+    Ecdf,
+    InSession,
+    LengthDistribution,
+    Prompts,
+    attach,
+    default,
+    samples_of,
+)
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
