@@ -212,6 +212,18 @@ def test_a_router_that_needs_the_cache_is_refused_without_it(cli, chat):
     refused(finished, "set engine.enable_prefix_caching = true")
 
 
+def test_a_prefix_cache_that_is_off_is_named(cli, chat):
+    rules = ["engine.prefix_cache=sglang", "engine.radix_eviction_policy=lfu"]
+    settings = ["workload.num_requests=20", "run.model_draws=0", *rules]
+    arguments = ["simulate", chat, *(part for one in settings for part in ("--set", one))]
+    note = "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
+    assert note not in cli(*arguments).err  # a variant turns it on
+    chat.write_text(CHAT.partition("[[variants]]")[0])
+    off = cli(*arguments)
+    assert off.code == 0
+    assert off.err.count(note) == 1
+
+
 def test_block_sizes_must_divide_each_other(cli, tmp_path):
     trace = tmp_path / "calls.jsonl"
     trace.write_text(json.dumps(ROW | {"hash_ids": [1, 2]}) + "\n")

@@ -470,7 +470,9 @@ class Worker:
         """Return the worker's current numbers, with the seconds of prefill and decode left at ``tokens_per_s``."""
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s, counts = self.work / tokens_per_s, copy(self.dispatched)
-        return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals, counts)
+        return WorkerNumbers(
+            self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals, counts
+        )
 
 
 def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
