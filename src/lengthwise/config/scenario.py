@@ -315,6 +315,13 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
+    caches = [scenario.engine.model_dump(), *(v.engine for v in scenario.variants)]
+    spaces = [] if scenario.search is None else [scenario.search.space, *scenario.search.any_of]
+    varied = any(key.endswith("enable_prefix_caching") for space in spaces for key in flat(space))
+    if not (cached or varied) and any(one.get("prefix_cache", "vllm") != "vllm" for one in caches):
+        notes.append(
+            "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
+        )
     workload = scenario.workload
     if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(

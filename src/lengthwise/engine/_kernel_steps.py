@@ -403,7 +403,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     for k in range(S.params[0].decode_replicas):
         D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
     to = router(
-        q.index, a, b, S.prompt[q.index], previous_replica(S, q.index, first, S.params[0].decode_replicas),
+        q.index, a, b, S.prompt[q.index], previous_replica(D.routed, D.previous_turn, q.index),
         S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
         S.no_tokens, S.no_tokens,
     )  # fmt: skip
@@ -411,6 +411,8 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
         S.counters[0].problem = BAD_DECODE_ROUTE
         S.counters[0].problem_value = to
         return
+    if len(D.routed) > 0:
+        D.routed[q.index] = to
     move_load(S, q, r, first + to)
     S.waiting[first + to] += 1
     requeue(S, first + to, now_s, slot, rank)

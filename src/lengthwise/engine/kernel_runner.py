@@ -32,8 +32,9 @@ class State(NamedTuple):
     read from ``chunk_ready_s`` on, and ``is_used`` says which blocks of a request count as used at its end.
     ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
     step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
-    are work arrays.
+    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
+    ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
+    both are empty if it does not see sessions. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -99,6 +100,7 @@ class State(NamedTuple):
     deferred: Array
     deferred_key: Array
     previous_turn: Array
+    routed: Array
     router_free_blocks: Array
     prefix_tokens: Array
     index_tokens: Array
@@ -120,7 +122,7 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side: its costs and draws, and ``slot_of``, the slot of each request in transfer.
+    """State of the decode side: costs, draws and turns, and ``slot_of``, the slot of each request in transfer.
 
     ``prefill_*`` and ``decode_*`` are views of one side's part of the counts that routers see.
     """
@@ -129,6 +131,8 @@ class DecodeState(NamedTuple):
     other: PackedCost
     stage_other: Array
     draws: Array
+    previous_turn: Array
+    routed: Array
     slot_of: Array
     prefill_waiting: Array
     prefill_running: Array
@@ -266,6 +270,7 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         "deferred": np.empty(n, np.int64),
         "deferred_key": np.empty(n),
         "previous_turn": setup.columns.previous_turn,
+        "routed": np.full_like(setup.columns.previous_turn, -1),
         **{
             name: np.zeros(params.replicas, np.int64)
             for name in ("router_free_blocks", "prefix_tokens", "index_tokens")
@@ -280,10 +285,14 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     counts = (state.waiting, state.running, state.outstanding_tokens)
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
-        return DecodeState(state.cost, state.other, state.stage_other, state.draws, np.zeros(1, np.int64), *views)
+        none = np.zeros(1, np.int64)
+        return DecodeState(state.cost, state.other, state.stage_other, state.draws, none[:0], none[:0], none, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
-    return DecodeState(pack(cost), *_other_degree(cost), decode_side.columns.draws, slot_of, *views)
+    turns = decode_side.columns.previous_turn
+    return DecodeState(
+        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of, *views
+    )
 
 
 def _param_rows(setup: Setup) -> Array:

@@ -65,6 +65,7 @@ class Reference:
         self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
         self.sent_children: list[tuple[float, int]] = []
+        self.routed = [dict[int, int]() for _ in setup.sides]
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._update_entry_time()
@@ -214,12 +215,15 @@ class Reference:
             raise error_of(kernel_layout.BAD_ROUTE, side, choice)
         if prefix == 2:
             self.indexes[choice].add(nodes)
+        self.routed[side is not self.s][q.index] = choice
         return replicas[choice]
 
     def _previous_replica(self, side: Setup, q: Request) -> int:
-        before = int(side.columns.previous_turn[q.index])
-        number = int(self.results[before]["replica"]) - side.first_replica if before >= 0 else -1
-        return number if number < side.params.replicas else -1
+        routed, previous = self.routed[side is not self.s], side.columns.previous_turn
+        before = int(previous[q.index]) if len(previous) else -1
+        while before >= 0 and before not in routed:
+            before = int(previous[before])
+        return routed.get(before, -1)
 
     def _move_load(self, rep: Replica, q: Request) -> None:
         tokens = self.s.outstanding(q.index)

@@ -14,7 +14,6 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
@@ -83,7 +82,7 @@ class Dependents(NamedTuple):
 class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
-    ``previous_turn`` is the request whose session the request continues, or -1.
+    ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it.
     """
 
     arrival_s: Array
@@ -316,7 +315,7 @@ def _side(
     arrival_s = np.array(workload.arrival_s)
     if workload.concurrency:  # In a closed loop a request arrives when another one ends.
         arrival_s[workload.concurrency :] = np.nan
-    draws = policies.router.uses("draw_a", "draw_b")
+    draws, sees_sessions = policies.router.uses("draw_a", "draw_b"), policies.router.uses("previous_replica")
     columns = Columns(
         arrival_s=arrival_s,
         prompt=_column(workload.prompt_tokens),
@@ -326,7 +325,7 @@ def _side(
         priority=_column(workload.priority, np.zeros(n, np.int64)),
         tenant=_column(workload.tenant, np.zeros(n, np.int64)),
         draws=np.random.default_rng(seed).random((n, 2)) if draws else np.zeros((n, 2)),
-        previous_turn=np.full(n, -1) if workload.prefixes is None else _column(workload.prefixes.turns),
+        previous_turn=_column(workload.previous_turn if sees_sessions else np.zeros(0, np.int64)),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -370,18 +369,17 @@ def _column(values: Array | None, default: Array | None = None) -> Array:
 
 
 def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
-    router = policies.router
-    if router.uses(*OF_PREFIXES) and not workload.prefixes:
-        raise PolicyError(
-            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
-            "them; take a trace with hash_ids, or sessions"
-        )
-    if router.prefix and not deployment.limits.enable_prefix_caching:
+    limits, router = deployment.limits, policies.router
+    check_router(
+        router,
+        has_prefixes=workload.prefixes is not None,
+        has_sessions=workload.prefixes is not None or "session" in workload.extra,
+    )
+    if router.prefix and not limits.enable_prefix_caching:
         raise PolicyError(
             f"router {router.name!r} chooses by the prefixes that replicas have cached; set "
             "engine.enable_prefix_caching = true"
         )
-    limits = deployment.limits
     if limits.enable_prefix_caching and limits.radix_eviction_policy == "priority" and workload.priority is None:
         raise InputError(
             'radix_eviction_policy = "priority" needs priorities of requests, and this workload has none; give '
@@ -422,9 +420,34 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         )
 
 
+def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> None:
+    """Raise PolicyError if a router needs shared prefixes, or sessions, and the workload has none."""
+    if router.uses("prefix_tokens") and not has_prefixes:
+        raise PolicyError(
+            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
+            "them; take a trace with hash_ids, or sessions"
+        )
+    if router.uses("previous_replica") and not has_sessions:
+        raise PolicyError(
+            f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
+            "several requests; take a trace that names sessions, [workload.sessions], or another router"
+        )
+
+
 def _check_sides(deployment: Deployment) -> None:
     decode_side = deployment.decode
     assert decode_side is not None
+    if (found := resolve("router", decode_side.router)).prefix:
+        raise PolicyError(
+            f"decode.router {found.name!r} chooses by the prefixes that replicas have cached, and decode replicas "
+            'cache none: they receive the KV cache of every prompt. Take "session_affinity", "least_outstanding" or '
+            '"least_tokens" there, and this router as scheduler.router'
+        )
+    if (offloading := deployment.limits.kv_offloading) is not None and offloading.outputs:
+        raise InputError(
+            "kv_offloading.outputs stores the blocks of outputs, which decode replicas compute, and the CPU memory is "
+            "that of prefill replicas; leave outputs out, or take out decode"
+        )
     for section, router in (("scheduler", deployment.scheduler.router), ("decode", decode_side.router)):
         if resolve("router", router) == resolve("router", "central"):
             raise InputError(

@@ -188,14 +188,15 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
     )
     r, after, prefixes = simulated.requests, workload.after, workload.prefixes
     parents = () if after is None else tuple(after.parent[after.start[number] : after.start[number + 1]].tolist())
-    previous = -1 if prefixes is None else int(prefixes.turns[number])
+    continued = -1 if prefixes is None else int(prefixes.turns[number])
+    previous = int(workload.previous_turn[number])
     assert r.cached_tokens is not None
     assert r.loaded_tokens is not None
     assert r.load_s is not None
     prompt, cached, loaded = (int(tokens[number]) for tokens in (r.prompt_tokens, r.cached_tokens, r.loaded_tokens))
     shared = 0
-    if previous >= 0:
-        shared = int((workload.prompt_tokens + workload.output_tokens)[previous])
+    if continued >= 0:
+        shared = int((workload.prompt_tokens + workload.output_tokens)[continued])
     elif prefixes is not None:
         shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
     step_tokens = deployed.limits.max_num_batched_tokens

@@ -15,11 +15,12 @@ from lengthwise import catalog, cost, engine, policy, theory
 from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
+from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
-from lengthwise.usecases.requests import workload_by_seed
+from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
@@ -112,8 +113,12 @@ def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
-def deployment(scenario: Scenario) -> Deployment:
-    """Return the deployment of a scenario without variants. Raises InputError if it cannot be built."""
+def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment:
+    """Return the deployment of a scenario without variants.
+
+    ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
+    PolicyError if its router needs prefixes or sessions that the workload does not have.
+    """
     section, limits = scenario.deployment, scenario.engine.model_dump()
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
@@ -132,6 +137,12 @@ def deployment(scenario: Scenario) -> Deployment:
     _require_own_tables(scenario, deployed)
     if section.decode is not None:
         deployed = _disaggregated(deployed, section.decode, scenario)
+    sides = (deployed.scheduler, deployed.decode)
+    routers = [policy.resolve("router", side.router) for side in sides if side is not None]
+    if any(router.uses(*OF_PREFIXES) for router in routers):
+        sharing = sharing or sharing_of(scenario)
+        for router in routers:
+            sharing.require_for(router)
     return replace(deployed, name=scenario.name)
 
 
