@@ -246,11 +246,9 @@ def iterations_of(folder: Path, run: str) -> Path:
     return folder / f"{run}.iterations.log"
 
 
-def _device(
-    name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str, *, is_cpu: bool = False
-) -> GpuSpec:
+def _device(name: str, flops: dict[str, float], memory_bytes: float, bandwidth: float, source: str) -> GpuSpec:
     price = {"price_per_hour_usd": 0.1, "price_source": "none: a local device"}
-    return GpuSpec(name, flops, memory_bytes, bandwidth, 10.0, 1.0, source=source, is_cpu=is_cpu, **price)
+    return GpuSpec(name, flops, memory_bytes, bandwidth, tdp_w=10.0, idle_w=1.0, source=source, **price)
 
 
 def this_thread() -> GpuSpec:
@@ -264,7 +262,8 @@ def this_thread() -> GpuSpec:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     flops, bandwidth = _harness.fresh_process(code, **one)
     source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
-    return _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source, is_cpu=True)
+    found = _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+    return replace(found, is_cpu=True)
 
 
 def device_of(device: str, dtype: str) -> GpuSpec:

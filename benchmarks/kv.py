@@ -161,8 +161,7 @@ def gains(name: str, sums: Mapping[str, Any]) -> dict[str, Any]:
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return the error of mean and median TTFT of a real vLLM under shared prompts, calibrated with another load.
 
-    ``unshared`` is the error of tables that are calibrated only to prompts that share nothing; ``repeats`` is the
-    largest distance of the measured TTFT of the same requests from their median, which no prediction can avoid.
+    ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the median of repeats.
     """
     import _circle
     import _vllm

@@ -76,9 +76,9 @@ def test_context_before_a_chunk_has_an_error_of_its_own_or_that_of_prefill(table
         assert own == pytest.approx([(one[-1, 0] / own_s[-1, 0]) for one in moved])
         return own, context
 
-    together, apart, alone = factors("prefill"), factors("prefill", "context"), factors("context")
+    together, separate, alone = factors("prefill"), factors("prefill", "context"), factors("context")
     assert together[0] == pytest.approx(together[1])
     assert len(set(np.round(together[0], 9))) == 16
-    assert abs(np.corrcoef(*np.log(apart))[0, 1]) < 0.3
+    assert abs(np.corrcoef(*np.log(separate))[0, 1]) < 0.3
     assert alone[0] == pytest.approx([1.0] * 16)
     assert np.std(np.log(alone[1])) == pytest.approx(0.3, rel=0.1)
