@@ -71,9 +71,9 @@ class Storage(SecondaryTierManager):
     def drain_jobs(self):
         """There is nothing to wait for."""
 
-    def reads_until(self):
-        """Return when the jobs end that bring chunks to CPU memory."""
-        return [end_s for end_s, is_read in self.jobs.values() if is_read]
+    def ends_s(self, *, only_reads):
+        """Return when jobs end; ``only_reads``: those that bring chunks to CPU memory, for which requests wait."""
+        return [end_s for end_s, is_read in self.jobs.values() if is_read or not only_reads]
 
 
 def manager_of(world):
@@ -131,8 +131,8 @@ class Transfers:
 
     def __init__(self, made, load_s):
         self.made, self.load_s, self.stores, self.loads = made, load_s, [], {}
-        manager = made.connector.connector_scheduler.manager if made.connector else None
-        self.storages = getattr(manager, "secondary_tiers", [])
+        self.manager = made.connector.connector_scheduler.manager if made.connector else None
+        self.storages = getattr(self.manager, "secondary_tiers", [])
 
     def start(self, report, time):
         jobs = report.kv_connector_metadata
@@ -142,14 +142,19 @@ class Transfers:
 
     def next_end_s(self, coming):
         """Return when the first load ends or the first request comes, or 0 if nothing waits for that."""
+        if self.stores:
+            return 0
         times = [end_s for end_s, _ in self.loads.values()] + [one[0] for one in coming[:1]]
-        times += [end_s for storage in self.storages for end_s in storage.reads_until()]
-        return min(times, default=0) if self.made.requests and not self.stores else 0
+        for storage in self.storages:
+            times += storage.ends_s(only_reads=bool(self.made.requests))
+        return min(times, default=0)
 
     def end(self, time):
         """Report the stores, and the loads that have ended by now."""
         for storage in self.storages:
             storage.time = time
+            # Else it looks for ended jobs a step later where the step before has stored blocks.
+            self.manager._processed_jobs_this_step = False
         loaded = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
         meta = OffloadingWorkerMetadata()
         for number in (*self.stores, *loaded):

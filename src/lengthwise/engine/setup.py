@@ -378,6 +378,22 @@ def _column(values: Array | None, default: Array | None = None) -> Array:
     return np.require(default if values is None else values, requirements=["C", "A", "W"])
 
 
+def _check_offloading(deployment: Deployment) -> None:
+    offloading = deployment.limits.kv_offloading
+    if offloading is None or offloading.size_gb == 0:
+        return
+    tiers = {"size_gb": (offloading.size_gb, deployment.offload_blocks)}
+    if offloading.storage and offloading.storage.size_gb > 0:
+        tiers["storage.size_gb"] = offloading.storage.size_gb, deployment.storage_blocks
+    for name, (size_gb, blocks) in tiers.items():
+        if blocks * deployment.kv.block_size < deployment.max_model_len:
+            raise InputError(
+                f"kv_offloading.{name} must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
+                f"{size_gb:g} GB hold {blocks * deployment.kv.block_size:.0f}. Give more, lower max_model_len, or take "
+                f"{'storage' if '.' in name else 'kv_offloading'} out"
+            )
+
+
 def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
     router = policies.router
     if router.uses(*OF_PREFIXES) and not workload.prefixes:
@@ -408,19 +424,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    offloading = deployment.limits.kv_offloading
-    if offloading and offloading.size_gb > 0 and deployment.offload_blocks * kv.block_size < deployment.max_model_len:
-        raise InputError(
-            f"kv_offloading.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
-            f"{offloading.size_gb:g} GB hold {deployment.offload_blocks * kv.block_size}. Give more, lower "
-            "max_model_len, or take kv_offloading out"
-        )
-    if 0 < deployment.storage_blocks * kv.block_size < deployment.max_model_len:
-        raise InputError(
-            f"kv_offloading.storage.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
-            f"it holds {deployment.storage_blocks * kv.block_size:.0f}. Give more, lower max_model_len, or take storage "
-            "out"
-        )
+    _check_offloading(deployment)
     watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
     try:

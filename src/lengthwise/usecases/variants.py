@@ -15,7 +15,7 @@ from lengthwise import catalog, cost, engine, policy, theory
 from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, Scheduler
+from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -117,6 +117,8 @@ def deployment(scenario: Scenario) -> Deployment:
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
     if (offloading := limits["kv_offloading"]) is not None:
+        if (storage := offloading["storage"]) is not None:
+            offloading["storage"] = KVStorage(latency_s=storage.pop("latency"), **storage)
         limits["kv_offloading"] = KVOffloading(latency_s=offloading.pop("latency"), **offloading)
     deployed = engine.deploy(
         model=model_of(scenario),
