@@ -179,11 +179,11 @@ def test_serial_traffic_finds_in_unlimited_storage_what_the_stack_distances_say(
 @given(seed=st.integers(0, 2**32 - 1))
 def test_replicas_with_storage_of_their_own_find_as_much_as_without_the_others(plain, seed):
     workload, made = serial_traffic(seed), with_tier(plain, 16, storage=KVStorage())
-    apart = served(workload, dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=2)))
+    separate = served(workload, dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=2)))
     for number in range(2):
-        rows = np.flatnonzero(apart.replica == number)
+        rows = np.flatnonzero(separate.replica == number)
         alone = served(part_of(workload, rows), made)
-        np.testing.assert_array_equal(alone.loaded_tokens, apart.loaded_tokens[rows])
+        np.testing.assert_array_equal(alone.loaded_tokens, separate.loaded_tokens[rows])
 
 
 def part_of(workload, rows):

@@ -60,10 +60,10 @@ class Storage(SecondaryTierManager):
         self.jobs[job.job_id] = self.time + self.world["read_s"], True
 
     def get_finished_jobs(self):
-        ended = [number for number, (end_s, _) in self.jobs.items() if end_s <= self.time]
-        for number in ended:
+        completed = [number for number, (end_s, _) in self.jobs.items() if end_s <= self.time]
+        for number in completed:
             del self.jobs[number]
-        return [JobResult(number, success=True) for number in ended]
+        return [JobResult(number, success=True) for number in completed]
 
     def on_new_request(self, _request):
         return RequestOffloadingContext()
