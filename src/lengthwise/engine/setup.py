@@ -382,7 +382,7 @@ def _check_offloading(deployment: Deployment) -> None:
     offloading = deployment.limits.kv_offloading
     if offloading is None or offloading.size_gb == 0:
         return
-    tiers = {"size_gb": (offloading.size_gb, deployment.offload_blocks)}
+    tiers: dict[str, tuple[float, float]] = {"size_gb": (offloading.size_gb, deployment.offload_blocks)}
     if offloading.storage and offloading.storage.size_gb > 0:
         tiers["storage.size_gb"] = offloading.storage.size_gb, deployment.storage_blocks
     for name, (size_gb, blocks) in tiers.items():
