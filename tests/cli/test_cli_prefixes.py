@@ -114,6 +114,15 @@ def test_cpu_memory_loads_what_a_short_pool_has_lost(cli, chat, tmp_path):
     assert any("tokens from CPU memory in" in story for story in stories)
     study = cli("kv", chat)
     assert "In the simulation, CPU memory (engine.kv_offloading) brings" in study.out
+    tiers = ("--set", "engine.kv_offloading.size_gb=0.04", "--set", "engine.kv_offloading.storage.shared=true")
+    stored = cli("simulate", chat, *tiers, "--json", out)
+    assert "Prompt tokens from storage %" in stored.out
+    (result,) = summaries(out).values()
+    both = result["summary"]["prefix_cache"]
+    assert 0 < both["storage_share"]["value"] <= both["loaded_share"]["value"]
+    assert both["loaded_share"]["value"] == pytest.approx(cache["loaded_share"]["value"], rel=0.1)
+    stories = [cli("explain", chat, *tiers, "--request", number).out for number in range(60, 80)]
+    assert any("of them read from storage before" in story for story in stories)
     small = cli("simulate", chat, "--set", "engine.kv_offloading.size_gb=0.01")
     assert small.code == 2
     assert "kv_offloading.size_gb must hold one sequence of max_model_len 1024 tokens" in small.err

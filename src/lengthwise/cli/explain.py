@@ -90,6 +90,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
     if use.loaded_tokens:
         loaded = f"{use.loaded_tokens:,} tokens from CPU memory in {duration(use.load_s)}, "
         loaded += f"{use.loaded_tokens / found.prompt_tokens:.0%} of the prompt"
+        loaded += f", {use.storage_tokens:,} of them read from storage before" if use.storage_tokens else ""
         loaded += f"; with the cached ones{saved.removeprefix(';')}" if use.cached_tokens else saved
     previous = f" (the turn before: replica {found.previous_replica})" if found.previous_replica >= 0 else ""
 

@@ -28,7 +28,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
-from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended
+from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended, wake
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
@@ -474,7 +474,13 @@ def _transfer_end_s(S, r, q, now_s):
 
 @jit_cold
 def end_transfer(S, D, i):
-    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory."""
+    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
+
+    Numbers from the number of requests on wake the replica of a deferred request.
+    """
+    if i >= len(S.results):
+        wake(S, i - len(S.results))
+        return
     if S.params[0].offload_blocks > 0 and S.offloads[i].state == LOADING:
         end_load(S, i)
         return

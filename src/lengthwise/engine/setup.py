@@ -14,7 +14,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
@@ -27,6 +27,7 @@ _SERIES_BINS = 2048
 _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
+UNLIMITED_BLOCKS = 2**62
 
 
 class Policies(NamedTuple):
@@ -110,6 +111,8 @@ class Params:
         radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
         offload_blocks: Blocks that the CPU memory behind a replica's prefix cache holds, or 0 without.
         offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
+        storage_blocks: Blocks that the storage behind the CPU memory of a replica (or of all) holds, or 0 without.
+        storage_read_block_s: Seconds in which a replica reads a block from the storage.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -140,6 +143,12 @@ class Params:
         self.offload_blocks = deployment.offload_blocks
         self.offload_block_s = kv.kv_bytes_per_block / (offloading.gb_per_s * GB)
         self.offload_latency_s = offloading.latency_s
+        storage, block_bytes = offloading.storage or KVStorage(0.0), deployment.offloaded_block_bytes
+        self.storage_blocks = int(min(deployment.storage_blocks, UNLIMITED_BLOCKS))
+        self.storage_shared = storage.shared
+        self.storage_read_block_s = block_bytes / (storage.read_gb_per_s * GB)
+        self.storage_write_block_s = block_bytes / (storage.write_gb_per_s * GB)
+        self.storage_latency_s = storage.latency_s
         self.load_if_faster = offloading.load == "if_faster"
         self.offload_outputs = offloading.outputs
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
@@ -368,6 +377,24 @@ def _column(values: Array | None, default: Array | None = None) -> Array:
     return np.require(default if values is None else values, requirements=["C", "A", "W"])
 
 
+def _check_offloading(deployment: Deployment) -> None:
+    offloading = deployment.limits.kv_offloading
+    if offloading is None or offloading.size_gb == 0:
+        return
+    tiers: dict[str, tuple[float, float]] = {"size_gb": (offloading.size_gb, deployment.offload_blocks)}
+    if offloading.storage and offloading.storage.size_gb > 0:
+        tiers["storage.size_gb"] = offloading.storage.size_gb, deployment.storage_blocks
+    for name, (size_gb, blocks) in tiers.items():
+        if blocks * deployment.kv.block_size < deployment.max_model_len:
+            needed = -(-deployment.max_model_len // deployment.kv.block_size)
+            more = f"Give at least {size_gb * needed / blocks:.3g} GB" if blocks else "Give more"
+            raise InputError(
+                f"kv_offloading.{name} must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
+                f"{size_gb:g} GB hold {blocks * deployment.kv.block_size:.0f}. {more}, lower max_model_len, or take "
+                f"{'storage' if '.' in name else 'kv_offloading'} out"
+            )
+
+
 def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
     limits, router = deployment.limits, policies.router
     check_router(
@@ -397,13 +424,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    offloading = deployment.limits.kv_offloading
-    if offloading and offloading.size_gb > 0 and deployment.offload_blocks * kv.block_size < deployment.max_model_len:
-        raise InputError(
-            f"kv_offloading.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
-            f"{offloading.size_gb:g} GB hold {deployment.offload_blocks * kv.block_size}. Give more, lower "
-            "max_model_len, or take kv_offloading out"
-        )
+    _check_offloading(deployment)
     watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
     try:

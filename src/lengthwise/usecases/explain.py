@@ -136,11 +136,13 @@ class CacheUse:
     """Tokens that a request need not compute: cached ones, and loaded ones after them.
 
     Computing them would cost ``saved_s``: the time of the prompt alone on an idle replica, less the time of the other
-    tokens. All of its loads together take ``load_s``.
+    tokens. All of its loads together take ``load_s``. Of the loaded tokens, ``storage_tokens`` were read from storage
+    before, while the request waited in the queue.
     """
 
     cached_tokens: int
     loaded_tokens: int
+    storage_tokens: int
     load_s: float
     saved_s: float
 
@@ -193,7 +195,9 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
     assert r.cached_tokens is not None
     assert r.loaded_tokens is not None
     assert r.load_s is not None
-    prompt, cached, loaded = (int(tokens[number]) for tokens in (r.prompt_tokens, r.cached_tokens, r.loaded_tokens))
+    assert r.storage_tokens is not None
+    columns = (r.prompt_tokens, r.cached_tokens, r.loaded_tokens, r.storage_tokens)
+    prompt, cached, loaded, read = (int(tokens[number]) for tokens in columns)
     shared = 0
     if continued >= 0:
         shared = int((workload.prompt_tokens + workload.output_tokens)[continued])
@@ -214,7 +218,7 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         previous_turn=previous,
         prompt_tokens=prompt,
         shared_tokens=shared,
-        cache=CacheUse(cached, loaded, float(r.load_s[number]), full_s - rest_s),
+        cache=CacheUse(cached, loaded, read, float(r.load_s[number]), full_s - rest_s),
         replica=int(r.replica[number]),
         previous_replica=-1 if previous < 0 else int(r.replica[previous]),
         times_s={name: float(getattr(r, name)[number]) for name in REQUEST_TIMES},

@@ -16,7 +16,7 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, Scheduler
+from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -123,6 +123,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
     if (offloading := limits["kv_offloading"]) is not None:
+        if (storage := offloading["storage"]) is not None:
+            offloading["storage"] = KVStorage(latency_s=storage.pop("latency"), **storage)
         limits["kv_offloading"] = KVOffloading(latency_s=offloading.pop("latency"), **offloading)
     deployed = engine.deploy(
         model=model_of(scenario),
