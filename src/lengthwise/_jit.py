@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 import platformdirs
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
@@ -126,11 +126,17 @@ class _EntryCode(JITCodeLibrary):  # type: ignore[misc]
     def finalize(self) -> None:
         libraries = self._linking_libraries
         for library in libraries:
-            libraries.extend(other for other in library._linking_libraries if other not in libraries)
+            libraries.extend(one for one in library._linking_libraries if one not in libraries)  # noqa: SLF001
         super().finalize()
         for library in libraries:
             for name, environment in getattr(library, "environments", {}).items():
                 self.codegen.set_env(name, environment)
+
+    def serialize_using_object_code(self) -> Any:
+        """Return the machine code and the names of its functions, without LLVM's code, which no caller links."""
+        names = [one.name for one in self.get_defined_functions() if one.linkage == binding.Linkage.external]
+        symbols = binding.parse_assembly("\n".join(f'@"{name}" = global i8 0' for name in names))
+        return self.name, "object", (self._get_compiled_object(), symbols.as_bitcode())
 
 
 class _HelperCompiler(Compiler):  # type: ignore[misc]

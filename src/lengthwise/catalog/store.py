@@ -190,7 +190,7 @@ def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
         raise InputError(f"{where} must give {', '.join(missing)}; it gives {', '.join(table) or 'nothing'}")
     if unknown := [name for name in table if name not in known]:
         raise InputError(f"{where} has no key {', '.join(unknown)}; its keys are {', '.join(known)}")
-    hints = _hints(record)
+    hints = _hints(record)  # type: ignore[arg-type]
     return record(**{name: _value(value, hints[name], f"{where}: {name}") for name, value in table.items()})
 
 
