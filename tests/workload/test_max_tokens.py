@@ -87,6 +87,10 @@ def test_sessions_are_written_with_limits(tmp_path):
     write(w, tmp_path / "w.jsonl")
     got = read(tmp_path / "w.jsonl")
     assert (w.max_tokens == 60).all()
+    short = replace(sessions, max_context_tokens=100)
+    w100 = generate_sessions(200, short, ClientLimits(Joint(Fixed(50), Uniform(5, 90)), Fixed(60)), Poisson(1.0))
+    assert (w100.max_tokens == np.minimum(60, 100 - w100.prompt_tokens)).all()
+    assert w100.max_tokens.min() < 60
     assert 0 < (w.output_tokens == 60).mean() < 1
     assert got.max_tokens.tolist() == w.max_tokens.tolist()
     assert got.output_tokens.tolist() == w.output_tokens.tolist()

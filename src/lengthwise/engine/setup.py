@@ -434,8 +434,8 @@ def _check_max_tokens(workload: Workload, max_model_len: int) -> None:
         raise InputError(
             f"a prompt and max_tokens must fit in max_model_len {max_model_len}, or an engine refuses the request; "
             f"request {i} has {prompt[i]} + {cap[i]} tokens. Raise max_model_len, lower max_tokens, or leave it out "
-            f"(in a scenario, workload.max_total_tokens = {max_model_len} lowers it, and workload.max_tokens = "
-            '"none" leaves it out)'
+            f"(in a scenario, workload.max_total_tokens = {max_model_len}, or sessions.max_context_tokens, lowers it, "
+            'and workload.max_tokens = "none" leaves it out)'
         )
 
 

@@ -202,6 +202,12 @@ class ClientLimits:
         return replace(_shortened(drawn, cap), output=cap, max_tokens=cap, ignore_eos=np.ones(n, bool))
 
 
+def limits_within(max_total_tokens: int, prompt: Ints, output: Ints, max_tokens: Ints) -> Ints:
+    """Return clients' limits lowered to what a total leaves beside the prompts, but to no less than the outputs."""
+    left = np.maximum(max_total_tokens - prompt, output)
+    return np.where(max_tokens < UNCAPPED, np.minimum(max_tokens, left), max_tokens)
+
+
 def _shortened(drawn: Drawn, output: Ints) -> Drawn:
     """Return the requests with outputs of at most ``output`` tokens [n], whose texts are shortened in proportion."""
     texts, shorter = dict(drawn.texts), np.minimum(drawn.output, output)
@@ -260,8 +266,7 @@ class Capped:
         if cap is None:
             return drawn
         if self.max_total_tokens is not None:
-            left = np.maximum(self.max_total_tokens - drawn.prompt, drawn.output)
-            cap = np.where(cap < UNCAPPED, np.minimum(cap, left), cap)
+            cap = limits_within(self.max_total_tokens, drawn.prompt, drawn.output, cap)
         if drawn.ignore_eos is not None:
             cap = np.where(drawn.ignore_eos, drawn.output, cap)
         return replace(drawn, max_tokens=cap)

@@ -12,7 +12,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import MAX_TOKENS, UNCAPPED, After, SharedPrefixes, Workload
 from lengthwise.workload.arrivals import Arrivals, ClosedLoop
 from lengthwise.workload.distributions import Fixed, Marginal, require, require_positive
-from lengthwise.workload.lengths import Lengths, draw
+from lengthwise.workload.lengths import Lengths, draw, limits_within
 from lengthwise.workload.preset_files import Predicted, drawn_tenants, predicted_lengths
 
 Ints = npt.NDArray[np.int64]
@@ -127,8 +127,8 @@ def generate_sessions(
 
     ``lengths`` gives the new prompt tokens of turns and parallel requests, and all outputs. The last session may be
     cut. ``extra`` has "session", "turn" (how many requests of the session come before it, one after the other) and,
-    with groups, "group". A request that waits for others has the arrival of its session. Raises InputError if almost
-    no session fits in the context.
+    with groups, "group". A request that waits for others has the arrival of its session. A client's limit of an output
+    is at most what ``max_context_tokens`` leaves. Raises InputError if almost no session fits in the context.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -148,6 +148,9 @@ def generate_sessions(
     made = _workload(steps, num_requests, sessions.block_tokens)
     if isinstance(arrivals, ClosedLoop) and made.after is not None:
         raise InputError("sessions of several requests need arrivals at which they start; a closed loop has none")
+    cap, total = made.max_tokens, sessions.max_context_tokens
+    if cap is not None and total is not None:
+        cap = limits_within(total, made.prompt_tokens, made.output_tokens, cap)
     session = made.extra["session"]
     for_arrivals, for_tenants = _streams(seed)[-2:]
     started = int(session[-1]) + 1
@@ -157,6 +160,7 @@ def generate_sessions(
         arrival_s=arrivals.sample(started, for_arrivals)[session],
         predicted_tokens=predicted_lengths(predicted, made.output_tokens),
         tenant=tenant,
+        max_tokens=cap,
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )
