@@ -187,8 +187,8 @@ def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     is_cut = (made.prompt_tokens != trace.prompt_tokens).any() or (made.output_tokens != trace.output_tokens).any()
     if is_cut and trace.prefixes is not None and (trace.prefixes.turns >= 0).any():
         raise InputError(
-            "workload.max_prompt_tokens, max_output_tokens, max_total_tokens, max_tokens and ignore_eos cannot change "
-            "the lengths of sessions, whose later prompts contain the earlier ones; leave them out"
+            "workload.max_prompt_tokens, max_output_tokens, max_total_tokens and max_tokens cannot shorten sessions, "
+            "whose later prompts contain the earlier ones, nor can ignore_eos lengthen them; leave them out"
         )
     return replace(
         made,
