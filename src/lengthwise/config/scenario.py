@@ -208,7 +208,7 @@ def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> A
             if isinstance(parts := table.get("any_of"), list):
                 table["any_of"] = [_axes(one, (*path, "any_of", str(at)), problems) for at, one in enumerate(parts)]
         case "workload":
-            for key in ("prompt", "output", "arrivals"):
+            for key in ("prompt", "output", "max_tokens", "arrivals"):
                 if key in table:
                     table[key] = _distribution(key, table[key], (*path, key), problems)
             for inner_name, key in (("groups", "system_prompt"), ("tools", "tokens")):
@@ -228,7 +228,7 @@ def _axes(table: Any, path: KeyPath, problems: list[Problem]) -> Any:
 
 def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:
     group = "arrivals" if key == "arrivals" else "length"
-    if group == "arrivals" and isinstance(value, str):
+    if (group == "arrivals" and isinstance(value, str)) or (key == "max_tokens" and value == "none"):
         value = {"kind": value}
     elif group == "length" and isinstance(value, int | float) and not isinstance(value, bool):
         value = {"kind": "fixed", "tokens": value}

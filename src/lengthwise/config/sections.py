@@ -17,6 +17,7 @@ from lengthwise.config.values import (
     DelayTime,
     FixedLength,
     Length,
+    MaxTokens,
     NotNan,
     Seconds,
     Section,
@@ -134,6 +135,10 @@ class WorkloadSection(Section):
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
+    # Limit of the output that clients send, where an output ends: a distribution or a number, a multiple of the output,
+    # or "none". Default: the limits in the trace, if it has any.
+    max_tokens: MaxTokens | None = None
+    ignore_eos: bool = False  # every output is as long as its max_tokens
     cut: Literal["output", "prompt", "proportional", "redraw"] = "output"  # how requests above the limits are shortened
 
     @property

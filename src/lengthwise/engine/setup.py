@@ -18,7 +18,7 @@ from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
-from lengthwise.schema.workload import After, Workload
+from lengthwise.schema.workload import UNCAPPED, After, Workload
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
@@ -316,6 +316,7 @@ def _side(
 ) -> Setup:
     policies = _policies(deployment)
     _check(workload, deployment, policies)
+    _check_max_tokens(workload, deployment.max_model_len)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -452,6 +453,22 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
         raise PolicyError(
             f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
             "several requests; take a trace that names sessions, [workload.sessions], or another router"
+        )
+
+
+def _check_max_tokens(workload: Workload, max_model_len: int) -> None:
+    """Raise InputError if an engine would refuse a request for its max_tokens. A too long prompt is rejected later."""
+    prompt, cap = workload.prompt_tokens, workload.max_tokens
+    if cap is None:
+        return
+    refused = (prompt < max_model_len) & (cap < UNCAPPED) & (prompt + cap > max_model_len)
+    if refused.any():
+        i = int(np.argmax(refused))
+        raise InputError(
+            f"a prompt and max_tokens must fit in max_model_len {max_model_len}, or an engine refuses the request; "
+            f"request {i} has {prompt[i]} + {cap[i]} tokens. Raise max_model_len, lower max_tokens, or leave it out "
+            f"(in a scenario, workload.max_total_tokens = {max_model_len}, or sessions.max_context_tokens, lowers it, "
+            'and workload.max_tokens = "none" leaves it out)'
         )
 
 

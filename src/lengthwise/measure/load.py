@@ -218,7 +218,7 @@ class LoadSettings:
     salt: int | None = None
     warmup_requests: int = 0  # requests before the run, which do not count
     time_limit_s: float = math.inf
-    exact: bool = True  # request outputs of exactly the workload's lengths; otherwise these are maxima
+    exact: bool = True  # request outputs of exactly the workload's lengths; otherwise these, or max_tokens, are maxima
     shared_prefix: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
     priorities: bool = False  # send the workload's priorities, to servers that support them
     scrape: bool = False  # read the server's ``/metrics`` every second, into ``metadata["metrics"]``

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import MAX_TENANTS, After, SharedPrefixes, Workload, estimated_tokens
+from lengthwise.schema.workload import MAX_TENANTS, UNCAPPED, After, SharedPrefixes, Workload, estimated_tokens
 from lengthwise.workload.trace_rows import FORMATS, Source, row_fault
 
 HASHED_TOKENS = 512
@@ -99,6 +99,8 @@ def workload_of(
             prefixes=prefixes.take(order) if shares else None,
             priority=columns.pop("priority", None),
             tenant=columns.pop("tenant", None),
+            max_tokens=columns.pop("max_tokens", None),
+            ignore_eos=columns.pop("ignore_eos", None),
             extra=columns,
             name=name,
         )
@@ -163,6 +165,8 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
         if session is not None:
             last[str(session)] = number
     extra = _scheduling_columns([row for _, row in rows])
+    extra |= _limits([UNCAPPED if row.get("max_tokens") is None else row["max_tokens"] for _, row in rows])
+    extra |= {"ignore_eos": [row.get("ignore_eos") is True for _, row in rows]} if "max_tokens" in extra else {}
     return workload_of(source, calls, name=source.name, block_tokens=block_tokens, extra=extra, sort=sort)
 
 
@@ -303,6 +307,7 @@ def _answers(turns: list[Any], count: Callable[[str], int]) -> Iterator[tuple[in
 
 _PROMPT_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUT_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_MAX_TOKENS = "gen_ai.request.max_tokens"
 _OPERATIONS = (None, "chat", "text_completion", "generate_content")
 
 
@@ -315,6 +320,7 @@ class _Span:
     model: str
     prompt_tokens: int
     output_tokens: int
+    max_tokens: int
     messages: tuple[str, ...] = ()  # instructions and input, where they are recorded
 
 
@@ -360,8 +366,14 @@ def read_otel(source: Source) -> Workload:
         arrival_s = (span.start_ns - spans[0].start_ns) / 1e9
         calls.append(Call(span.line, arrival_s, *lengths, span.session, parents, delay_s, (), previous))
         members.setdefault(span.session, []).append(number)
-    models = np.array([span.model for span in spans], object)
-    return workload_of(source, calls, name=source.name, extra={"model": models} if any(models) else None)
+    models, caps = np.array([span.model for span in spans], object), [span.max_tokens for span in spans]
+    extra: dict[str, Any] = {"model": models} if any(models) else {}
+    return workload_of(source, calls, name=source.name, extra=extra | _limits(caps))
+
+
+def _limits(caps: list[int]) -> dict[str, Any]:
+    """Return the column max_tokens if a request has a limit."""
+    return {"max_tokens": caps} if min(caps) < UNCAPPED else {}
 
 
 def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
@@ -387,7 +399,10 @@ def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
             session = str(attributes.get("gen_ai.conversation.id") or trace_id)
             model = str(attributes.get("gen_ai.request.model") or "")
             times = (_nanoseconds(start), _nanoseconds(end))
-            yield _Span(line, *times, session, model, prompt, output, _messages(attributes))
+            cap = _first(attributes, (_MAX_TOKENS,)) or UNCAPPED
+            if cap < output:
+                raise ValueError(f"{_MAX_TOKENS} {cap} is below the {output} output tokens")  # noqa: TRY301
+            yield _Span(line, *times, session, model, prompt, output, cap, _messages(attributes))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         shown = f"{type(error).__name__}: {error}"
         raise source.fault(line, f"must hold spans as OpenTelemetry writes them ({shown})") from error
@@ -488,9 +503,10 @@ def read_journal(source: Source) -> Workload:
     """Return the requests of a gateway's journal that had an output, with their sessions and what prompts share.
 
     Times of several runs of the gateway are put on one clock. ``extra`` has "session", "turn" and "model". Damaged
-    lines are left out, as they end a run that was killed.
+    lines are left out, as they end a run that was killed. The limit of a request with several choices is that of their
+    total.
     """
-    rows: list[tuple[Recorded, dict[str, Any]]] = []
+    rows: list[tuple[Recorded, int, dict[str, Any]]] = []
     shift_s = 0.0
     for line in source.data.split(b"\n"):
         try:
@@ -503,14 +519,15 @@ def read_journal(source: Source) -> Workload:
             prompt_tokens, output_tokens = max(1, int(row["prompt_tokens"])), int(row["output_tokens"])
             session = int(row.get("session", 0))
             one = Recorded(arrival_s, finished_s, prompt_tokens, output_tokens, session, prefix)
+            cap = int(row.get("max_tokens", 0))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
         if isfinite(one.arrival_s) and one.arrival_s <= one.finished_s < np.inf and one.output_tokens >= 1:
-            rows.append((one, row))
+            rows.append((one, cap * -(-output_tokens // cap) if cap >= 1 else UNCAPPED, row))
     if not rows:
         raise source.fault(None, "no request in it has an output")
-    rows.sort(key=lambda pair: pair[0].arrival_s)
-    extra = _scheduling_columns([row for _, row in rows])
-    extra["model"] = np.array([str(row.get("model", "")) for _, row in rows], object)
-    calls = recorded_calls([one for one, _ in rows])
+    rows.sort(key=lambda triple: triple[0].arrival_s)
+    extra = _scheduling_columns([row for *_, row in rows]) | _limits([cap for _, cap, _ in rows])
+    extra["model"] = np.array([str(row.get("model", "")) for *_, row in rows], object)
+    calls = recorded_calls([one for one, *_ in rows])
     return workload_of(source, calls, name=source.name, block_tokens=RECORDED_TOKENS, extra=extra)
