@@ -30,7 +30,11 @@ LIMITS = {
     "foreign_word_share": 0.07,
     "banned_identifiers": 0,
     "banned_phrases": 30,
+<<<<<<< HEAD
     "src_lines": 91_140,
+=======
+    "src_lines": 90_990,
+>>>>>>> h-comp
     "modules": 500,
     "benchmark_lines": 8_000,
     "docs_generator_lines": 1_500,

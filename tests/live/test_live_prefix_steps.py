@@ -24,7 +24,7 @@ from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-WORLDS = int(os.environ.get("LENGTHWISE_PREFIX_WORLDS", "60"))
+WORLDS = int(os.environ.get("LENGTHWISE_PREFIX_WORLDS", "30"))
 
 
 def random_world(seed):
