@@ -53,7 +53,7 @@ def test_a_scenario_has_table_report_and_json(cli, scenario, tmp_path):
     assert {size["name"] for size in written["sizes"]} >= {"1 GB", "GPU pool", "all blocks"}
     assert "What a prefix cache finds" in page.read_text()
     other = cli("kv", scenario, "--variant", "two", "--json", "-")
-    assert json.loads(other.out)["simulated"]["value"] is None
+    assert json.loads(other.out)["found"]["simulated"]["value"] is None
 
 
 def test_a_narrow_table_has_what_decides(cli, scenario, monkeypatch):

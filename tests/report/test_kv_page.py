@@ -10,7 +10,7 @@ from driving import look
 
 from lengthwise.report.kv import answers, size_rows, write_kv_html
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
 
 
 def size(name, blocks, share, price=math.nan, *, given=False, net=UNKNOWN):
@@ -29,7 +29,7 @@ STUDY = KvStudy(
     bytes_per_token=62_500.0,
     curve=(size("", 1, 0.0), size("", 10_000, 0.3), size("", 50_000, 0.6)),
     sizes=(size("GPU pool", 10_000, 0.3, given=True), size("50 GB", 50_000, 0.6, 2e-4, given=True, net=NET)),
-    simulated=Estimate(0.25, 0.01),
+    found=Found(simulated=Estimate(0.25, 0.01)),
     new_tokens=200,
     prefix_tokens=(16, 1024, 8192),
     compute_s=(0.001, 0.06, 0.6),
@@ -85,11 +85,13 @@ def test_the_size_with_the_largest_net_saving_is_named_and_the_step_beyond_it():
 
 
 def test_what_the_simulated_memory_brings_is_in_the_points_of_the_bound():
-    text = " ".join(answers(replace(STUDY, loaded=Estimate(0.34, 0.01))))
+    text = " ".join(answers(replace(STUDY, found=replace(STUDY.found, loaded=Estimate(0.34, 0.01)))))
     assert "35 to the second" in text
     assert "brings 34.0 ± 1.0 percentage points beyond what the GPU pool finds there" in text
     # A memory without outputs: the GPU pool has them, so that the bound is that of a cache with outputs.
-    assert "at most 50 percentage points" in " ".join(answers(replace(STUDY, findable=Estimate(0.8))))
+    assert "at most 50 percentage points" in " ".join(
+        answers(replace(STUDY, found=replace(STUDY.found, unlimited=Estimate(0.8))))
+    )
 
 
 def test_a_column_without_numbers_is_left_out():

@@ -209,7 +209,7 @@ def sessions():
 
 def test_a_pool_that_never_fills_finds_what_the_simulation_finds(sessions):
     _, found = sessions
-    assert found.simulated.value == pytest.approx(found.sizes[-1].token_share.value, abs=0.01)
+    assert found.found.simulated.value == pytest.approx(found.sizes[-1].token_share.value, abs=0.01)
     shares = [size.token_share.value for size in found.curve]
     assert shares == sorted(shares)
     assert [size.name for size in found.sizes if size.name.startswith("1 ")] == ["1 GB"]
@@ -320,7 +320,7 @@ def test_the_gpu_pool_keeps_outputs_where_the_memory_does_not(behind_a_small_poo
     assert pool.token_share == same.token_share
     assert pool.saved_s_per_hour.value == pytest.approx(same.saved_s_per_hour.value)
     assert found.sizes[-1].token_share.value < both.sizes[-1].token_share.value
-    assert found.findable.value == pytest.approx(both.sizes[-1].token_share.value)
+    assert found.found.unlimited.value == pytest.approx(both.sizes[-1].token_share.value)
     assert any("blocks of outputs" in note for note in found.notes)
 
 

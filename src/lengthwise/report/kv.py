@@ -64,14 +64,14 @@ def answers(study: KvStudy) -> list[str]:
     pool = _pool(study)
     if pool is not None:
         found = f"The GPU pool of {pool.tokens:,} tokens ({amount(pool.gb)} GB) finds {_percent(pool.token_share)}"
-        simulated, findable = study.simulated, max(every.token_share.value, study.findable.value)
+        simulated, findable = study.found.simulated, max(every.token_share.value, study.found.unlimited.value)
         more = f"at most {_points(findable - pool.token_share.value)} percentage points"
         if math.isfinite(simulated.value):
             found += f", and {_percent(simulated)} where requests run together"
             more += f" to the first figure, {_points(findable - simulated.value)} to the second"
         sentences.append(f"{found}; more memory adds {more}.")
-    if math.isfinite(study.loaded.value):
-        loaded = _percent(study.loaded).removesuffix(" %")
+    if math.isfinite(study.found.loaded.value):
+        loaded = _percent(study.found.loaded).removesuffix(" %")
         brings = f"CPU memory (engine.kv_offloading) brings {loaded} percentage points"
         sentences.append(f"In the simulation, {brings} beyond what the GPU pool finds there.")
     sentences += [_loading_answer(study, loading) for loading in study.loadings]

@@ -38,6 +38,15 @@ class Loading:
 
 
 @dataclass(frozen=True)
+class Found:
+    """Shares of prompt tokens."""
+
+    unlimited: Estimate = UNKNOWN  # that an unlimited cache finds, outputs included
+    simulated: Estimate = UNKNOWN  # that the simulated engine found in its GPU pool
+    loaded: Estimate = UNKNOWN  # that it loaded from the CPU memory of ``engine.kv_offloading``
+
+
+@dataclass(frozen=True)
 class KvStudy:
     """The answer of ``lengthwise kv``."""
 
@@ -47,9 +56,7 @@ class KvStudy:
     bytes_per_token: float  # of one copy of the KV cache; NaN without a model
     curve: tuple[CacheSize, ...]  # from one block to all
     sizes: tuple[CacheSize, ...]  # those of the table; the GPU pool's always with blocks of outputs
-    findable: Estimate = UNKNOWN  # share of prompt tokens that an unlimited cache finds, outputs included
-    simulated: Estimate = UNKNOWN  # share of prompt tokens that the simulated engine found in its GPU pool
-    loaded: Estimate = UNKNOWN  # share that it loaded from the CPU memory of ``engine.kv_offloading``
+    found: Found = Found()
     new_tokens: int = 0  # of the mean request that finds all that an unlimited cache has
     prefix_tokens: tuple[int, ...] = ()
     compute_s: tuple[float, ...] = ()  # seconds that not computing each of prefix_tokens saves

@@ -26,7 +26,7 @@ from lengthwise.report.formatting import counted, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
 from lengthwise.schema.records import RequestRecords
 from lengthwise.schema.specs import GB, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -247,9 +247,11 @@ def study(
         bytes_per_token=bytes_per_token,
         curve=sizes.curve(),
         sizes=tuple(rows),
-        findable=of_pools.at(of_pools.largest).token_share,
-        simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
-        loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
+        found=Found(
+            unlimited=of_pools.at(of_pools.largest).token_share,
+            simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
+            loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
+        ),
         new_tokens=savings.new_tokens,
         prefix_tokens=tuple(loading.prefix_tokens.tolist()),
         compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
