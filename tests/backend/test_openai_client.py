@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,12 @@ def answered(server, prompt="one two", max_tokens=6, capabilities=None, **option
             return [piece async for piece in client.stream(client.body(prompt, max_tokens))]
 
     return asyncio.run(run())
+
+
+def test_a_request_without_a_limit_has_no_max_tokens():
+    client = Client(Server("http://127.0.0.1:9"), Abilities(model="toy"))
+    assert json.loads(client.body("one", 6, exact=False))["max_tokens"] == 6
+    assert "max_tokens" not in json.loads(client.body("one", None, exact=False))
 
 
 def test_all_that_a_server_can_do_is_found():

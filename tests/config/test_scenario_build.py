@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -128,6 +130,41 @@ def test_a_trace_with_a_rate_lends_its_lengths(tmp_path, trace):
     assert same(got, w.generate(400, w.Samples.of(trace), w.Poisson(3.0), 1))
 
 
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("300", w.Fixed(300)),
+        ('{ kind = "uniform", min = 9, max = 400 }', w.Uniform(9, 400)),
+        ('{ kind = "multiple", times = 1.5 }', 1.5),
+        ('"none"', None),
+        ("300\nignore_eos = true", w.Fixed(300)),
+    ],
+)
+def test_clients_limit_their_outputs(text, limits):
+    lengths = 'isl = 50\nosl = { kind = "uniform", low = 100, high = 600 }\nnum_requests = 50\nrequest_rate = 1'
+    got = requests(f"{lengths}\nmax_tokens = {text}")
+    model = w.ClientLimits(w.Joint(w.Fixed(50), w.Uniform(100, 600)), limits, ignore_eos="ignore_eos" in text)
+    expected = w.generate(50, model, w.Poisson(1.0), 0)
+    assert same(got, expected)
+    for column in ("max_tokens", "ignore_eos"):
+        assert (getattr(got, column) is None) == (getattr(expected, column) is None)
+        assert np.array_equal(getattr(got, column), getattr(expected, column))
+    assert (got.output_tokens != requests(lengths).output_tokens).any() == (limits not in (1.5, None))
+
+
+def test_the_limits_of_a_trace_are_its_own_until_a_scenario_sets_others(tmp_path, trace):
+    limited = replace(trace, max_tokens=trace.output_tokens + 100)
+    w.write(limited, tmp_path / "limited.csv", "vidur")
+    assert np.array_equal(requests('trace = "limited.csv"', folder=tmp_path).max_tokens, limited.max_tokens)
+    lent = requests('trace = "limited.csv"\nrequest_rate = 3\nnum_requests = 90', folder=tmp_path)
+    assert np.array_equal(lent.max_tokens, lent.output_tokens + 100)
+    assert requests('trace = "limited.csv"\nmax_tokens = "none"', folder=tmp_path).max_tokens is None
+    cut = requests('trace = "limited.csv"\nmax_tokens = 40', folder=tmp_path)
+    assert np.array_equal(cut.output_tokens, np.minimum(trace.output_tokens, 40))
+    exact = requests('trace = "limited.csv"\nignore_eos = true', folder=tmp_path)
+    assert np.array_equal(exact.output_tokens, limited.max_tokens)
+
+
 def test_paths_start_at_the_scenario_and_else_at_the_working_folder(tmp_path, trace, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -148,6 +185,30 @@ def test_variants_share_the_requests_of_a_seed():
     assert (a.name, b.name) == ("a", "b")
     assert a.workload(3) is b.workload(3)
     assert not same(a.workload(3), a.workload(4))
+
+
+def test_variants_of_other_block_sizes_share_prompts_in_their_own_blocks():
+    text = """
+    [workload]
+    isl = 100
+    osl = 8
+    num_requests = 50
+    request_rate = 1
+    [workload.groups]
+    count = 2
+    system_prompt = 100
+    [deployment]
+    model = "llama-3-8b"
+    gpu = "H100"
+    [[variants]]
+    name = "16"
+    [[variants]]
+    name = "24"
+    engine.block_size = 24
+    """
+    for made in variants.build(config.loads(text)):
+        size, shared = made.deployment.limits.block_size, made.workload(0).prefixes.block_tokens
+        assert max(size, shared) % min(size, shared) == 0
 
 
 def test_schedulers_by_name_by_axis_and_by_object(tmp_path):

@@ -35,6 +35,11 @@ GOLDEN = [
         text(deployment=BASE["deployment"] + "\nmax_num_seqs = 8"),
         "deployment.max_num_seqs: there is no such key; did you mean engine.max_num_seqs?",
     ),
+    (
+        text(workload=BASE["workload"] + "\nmax_tokens = { kind = 'multiple', times = 0.5 }"),
+        "workload.max_tokens.times: must be at least 1; it is 0.5",
+    ),
+    (text(workload=BASE["workload"] + "\nmax_tokens = 'many'"), "workload.max_tokens: must be a table; it is 'many'"),
     (text(workload=BASE["workload"] + "\ntenants = 0"), "workload.tenants: must be at least 1, or a list; it is 0"),
     (text(workload=BASE["workload"] + "\ntenants = [1, -1]"), "workload.tenants.1: must be above 0; it is -1"),
     (

@@ -16,7 +16,8 @@ from lengthwise.engine._reference_state import gap_bin
 from lengthwise.engine.kernel_layout import GAP_BINS
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError, PolicyError
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.records import Status
+from lengthwise.schema.workload import UNCAPPED, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 from worlds import GPU, MODEL, NODE, cost_tables
@@ -50,6 +51,15 @@ def gives_up(arrival_s):
 def test_any_exception_of_a_policy_is_reported_with_its_name(rank, engine):
     with pytest.raises(PolicyError, match=f"rank policy '{rank.name}' raised"):
         simulate(few(), deployment(rank=rank), engine=engine)
+
+
+@ENGINES
+def test_a_limit_above_the_context_is_refused(engine):
+    """The context has 300 tokens, and a prompt that fills it is rejected as before."""
+    with pytest.raises(InputError, match=r"must fit in max_model_len 300.*request 2 has 80 \+ 221 tokens"):
+        simulate(few(max_tokens=np.array([220, UNCAPPED, 221])), deployment(), engine=engine)
+    long = Workload(np.zeros(1), np.full(1, 400), np.full(1, 5), max_tokens=np.full(1, 50))
+    assert simulate(long, deployment(), engine=engine).requests.status.tolist() == [Status.REJECTED]
 
 
 @policy.rank
@@ -185,3 +195,26 @@ def test_damaged_machine_code_is_recompiled(tmp_path, monkeypatch, damage, endin
     files[0].write_bytes(damage)
     for _ in range(2):
         assert _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)(1) == 2
+
+
+def test_helpers_run_and_raise_alike_when_compiled_and_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        function = _jit.compile_now(_sum_of_shares, _jit.i8(_jit.i8, _jit.i8), cached=True)
+        assert function(7, 2) == 7
+        with pytest.raises(ZeroDivisionError):
+            function(7, 0)
+
+
+def _sum_of_shares(count, parts):
+    return _share(count, parts) + _double_share(count, parts) - 2
+
+
+@_jit.jit
+def _share(count, parts):
+    return count // parts
+
+
+@_jit.jit_cold
+def _double_share(count, parts):
+    return _share(count, parts) + _share(count, parts)

@@ -89,7 +89,9 @@ gpu = "H100"
     requested = config.load(file, [f"workload.num_requests={10 * sessions}", "run.model_draws=0"])
     (outcome,) = simulate.run(requested)
     assert len([note for note in outcome.notes if "not those of a steady load" in note]) == notes
-    assert outcome.summary.steady_share.value == pytest.approx(1 - 190 / (sessions + 90), abs=0.2 if notes else 0.05)
+    assert outcome.summary.rates.steady_share.value == pytest.approx(
+        1 - 190 / (sessions + 90), abs=0.2 if notes else 0.05
+    )
 
 
 def test_rates_that_a_trace_fixes_have_no_sampling_interval(tmp_path):

@@ -269,14 +269,17 @@ class Client:
             metrics=isinstance(metrics, str) and "# TYPE" in metrics,
         )
 
-    def body(self, prompt: Prompt, max_tokens: int, *, exact: bool = True, priority: int | None = None) -> bytes:
+    def body(self, prompt: Prompt, max_tokens: int | None, *, exact: bool = True, priority: int | None = None) -> bytes:
         """Return the body of a streaming request with all token counts that the server can report.
 
         The prompt is text, or token ids if ``capabilities.token_ids`` is true. ``exact`` requests exactly
-        ``max_tokens``, with the fields that the server knows. A smaller ``priority`` is scheduled first.
+        ``max_tokens``, with the fields that the server knows; None sets no limit. A smaller ``priority`` is scheduled
+        first.
         """
         able = self.capabilities
-        fields: dict[str, Any] = {"model": able.model, "max_tokens": max_tokens, "stream": True}
+        fields: dict[str, Any] = {"model": able.model, "stream": True}
+        if max_tokens is not None:
+            fields["max_tokens"] = max_tokens
         fields |= prompt_fields(prompt, able.api)
         if able.usage:
             fields["stream_options"] = {"include_usage": True}

@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.explain import Explanation, Fit, RequestExplanation, Step
+    from lengthwise.usecases.explain import Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
@@ -90,6 +90,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
     if use.loaded_tokens:
         loaded = f"{use.loaded_tokens:,} tokens from CPU memory in {duration(use.load_s)}, "
         loaded += f"{use.loaded_tokens / found.prompt_tokens:.0%} of the prompt"
+        loaded += f", {use.storage_tokens:,} of them read from storage before" if use.storage_tokens else ""
         loaded += f"; with the cached ones{saved.removeprefix(';')}" if use.cached_tokens else saved
     previous = f" (the turn before: replica {found.previous_replica})" if found.previous_replica >= 0 else ""
 
@@ -196,7 +197,7 @@ def _predictor(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def _fit_row(fit: Fit, max_num_seqs: int) -> tuple[str, str, str]:
+def _fit_row(fit: LargestBatch, max_num_seqs: int) -> tuple[str, str, str]:
     limit = "KV cache" if fit.by_memory < max_num_seqs else "max_num_seqs"
     reserved = f", {fit.reserved_tokens:,} tokens reserved for each" if fit.reserved_tokens else ""
     note = f" (memory would fit {fit.by_memory:,}{reserved})" if fit.by_memory > fit.seqs else reserved

@@ -88,7 +88,7 @@ def to_toml(table: Table) -> str:
 
     def filled(out: Any, table: Table) -> Any:
         for key, value in table.items():
-            if isinstance(value, dict) and key in ("prompt", "output", "arrivals"):
+            if isinstance(value, dict) and key in ("prompt", "output", "max_tokens", "arrivals"):
                 inline = tomlkit.inline_table()
                 inline.update(value)
                 out.add(key, inline)

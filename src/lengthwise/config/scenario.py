@@ -208,7 +208,7 @@ def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> A
             if isinstance(parts := table.get("any_of"), list):
                 table["any_of"] = [_axes(one, (*path, "any_of", str(at)), problems) for at, one in enumerate(parts)]
         case "workload":
-            for key in ("prompt", "output", "arrivals"):
+            for key in ("prompt", "output", "max_tokens", "arrivals"):
                 if key in table:
                     table[key] = _distribution(key, table[key], (*path, key), problems)
             for inner_name, key in (("groups", "system_prompt"), ("tools", "tokens")):
@@ -228,7 +228,7 @@ def _axes(table: Any, path: KeyPath, problems: list[Problem]) -> Any:
 
 def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:
     group = "arrivals" if key == "arrivals" else "length"
-    if group == "arrivals" and isinstance(value, str):
+    if (group == "arrivals" and isinstance(value, str)) or (key == "max_tokens" and value == "none"):
         value = {"kind": value}
     elif group == "length" and isinstance(value, int | float) and not isinstance(value, bool):
         value = {"kind": "fixed", "tokens": value}
@@ -315,6 +315,13 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
+    caches = [scenario.engine.model_dump(), *(v.engine for v in scenario.variants)]
+    spaces = [] if scenario.search is None else [scenario.search.space, *scenario.search.any_of]
+    varied = any(key.endswith("enable_prefix_caching") for space in spaces for key in flat(space))
+    if not (cached or varied) and any(one.get("prefix_cache", "vllm") != "vllm" for one in caches):
+        notes.append(
+            "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
+        )
     workload = scenario.workload
     if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(

@@ -17,6 +17,7 @@ from lengthwise.config.values import (
     DelayTime,
     FixedLength,
     Length,
+    MaxTokens,
     NotNan,
     Seconds,
     Section,
@@ -29,7 +30,7 @@ from lengthwise.config.values import (
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
-from lengthwise.schema.deployment import KVOffloading
+from lengthwise.schema.deployment import KVOffloading, KVStorage
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -134,6 +135,10 @@ class WorkloadSection(Section):
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
     max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
+    # Limit of the output that clients send, where an output ends: a distribution or a number, a multiple of the output,
+    # or "none". Default: the limits in the trace, if it has any.
+    max_tokens: MaxTokens | None = None
+    ignore_eos: bool = False  # every output is as long as its max_tokens
     cut: Literal["output", "prompt", "proportional", "redraw"] = "output"  # how requests above the limits are shortened
 
     @property
@@ -271,6 +276,16 @@ class DeploymentSection(Section):
         return host
 
 
+class KVStorageTable(Section):
+    """Storage behind the CPU memory: a disk, a file system, or memory of another machine."""
+
+    size_gb: Annotated[NotNan, Field(ge=0)] = KVStorage.size_gb  # of one replica, or of all if shared; inf: no limit
+    read_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.read_gb_per_s  # of one replica's link to it
+    write_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.write_gb_per_s
+    latency: Wait = 0.0  # of each read and of each write
+    shared: bool = False  # replicas find what others have written
+
+
 class KVOffloadingTable(Section):
     """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
 
@@ -279,6 +294,7 @@ class KVOffloadingTable(Section):
     latency: Wait = 0.0  # of each load and of each store
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
     outputs: bool = False  # store blocks of outputs, too, when their request ends
+    storage: KVStorageTable | None = None  # behind the CPU memory
 
 
 class EngineSection(Section):

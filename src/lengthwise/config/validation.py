@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lengthwise.config.values import ARRIVALS, LENGTHS
+from lengthwise.config.values import ARRIVALS, LENGTHS, LIMITS
 from lengthwise.schema.errors import InputError, ScenarioError
 
 MAX_SHOWN = 10
@@ -92,7 +92,9 @@ def raise_if_any(
 
 
 _Error = Mapping[str, Any]  # an entry of ``ValidationError.errors()``
-_UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {"prompt": LENGTHS, "output": LENGTHS, "arrivals": ARRIVALS}
+_UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {
+    "prompt": LENGTHS, "output": LENGTHS, "max_tokens": LIMITS, "arrivals": ARRIVALS,
+}  # fmt: skip
 _TYPES = ("int", "float", "str", "bool")
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _REQUIREMENTS: dict[str, str] = {

@@ -190,6 +190,33 @@ Length = Annotated[
 ]  # fmt: skip
 
 
+class NoLimit(Section):
+    """No client limits its output."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self) -> None:
+        """Return None."""
+
+
+class MultipleLimit(Section):
+    """``times`` the output of the request, rounded up."""
+
+    kind: Literal["multiple"] = "multiple"
+    times: Annotated[NotNan, Field(ge=1, le=1e6)]
+
+    def build(self) -> float:
+        """Return the factor."""
+        return self.times
+
+
+MaxTokens = Annotated[
+    FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
+    | QuantilesLength | EmpiricalLength | NoLimit | MultipleLimit,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+
 def _delay_table(value: Any) -> Any:
     return value if isinstance(value, dict) else {"median": value}
 
@@ -213,6 +240,7 @@ def _by_kind(union: Any) -> dict[str, type[Section]]:
 
 
 LENGTHS = _by_kind(Length)
+LIMITS = _by_kind(MaxTokens)
 _Cv = Annotated[NotNan, Field(gt=0)]
 
 

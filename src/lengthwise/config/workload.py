@@ -118,7 +118,7 @@ def source_of(section: WorkloadSection, folder: Path) -> Source:
         assert section.output is not None
         lengths = w.Joint(section.prompt.build(), section.output.build(), section.correlation)
     name = section.preset or (trace.name if trace else "")
-    return Source(_capped(section, lengths), _arrivals(section), name, sessions=_sessions(section))
+    return Source(_limited(section, lengths), _arrivals(section), name, sessions=_sessions(section))
 
 
 def _sessions(section: WorkloadSection) -> w.Sessions | None:
@@ -154,9 +154,13 @@ def _arrivals(section: WorkloadSection) -> w.Arrivals:
     return w.preset(section.preset).arrivals
 
 
-def _capped(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
-    limits = (section.max_total_tokens, section.max_prompt_tokens, section.max_output_tokens)
-    return lengths if limits == (None, None, None) else w.Capped(lengths, *limits, cut=section.cut)
+def _limited(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
+    """Return the lengths with the limits of [workload]: those that clients set, and those of the engine or dataset."""
+    if section.max_tokens is not None or section.ignore_eos:
+        client = section.max_tokens
+        lengths = w.ClientLimits(lengths, "own" if client is None else client.build(), ignore_eos=section.ignore_eos)
+    most = (section.max_total_tokens, section.max_prompt_tokens, section.max_output_tokens)
+    return lengths if most == (None, None, None) else w.Capped(lengths, *most, cut=section.cut)
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,21 +175,20 @@ class InOrder:
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the protocol of Lengths
-        """Return the first ``n`` prompts and outputs with their texts: copies, since limits change them in place."""
-        texts = {name: np.array(column[:n], object) for name, column in self.samples.texts.items()}
-        return w.Drawn(np.array(self.samples.prompt[:n], np.int64), np.array(self.samples.output[:n], np.int64), texts)
+        """Return the first ``n`` prompts and outputs with texts and limits: copies, since they are changed in place."""
+        return self.samples.take(np.arange(n))
 
 
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
     trace = trace.take(np.arange(n))
-    lengths, arrivals = _capped(section, InOrder(w.Samples.of(trace))), w.Replay(trace.arrival_s)
+    lengths, arrivals = _limited(section, InOrder(w.Samples.of(trace))), w.Replay(trace.arrival_s)
     made = w.generate(n, lengths, arrivals, predicted=section.predicted, tenants=section.tenants, name=trace.name)
     is_cut = (made.prompt_tokens != trace.prompt_tokens).any() or (made.output_tokens != trace.output_tokens).any()
     if is_cut and trace.prefixes is not None and (trace.prefixes.turns >= 0).any():
         raise InputError(
-            "workload.max_prompt_tokens, max_output_tokens and max_total_tokens cannot shorten sessions, whose later "
-            "prompts contain the earlier ones; leave them out"
+            "workload.max_prompt_tokens, max_output_tokens, max_total_tokens and max_tokens cannot shorten sessions, "
+            "whose later prompts contain the earlier ones, nor can ignore_eos lengthen them; leave them out"
         )
     return replace(
         made,

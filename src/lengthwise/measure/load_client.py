@@ -18,7 +18,7 @@ from lengthwise.backend.openai import Client, Prompt
 from lengthwise.backend.openai_protocol import Piece, RequestError, Usage
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
-from lengthwise.schema.workload import SharedPrefixes, Workload
+from lengthwise.schema.workload import UNCAPPED, SharedPrefixes, Workload
 
 _TEXT = """
     time year people way day man thing woman life child world school state family student group country
@@ -74,7 +74,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
     """Return the workload's texts. Without texts, make token ids if the server accepts them, or one-token words."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
-    lengths, prefixes = workload.prompt_tokens, workload.prefixes
+    lengths, prefixes = workload.prompt_tokens, None if shared else workload.prefixes
     made = partial(Prompts, lengths=lengths, seed=seed, salt=salt, shared=shared, prefixes=prefixes)
     if "prompt" in workload.extra:
         return Prompts("texts", lengths, texts=[str(text) for text in workload.extra["prompt"]])
@@ -321,7 +321,9 @@ class Run:
     def _body(self, at: int, round_: int = 0) -> bytes:
         workload, prompt = self.workload, self.prompts(at, round_)
         priority = int(workload.priority[at]) if self.priorities and workload.priority is not None else None
-        return self.client.body(prompt, int(workload.output_tokens[at]), exact=self.exact, priority=priority)
+        limits = workload.output_tokens if self.exact or workload.max_tokens is None else workload.max_tokens
+        limit = int(limits[at]) if limits[at] < UNCAPPED else None
+        return self.client.body(prompt, limit, exact=self.exact, priority=priority)
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05

@@ -15,6 +15,8 @@ from lengthwise.schema.errors import InputError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MAX_TOKENS = 1e12
+UNCAPPED = 10**12
+"""``Workload.max_tokens`` of a request whose client sets no limit."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,9 @@ class Workload:
     tenant: Ints | None = None  # [n] int64 from 0 or None; fair schedulers share capacity among tenants
     after: After | None = None  # a child is sent after its ``arrival_s`` and its parents' ends; None: no dependencies
     prefixes: SharedPrefixes | None = None  # prompts that begin alike; None: no two prompts do
+    # [n] int64 or None, the client's limit of the output: at least ``output_tokens``; UNCAPPED: it sets none.
+    max_tokens: Ints | None = None
+    ignore_eos: npt.NDArray[np.bool_] | None = None  # [n] or None; where true, an output has exactly ``max_tokens``
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -215,6 +220,23 @@ class Workload:
                     _require_whole(column, np.asarray(value))
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
+
+    @property
+    def previous_turn(self) -> Ints:
+        """Return for each request ([n] int64) the one before it in its session, or -1.
+
+        That is the request that its prompt continues (``prefixes``), or otherwise the last one above it with the same
+        number in the column "session" of ``extra``. A negative number is no session.
+        """
+        before = np.full(len(self), -1)
+        if "session" in self.extra:
+            session = np.unique(self.extra["session"], return_inverse=True)[1].reshape(-1)
+            order = np.argsort(session, kind="stable")
+            same = np.diff(session[order]) == 0
+            if np.issubdtype(np.asarray(self.extra["session"]).dtype, np.number):
+                same &= np.asarray(self.extra["session"])[order][1:] >= 0
+            before[order[1:][same]] = order[:-1][same]
+        return before if self.prefixes is None else np.where(self.prefixes.turns >= 0, self.prefixes.turns, before)
 
     def take(self, rows: Ints, arrival_s: Floats | None = None) -> Workload:
         """Return the workload of the requests ``rows``, in this order, by default with their own arrivals.
@@ -270,6 +292,7 @@ class Workload:
         if self.tenant is not None:
             good = (self.tenant >= 0) & (self.tenant < MAX_TENANTS)
             _require(good, self.tenant, f"tenant must be from 0 to {MAX_TENANTS - 1}")
+        self._check_max_tokens()
         for name in PARTS:
             part = getattr(self, name)
             if part is not None and len(part) != n:
@@ -277,6 +300,30 @@ class Workload:
         self._check_prefixes()
         if self.concurrency is not None:
             self._check_closed_loop(self.concurrency)
+
+    def _check_max_tokens(self) -> None:
+        cap, output = self.max_tokens, self.output_tokens
+        if cap is not None:
+            self._require_cap(
+                output <= cap, "max_tokens must be at least output_tokens, as an engine ends an output there"
+            )
+            _require(cap <= UNCAPPED, cap, f"max_tokens must be at most {UNCAPPED} (no limit)")
+        if self.ignore_eos is None:
+            return
+        if cap is None:
+            raise InputError("ignore_eos needs max_tokens, where outputs then end; give max_tokens, or leave it out")
+        exact = ~self.ignore_eos | (output == cap)
+        self._require_cap(
+            exact, "with ignore_eos, output_tokens must equal max_tokens, as no other token ends an output"
+        )
+
+    def _require_cap(self, good: npt.NDArray[np.bool_], message: str) -> None:
+        if not good.all():
+            i = int(np.argmin(good))
+            assert self.max_tokens is not None
+            raise InputError(
+                f"{message}; request {i} has {self.output_tokens[i]} output tokens and max_tokens {self.max_tokens[i]}"
+            )
 
     def _check_prefixes(self) -> None:
         prefixes = self.prefixes
@@ -328,6 +375,8 @@ COLUMNS: dict[str, type] = {
     "predicted_tokens": np.float64,
     "priority": np.int64,
     "tenant": np.int64,
+    "max_tokens": np.int64,
+    "ignore_eos": np.bool_,
 }
 PARTS = ("predictions", "after", "prefixes")  # records of several rows for a request, or None
 

@@ -32,7 +32,7 @@ SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodp
 class Window:
     """The measured part of a run: from ``start_s`` to ``end_s``, the last arrival, where the simulation stopped.
 
-    ``before`` is the same simulation, stopped at ``start_s``; None means that the window is the complete run.
+    ``before`` is the same simulation, stopped at ``start_s``; if None, sums and gaps are those of the complete run.
     Simulations are deterministic, so ``before`` is exactly the beginning of ``records``; sums over the window are their
     differences.
     """

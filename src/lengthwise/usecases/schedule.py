@@ -124,7 +124,7 @@ def sample_of(source: Source) -> schedule.Sample | None:
     """Return the observed requests that lengths come from, or None if formulas give the lengths."""
     if source.replayed is not None:
         return schedule.Sample(source.replayed.prompt_tokens, source.replayed.output_tokens)
-    match source.lengths:
+    match _without_client_limits(source.lengths):
         case w.Samples() as seen:
             return schedule.Sample(np.asarray(seen.prompt, np.int64), np.asarray(seen.output, np.int64))
         case w.Capped(lengths=w.Samples() as seen) as limits:
@@ -133,6 +133,17 @@ def sample_of(source: Source) -> schedule.Sample | None:
             prompt, output = _observed(joint.prompt), _observed(joint.output)
             return None if prompt is None and output is None else schedule.Sample(prompt, output, paired=False)
     return None
+
+
+def _without_client_limits(lengths: w.Lengths) -> w.Lengths:
+    """Return the lengths with observed outputs already cut to the limits that clients set."""
+    match lengths:
+        case w.Capped(lengths=w.ClientLimits() as inner):
+            return replace(lengths, lengths=_without_client_limits(inner))
+        case w.ClientLimits(lengths=w.Samples() as seen):
+            rows = replace(lengths, lengths=InOrder(seen)).draw(len(seen.prompt), np.random.default_rng(0))
+            return w.Samples(rows.prompt, rows.output)
+    return lengths
 
 
 def _observed(side: w.Marginal) -> Ints | None:

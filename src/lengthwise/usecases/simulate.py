@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from pathlib import Path
@@ -19,7 +19,6 @@ from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import noted
-from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
@@ -71,7 +70,7 @@ class VariantOutcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings about extrapolated steps, a busy front end, poor fits, and missing intervals."""
+        """Return the warnings that limit the trust in the numbers."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
             *(f"{one.description}." for one in self.extrapolations),
@@ -116,10 +115,10 @@ def whole_prompts_note(deployment: Deployment) -> str:
 
 def unsteady_note(summary: Summary) -> str:
     """Return a warning if sessions make the load rise and fall for much of the window, otherwise ""."""
-    if summary.steady_share is None or summary.is_steady:
+    if summary.is_steady:
         return ""
     return (
-        f"For {1 - summary.steady_share.value:.0%} of the measured time the load rises, because few sessions have "
+        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have "
         "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
         "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
     )
@@ -152,7 +151,8 @@ def run(
 
     Variants with the same [workload] have the same requests at a seed. If no variant is random (replays), only one seed
     is run. If cost tables have estimates of their error, the first seed is run again with perturbed tables, for the
-    intervals of the cost model's error. Runs use threads, because the compiled engine releases the GIL.
+    intervals of the cost model's error, unless ``run.model_draws`` is 0, or is not given and the workload is long. Runs
+    use threads, because the compiled engine releases the GIL.
 
     Args:
         scenario: The scenario, or its file.
@@ -191,8 +191,8 @@ def run(
 
 def _as_sent(rates: Rates) -> Rates:
     """Return the rates without sampling intervals, because a trace fixes them."""
-    known: dict[str, Estimate] = {field.name: getattr(rates, field.name) for field in fields(rates)}
-    return Rates(**{name: replace(rate, half_width=math.nan) for name, rate in known.items()})
+    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+    return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:

@@ -18,6 +18,7 @@ from .distributions import TruncatedNormal as TruncatedNormal
 from .distributions import Uniform as Uniform
 from .distributions import Zipf as Zipf
 from .lengths import Capped as Capped
+from .lengths import ClientLimits as ClientLimits
 from .lengths import Conditional as Conditional
 from .lengths import Drawn as Drawn
 from .lengths import Joint as Joint

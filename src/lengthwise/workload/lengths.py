@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import pi, sin, sqrt
 from typing import Any, Literal, Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import MAX_TOKENS, UNCAPPED, Workload
 from lengthwise.workload.distributions import Floats, Marginal
 
 Ints = npt.NDArray[np.int64]
@@ -32,11 +32,20 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Drawn prompt tokens and output tokens [n], and the same requests' texts [n] by name in ``Workload.extra``."""
+    """Drawn prompt tokens and output tokens [n], and the same requests' texts [n] by name in ``Workload.extra``.
+
+    The clients' limits are those of ``Workload``; None: no client sets one.
+    """
 
     prompt: Ints
     output: Ints
     texts: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    max_tokens: Ints | None = None
+    ignore_eos: npt.NDArray[np.bool_] | None = None
+
+    def with_limits(self) -> dict[str, Any]:
+        """Return the columns max_tokens and ignore_eos as arguments of ``Workload``."""
+        return {"max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
 
 
 def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
@@ -105,11 +114,16 @@ class Conditional:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Observed pairs of lengths [m], at least 1 token, with their ``texts`` [m]. Pairs are drawn with replacement."""
+    """Observed pairs of lengths [m], at least 1 token, with their ``texts`` [m]. Pairs are drawn with replacement.
+
+    The clients' limits ``max_tokens`` and ``ignore_eos`` [m] of the pairs are drawn with them.
+    """
 
     prompt: Sequence[int] | Ints
     output: Sequence[int] | Ints
     texts: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    max_tokens: Ints | None = None
+    ignore_eos: npt.NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         prompt, output = np.asarray(self.prompt), np.asarray(self.output)
@@ -122,9 +136,9 @@ class Samples:
 
     @classmethod
     def of(cls, workload: Workload) -> Samples:
-        """Return the pairs of a workload, such as one read from a trace, with their texts."""
+        """Return the pairs of a workload, such as one read from a trace, with their texts and the clients' limits."""
         texts = {name: workload.extra[name] for name in TEXTS if name in workload.extra}
-        return cls(workload.prompt_tokens, workload.output_tokens, texts)
+        return cls(workload.prompt_tokens, workload.output_tokens, texts, workload.max_tokens, workload.ignore_eos)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Return prompt tokens and output tokens, [n] int64 each."""
@@ -132,11 +146,78 @@ class Samples:
         return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Return drawn lengths, with the texts of the same rows."""
-        prompt, output = np.asarray(self.prompt, np.int64), np.asarray(self.output, np.int64)
-        rows = rng.integers(0, len(prompt), n)
+        """Return drawn lengths, with the texts and limits of the same rows."""
+        return self.take(rng.integers(0, len(self.prompt), n))
+
+    def take(self, rows: Ints) -> Drawn:
+        """Return copies of these rows."""
+        prompt, output = np.asarray(self.prompt, np.int64)[rows], np.asarray(self.output, np.int64)[rows]
         texts = {name: np.asarray(column, object)[rows] for name, column in self.texts.items()}
-        return Drawn(prompt[rows], output[rows], texts)
+        cap = None if self.max_tokens is None else self.max_tokens[rows]
+        return Drawn(prompt, output, texts, cap, None if self.ignore_eos is None else self.ignore_eos[rows])
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """Draws pairs from the model ``lengths``, and the limits of outputs ``max_tokens`` that clients send with them.
+
+    An output that would be longer than its limit ends there, as in an engine. ``max_tokens`` is a distribution; a
+    factor of at least 1, for a multiple of the output, rounded up; "own", for the limits that ``lengths`` draws; or
+    None, for no limits. With ``ignore_eos``, every output is as long as its limit.
+    """
+
+    lengths: Lengths
+    max_tokens: Marginal | float | Literal["own"] | None = "own"
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        times = self.max_tokens
+        if isinstance(times, int | float) and not 1 <= times < np.inf:
+            raise InputError(f"max_tokens must be at least 1 times the output; it is {times} times")
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return prompt tokens, and output tokens up to their limits, [n] int64 each."""
+        drawn = self.draw(n, rng)
+        return drawn.prompt, drawn.output
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        """Return drawn lengths with limits. Raises InputError if ``ignore_eos`` finds an output without a limit."""
+        drawn, limits = draw(self.lengths, n, rng), self.max_tokens
+        if limits == "own":
+            cap = drawn.max_tokens
+        elif limits is None:
+            cap = None
+        elif isinstance(limits, int | float):
+            cap = np.minimum(np.ceil(drawn.output * float(limits)), MAX_TOKENS).astype(np.int64)
+        else:
+            levels = np.maximum(rng.spawn(1)[0].random(n), 2.0**-54)
+            cap = np.clip(np.rint(limits.quantile(levels)), 1, MAX_TOKENS).astype(np.int64)
+        if not self.ignore_eos:
+            limited = replace(drawn, max_tokens=cap, ignore_eos=drawn.ignore_eos if limits == "own" else None)
+            return limited if cap is None else _shortened(limited, cap)
+        if cap is None or (cap >= UNCAPPED).any():
+            raise InputError(
+                "ignore_eos makes outputs as long as max_tokens, and a request has none; give workload.max_tokens"
+            )
+        return replace(_shortened(drawn, cap), output=cap, max_tokens=cap, ignore_eos=np.ones(n, bool))
+
+
+def limits_within(max_total_tokens: int, prompt: Ints, output: Ints, max_tokens: Ints) -> Ints:
+    """Return clients' limits lowered to what a total leaves beside the prompts, but to no less than the outputs."""
+    left = np.maximum(max_total_tokens - prompt, output)
+    return np.where(max_tokens < UNCAPPED, np.minimum(max_tokens, left), max_tokens)
+
+
+def _shortened(drawn: Drawn, output: Ints) -> Drawn:
+    """Return the requests with outputs of at most ``output`` tokens [n], whose texts are shortened in proportion."""
+    texts, shorter = dict(drawn.texts), np.minimum(drawn.output, output)
+    rows = np.flatnonzero(shorter < drawn.output)
+    if "output" in texts and len(rows):
+        texts["output"] = texts["output"].copy()
+        for row in rows:
+            text = str(texts["output"][row] or "")
+            texts["output"][row] = text[: int(len(text) * shorter[row] / drawn.output[row])]
+    return replace(drawn, output=shorter, texts=texts)
 
 
 @dataclass(frozen=True)
@@ -145,7 +226,8 @@ class Capped:
 
     ``cut`` decides what a pair above ``max_total_tokens`` (at least 2) loses: "output" tokens first, as an engine
     finishes a request at its context length; "prompt" tokens first; or "proportional", both by their shares of the
-    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again.
+    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again. A client's own
+    limit becomes at most what ``max_total_tokens`` leaves beside the prompt, and with ``ignore_eos`` the output.
     """
 
     lengths: Lengths
@@ -173,19 +255,21 @@ class Capped:
         drawn = draw(self.lengths, n, rng)
         if self.cut == "redraw":
             return self._redraw(drawn, rng)
-        untrimmed = drawn.output.copy()
+        output = np.minimum(drawn.output, self.max_output_tokens or drawn.output)
         np.minimum(drawn.prompt, self.max_prompt_tokens or drawn.prompt, out=drawn.prompt)
-        np.minimum(drawn.output, self.max_output_tokens or drawn.output, out=drawn.output)
         if self.max_total_tokens is not None:
-            self._trim(drawn.prompt, drawn.output, self.max_total_tokens)
-        texts = dict(drawn.texts)
-        rows = np.flatnonzero(drawn.output < untrimmed)
-        if "output" in texts and len(rows):
-            texts["output"] = texts["output"].copy()
-            for row in rows:
-                text = str(texts["output"][row] or "")
-                texts["output"][row] = text[: int(len(text) * drawn.output[row] / untrimmed[row])]
-        return Drawn(drawn.prompt, drawn.output, texts)
+            self._trim(drawn.prompt, output, self.max_total_tokens)
+        return self._within_context(_shortened(drawn, output))
+
+    def _within_context(self, drawn: Drawn) -> Drawn:
+        cap = drawn.max_tokens
+        if cap is None:
+            return drawn
+        if self.max_total_tokens is not None:
+            cap = limits_within(self.max_total_tokens, drawn.prompt, drawn.output, cap)
+        if drawn.ignore_eos is not None:
+            cap = np.where(drawn.ignore_eos, drawn.output, cap)
+        return replace(drawn, max_tokens=cap)
 
     def _trim(self, prompt: Ints, output: Ints, limit: int) -> None:
         rows = np.flatnonzero(prompt + output > limit)
@@ -210,11 +294,14 @@ class Capped:
             total = latest.prompt + latest.output
             rows = rows[(total > max_total) | (latest.prompt > max_prompt) | (latest.output > max_output)]
             if len(rows) == 0:
-                return drawn
+                return self._within_context(drawn)
             latest = draw(self.lengths, len(rows), rng)
             drawn.prompt[rows], drawn.output[rows] = latest.prompt, latest.output
-            for name, column in latest.texts.items():
-                drawn.texts[name][rows] = column
+            for name, texts in latest.texts.items():
+                drawn.texts[name][rows] = texts
+            for column in ("max_tokens", "ignore_eos"):
+                if getattr(drawn, column) is not None:
+                    getattr(drawn, column)[rows] = getattr(latest, column)
         raise InputError(
             f"after {_MAX_REDRAWS} draws {len(rows)} requests are still above the limits; raise the limits, or cut"
         )

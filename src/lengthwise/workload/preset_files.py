@@ -35,6 +35,7 @@ def generate(
 ) -> Workload:
     """Return a workload of ``num_requests`` requests that are drawn from the models.
 
+    Clients' limits of outputs are those that ``lengths`` draws (``ClientLimits``).
     Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
     unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency. Raises
     InputError for an invalid argument.
@@ -68,6 +69,7 @@ def generate(
         priority=priorities,
         tenant=None if tenants is None else drawn_tenants(tenants, num_requests, for_tenants),
         extra=dict(drawn.texts),
+        **drawn.with_limits(),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )

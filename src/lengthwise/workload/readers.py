@@ -66,16 +66,18 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; failures (0 tokens) are left out
-    vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant (optional)
+    vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant and max_tokens (optional)
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids (of blocks of 512 tokens, or block_size),
-                   session_id, priority, tenant; also with delay (ms), request_id, wait_for, tool_wait_ms (agentic)
+                   session_id, priority, tenant, max_tokens, ignore_eos; also with delay (ms), request_id, wait_for,
+                   tool_wait_ms (agentic)
     aibrix         jsonl timestamp_ms, prompt_length, output_length; rows of 0 tokens are left out
     llmservingsim  jsonl arrival_time_ns, input_toks, output_toks
     sharegpt       json (or jsonl) of conversations, as of ShareGPT and LMSYS: one request for each answer,
                    all at time 0; as "sharegpt_turns", an answer waits for the answer before it
     journal        jsonl of `lengthwise serve --journal`: one file, with sessions and shared prefixes
-    otel           jsonl of OpenTelemetry spans with gen_ai.usage.input_tokens and output_tokens
+    otel           jsonl of OpenTelemetry spans with gen_ai.usage.input_tokens and output_tokens, and optionally
+                   gen_ai.request.max_tokens
     servegen       rates and length histograms of clients, from which requests are drawn for ``window_s``
     parquet        a file of ``write``, read back unchanged, with its own times
     =============  ==================================================================================
@@ -185,6 +187,8 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
         output_tokens=trace.output_tokens,
         priority=extra.pop("priority", None),
         tenant=extra.pop("tenant", None),
+        max_tokens=extra.pop("max_tokens", None),
+        ignore_eos=extra.pop("ignore_eos", None),
         extra=extra,
         name=name,
         prefixes=prefixes,

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import MAX_TOKENS, After, SharedPrefixes, Workload
+from lengthwise.schema.workload import MAX_TOKENS, UNCAPPED, After, SharedPrefixes, Workload
 from lengthwise.workload.arrivals import Arrivals, ClosedLoop
 from lengthwise.workload.distributions import Fixed, Marginal, require, require_positive
-from lengthwise.workload.lengths import Lengths
+from lengthwise.workload.lengths import Lengths, draw, limits_within
 from lengthwise.workload.preset_files import Predicted, drawn_tenants, predicted_lengths
 
 Ints = npt.NDArray[np.int64]
@@ -111,6 +111,11 @@ class Sessions:
         require(limit is None or limit >= 2, f"max_context_tokens must be at least 2; it is {limit}")
         require(self.block_tokens >= 1, f"block_tokens must be at least 1; it is {self.block_tokens}")
 
+    @property
+    def has_turns(self) -> bool:
+        """Return whether sessions may have several requests."""
+        return self.tools is not None or (self.turns > 1 and self.max_turns != 1)
+
 
 def generate_sessions(
     num_requests: int,
@@ -127,8 +132,8 @@ def generate_sessions(
 
     ``lengths`` gives the new prompt tokens of turns and parallel requests, and all outputs. The last session may be
     cut. ``extra`` has "session", "turn" (how many requests of the session come before it, one after the other) and,
-    with groups, "group". A request that waits for others has the arrival of its session. Raises InputError if almost
-    no session fits in the context.
+    with groups, "group". A request that waits for others has the arrival of its session. A client's limit of an output
+    is at most what ``max_context_tokens`` leaves. Raises InputError if almost no session fits in the context.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -145,9 +150,12 @@ def generate_sessions(
                 "raise max_context_tokens, or make system prompts, prompts and outputs shorter"
             )
         count *= 2
-    made = _workload(steps, num_requests, sessions.block_tokens)
+    made = _workload(steps, num_requests, sessions)
     if isinstance(arrivals, ClosedLoop) and made.after is not None:
         raise InputError("sessions of several requests need arrivals at which they start; a closed loop has none")
+    cap, total = made.max_tokens, sessions.max_context_tokens
+    if cap is not None and total is not None:
+        cap = limits_within(total, made.prompt_tokens, made.output_tokens, cap)
     session = made.extra["session"]
     for_arrivals, for_tenants = _streams(seed)[-2:]
     started = int(session[-1]) + 1
@@ -157,6 +165,7 @@ def generate_sessions(
         arrival_s=arrivals.sample(started, for_arrivals)[session],
         predicted_tokens=predicted_lengths(predicted, made.output_tokens),
         tenant=tenant,
+        max_tokens=cap,
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )
@@ -206,11 +215,11 @@ class _Steps:
     session: Ints  # [steps], from 0 and not decreasing
     turn: Ints
     prompt: Ints
-    output: Ints
+    answer: Ints  # [steps, 3]: output tokens, max_tokens (or UNCAPPED) and ignore_eos
     delay_s: Floats
     joins: npt.NDArray[np.bool_]  # whether parallel requests come before the step
     parallel_prompt: Ints  # [steps, fan_out]; counts only where the step joins
-    parallel_output: Ints
+    parallel_answer: Ints  # [steps, fan_out, 3]
     group: Ints  # [sessions drawn]
     system_tokens: Ints  # [groups]
 
@@ -240,20 +249,21 @@ class _Steps:
         n = len(session)
         turn = np.arange(n) - first[session]
 
-        new, output = lengths.sample(n, for_lengths)
+        new, answer = _answers(lengths, n, for_lengths)
+        output = answer[:, 0]
         delay_s = sessions.think_time.sample(n, for_think)
         fan_out = tools.fan_out if tools else 0
         joins = np.zeros(n, bool)
-        parallel_new, parallel_output = np.zeros((2, n, fan_out), np.int64)
+        parallel_new, parallel_answer = np.zeros((n, fan_out), np.int64), np.zeros((n, fan_out, 3), np.int64)
         if tools is not None:
             levels = np.maximum(for_result.random(n), 2.0**-54)
             new = np.where(is_turn, new, np.maximum(np.rint(tools.tokens.quantile(levels)), 1)).astype(np.int64)
             delay_s = np.where(is_turn, delay_s, tools.time.sample(n, for_tool))
             joins = ~is_turn & (for_fork.random(n) < tools.fan_out_share)
             if tools.fan_out_share:
-                drawn = lengths.sample(n * fan_out, for_parallel)
-                parallel_new, parallel_output = (column.reshape(n, fan_out) for column in drawn)
-                new = np.where(joins, parallel_output.sum(axis=1), new)
+                drawn = _answers(lengths, n * fan_out, for_parallel)
+                parallel_new, parallel_answer = drawn[0].reshape(n, fan_out), drawn[1].reshape(n, fan_out, 3)
+                new = np.where(joins, parallel_answer[:, :, 0].sum(axis=1), new)
         delay_s[first] = 0.0
 
         grown = np.cumsum(new) + np.cumsum(output) - output
@@ -267,7 +277,7 @@ class _Steps:
         parallel_prompt = before[:, None] + parallel_new
         longest = prompt + output
         if fan_out:
-            parallel = (parallel_prompt + parallel_output).max(axis=1)
+            parallel = (parallel_prompt + parallel_answer[:, :, 0]).max(axis=1)
             longest = np.where(joins, np.maximum(longest, parallel), longest)
         exceeds = longest > (sessions.max_context_tokens or MAX_TOKENS)
         exceeded = np.cumsum(exceeds)
@@ -276,27 +286,39 @@ class _Steps:
             session[fits],
             turn[fits],
             prompt[fits],
-            output[fits],
+            answer[fits],
             delay_s[fits],
             joins[fits],
             parallel_prompt[fits],
-            parallel_output[fits],
+            parallel_answer[fits],
             group,
             system,
         )
 
 
-def _workload(steps: _Steps, n: int, block_tokens: int) -> Workload:
+def _answers(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Return prompt tokens [n], and for each output its tokens, max_tokens (or UNCAPPED) and ignore_eos [n, 3]."""
+    drawn = draw(lengths, n, rng)
+    answer = np.stack([drawn.output, np.full(n, UNCAPPED), np.zeros(n, np.int64)], axis=1)
+    for column, limits in enumerate((drawn.max_tokens, drawn.ignore_eos), 1):
+        if limits is not None:
+            answer[:, column] = limits
+    return drawn.prompt, answer
+
+
+def _workload(steps: _Steps, n: int, sessions: Sessions) -> Workload:
     """Return the first ``n`` requests of the sessions, all with arrival 0."""
+    block_tokens = sessions.block_tokens
     fan_out = steps.parallel_prompt.shape[1]
     size = 1 + fan_out * steps.joins
     place = np.cumsum(size) - 1  # parallel requests come before the request that joins them
     step = np.repeat(np.arange(len(size)), size)
     is_parallel = np.ones(len(step), bool)
     is_parallel[place] = False
-    prompt, output = steps.prompt[step], steps.output[step]
+    prompt, answer = steps.prompt[step], steps.answer[step]
     prompt[is_parallel] = steps.parallel_prompt[steps.joins].ravel()
-    output[is_parallel] = steps.parallel_output[steps.joins].ravel()
+    answer[is_parallel] = steps.parallel_answer[steps.joins].reshape(-1, 3)
+    output, cap, ignore_eos = answer[:n].T
     is_first = steps.turn[step] == 0
     previous = np.where(is_first, -1, place[step - 1])
 
@@ -321,12 +343,15 @@ def _workload(steps: _Steps, n: int, block_tokens: int) -> Workload:
     else:
         ids_start, ids = np.zeros(n + 1, np.int64), np.zeros(0, np.int64)
     delay_s = np.where(is_parallel, 0.0, steps.delay_s[step])[:n]
-    shares = len(parent) > 0 or len(ids) > 0
+    has_prefixes = sessions.has_turns or sessions.groups is not None
     return Workload(
         arrival_s=np.zeros(n),
         prompt_tokens=prompt[:n],
-        output_tokens=output[:n],
+        output_tokens=output,
+        max_tokens=cap if (cap < UNCAPPED).any() else None,
+        ignore_eos=ignore_eos.astype(bool) if ignore_eos.any() else None,
         extra=extra,
-        after=After(start, parent, delay_s) if len(parent) else None,
-        prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if shares else None,
+        # By what sessions may have, since by chance a draw may have no later turn.
+        after=After(start, parent, delay_s) if sessions.has_turns else None,
+        prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if has_prefixes else None,
     )

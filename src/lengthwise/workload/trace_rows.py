@@ -21,7 +21,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import TraceError
-from lengthwise.schema.workload import MAX_TENANTS
+from lengthwise.schema.workload import MAX_TENANTS, UNCAPPED
 
 Floats = npt.NDArray[np.float64]
 
@@ -202,14 +202,14 @@ FORMATS = {
         ),
         RowFormat(
             "vidur", "csv", "arrived_at", 1.0, "num_prefill_tokens", "num_decode_tokens",
-            {"tenant": "tenant"}, arrival_optional=True,
+            {"tenant": "tenant", "max_tokens": "max_tokens"}, arrival_optional=True,
         ),
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
         RowFormat(
             "mooncake", "jsonl", "timestamp", 1e-3, "input_length", "output_length",
             {
                 "hash_ids": "block_ids", "session_id": "session", "priority": "priority", "tenant": "tenant",
-                "block_size": "block_tokens",
+                "block_size": "block_tokens", "max_tokens": "max_tokens", "ignore_eos": "ignore_eos",
             },
         ),
         RowFormat(
@@ -246,17 +246,22 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
     return source.csv_rows() if form.kind == "csv" else source.json_rows()
 
 
+_TYPES = {"max_tokens": pl.Int64, "ignore_eos": pl.Boolean}  # also where the first row has null
+_MISSING = {"session": -1, "max_tokens": UNCAPPED, "ignore_eos": False}
+
+
 def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataFrame:
     types: dict[str, Any] = {form.prompt: pl.Float64, form.output: pl.Float64}
     if form.arrival in columns:
         types[form.arrival] = pl.String if form.unit_s is None else pl.Float64
     optional = form.optional(columns)
     if form.kind == "csv":
-        types |= dict.fromkeys(optional, pl.String)
+        types |= {name: _TYPES.get(name, pl.String) for name in optional}
         return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
     kinds = {int: pl.Int64, str: pl.String, list: pl.List(pl.Int64)}
     values = source.first_object or {}
     types |= {name: kinds[type(values[name])] for name in optional if type(values.get(name)) in kinds}
+    types |= {name: _TYPES[name] for name in optional if name in _TYPES}
     return pl.read_ndjson(source.data, schema=types)
 
 
@@ -286,7 +291,13 @@ def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | N
         arrival_s = (values - values[:1]) * form.unit_s
     optional = form.optional(frame.columns)
     extra = {optional[c]: _to_column(frame[c], optional[c]) for c in frame.columns if c in optional}
-    return Trace(arrival_s, lengths[0], lengths[1], extra, name)
+    return Trace(arrival_s, lengths[0], lengths[1], extra, name) if _limits_fit(extra, lengths[1]) else None
+
+
+def _limits_fit(extra: Mapping[str, npt.NDArray[Any]], output: npt.NDArray[np.int64]) -> bool:
+    """Return whether outputs are at most max_tokens, and equal to it with ignore_eos."""
+    cap, is_exact = extra.get("max_tokens", np.full(len(output), UNCAPPED)), extra.get("ignore_eos", False)
+    return bool(((output <= cap) & (cap <= UNCAPPED) & (~np.asarray(is_exact) | (output == cap))).all())
 
 
 def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
@@ -305,8 +316,8 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         # Names are numbered in order of appearance; requests without a name are one more tenant.
         names = series.drop_nulls().unique(maintain_order=True)
         return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
-    if series.dtype == pl.Int64:
-        return series.fill_null(-1 if name == "session" else 0).to_numpy()
+    if series.dtype in (pl.Int64, pl.Boolean):
+        return series.fill_null(_MISSING.get(name, 0)).to_numpy()
     if name in TEXTS.values():
         return series.to_numpy().astype(object)
     # Many rows have few names: codes in order of appearance take less memory than texts; -1 means no name.
@@ -331,6 +342,8 @@ def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> 
         value = _number(cells.get(name), form.kind)
         if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):
             return f"{name} must be a whole number of tokens from {form.min_tokens} up; it is {_shown(cells, name)}"
+    if "max_tokens" in form.extra and (fault := _limit_fault(form, cells)):
+        return fault
     if form.arrival not in columns:
         return None
     if form.unit_s is None:
@@ -339,6 +352,19 @@ def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> 
     value = _number(cells.get(form.arrival), form.kind)
     if value is None or not 0 <= value < np.inf:
         return f"{form.arrival} must be a time from 0 up; it is {_shown(cells, form.arrival)}"
+    return None
+
+
+def _limit_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a row's max_tokens and ignore_eos, or None."""
+    given, output, is_exact = cells.get("max_tokens"), cells[form.output], cells.get("ignore_eos")
+    cap = UNCAPPED if given in (None, "") else _number(given, form.kind)
+    if cap is None or cap != int(cap) or not float(output) <= cap <= UNCAPPED:
+        return f"max_tokens must be a whole number from {form.output} ({output}) up, or missing; it is {given!r}"
+    if is_exact not in (None, False, True):
+        return f"ignore_eos must be true or false; it is {is_exact!r:.60}"
+    if is_exact and cap != output:
+        return f"with ignore_eos, {form.output} must equal max_tokens; they are {output} and {given}"
     return None
 
 

@@ -15,13 +15,13 @@ from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
+from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 from lengthwise.workload.session_rows import HASHED_TOKENS
 from lengthwise.workload.trace_rows import TEXTS, Source
 
 MAIN_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL_COLUMNS = ("predicted_tokens", "priority", "tenant")
-_INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant")
+OPTIONAL_COLUMNS = ("predicted_tokens", "priority", "tenant", "max_tokens", "ignore_eos")
+_INTEGERS = ("prompt_tokens", "output_tokens", "priority", "tenant", "max_tokens")
 _EXTRA, _PREDICTIONS = "extra.", "predictions."
 PREDICTION_COLUMNS = ("total_tokens", "gittins_rank")
 _KEY = "lengthwise.workload"
@@ -164,6 +164,10 @@ def lists_of(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
 
 
 def _numbers(source: Source, series: Any) -> npt.NDArray[Any]:
+    if series.name == "max_tokens":
+        series = series.fill_null(UNCAPPED)
+    if series.name == "ignore_eos" and series.dtype == pl.Boolean and not series.null_count():
+        return np.asarray(series.to_numpy())
     if not series.dtype.is_numeric() or series.null_count():
         raise source.fault(None, f"{series.name} must hold a number in every row")
     if series.name in _INTEGERS and not series.dtype.is_integer():
@@ -193,11 +197,11 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
     """Write a workload to a file atomically; it is compressed if its name ends in .gz.
 
     Only Parquet is lossless and can store a closed loop. The other formats store arrivals and lengths. Vidur's also
-    stores tenants, and Mooncake's stores tenants, "session", shared prefixes and what requests wait for (as Agentic
-    Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100 ns, and starts
-    at 1970-01-01. Without ``format``, one of WRITABLE, the suffix decides: .parquet, .csv (Vidur's) or .jsonl
-    (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or the file cannot be
-    written.
+    stores tenants and max_tokens, and Mooncake's stores those, ignore_eos, "session", shared prefixes and what requests
+    wait for (as Agentic Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100
+    ns, and starts at 1970-01-01. Without ``format``, one of WRITABLE, the suffix decides: .parquet, .csv (Vidur's) or
+    .jsonl (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or the file
+    cannot be written.
     """
     path = Path(path)
     is_gzip = path.suffix.lower() == ".gz"
@@ -227,19 +231,22 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
 
 def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
     prompt, output, tenant = workload.prompt_tokens, workload.output_tokens, workload.tenant
-    tenants = {} if tenant is None else {"tenant": pl.Series(tenant)}
+    scheduling = {} if tenant is None else {"tenant": pl.Series(tenant)}
+    if workload.max_tokens is not None:
+        cap = pl.Series(workload.max_tokens)
+        scheduling["max_tokens"] = pl.select(pl.when(cap < UNCAPPED).then(cap)).to_series()
     if form == "vidur":
         rows = {"arrived_at": workload.arrival_s, "num_prefill_tokens": prompt, "num_decode_tokens": output}
-        pl.DataFrame(rows | tenants).write_csv(file)
+        pl.DataFrame(rows | scheduling).write_csv(file)
     elif form == "azure":
         ns = pl.Series(np.rint(workload.arrival_s * 1e7).astype(np.int64) * 100)
         dates = ns.cast(pl.Datetime("ns")).dt.strftime("%Y-%m-%d %H:%M:%S%.9f").str.head(-2)
         pl.DataFrame({"TIMESTAMP": dates, "ContextTokens": prompt, "GeneratedTokens": output}).write_csv(file)
     else:
-        _write_mooncake(workload, tenants, file)
+        _write_mooncake(workload, scheduling, file)
 
 
-def _write_mooncake(workload: Workload, tenants: dict[str, Any], file: BinaryIO) -> None:
+def _write_mooncake(workload: Workload, scheduling: dict[str, Any], file: BinaryIO) -> None:
     arrival_ms = workload.arrival_s * 1e3
     if (arrival_ms == np.rint(arrival_ms)).all():
         # Mooncake writes integers.
@@ -256,7 +263,9 @@ def _write_mooncake(workload: Workload, tenants: dict[str, Any], file: BinaryIO)
             columns["block_size"] = np.full(len(workload), prefixes.block_tokens)
     if "session" in workload.extra:
         columns["session_id"] = pl.Series(workload.extra["session"])
-    frame = pl.DataFrame(columns | tenants)
+    if workload.ignore_eos is not None:
+        columns["ignore_eos"] = pl.Series(workload.ignore_eos)
+    frame = pl.DataFrame(columns | scheduling)
     if after is None:
         frame.write_ndjson(file)
         return

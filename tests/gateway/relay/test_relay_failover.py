@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from relay_world import BARE, idle, run, until, world
@@ -208,6 +209,17 @@ def test_retries_are_bounded_by_their_budget():
             tried = sum(len(engine.seen) for engine in engines)
             assert 100 < tried <= 100 + 10 + 0.1 * 100
             await until(lambda: idle(w))
+
+    run(work)
+
+
+def test_a_reload_changes_the_budget_of_retries():
+    async def work() -> None:
+        engines = [Scripted(plan=[Fault("500")] * 500) for _ in range(2)]
+        async with world(engines, resilience=ResilienceConfig(retry_share=1.0), cap=100) as w:
+            w.relay.configure(replace(w.relay.config, resilience=ResilienceConfig(retry_share=0.0)))
+            await asyncio.gather(*(w.submit(BODY) for _ in range(100)))
+            assert 100 < sum(len(engine.seen) for engine in engines) <= 100 + 10, "only what was saved before"
 
     run(work)
 

@@ -57,6 +57,16 @@ def test_rows_come_back_with_times_of_the_day(tmp_path) -> None:
     assert b"prompt_tokens" in path.read_bytes()
 
 
+def test_a_limit_that_the_client_does_not_set_is_0() -> None:
+    reported: list[Row] = []
+    traces = RequestTimelines(max_tokens=101)
+    traces.subscribe(reported.append)
+    for number, limit in enumerate((101, 100)):
+        traces.max_tokens = limit
+        serve(traces, request(number), 0.25, 4, 0.1)
+    assert [row.max_tokens for row in reported] == [100, 0]
+
+
 def test_a_response_in_one_piece_has_no_first_token(tmp_path) -> None:
     """Only its end shows that its tokens come at all: that is when they are reported."""
     q, path = request(1), tmp_path / "j.jsonl"

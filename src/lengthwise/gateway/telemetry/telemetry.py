@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from lengthwise.gateway.background import background
-from lengthwise.gateway.config import GatewayConfig
+from lengthwise.gateway.config import GatewayConfig, Limits
 from lengthwise.gateway.protocols import Clock, Listener, Listeners, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, Client, LengthPrediction, Outcome, Refusal, Request
 from lengthwise.gateway.scheduling import Statistics
@@ -59,13 +59,24 @@ class RequestTimeline:
             self.sent_s = math.nan
 
     def row(
-        self, tenant: str, outcome: Outcome, now_s: float, *, session: int = 0, prefix: tuple[PrefixKey, ...] = ()
+        self,
+        tenant: str,
+        outcome: Outcome,
+        now_s: float,
+        *,
+        max_tokens: int,
+        session: int = 0,
+        prefix: tuple[PrefixKey, ...] = (),
     ) -> Row:
-        """Return the journal's row of the request, which ends now, with hashes of its session and its prompt."""
+        """Return the journal's row of the request, which ends now, with hashes of its session and its prompt.
+
+        The row has no ``max_tokens`` if the request's is the gateway's limit ``max_tokens``.
+        """
         request = self.request
         return Row(
             **{name: getattr(request, name) for name in _REQUEST_FIELDS},
             **{name: getattr(self, name) for name in _TIMELINE_FIELDS},
+            max_tokens=request.max_tokens if request.max_tokens < max_tokens else 0,
             tenant=tenant,
             priority=request.client.priority,
             predicted_tokens=float(self.first_prediction.total_tokens),
@@ -85,7 +96,7 @@ class RequestTimeline:
 
 
 _MAX_HASH = (1 << 53) - 1  # larger integers lose digits in JSON readers that use doubles
-_REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens", "max_tokens")
+_REQUEST_FIELDS = ("id", "model", "arrival_s", "prompt_tokens")
 _TIMELINE_FIELDS = ("dispatched_s", "first_token_s", "served_s", "worker", "failovers", "resumed_tokens")
 
 
@@ -93,7 +104,7 @@ class RequestTimelines(Listener):
     """Records the timelines of all live requests, and calls the subscribers with the row of each request that ends.
 
     ``tenant`` returns a tenant's name by its number, ``inter_token_s`` the histogram of a model's times between tokens.
-    Rows have the hashes of prompts' beginnings if ``prefixes`` is set.
+    Rows have the hashes of prompts' beginnings if ``prefixes`` is set. ``max_tokens`` is the gateway's limit.
     """
 
     def __init__(
@@ -102,7 +113,9 @@ class RequestTimelines(Listener):
         inter_token_s: Callable[[str], Histogram] | None = None,
         *,
         prefixes: bool = False,
+        max_tokens: int = Limits.max_tokens,
     ) -> None:
+        self.max_tokens = max_tokens
         self._tenant, self._inter_token_s, self._prefixes = tenant, inter_token_s, prefixes
         self._live: dict[int, RequestTimeline] = {}
         self._keyed = blake2b(digest_size=8, key=os.urandom(32))
@@ -164,6 +177,7 @@ class RequestTimelines(Listener):
                 self._tenant(request.client.tenant),
                 outcome,
                 now_s,
+                max_tokens=self.max_tokens,
                 session=self._session_of(request.client),
                 prefix=request.prefix.levels(_MAX_HASH) if self._prefixes else (),
             )
@@ -211,7 +225,9 @@ class Telemetry(Listeners):
         phases = config.dispatch.phases if mode == "rra" else None
         self.metrics = Metrics(statistics, mode=mode, phases=phases)
         has_journal = config.listen.journal is not None
-        self.timelines = RequestTimelines(self._tenant, self.metrics.inter_token_s, prefixes=has_journal)
+        self.timelines = RequestTimelines(
+            self._tenant, self.metrics.inter_token_s, prefixes=has_journal, max_tokens=config.limits.max_tokens
+        )
         self.log = EventLog(clock)
         listen = config.listen
         self.journal = Journal(listen.journal, clock) if listen.journal else None
@@ -244,7 +260,8 @@ class Telemetry(Listeners):
             await asyncio.to_thread(self.tracing.close)
 
     def configure(self, config: GatewayConfig) -> None:
-        """Show the schedule of another configuration in the metrics."""
+        """Show the schedule of another configuration in the metrics, and use its limit of outputs in the journal."""
+        self.timelines.max_tokens = config.limits.max_tokens
         if config.order.mode == "rra":
             self.metrics.phases.plan = config.dispatch.phases
 
