@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from lengthwise import engine, metrics
 from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
-from lengthwise.metrics import Extrapolation, Slo, Summary
+from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
@@ -179,11 +180,19 @@ def run(
         perturbed = [next(remaining)[1] for _ in tasks_of_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
+        if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
+            summary = replace(summary, rates=_as_sent(summary.rates))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, extrapolations, len(perturbed)))
     return outcomes
+
+
+def _as_sent(rates: Rates) -> Rates:
+    """Return the rates without sampling intervals, because a trace fixes them."""
+    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+    return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:
