@@ -6,7 +6,7 @@ import numpy as np
 
 from lengthwise import schedule
 
-NAMES = {"pp": "stages", "batch": "prefill_batch", "first_s": "prefill_s", "residents": "decode_batch"}
+NAMES = {"pp": "stages", "batch": "prefill_batch", "residents": "decode_batch"}
 
 
 class Columns:

@@ -250,7 +250,7 @@ def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
             latency_s=got.latency_s,
             latency_high_s=got.latency_high_s,
             cycle_s=math.nan,
-            prefill_s=got.first_s,
+            prefill_s=got.prefill_s,
             decode_s=got.token_s,
             decode_batch=got.residents,
             memory_share=outcome.memory_share,
