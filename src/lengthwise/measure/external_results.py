@@ -68,9 +68,7 @@ def run_result(results: Results, name: str) -> RunResult:
     def times(attribute: str) -> Any:
         return np.array([getattr(row, attribute) for row in rows], float) - zero_s
 
-    arrival_s, first_token_s, last_token_s, queued_s = (
-        times(each) for each in ("arrival_s", "first_token_s", "last_token_s", "queued_s")
-    )
+    arrival_s, first_s, last_s, queued_s = map(times, ("arrival_s", "first_token_s", "last_token_s", "queued_s"))
     status = np.array([row.status for row in rows])
     finished = [row for row in rows if row.status == Status.FINISHED]
     tokens = _token_times(rows, zero_s)
@@ -79,10 +77,10 @@ def run_result(results: Results, name: str) -> RunResult:
         prompt_tokens=np.array([row.prompt_tokens for row in rows]),
         output_tokens=np.array([row.output_tokens for row in rows]),
         status=status,
-        first_token_s=first_token_s,
-        finished_s=np.where(status == Status.FINISHED, last_token_s, np.nan),
+        first_token_s=first_s,
+        finished_s=np.where(status == Status.FINISHED, last_s, np.nan),
         scheduled_s=times("scheduled_s"),
-        end_s=float(np.nanmax(np.concatenate([last_token_s, first_token_s, arrival_s]))),
+        end_s=float(np.nanmax(np.concatenate([last_s, first_s, arrival_s]))),
         tokens=tokens,
         gap_s=np.array([gap for row in rows for gap in row.gap_s], float),
         name=name,
@@ -147,13 +145,11 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
             continue
         gaps = _value(metrics, "inter_chunk_latency")
         output = _value(metrics, "output_sequence_length", "output_token_count")
-        first_token_s, last_token_s = (
-            sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency")
-        )
+        first_s, last_s = (sent_s + _seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
         gap_s = []
         if isinstance(gaps, list):
             gap_s = [_UNITS[metrics["inter_chunk_latency"].get("unit", "ms")] * float(gap) for gap in gaps]
-        rows.append(Request(arrival_s, prompt, int(output or 0), first_token_s, last_token_s, gap_s=gap_s))
+        rows.append(Request(arrival_s, prompt, int(output or 0), first_s, last_s, gap_s=gap_s))
     return Results("aiperf", rows, {}, warnings)
 
 
@@ -182,13 +178,9 @@ def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
     rows = []
     for line in lines:
         prompt, output = int(line["input_toks"]), int(line["output_toks"])
-        first_token_s, last_token_s, queued_s = (
-            float(line[name]) for name in ("first_token_ts", "last_token_ts", "queued_ts")
-        )
+        first_s, last_s, queued_s = (float(line[name]) for name in ("first_token_ts", "last_token_ts", "queued_ts"))
         scheduled_s = float(line.get("scheduled_ts") or "nan")
-        rows.append(
-            Request(line["arrival_time"] + shift_s, prompt, output, first_token_s, last_token_s, scheduled_s, queued_s)
-        )
+        rows.append(Request(line["arrival_time"] + shift_s, prompt, output, first_s, last_s, scheduled_s, queued_s))
     warnings = ["arrivals, of another clock than the engine's times, were aligned to the request that queued fastest"]
     if waits_s and waits_s[-1] > 0.05:
         warnings.append(
@@ -232,12 +224,10 @@ def read_guidellm(body: Mapping[str, Any], index: int | None) -> Results:
             failure = str(request.get("error") or (request.get("info") or {}).get("error") or "failed")
             prompt = _tokens(request, "prompt_tokens", "input_metrics")
             output = _tokens(request, "output_tokens", "output_metrics")
-            first_token_s, last_token_s = (UNKNOWN if at_s is None else float(at_s) for at_s in (first, last))
+            first_s, last_s = (UNKNOWN if at_s is None else float(at_s) for at_s in (first, last))
             reason = failure.partition(":")[0][:60] if outcome == "errored" else ""
             cut_off = outcome == "incomplete"
-            rows.append(
-                Request(float(arrival_s), prompt, output, first_token_s, last_token_s, failure=reason, cut_off=cut_off)
-            )
+            rows.append(Request(float(arrival_s), prompt, output, first_s, last_s, failure=reason, cut_off=cut_off))
     strategy = _strategy(benchmark)
     due = any(_timings(request).get("targeted_start") for request in requests.get("successful") or [])
     closed = str(strategy.get("type_")) in {"concurrent", "synchronous"}
@@ -290,10 +280,8 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
             reason = last.partition(":")[0][:60].rpartition(".")[2] or "failed"
             rows.append(Request(start_s, int(prompt), int(output), failure=reason))
         else:
-            first_token_s = start_s + float(ttft_s) if ttft_s else UNKNOWN
-            rows.append(
-                Request(start_s, int(prompt), int(output), first_token_s, first_token_s + sum(gaps), gap_s=gaps)
-            )
+            first_s = start_s + float(ttft_s) if ttft_s else UNKNOWN
+            rows.append(Request(start_s, int(prompt), int(output), first_s, first_s + sum(gaps), gap_s=gaps))
     no_starts = "arrivals are missing (start_times): every request counts from 0, loads over time are unknown"
     metadata = {name: body[name] for name in _METADATA if name in body}
     limit = body.get("max_concurrency")

@@ -13,20 +13,10 @@ from urllib.parse import unquote
 import msgspec
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.edge import client_request
+from lengthwise.gateway.edge import asgi, client_request
 from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model
-from lengthwise.gateway.edge.exchange import (
-    AsgiExchange,
-    BodyBudget,
-    BodyReservation,
-    ClientGoneError,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
 from lengthwise.gateway.edge.openapi import document
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.request import UNAUTHENTICATED, ClientRequest, InvalidBodyError, PrefixHasher, Refusal
@@ -108,7 +98,7 @@ class App:
         self._tenants = Tenants() if tenants is None else tenants
         self.keys = Keys(config, clock, tenants=self._tenants)
         self.draining, self.in_flight = False, 0
-        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
+        self.body_budget = asgi.BodyBudget(config.limits.body_budget_bytes)
         self._prefix_hasher = PrefixHasher()
         self.parser_thread = ThreadPoolExecutor(1, "lengthwise-bodies")
         self.configure(config)
@@ -127,23 +117,23 @@ class App:
         refusal = Refusal(fault.status, fault.reason, fault.message, fault.retry_after_s)
         self._listener.refused(fault.reason, refusal, tenant, "")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         """Serve an ASGI connection."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "lifespan":
-            message: Message = {}
+            message: asgi.Message = {}
             while message.get("type") != "lifespan.shutdown":
                 message = await receive()
                 await send({"type": f"{message['type']}.complete"})
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = AsgiExchange(scope, receive, send)
+    async def _http(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        exchange = asgi.AsgiExchange(scope, receive, send)
         try:
             await self._serve(scope, exchange)
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
             if not (exchange.gone or self.draining):
@@ -155,7 +145,7 @@ class App:
         finally:
             exchange.close()
 
-    async def _serve(self, scope: Scope, exchange: AsgiExchange) -> None:
+    async def _serve(self, scope: asgi.Scope, exchange: asgi.AsgiExchange) -> None:
         try:
             headers: Headers = {}
             try:
@@ -179,7 +169,7 @@ class App:
             await self._refuse(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
-        except ClientGoneError:
+        except asgi.ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
             refusal = getattr(error, "refusal", None)
@@ -193,13 +183,13 @@ class App:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
-    async def _refuse(self, exchange: AsgiExchange, fault: Fault) -> None:
+    async def _refuse(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
         if not exchange.reported_by_scheduler:
             self.refused(fault, exchange.tenant)
         await exchange.send_fault(fault)
 
     async def _serve_completion(
-        self, exchange: AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
+        self, exchange: asgi.AsgiExchange, api: str, caller: Caller, address: str, headers: Headers, request_id: str
     ) -> None:
         if self.draining:
             raise draining()
@@ -207,7 +197,7 @@ class App:
         try:
             owner = caller if caller.key else address
             charge = Charge(caller, self._clock, exchange.headers)
-            with caller, BodyReservation(self.body_budget, owner) as reservation, charge:
+            with caller, asgi.BodyReservation(self.body_budget, owner) as reservation, charge:
                 exchange.headers += caller.take_request(self._clock())
                 client_request.check_json(headers)
                 body = await exchange.body(self._limits.body_bytes, headers.get(b"content-length"), reservation)
@@ -240,7 +230,7 @@ class App:
             raise Fault(503, "not_ready", message, code="not_ready", retry_after_s=1.0)
         return target.body or self.document
 
-    async def _send_models(self, exchange: AsgiExchange, target: Route, caller: Caller) -> None:
+    async def _send_models(self, exchange: asgi.AsgiExchange, target: Route, caller: Caller) -> None:
         entry, entries = {"object": "model", "created": 0, "owned_by": "lengthwise"}, self._entries()
         names = [name for name in self._models() if caller.can_access(name)]
         models = {name: {"id": name, **entry, **entries.get(name, {})} for name in names}

@@ -203,10 +203,8 @@ def max_concurrency_at_first_tokens(trace: Trace) -> int:
     for worker in np.unique(trace.worker):
         rows = np.flatnonzero((trace.worker == worker) & trace.is_uninterrupted)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]
-        finished_s, first_token_s = trace.finished_s[rows], trace.first_token_s[rows]
-        counts += [
-            1 + int((finished_s[:i] > first_token_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_token_s))
-        ]
+        finished_s, first_s = trace.finished_s[rows], trace.first_token_s[rows]
+        counts += [1 + int((finished_s[:i] > first_s[i]).sum()) for i in np.flatnonzero(np.isfinite(first_s))]
     return int(np.quantile(counts, 1 - _RARE, method="lower"))
 
 
