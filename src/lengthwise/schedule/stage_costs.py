@@ -69,7 +69,7 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
         mean_s = float(pmf @ attention)
         covariance = float(pmf @ ((tokens - mean) * (attention - mean_s)))
         prompt[3:] = mean_s, covariance, float(pmf @ (attention - mean_s) ** 2)
-    by_tokens = np.column_stack([tables.layer_s + tables.comm_s, tables.first_s, tables.send_s])
+    by_tokens = np.column_stack([tables.layer_s + tables.comm_s, tables.embedding_s, tables.send_s])
     by_seqs = np.column_stack([tables.head_s, tables.host_s])
     return DegreeTables(
         np.ascontiguousarray(by_tokens),

@@ -72,10 +72,10 @@ class Load:
         return workload.sent_at(since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
     def ramp_s(self, jct_s: float) -> float:
-        """Return by how much the rate lags behind at the start of a run, because sessions have not reached later turns.
+        """Return the seconds at the start of a run in which the rate is too low, because few sessions have later turns.
 
-        It is the time from the start of a session until SENT_SHARE of the requests have been sent, if each takes
-        ``jct_s``; 0 if no request waits for others.
+        It is the time in which sessions send SENT_SHARE of their requests, if each takes ``jct_s``; 0 if no request
+        waits for others.
         """
         after = self.sample().after
         if after is None:

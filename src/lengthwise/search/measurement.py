@@ -120,9 +120,9 @@ def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
 def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
     """Simulate an open-loop workload, and return its steady part: the window after the warm-up.
 
-    ``seed`` is for routers that draw. With ``sums``, a second run of the warm-up gives the window's sums and times
-    between tokens. With sessions, the warm-up lasts until SENT_SHARE of the requests come no later in their sessions,
-    but at most half of the run.
+    ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, and its sums and times
+    between tokens are subtracted. With sessions, the warm-up lasts as long as sessions take to send SENT_SHARE of their
+    requests, but at most half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
