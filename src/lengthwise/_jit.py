@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import os
 import re
-import tempfile
 import threading
 from contextlib import suppress
 from functools import cache
@@ -150,15 +149,13 @@ class _Stored:
 
     def write(self, code: bytes) -> None:
         """Write the code, unless the folder cannot be written (a read-only home): then every process compiles."""
-        part = None
+        part = self._path.with_name(f".{os.urandom(8).hex()}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._path.parent, suffix=".part", delete=False) as file:
-                part = Path(file.name)
-                file.write(self._digest(code) + code)
+            part.write_bytes(self._digest(code) + code)
             part.replace(self._path)
         except OSError:
-            if part:
+            with suppress(OSError):
                 part.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ import itertools
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -58,7 +58,8 @@ class Array:
     def words(self, value: Any) -> Iterator[Any]:
         """Yield the words that represent a value. Raises TypeError if it is another kind of array."""
         if not isinstance(value, np.ndarray) or value.dtype != self.dtype or value.ndim != self.ndim:
-            raise TypeError(f"a compiled function takes {self} here; got {value!r}")
+            other = type_of(value) if isinstance(value, np.ndarray) else repr(value)
+            raise TypeError(f"a compiled function takes {self} here; got {other}")
         if not value.flags.carray:
             raise TypeError("a compiled function takes aligned, writeable arrays without gaps")
         yield value.ctypes.data
@@ -138,19 +139,19 @@ def type_of(value: Any) -> Type:
         return Array(value.dtype, value.ndim)
     if isinstance(value, tuple):
         return Tuple(tuple(map(type_of, value)), type(value) if hasattr(value, "_fields") else None)
-    scalars: dict[type, Scalar] = {bool: _boolean, int: i8, float: f8}
-    return next(scalar for kind, scalar in scalars.items() if isinstance(value, kind))
+    for kind, scalar in ((bool, _boolean), (int, i8), (float, f8)):
+        if isinstance(value, kind):
+            return scalar
+    raise TypeError(f"a compiled function takes numbers, arrays, tuples and compiled functions; got {value!r}")
 
 
-@dataclass
+@dataclass(eq=False)
 class Helper:
     """A function that only compiled functions call. ``_compiler`` adds Numba's dispatcher at its first use."""
 
     function: Function
     inline: bool
-    dispatcher: Any = field(default=None, compare=False)
-
-    __hash__ = object.__hash__
+    dispatcher: Any = None
 
 
 def by_pointer(value: Any) -> Any:
@@ -181,7 +182,9 @@ class Compiled:
         try:
             words = self._words.pack(*self._arguments.words(arguments))
         except (ValueError, struct.error) as error:
-            raise TypeError(f"{self} takes {self.signature.arguments}; got {arguments}") from error
+            raise TypeError(
+                f"{self} takes the {len(self.signature.arguments)} arguments of its type: {error}"
+            ) from error
         results, failure = ctypes.create_string_buffer(self._results.size), ctypes.POINTER(_Failure)()
         if self._entry(words, results, ctypes.addressof(failure)) > 0:
             raise failure.contents.exception()

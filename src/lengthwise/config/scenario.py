@@ -24,6 +24,7 @@ class Scenario(Section):
     description: str = ""
     workload: sections.WorkloadSection
     deployment: sections.DeploymentSection
+    # Defaults are not validated: each would build a validator of its section when the module is imported.
     engine: sections.EngineSection = sections.EngineSection.model_construct()
     scheduler: sections.SchedulerSection = sections.SchedulerSection.model_construct()
     predictor: sections.PredictorSection = sections.PredictorSection.model_construct()
