@@ -24,11 +24,12 @@ class Scenario(Section):
     description: str = ""
     workload: sections.WorkloadSection
     deployment: sections.DeploymentSection
-    engine: sections.EngineSection = sections.EngineSection()
-    scheduler: sections.SchedulerSection = sections.SchedulerSection()
-    predictor: sections.PredictorSection = sections.PredictorSection()
-    slo: sections.SloSection = sections.SloSection()
-    run: sections.RunSection = sections.RunSection()
+    # Defaults are not validated: each would build a validator of its section when the module is imported.
+    engine: sections.EngineSection = sections.EngineSection.model_construct()
+    scheduler: sections.SchedulerSection = sections.SchedulerSection.model_construct()
+    predictor: sections.PredictorSection = sections.PredictorSection.model_construct()
+    slo: sections.SloSection = sections.SloSection.model_construct()
+    run: sections.RunSection = sections.RunSection.model_construct()
     search: sections.SearchSection | None = None
     lab: sections.LabSection | None = None
     schedule: sections.ScheduleSection | None = None

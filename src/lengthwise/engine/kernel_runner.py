@@ -366,7 +366,7 @@ def _view(rows: Array) -> Array:
 
 def ready() -> bool:
     """Return whether a compiled kernel exists, in this process or in the disk cache."""
-    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("run")
+    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("lengthwise.engine.kernel.run")
 
 
 @lru_cache(maxsize=1)

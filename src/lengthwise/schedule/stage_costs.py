@@ -110,7 +110,7 @@ def compiled(name: str) -> Any:
             tables, tables, *side, *side, floats, ints, floats, integer,
             number, number, number, flag, number, floats, floats, grid, grid,
         ),
-        "steady_round": lambda: _jit.type_of((0.0, 0.0))(*[integer] * 4, floats, *scratch),
+        "steady_round": lambda: _jit.pair_of_floats(*[integer] * 4, floats, *scratch),
         "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
     }  # fmt: skip
     return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)
