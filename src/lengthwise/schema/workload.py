@@ -222,6 +222,11 @@ class Workload:
         self._check()
 
     @property
+    def session_starts_s(self) -> Floats:
+        """Return the arrivals of the requests that wait for no other one: where sessions, or single requests, start."""
+        return self.arrival_s if self.after is None else self.arrival_s[np.diff(self.after.start) == 0]
+
+    @property
     def previous_turn(self) -> Ints:
         """Return for each request ([n] int64) the one before it in its session, or -1.
 

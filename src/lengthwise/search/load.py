@@ -91,7 +91,7 @@ class Load:
     def requests_per_session(self) -> float:
         """Return the mean number of requests that one start of a session leads to; 1 if no request waits for others."""
         sample = self.sample()
-        return 1.0 if sample.after is None else len(sample) / float((np.diff(sample.after.start) == 0).sum())
+        return len(sample) / len(sample.session_starts_s)
 
     def batch(self, seed: int, requests: int) -> Workload:
         """Return the first ``requests`` requests of a seed; all arrive at time 0."""

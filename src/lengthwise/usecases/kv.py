@@ -268,7 +268,7 @@ def _traffic_s(workload: Workload, end_s: float) -> float:
     The rate at which sessions start, unlike the run's end, depends neither on the longest session nor on the speed of
     the deployment. A closed loop has no rate of its own.
     """
-    starts_s = workload.arrival_s if workload.after is None else workload.arrival_s[np.diff(workload.after.start) == 0]
+    starts_s = workload.session_starts_s
     span_s = float(np.ptp(starts_s))
     if workload.concurrency or len(starts_s) < MIN_STARTS or not span_s > 0:
         return end_s
