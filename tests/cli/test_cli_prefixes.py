@@ -7,6 +7,11 @@ import math
 
 import pytest
 
+from lengthwise import config
+from lengthwise.usecases.kv import study_trace
+from lengthwise.usecases.requests import workload_by_seed
+from lengthwise.workload import write
+
 CHAT = """
 [workload]
 prompt = 60
@@ -71,6 +76,29 @@ def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
     assert len(over_time["time_s"]) == len(over_time["hit_rate"])
     assert "By turn of the session" in page.read_text()
     assert "share of prompt tokens cached" in page.read_text()
+
+
+def test_workload_show_describes_the_sessions_of_a_scenario_and_of_its_trace(cli, chat, tmp_path):
+    chat.write_text(chat.read_text().replace("output = 8\n", "output = 8\nmax_tokens = 8\n"))
+    drawn = cli("workload", "show", chat)
+    assert drawn.code == 0, drawn.err
+    requests = workload_by_seed(config.load(chat))(0)
+    write(requests, tmp_path / "chat.parquet")
+    assert cli("workload", "show", tmp_path / "chat.parquet").out.splitlines()[1:] == drawn.out.splitlines()[1:]
+    found = study_trace(requests, None, None).sizes[-1].token_share.value
+    count = len(requests.session_starts_s)
+    for words in (
+        f"{count}, {len(requests) / count:.3g} requests each",
+        "500 ms (median), 500 ms (p90) until the next request",
+        f"{found:.1%} of the prompt tokens: a prefix cache without limit finds them",
+        "of 100% of the requests; 100.0% of the outputs end there",
+        "sessions a second",
+        "requests a second while as many sessions end as start",
+        "if requests took no time",
+    ):
+        assert words in drawn.out
+    plain = cli("workload", "show", "chat-1m", "--num-requests", "50").out
+    assert not any(word in plain for word in ("sessions", "shared", "max_tokens", "think"))
 
 
 @pytest.mark.parametrize("has_prefixes", [True, False], ids=["caching off", "no prefixes"])

@@ -77,15 +77,10 @@ class Load:
         It is the time from the start of a session until SENT_SHARE of the requests have been sent, if each takes
         ``jct_s``; 0 if no request waits for others.
         """
-        after = self.sample().after
-        if after is None:
+        sample = self.sample()
+        if sample.after is None:
             return 0.0
-        assert after.delay_s is not None
-        since_s = np.zeros(len(after))
-        for i, (start, end) in enumerate(zip(after.start[:-1], after.start[1:], strict=True)):
-            if start < end:
-                since_s[i] = since_s[after.parent[start:end]].max() + jct_s + after.delay_s[i]
-        return float(np.quantile(since_s, SENT_SHARE))
+        return float(np.quantile(sample.sent_at(np.zeros(len(sample))).earliest_s(jct_s), SENT_SHARE))
 
     @property
     def requests_per_session(self) -> float:
