@@ -127,7 +127,8 @@ class Source:
         Raises TraceError where there is none.
         """
         text, at, line, decoder = self.data.decode("utf-8", "replace"), 0, 1, json.JSONDecoder()
-        while (start := _NEXT_VALUE.match(text, at).end()) < len(text):  # type: ignore[union-attr] - matches anything
+        while found := _NEXT_VALUE.search(text, at):
+            start = found.start()
             line += text.count("\n", at, start)
             try:
                 value, at = decoder.raw_decode(text, start)
@@ -139,7 +140,7 @@ class Source:
             line += text.count("\n", start, at)
 
 
-_NEXT_VALUE = re.compile(r"[\s,\[\]]*")
+_NEXT_VALUE = re.compile(r"[^\s,\[\]]")
 
 
 @dataclass(frozen=True, eq=False)
