@@ -133,11 +133,11 @@ def test_explain_shows_the_rules_and_sizes_of_the_cache_and_its_tiers(cli, chat)
     context = int(re.search(r"contexts of ([\d,]+) tokens", finished.out)[1].replace(",", ""))
     block_gb = 2 * 16 * 8 * 64 * 2 * 16 / 1e9  # keys and values of 16 layers, 8 heads of 64, 2 bytes, 16 tokens
     for name, gb in (("KV cache of the GPUs", 500 * block_gb), ("CPU memory", 4), ("storage of all replicas", 30)):
-        size, tokens, held = re.search(rf"{name} +([\d.]+) GB +([\d,]+) +([\d,]+)", finished.out).groups()
+        size, tokens, contexts = re.search(rf"{name} +([\d.]+) GB +([\d,]+) +([\d,]+)", finished.out).groups()
         count = int(tokens.replace(",", ""))
         assert float(size) == pytest.approx(gb, rel=1e-3)
         assert count == pytest.approx(gb / block_gb * 16, abs=16)
-        assert int(held.replace(",", "")) == count // context
+        assert int(contexts.replace(",", "")) == count // context
     unlimited = cli(
         "explain", chat, "--variant", "cached", *settings[:4], "--set", "engine.kv_offloading.storage={}"
     ).out
