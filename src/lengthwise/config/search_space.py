@@ -138,7 +138,6 @@ def _reasons_against(key: str, value: Any) -> list[str]:
     if key == REPLICAS and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
-    required |= {"size_gb": 0} if section is KVOffloadingTable else {}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]
 
 

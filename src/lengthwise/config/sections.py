@@ -288,7 +288,8 @@ class KVStorageTable(Section):
 class KVOffloadingTable(Section):
     """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
 
-    size_gb: Annotated[NotNan, Field(ge=0, le=1e6)]  # of one replica, all of its GPUs together; 0: none
+    # Of one replica, all of its GPUs together; 0: none. The scenario or one of its variants must give it.
+    size_gb: Annotated[NotNan, Field(ge=0, le=1e6)] = 0.0
     gb_per_s: Annotated[NotNan, Field(gt=0)] = KVOffloading.gb_per_s  # between a GPU and CPU memory, in each direction
     latency: Wait = 0.0  # of each load and of each store
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer

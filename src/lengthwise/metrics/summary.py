@@ -348,7 +348,7 @@ def session_times(records: Records, workload: Workload) -> tuple[float, float] |
     """
     if workload.after is None or workload.concurrency is not None:
         return None
-    starts_s = workload.arrival_s[np.diff(workload.after.start) == 0]
+    starts_s = workload.session_starts_s
     since_s = records.requests.arrival_s - workload.arrival_s
     sent = np.isfinite(since_s)
     if not sent.any() or not starts_s.max() > starts_s.min():

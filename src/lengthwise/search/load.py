@@ -77,21 +77,16 @@ class Load:
         It is the time in which sessions send SENT_SHARE of their requests, if each takes ``jct_s``; 0 if no request
         waits for others.
         """
-        after = self.sample().after
-        if after is None:
+        sample = self.sample()
+        if sample.after is None:
             return 0.0
-        assert after.delay_s is not None
-        since_s = np.zeros(len(after))
-        for i, (start, end) in enumerate(zip(after.start[:-1], after.start[1:], strict=True)):
-            if start < end:
-                since_s[i] = since_s[after.parent[start:end]].max() + jct_s + after.delay_s[i]
-        return float(np.quantile(since_s, SENT_SHARE))
+        return float(np.quantile(sample.sent_at(np.zeros(len(sample))).earliest_s(jct_s), SENT_SHARE))
 
     @property
     def requests_per_session(self) -> float:
         """Return the mean number of requests that one start of a session leads to; 1 if no request waits for others."""
         sample = self.sample()
-        return 1.0 if sample.after is None else len(sample) / float((np.diff(sample.after.start) == 0).sum())
+        return len(sample) / len(sample.session_starts_s)
 
     def batch(self, seed: int, requests: int) -> Workload:
         """Return the first ``requests`` requests of a seed; all arrive at time 0."""
