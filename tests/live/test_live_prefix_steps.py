@@ -123,9 +123,9 @@ class Recorder(Reference):
         return nodes.difference(rep.tier.pool.chunks)
 
     def _touch_ended(self, rep):
-        ended = rep.finished
+        finished = rep.finished
         super()._touch_ended(rep)
-        for q in ended:
+        for q in finished:
             self.filled.pop(q, None)
 
     def _store(self, rep, q, tokens, computed_s):
