@@ -389,6 +389,17 @@ def test_memory_behind_the_pool_adds_to_it_what_the_pool_does_not_have():
     assert small.tiers[1].token_share.value == 0
 
 
+def test_the_price_of_the_memory_is_the_scenarios_unless_the_command_has_one():
+    priced = [*SMALL_POOL, "engine.kv_offloading.size_gb=1", "engine.kv_offloading.usd_per_gb_hour=0.02"]
+    (plain,), (variant,) = (build(config.loads(SESSIONS, overrides=each)) for each in (SMALL_POOL, priced))
+    found, other = study(variant, [1.0]), study(variant, [1.0], Prices(0.01))
+    assert (found.usd_per_gb_hour, other.usd_per_gb_hour) == (0.02, 0.01)
+    assert np.isnan(study(plain, [1.0]).usd_per_gb_hour)
+    # The price of the GPUs' seconds is that of the GPUs alone.
+    assert variant.deployment.price_per_hour_usd > plain.deployment.price_per_hour_usd
+    assert found.gpu_usd_per_s == pytest.approx(plain.deployment.price_per_hour_usd / 3600)
+
+
 def test_an_overloaded_deployment_is_warned_of_and_saves_no_more_in_an_hour_of_traffic(sessions):
     _, found = sessions
     (slow,) = build(config.loads(SESSIONS, overrides=["engine.max_num_seqs=1"]))

@@ -180,7 +180,10 @@ def study_trace(
 
 @dataclass(frozen=True)
 class Prices:
-    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU)."""
+    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU).
+
+    Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one.
+    """
 
     usd_per_gb_hour: float = math.nan
     sources: tuple[tuple[str, float], ...] = (CPU_MEMORY,)
@@ -198,6 +201,8 @@ def study(
     deployed.require_one_side("kv")
     if not (math.isnan(prices.usd_per_gb_hour) or 0 < prices.usd_per_gb_hour < math.inf):
         raise InputError(f"--memory-price must be above 0 and finite; it is {prices.usd_per_gb_hour:g}")
+    if math.isnan(prices.usd_per_gb_hour) and (offloading := deployed.limits.kv_offloading) is not None:
+        prices = replace(prices, usd_per_gb_hour=offloading.usd_per_gb_hour or math.nan)
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
@@ -493,7 +498,7 @@ class _Savings:
 
 
 def _gpu_usd_per_s(deployment: Deployment) -> float:
-    return deployment.price_per_hour_usd / deployment.parallel.replicas / 3600
+    return deployment.parallel.gpus_per_replica * deployment.gpu.price_per_hour_usd / 3600
 
 
 def _usd_per_unit(usd: float, units: Estimate) -> Estimate:
