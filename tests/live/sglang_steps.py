@@ -235,7 +235,7 @@ def sources(folder):
         "ScheduleBatch": Batch, "set_time_batch": lambda *_: None, "set_schedule_time_batch": lambda _: None,
         "PrefillStats": Tree(), "NextBatchPlan": SimpleNamespace, "logger": Tree(), "HTTPStatus": Tree(),
         "FINISH_ABORT": lambda *_, **__: None, "CLIP_MAX_NEW_TOKENS": 4096, "PREFILL_TILE_BUDGET": 0,
-        "split_cached_prefix_by_tier": lambda **_: (0, 0, 0), "sys": sys, "__name__": "sglang_sources",
+        "Req": Req, "split_cached_prefix_by_tier": lambda **_: (0, 0, 0), "sys": sys, "__name__": "sglang_sources",
     }  # fmt: skip
     for name in (
         "SWATokenToKVPoolAllocator", "DeepSeekV4HiSparseTokenToKVPoolAllocator", "UnifiedRadixCache",
@@ -256,6 +256,8 @@ def sources(folder):
     take(srt / "managers" / "schedule_batch.py", [f"ScheduleBatch.{name}" for name in decisions], scope)
     for name in decisions:
         setattr(Batch, name, staticmethod(scope[name]) if name.startswith("_") else scope[name])
+    take(srt / "managers" / "schedule_batch.py", ["Req.next_output_finishes_by_length"], scope)
+    Req.next_output_finishes_by_length = scope["next_output_finishes_by_length"]
     steps = (
         "get_next_batch_to_run", "get_num_allocatable_reqs", "get_new_batch_prefill", "_get_new_batch_prefill_raw",
         "update_running_batch", "_reqs_finishing_inflight",
@@ -272,7 +274,7 @@ class Scheduler(Setting):
 
     def __init__(self, scope, steps, world):
         pool, tree = Pool(scope, world), Tree()
-        settings = scope["settings"]
+        settings, scope["CLIP_MAX_NEW_TOKENS"] = scope["settings"], world["clip"]
         settings.schedule = Setting(
             schedule_conservativeness=world["conservativeness"], retraction_policy="length", schedule_policy="fcfs",
             prefill_max_requests=None,
@@ -288,7 +290,8 @@ class Scheduler(Setting):
             ngram_embedding_manager=SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
             tp_worker=SimpleNamespace(model_runner=Setting(attn_backend=object())), load_inquirer=Tree(),
             metrics_reporter=Setting(enable_metrics=False), beam_coordinator=Tree(), model_config=None,
-            spec_algorithm=SimpleNamespace(is_none=lambda: True), result_queue=[],
+            spec_algorithm=SimpleNamespace(is_none=lambda: True), result_queue=[], enable_overlap=world["overlap"],
+            enable_skip_finishing_decode=world["overlap"],
         )  # fmt: skip
         tree.req_to_token_pool, tree.supports_mamba, tree.supports_prefix_sharing = (
             self.req_to_token_pool, lambda: False, lambda: False,
@@ -320,6 +323,21 @@ class Scheduler(Setting):
         self.waiting_queue.append(req)
 
 
+def end_step(made):
+    """Give each request of the oldest pending step its token, and release the requests that have ended."""
+    pool = made.token_to_kv_pool_allocator
+    for q in made.result_queue.pop(0)[0].reqs:
+        if q.finished() or q.is_retracted:
+            continue  # Only with overlap: the request has left since the step was formed.
+        if q.inflight_middle_chunks > 0:
+            q.inflight_middle_chunks -= 1
+            continue
+        q.output_ids.append(0)
+        if q.finished():
+            pool.resize(q, 0)
+            pool.rows += 1
+
+
 def run(scope, steps, world):
     """Return the steps of a world. A request enters at the step of its arrival; a step samples a token of each one."""
     made = Scheduler(scope, steps, world)
@@ -330,6 +348,7 @@ def run(scope, steps, world):
     scope["ScheduleBatch"] = type("Made", (), empty)
     requests = [Req(i, *spec) for i, (_, *spec) in enumerate(world["requests"])]
     running, last, lines, sent = blank, None, [], 0
+
     while True:
         while sent < len(requests) and world["requests"][sent][0] <= len(lines):
             made.waiting_queue.append(requests[sent])
@@ -337,17 +356,12 @@ def run(scope, steps, world):
         made.retracted = []
         plan = made.get_next_batch_to_run(running, last)
         running, batch = plan.running_batch, plan.batch_to_run
-        if batch is None:
+        if batch is not None:
+            made.result_queue.append((SimpleNamespace(reqs=list(batch.reqs)), None))
+        if batch is None and (last is None or not world["overlap"]):
             made.new_token_ratio_tracker.reset()
-        for q in batch.reqs if batch else ():
-            if q.inflight_middle_chunks > 0:
-                q.inflight_middle_chunks -= 1
-                continue
-            q.output_ids.append(0)
-            q.prefix_len = q.kv.kv_committed_len
-            if q.finished():
-                pool.resize(q, 0)
-                pool.rows += 1
+        if (last if world["overlap"] else batch) is not None:
+            end_step(made)
         kind, tokens = (batch.kind, batch.tokens) if batch else ("idle", [])
         ratio = made.new_token_ratio_tracker.current
         lines.append([kind, tokens, made.retracted, pool.available_size(), ratio])

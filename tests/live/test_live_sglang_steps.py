@@ -48,6 +48,7 @@ def world(seed):
         "max_prefill_tokens": int(rng.integers(40, 400)), "mixed": bool(chunk is not None and rng.random() < 0.4),
         "conservativeness": float(rng.choice([0.0, 0.1, 0.3, 1.0, 1.6])),
         "policy": str(rng.choice(["fcfs", "fcfs", "lof"])), "requests": requests,
+        "overlap": bool(rng.random() < 0.5), "clip": int(rng.choice([20, 4096])),
     }  # fmt: skip
 
 
@@ -57,12 +58,13 @@ def own_steps(one):
         SglangLimits(
             one["page_size"], one["pages"], one["max_num_seqs"], one["max_prefill_tokens"],
             one["chunked_prefill_size"], one["mixed"], one["conservativeness"], one["policy"],
+            one["clip"],
         )
     )  # fmt: skip
     requests = one["requests"]
     outputs = {i: output for i, (_, _, output, _, _) in enumerate(requests)}
     sequences = [Sequence(i, prompt, cap, exact) for i, (_, prompt, _, cap, exact) in enumerate(requests)]
-    lines, sent = [], 0
+    lines, sent, last = [], 0, None
     while sent < len(requests) or any(q.generated < outputs[q.number] for q in sequences):
         while sent < len(requests) and requests[sent][0] <= len(lines):
             replica.enter(sequences[sent])
@@ -70,7 +72,9 @@ def own_steps(one):
         step = replica.form()
         kind = ("mixed" if step.decodes else "prefill") if step.prompts else "decode" if step.decodes else "idle"
         tokens = [[q.number, count] for q, count in step.prompts] + [[q.number, 1] for q in step.decodes]
-        replica.end(step, outputs)
+        if (ended := last if one["overlap"] else step) is not None:
+            replica.end(ended, outputs)
+        last = step
         lines.append([kind, tokens, [q.number for q in step.retracted], replica.free_tokens, replica.ratio.now])
     return lines
 

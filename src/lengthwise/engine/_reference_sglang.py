@@ -1,8 +1,8 @@
 """SGLang's scheduler (0.5.23) on one replica: admission by clients' limits, chunked prompts, retraction.
 
 The rules are those of its ``Scheduler``, ``PrefillAdder``, ``NewTokenRatioTracker`` and
-``ScheduleBatch.retract_decode`` without a radix cache and without overlap: the tokens of a step are known when the next
-one is formed. A test compares every step with SGLang's own functions.
+``ScheduleBatch.retract_decode`` without a radix cache, with or without overlap of steps. A test compares every step
+with SGLang's own functions.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class SglangLimits:
     enable_mixed_chunk: bool = False
     schedule_conservativeness: float = 1.0
     schedule_policy: str = "fcfs"  # or "lof"
+    clip_tokens: int = CLIP_TOKENS
 
 
 @dataclass
@@ -92,7 +93,7 @@ class _PrefillPass:
 
     def __init__(self, replica: SglangReplica, decodes: int) -> None:
         limits, self.replica = replica.limits, replica
-        self.size, self.ratio = limits.page_size, replica.ratio.now
+        self.size, self.clip, self.ratio = limits.page_size, limits.clip_tokens, replica.ratio.now
         self.left_input = limits.max_prefill_tokens - decodes
         chunk = limits.chunked_prefill_size
         self.left_chunk = None if chunk is None else chunk - decodes
@@ -103,7 +104,7 @@ class _PrefillPass:
         self.prompts: list[tuple[Sequence, int]] = []
 
     def _reserve_of(self, q: Sequence) -> float:
-        return min(q.max_tokens - q.generated, CLIP_TOKENS) * (1.0 if q.ignore_eos else self.ratio)
+        return min(q.max_tokens - q.generated, self.clip) * (1.0 if q.ignore_eos else self.ratio)
 
     @property
     def left_total(self) -> float:
@@ -136,14 +137,14 @@ class _PrefillPass:
         left, tokens = q.context - q.kv_tokens, min(self.left_chunk, int(self.left_total))
         tokens = tokens if tokens > 0 else self.left_chunk
         is_last = left <= tokens
-        self.add(q, min(left, tokens), min(q.max_tokens, CLIP_TOKENS) if is_last else 0)
+        self.add(q, min(left, tokens), min(q.max_tokens, self.clip) if is_last else 0)
         return is_last
 
     def admit(self, q: Sequence) -> bool | None:
         """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are."""
         if q.ignore_eos:
             return self._admit_exact(q)
-        new_tokens = min(max(q.max_tokens - q.generated, 0), CLIP_TOKENS)
+        new_tokens = min(max(q.max_tokens - q.generated, 0), self.clip)
         if q.context + new_tokens + self.size >= self.left_total:
             return None
         pages = -(-q.context // self.size) * self.size
@@ -155,7 +156,7 @@ class _PrefillPass:
             if tokens > 0:
                 self.add(q, tokens, 0)
             return tokens > 0
-        self.add(q, q.context, min(q.max_tokens, CLIP_TOKENS))
+        self.add(q, q.context, min(q.max_tokens, self.clip))
         return True
 
     def _admit_exact(self, q: Sequence) -> bool | None:
@@ -179,7 +180,7 @@ class _PrefillPass:
         whole = self.left_chunk is None or q.context <= self.left_chunk
         if not whole and self.left_chunk is not None and self.left_chunk <= 0:
             return False
-        self.add(q, q.context if whole else self.left_chunk or 0, min(q.max_tokens, CLIP_TOKENS) if whole else 0)
+        self.add(q, q.context if whole else self.left_chunk or 0, min(q.max_tokens, self.clip) if whole else 0)
         return True
 
     def _state_of(self, q: Sequence) -> tuple[float, int] | None:
@@ -189,6 +190,10 @@ class _PrefillPass:
 
 class SglangReplica:
     """A replica that forms steps as SGLang does. ``enter`` adds a request, ``form`` a step, and ``end`` ends it.
+
+    With overlap (SGLang's default), ``end`` of a step comes after ``form`` of the next one. That one therefore decodes
+    sequences which have just ended, except where ``max_tokens`` ends them; what it computes for those is lost, as is
+    the last token of a retracted request.
 
     Attributes:
         waiting: The queue. A retracted request joins at its end.
@@ -205,6 +210,7 @@ class SglangReplica:
         self.chunked: Sequence | None = None
         self.free_pages, self.free_rows = limits.pages, limits.max_running_requests
         self._last: SglangStep | None = None
+        self._pending: SglangStep | None = None  # formed, and not ended
 
     @property
     def free_tokens(self) -> int:
@@ -221,17 +227,22 @@ class SglangReplica:
         step = self._prefill()
         if not step.prompts:
             step = self._decode()
-        if not step.prompts and not step.decodes:
+        is_idle = not step.prompts and not step.decodes
+        if is_idle and self._pending is None:
             self.ratio.reset()
-        self._last = step
+        self._last, self._pending = step, None if is_idle else step
         return step
 
     def end(self, step: SglangStep, outputs: dict[int, int]) -> None:
         """End a step: all but an unfinished prompt have one more token, and leave after ``outputs`` tokens."""
         for q in [*(q for q, _ in step.prompts if q is not step.unfinished), *step.decodes]:
+            if q.kv_tokens == 0:
+                continue  # It has left since the step was formed.
             q.generated += 1
             if q.generated == outputs[q.number]:
                 self._release(q)
+        if self._pending is step:
+            self._pending = None
 
     def _resize(self, q: Sequence, kv_tokens: int) -> None:
         pages = [-(-tokens // self.limits.page_size) for tokens in (q.kv_tokens, kv_tokens)]
@@ -272,10 +283,23 @@ class SglangReplica:
         step.prompts, step.unfinished = taken.prompts, self.chunked
         for q, tokens in step.prompts:
             self._resize(q, q.kv_tokens + tokens)
-        if step.prompts and limits.enable_mixed_chunk and self.running and self._fits(self.running):
-            self._extend(self.running)
-            step.decodes, self.running = self.running, []
+        if step.prompts and limits.enable_mixed_chunk and self.running:
+            self._leave_out_ending()
+            if self.running and self._fits(self.running):
+                self._extend(self.running)
+                step.decodes, self.running = self.running, []
         return step
+
+    def _leave_out_ending(self) -> bool:
+        """Take out of ``running`` what the pending step ends by ``max_tokens``. Return whether there was something."""
+        pending = self._pending
+        if pending is None:
+            return False
+        members = {*(q for q, _ in pending.prompts), *pending.decodes}
+        left = [q for q in self.running if q not in members or q.generated + 1 < q.max_tokens]
+        is_any = len(left) < len(self.running)
+        self.running, self.is_full = left, self.is_full and not is_any
+        return is_any
 
     def _tries_queue(self) -> bool:
         """Return whether a prompt may run: one that is computed in part always continues."""
@@ -319,6 +343,9 @@ class SglangReplica:
     def _decode(self) -> SglangStep:
         step = SglangStep()
         if not self.running:
+            return step
+        some_end = self._leave_out_ending()
+        if not self.running or (some_end and not self._fits(self.running)):
             return step
         if self._fits(self.running):
             self.ratio.after_step()
