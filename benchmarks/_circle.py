@@ -262,7 +262,8 @@ def this_thread() -> GpuSpec:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     flops, bandwidth = _harness.fresh_process(code, **one)
     source = "measured with NumPy: a product of 1024 x 1024, a copy of 256 MiB"
-    return _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+    found = _device(_harness.machine()["cpu"], {"float32": flops}, 16 * 2**30, bandwidth, source)
+    return replace(found, is_cpu=True)
 
 
 def device_of(device: str, dtype: str) -> GpuSpec:

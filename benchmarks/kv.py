@@ -20,6 +20,7 @@ from _sections import Sections
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, config, deploy, policy, simulate
 from lengthwise.measure.calibration import read_iterations
+from lengthwise.measure.load import LoadSettings
 from lengthwise.measure.prefix_cache import cached_tokens
 from lengthwise.schema.workload import SharedPrefixes
 from lengthwise.statistics import t_half_width
@@ -39,6 +40,8 @@ TRACE_SCALES, WARM_UP, PARTS = {4: 1.0, 16: 0.25}, 0.4, 24
 """Stretch of the trace's times by replicas, share of a run that does not count, parts of the time that counts."""
 PROMPTS, PROMPT_BLOCKS, LIVE_S, SHARED_LOAD = 8, 8, 30.0, 0.5
 """Of the live study: system prompts and their blocks, seconds of arrivals, load as a share of the capacity."""
+PREFIX_LENGTHS, PREFIX_SHARE = (250, 0.6, 32, 800), 0.8
+"""Of the load with cached context that it is calibrated to: prompts (log-normal), and the share that all share."""
 
 
 def steps(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def steps(_shared: Path, quick: bool) -> dict[str, Any]:
     while lines < (1 if quick else STEPS):
         made = [random_world(seed) for seed in range(worlds, worlds + WORLDS)]
         for world, expected in zip(made, vllm_steps(made, _vllm.require()), strict=True):
-            assert recorded(world) == expected, world
+            assert recorded(world)[0] == expected, world
             preempted += sum(len(line[3]) for line in expected)
             hits += sum(tokens > 0 for line in expected for _, tokens in line[4])
             lines += len(expected)
@@ -156,7 +159,10 @@ def gains(name: str, sums: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the error of mean and median TTFT of a real vLLM under shared prompts; it is calibrated without them."""
+    """Return the error of mean and median TTFT of a real vLLM under shared prompts, calibrated with another load.
+
+    ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the median of repeats.
+    """
     import _circle
     import _vllm
     from _live import WIDE
@@ -171,29 +177,36 @@ def live(_shared: Path, quick: bool) -> dict[str, Any]:
             watched = _vllm.Watched(*where, deployment=_circle.facts_of(d))
             turn = _circle.Turn(WIDE, watched.bench, lambda run: watched.named(run.name), _circle.Lengths(), 12.0, 20.0)
             turn.warm()
+            half = SHARED_LOAD * turn.capacity_tokens_s
+            prefix = _circle.Lengths(prompt=PREFIX_LENGTHS).arriving(half, 20.0, 20, "prefix")
+            prefix = LoadSettings(shared_prefix=PREFIX_SHARE).applied_to(prefix)
             for repeat in repeats:
                 learnt += [turn.run(load, repeat) for load in _circle.LEARNT]
-                requests = shared_prompts(SHARED_LOAD * turn.capacity_tokens_s, 10 + repeat)
-                runs.append(_circle.Run("wide", "shared", repeat, watched.bench(requests)))
+                for load, requests in (("prefix", prefix), ("shared", shared_prompts(half, 10))):
+                    run = _circle.Run("wide", load, repeat, watched.bench(requests))
+                    (learnt if load == "prefix" else runs).append(run)
         iterations = read_iterations(_circle.iterations_of(work, "wide-half-0"))
-        priced = replace(d, cost=_circle.calibrated(learnt, [], d, iterations).tables)
-    errors: dict[str, list[float]] = {"mean": [], "p50": []}
-    uncached, found = replace(priced, limits=replace(d.limits, enable_prefix_caching=False)), []
-    for run in runs:
-        records = _circle.simulated(priced, run)
-        sides = [_circle.finished_seconds(of, "ttft_s") for of in (records, run.measured.records)]
-        errors["mean"].append(np.nanmean(sides[0]) / np.nanmean(sides[1]) - 1)
-        errors["p50"].append(np.nanmedian(sides[0]) / np.nanmedian(sides[1]) - 1)
-        without = _circle.finished_seconds(_circle.simulated(uncached, run), "ttft_s")
-        counted, cached = cached_tokens(run.measured.metadata), records.requests.cached_tokens.sum()
-        shares = {"measured": counted["found_tokens"] / counted["looked_up_tokens"]}
-        shares |= {"simulated": cached / records.requests.prompt_tokens.sum()}
-        found.append(shares | {"mean_ttft_s": np.nanmean(sides[1]), "simulated_without_cache_s": np.nanmean(without)})
+        found = {"signed": _circle.calibrated(learnt, [], d, iterations)}
+        found["unshared"] = _circle.calibrated([run for run in learnt if run.load != "prefix"], [], d, iterations)
+    measured = [_circle.finished_seconds(run.measured.records, "ttft_s") for run in runs]
+    counted, errors = [cached_tokens(run.measured.metadata) for run in runs], dict[str, dict[str, list[float]]]()
+    about: dict[str, Any] = {"load_1m": [run.measured.metadata["load_1m"] for run in runs]}
+    about["measured_share"] = [of["found_tokens"] / of["looked_up_tokens"] for of in counted if of]
+    for name, calibration in found.items():
+        records = [_circle.simulated(replace(d, cost=calibration.tables), run) for run in runs]
+        simulated = [_circle.finished_seconds(of, "ttft_s") for of in records]
+        for stat, value in (("mean", np.nanmean), ("p50", np.nanmedian)):
+            pairs = zip(simulated, measured, strict=True)
+            errors.setdefault(stat, {})[name] = [float(value(a) / value(b) - 1) for a, b in pairs]
+        cached = [of.requests.cached_tokens.sum() / of.requests.prompt_tokens.sum() for of in records]
+        about[f"{name}_share"] = list(map(float, cached))
+        about[f"{name}_parameters"] = {p.name: (p.value, p.low, p.high, p.determined) for p in calibration.parameters}
     rows = {}
-    for stat, of in errors.items():
-        signed, sizes = statistics.median(of), [abs(one) for one in of]
-        row = {"value": abs(signed), "ci": (min(sizes), max(sizes)), "signed": of, "runs": found}
-        rows[f"kv.live_ttft_error.{stat}"] = row | {"machine": machine()}
+    for stat, value in (("mean", np.nanmean), ("p50", np.nanmedian)):
+        sizes, each_s = list(map(abs, errors[stat]["signed"])), [float(value(of)) for of in measured]
+        row = {"value": abs(statistics.median(errors[stat]["signed"])), "ci": (min(sizes), max(sizes))} | errors[stat]
+        row |= {"measured_s": each_s, "repeats": max(abs(s / statistics.median(each_s) - 1) for s in each_s)}
+        rows[f"kv.live_ttft_error.{stat}"] = row | about | {"machine": machine()}
     return rows
 
 

@@ -1,8 +1,7 @@
 """Write the generated parts of docs/reference.md: python docs/generate_reference.py [--check].
 
 The text between ``<!-- generated: NAME -->`` and ``<!-- end -->`` comes from the code: the keys of files from the
-sections that validate them, policies from their contracts, the command line from its help. All other text on the
-page is written by hand.
+sections that validate them, policies from their contracts, the command line from its help. The rest is handwritten.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ SCENARIO_TABLES = {
     "deployment.decode": sections.DecodeSection,
     "engine": sections.EngineSection,
     "engine.kv_offloading": sections.KVOffloadingTable,
+    "engine.kv_offloading.storage": sections.KVStorageTable,
     "scheduler": sections.SchedulerSection,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,

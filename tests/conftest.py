@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Generator
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import settings
@@ -29,6 +32,52 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.collect()
     gc.freeze()
     return collected
+
+
+T = TypeVar("T")
+
+
+class Stalls:
+    """What a busy machine takes from this process: how late the ends of short sleeps are, in a thread of its own."""
+
+    interval_s, free_s = 0.005, 0.015
+
+    def __init__(self) -> None:
+        self._lost_s, self._slept_s, self._over = 0.0, time.perf_counter(), threading.Event()
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that the process has lost so far, by which a bound on real time is to be relaxed."""
+        return self._lost_s + max(0.0, time.perf_counter() - self._slept_s - self.free_s)
+
+    def without(self, attempt: Callable[[], T], *, at_most_s: float = 0.05, tries: int = 30) -> T:
+        """The result of the first attempt in which the machine did not stall, or of the last."""
+        for _ in range(tries):
+            before_s = self.lost_s
+            result = attempt()
+            if self.lost_s - before_s <= at_most_s:
+                break
+        return result
+
+    def run(self) -> None:
+        while not self._over.wait(self.interval_s):
+            now_s = time.perf_counter()
+            late_s = now_s - self._slept_s - self.free_s
+            self._slept_s, self._lost_s = now_s, self._lost_s + max(0.0, late_s)
+
+    def stop(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def stalls() -> Iterator[Stalls]:
+    """Measures stalls of the machine during a test of real time."""
+    watched = Stalls()
+    thread = threading.Thread(target=watched.run, name="stalls", daemon=True)
+    thread.start()
+    yield watched
+    watched.stop()
+    thread.join()
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,12 @@ from typing import Any
 
 import numba
 import platformdirs
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.typing.templates import AttributeTemplate, infer_getattr
 from numba.extending import intrinsic, lower_getattr_generic, register_model
@@ -89,13 +91,74 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     _impl_class = _CacheImpl
 
 
+class _HelperCode(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a helper: only its entry function optimizes it as a whole and turns it into machine code.
+
+    Numba links a function with all that it calls, optimizes the whole and generates its machine code, and does so
+    again in each caller.
+    """
+
+    def __init__(self, codegen: Any, name: str) -> None:
+        super().__init__(codegen, name)
+        self.environments: dict[str, Any] = {}
+
+    def finalize(self) -> None:
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0, which means that there is no machine code (Numba's interface)."""
+        del name
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Return an object with ``set_env`` (Numba's interface)."""
+        return self
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Note the environment that an exception with arguments reads (Numba's interface)."""
+        self.environments[name] = environment
+
+
+class _EntryCode(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a function that Python calls, and of all its helpers."""
+
+    def finalize(self) -> None:
+        libraries = self._linking_libraries
+        for library in libraries:
+            libraries.extend(one for one in library._linking_libraries if one not in libraries)  # noqa: SLF001
+        super().finalize()
+        for library in libraries:
+            for name, environment in getattr(library, "environments", {}).items():
+                self.codegen.set_env(name, environment)
+
+    def serialize_using_object_code(self) -> Any:
+        """Return the machine code and the names of its functions, without LLVM's code, which no caller links."""
+        names = [one.name for one in self.get_defined_functions() if one.linkage == binding.Linkage.external]
+        symbols = binding.parse_assembly("\n".join(f'@"{name}" = global i8 0' for name in names))
+        return self.name, "object", (self._get_compiled_object(), symbols.as_bitcode())
+
+
+class _HelperCompiler(Compiler):  # type: ignore[misc]
+    code: type[JITCodeLibrary] = _HelperCode
+
+    def compile_extra(self, function: Function) -> Any:
+        self.state.library = self.code(self.state.targetctx.codegen(), function.__qualname__)
+        self.state.library.enable_object_caching()
+        return super().compile_extra(function)
+
+
+class _EntryCompiler(_HelperCompiler):
+    code = _EntryCode
+
+
 def jit(function: Function) -> Any:
     """Compile a function that is always inlined into compiled callers; Python must not call it.
 
     The function has no Python wrapper, since wrappers of helpers doubled the kernel's compile time, and no reference
     counts, since nothing here allocates.
     """
-    return numba.njit(**_OPTIONS, **_INSIDE, forceinline=True)(function)
+    return numba.njit(**_OPTIONS, **_INSIDE, forceinline=True, pipeline_class=_HelperCompiler)(function)
 
 
 def jit_cold(function: Function) -> Any:
@@ -103,7 +166,7 @@ def jit_cold(function: Function) -> Any:
 
     Without ``forceinline=False``, Numba inlines it where an inlined function calls it.
     """
-    return numba.njit(**_OPTIONS, **_INSIDE, forceinline=False)(function)
+    return numba.njit(**_OPTIONS, **_INSIDE, forceinline=False, pipeline_class=_HelperCompiler)(function)
 
 
 class _Pointer(types.Type):  # type: ignore[misc]
@@ -111,7 +174,9 @@ class _Pointer(types.Type):  # type: ignore[misc]
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        super().__init__(name=f"Pointer({target})")
+        # Symbols contain the names of types, and that of the kernel's state has 20 kB.
+        digest = hashlib.sha256(target.name.encode()).hexdigest()[:10]
+        super().__init__(name=f"Pointer({target.instance_class.__name__} {digest})")
 
 
 @register_model(_Pointer)
@@ -176,7 +241,7 @@ one tripled the kernel's compile time.
 
 def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
     """Compile a function for one signature, or load it from disk if ``cached``. Numba's errors are passed on."""
-    dispatcher = numba.njit(**_OPTIONS)(function)
+    dispatcher = numba.njit(**_OPTIONS, pipeline_class=_EntryCompiler)(function)
     if DISABLED:
         return dispatcher
     if cached:
@@ -195,7 +260,7 @@ def _recompile(function: Function, signature: Any) -> Any:
     """Remove the function's cache files, which may be damaged (full disk, killed writer), and compile it."""
     for path in cache_folder().glob(f"*{function.__qualname__}-*"):
         path.unlink(missing_ok=True)
-    dispatcher = numba.njit(**_OPTIONS)(function)
+    dispatcher = numba.njit(**_OPTIONS, pipeline_class=_EntryCompiler)(function)
     _enable_cache(dispatcher, function)
     dispatcher.compile(signature)
     return dispatcher

@@ -64,6 +64,7 @@ def best_unpreempted(stages: Stages, *, effort_s: float = 10.0) -> Unpreempted:
     model.add_cumulative(intervals, demands, stages.space.cluster.gpus)
     model.minimize(end)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # else it leaves the process without a handler, and Ctrl-C kills it
     # One worker and no wall clock: equal instances give equal answers on any machine.
     solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
     solver.parameters.max_deterministic_time = effort_s

@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError, OutputError
 class Server(ThreadingHTTPServer):
     """Answers with as many words as the prompt has, fails as configured, counts the requests in flight."""
 
-    daemon_threads = True
+    daemon_threads = False  # closing waits for the answers, whose failures would else be printed during a later test
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -25,6 +25,9 @@ class Server(ThreadingHTTPServer):
         self.bodies: list[dict] = []
         self.fails: dict[str, list[int]] = {}
         self.running, self.most, self.lock = 0, 0, threading.Lock()
+
+    def handle_error(self, *_) -> None:
+        """Silent: a client may leave before its answer."""
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, vllm_launch
 from lengthwise.policy import known, named, rank
-from lengthwise.schema.deployment import KVOffloading
+from lengthwise.schema.deployment import KVOffloading, KVStorage
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
@@ -139,6 +140,18 @@ def test_the_cpu_memory_behind_the_cache_arrives_in_gib():
     assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
     assert message(launch, "vLLM loads all that CPU memory has")
     assert value(vllm_launch(deployment()), "--kv-offloading-size") is None
+
+
+def test_storage_is_the_file_system_tier_of_vllm():
+    storage = KVStorage(2000.0, shared=True)
+    limits = EngineLimits(enable_prefix_caching=True, kv_offloading=KVOffloading(64.0, storage=storage))
+    launch = vllm_launch(deployment(limits=limits))
+    extra = json.loads(value(launch, "--kv-transfer-config"))["kv_connector_extra_config"]
+    assert extra["spec_name"] == "TieringOffloadingSpec"
+    assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": "/mnt/kv-cache"}]
+    assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
+    assert message(launch, "Mount one file system on all replicas' machines")
+    assert message(launch, "to stay within 2000 GB")
 
 
 def test_each_replica_sees_its_own_gpus_of_its_node():

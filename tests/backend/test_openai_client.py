@@ -90,7 +90,7 @@ def test_a_chat_only_server_is_sent_chats():
     assert "ignore_eos" not in server.log[-1].body
 
 
-def test_chunks_contain_tokens_times_and_the_finish_reason():
+def test_chunks_contain_tokens_times_and_the_finish_reason(stalls):
     with ScriptedServer(Script(first_s=0.05, gap_s=0.02, together=2)) as server:
         pieces = answered(server, max_tokens=7)
         outputs = [p for p in pieces if p.is_output]
@@ -99,7 +99,7 @@ def test_chunks_contain_tokens_times_and_the_finish_reason():
     assert outputs[-1].finish_reason == "length"
     assert (pieces[-1].usage.prompt_tokens, pieces[-1].usage.output_tokens) == (2, 7)
     late = [p.at_s - at_s for p, at_s in zip(outputs, server.log[0].at_s, strict=True)]
-    assert all(0 <= by_s < 0.05 for by_s in late), late
+    assert all(0 <= by_s < 0.05 + stalls.lost_s for by_s in late), late
 
 
 def test_token_ids_give_token_counts_where_usage_does_not():
@@ -164,6 +164,13 @@ def test_an_unknown_host_is_reported_without_the_wording_of_the_library():
     assert "no.invalid:9: " in str(caught.value)
 
 
+class _SiteServer(ThreadingHTTPServer):
+    daemon_threads = False  # closing waits for the answers, whose failures would else be printed during a later test
+
+    def handle_error(self, *_):
+        """Silent: a client may leave before the end of a page."""
+
+
 class _Site(BaseHTTPRequestHandler):
     PAGE = b"<!DOCTYPE html>\n<html><head><title>Another server</title></head>" + b"<p>more</p>" * 500
     status = 200
@@ -186,7 +193,7 @@ class _Site(BaseHTTPRequestHandler):
 @pytest.mark.parametrize("model", [None, "toy"])
 def test_of_a_server_of_pages_comes_one_short_line(monkeypatch, status, model):
     monkeypatch.setattr(_Site, "status", status)
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Site) as site:
+    with _SiteServer(("127.0.0.1", 0), _Site) as site:
         threading.Thread(target=site.serve_forever, daemon=True).start()
         with pytest.raises(InputError) as caught:
             probed(SimpleNamespace(url=f"http://127.0.0.1:{site.server_port}"), model=model)

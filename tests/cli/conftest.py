@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -17,15 +18,19 @@ class Finished(NamedTuple):
 
 
 @pytest.fixture
-def cli(capsys) -> Callable[..., Finished]:
-    """Runs a command line in this process."""
+def cli(capsys) -> Iterator[Callable[..., Finished]]:
+    """Runs a command line in this process. What a command that fails leaves running ends within the test."""
+    before = set(threading.enumerate())
 
     def run(*arguments: object) -> Finished:
         code = main([str(argument) for argument in arguments])
         caught = capsys.readouterr()
         return Finished(code, caught.out, caught.err)
 
-    return run
+    yield run
+    for thread in threading.enumerate():
+        if thread not in before and (thread.name == "plan" or "work_off" in thread.name):
+            thread.join(60)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from lengthwise.cli import app_profile
 from lengthwise.config.app_file import load_app
@@ -45,17 +45,16 @@ command = """{python} -m lengthwise.testing.engine_server --host {{host}} --port
 
 
 @pytest.fixture
-def profile(monkeypatch):
+def profile(monkeypatch, capsys):
     """Runs the command as the program does: what is wrong with the input is an error."""
     monkeypatch.setenv("COLUMNS", "200")
     program = typer.Typer()
     program.command()(app_profile.run)
 
     def run(*arguments):
-        finished = CliRunner().invoke(program, [str(argument) for argument in arguments])
-        if isinstance(finished.exception, InputError):
-            raise finished.exception
-        return finished
+        code = program([str(argument) for argument in arguments], standalone_mode=False) or 0
+        caught = capsys.readouterr()
+        return SimpleNamespace(exit_code=code, stdout=caught.out, stderr=caught.err, output=caught.out + caught.err)
 
     return run
 

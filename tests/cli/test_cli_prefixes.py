@@ -114,6 +114,15 @@ def test_cpu_memory_loads_what_a_short_pool_has_lost(cli, chat, tmp_path):
     assert any("tokens from CPU memory in" in story for story in stories)
     study = cli("kv", chat)
     assert "In the simulation, CPU memory (engine.kv_offloading) brings" in study.out
+    tiers = ("--set", "engine.kv_offloading.size_gb=0.04", "--set", "engine.kv_offloading.storage.shared=true")
+    stored = cli("simulate", chat, *tiers, "--json", out)
+    assert "Prompt tokens from storage %" in stored.out
+    (result,) = summaries(out).values()
+    both = result["summary"]["prefix_cache"]
+    assert 0 < both["storage_share"]["value"] <= both["loaded_share"]["value"]
+    assert both["loaded_share"]["value"] == pytest.approx(cache["loaded_share"]["value"], rel=0.1)
+    stories = [cli("explain", chat, *tiers, "--request", number).out for number in range(60, 80)]
+    assert any("of them read from storage before" in story for story in stories)
     small = cli("simulate", chat, "--set", "engine.kv_offloading.size_gb=0.01")
     assert small.code == 2
     assert "kv_offloading.size_gb must hold one sequence of max_model_len 1024 tokens" in small.err
@@ -133,6 +142,14 @@ TRACES = {
     "a parent that comes later": (
         [ROW | {"request_id": "a", "wait_for": ["b"]}, ROW | {"request_id": "b"}],
         "'b', which must come before it in the file",
+    ),
+    "a turn before that is missing": (
+        [ROW | {"request_id": "a", "delay": 0}, ROW | {"request_id": "b", "wait_for": ["a"], "previous_turn": "c"}],
+        "'c', which is no request_id of this file",
+    ),
+    "a prompt shorter than the turn before it": (
+        [ROW | {"request_id": "a"}, ROW | {"request_id": "b", "wait_for": ["a"], "previous_turn": "a"}],
+        "input_length must exceed the 605 tokens of the prompt and output of the turn before it; it is 600",
     ),
 }
 
@@ -155,18 +172,65 @@ def test_a_trace_that_contradicts_itself_is_refused(cli, chat, tmp_path, rows, w
     refused(cli("simulate", replay), words)
 
 
-@pytest.mark.parametrize(
-    "router", ["session_affinity", "cache_aware", "prefix_precise", "uncached_work", "uncached_load"]
-)
+@pytest.mark.parametrize("router", ["cache_aware", "prefix_precise", "uncached_work", "uncached_load"])
 def test_a_router_that_needs_prefixes_is_refused_without_them(cli, tmp_path, router):
     (tmp_path / "plain.toml").write_text(PLAIN)
     finished = cli("simulate", tmp_path / "plain.toml", "--set", f"scheduler.router={router}")
     refused(finished, "this workload says nothing about them; take a trace with hash_ids, or sessions")
 
 
+SEARCH = """
+[search]
+limits = { "ttft.p99" = "1s" }
+seeds = 1
+precision = 0.5
+[search.space]
+replicas = [2]
+router = ["least_outstanding", "session_affinity"]
+"""
+
+
+@pytest.mark.parametrize("command", ["simulate", "search", "capacity", "explain"])
+def test_a_router_that_needs_sessions_is_refused_where_no_request_follows_another(cli, tmp_path, command):
+    """With system prompts in common, and with a trace of shared blocks, every command ends before its first run."""
+    groups = CHAT.replace("session_rate", "request_rate")
+    groups = groups[: groups.index("[workload.sessions]")] + groups[groups.index("[deployment]") :]
+    (tmp_path / "calls.jsonl").write_text(2 * (json.dumps(ROW | {"hash_ids": [1, 2]}) + "\n"))
+    trace = '[workload]\ntrace = "calls.jsonl"\n' + CHAT[CHAT.index("[deployment]") :]
+    for text in (groups, trace):
+        path = tmp_path / "scenario.toml"
+        path.write_text(text.partition("[[variants]]")[0] + "enable_prefix_caching = true\n" + SEARCH)
+        more = {"explain": ["--request", "0"], "search": ["--jobs", "1"]}.get(command, [])
+        over = [] if command == "search" else ["--set", "scheduler.router=session_affinity"]
+        finished = cli(command, path, *more, *over)
+        refused(finished, "this workload has no session of several requests; take a trace that names sessions")
+
+
+def test_a_draw_without_a_later_turn_by_chance_is_no_error(cli, chat):
+    """Of 40 seeds of three requests, most have three sessions of one turn."""
+    settings = ["scheduler.router=session_affinity", "workload.num_requests=3", "run.seeds=40", "run.model_draws=0"]
+    settings += ["workload.sessions.turns=1.2", "deployment.replicas=2"]
+    text = chat.read_text()
+    chat.write_text(text[: text.index("[workload.groups]")] + text[text.index("[workload.sessions]") :])
+    finished = cli("simulate", chat, "--variant", "cached", *(part for one in settings for part in ("--set", one)))
+    assert finished.code == 0, finished.err
+
+
 def test_a_router_that_needs_the_cache_is_refused_without_it(cli, chat):
     finished = cli("simulate", chat, "--variant", "computed", "--set", "scheduler.router=cache_aware")
     refused(finished, "set engine.enable_prefix_caching = true")
+
+
+def test_a_prefix_cache_that_is_off_is_named(cli, chat):
+    rules = ["engine.prefix_cache=sglang", "engine.radix_eviction_policy=lfu"]
+    settings = ["workload.num_requests=20", "run.model_draws=0", *rules]
+    arguments = ["simulate", chat, *(part for one in settings for part in ("--set", one))]
+    note = "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
+    assert note not in cli(*arguments).err  # a variant turns it on
+    chat.write_text(CHAT.partition("[[variants]]")[0])
+    off = cli(*arguments)
+    assert off.code == 0
+    assert off.err.count(note) == 1
 
 
 def test_block_sizes_must_divide_each_other(cli, tmp_path):

@@ -36,7 +36,7 @@ def served(*arguments, cwd: Path, program: tuple[str, ...] = ("-m", "lengthwise.
         yield process, log
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def head_of(process) -> str:
@@ -58,7 +58,7 @@ def ask(port: int, key: str | None = None) -> int:
     url = f"http://127.0.0.1:{port}/v1/completions"
     request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         with error:
@@ -112,7 +112,7 @@ def test_a_gateway_starts_is_read_again_and_ends(tmp_path):
             assert (ask(port), ask(port, KEY)) == (401, 200)
 
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
             assert KEY not in log.read_text()
 
 
@@ -142,7 +142,7 @@ def test_a_signal_during_the_imports_waits_for_the_gateway(tmp_path, number, log
         wait_for(log, logged)
         if number != signal.SIGTERM:
             process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -158,7 +158,7 @@ def test_logs_are_json_and_warnings_are_among_them(tmp_path):
         with served(*options, "--admin-port", "none", "--log-json", cwd=tmp_path) as (process, log):
             wait_for(log, "accepts no priorities")
             process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=60)
     records = [json.loads(line) for line in log.read_text().splitlines()]
     (started,) = [record for record in records if record["event"] == "started"]
     assert started["mode"] == "engine-priority"
@@ -245,7 +245,7 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
             port = port_of(head_of(process))
             assert {ask(port) for _ in range(3)} == {200}
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
     elsewhere = tmp_path / "elsewhere.toml"  # of the machine that wrote the journal
     elsewhere.write_text('engines = ["http://a:1"]\n[listen]\njournal = "not/here/day.jsonl"\n')
     finished = cli("serve", elsewhere, "--report", journal, "--json", tmp_path / "gain.json")

@@ -187,6 +187,30 @@ def test_variants_share_the_requests_of_a_seed():
     assert not same(a.workload(3), a.workload(4))
 
 
+def test_variants_of_other_block_sizes_share_prompts_in_their_own_blocks():
+    text = """
+    [workload]
+    isl = 100
+    osl = 8
+    num_requests = 50
+    request_rate = 1
+    [workload.groups]
+    count = 2
+    system_prompt = 100
+    [deployment]
+    model = "llama-3-8b"
+    gpu = "H100"
+    [[variants]]
+    name = "16"
+    [[variants]]
+    name = "24"
+    engine.block_size = 24
+    """
+    for made in variants.build(config.loads(text)):
+        size, shared = made.deployment.limits.block_size, made.workload(0).prefixes.block_tokens
+        assert max(size, shared) % min(size, shared) == 0
+
+
 def test_schedulers_by_name_by_axis_and_by_object(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from lengthwise import policy\n"

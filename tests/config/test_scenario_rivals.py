@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lengthwise.config import load
+from lengthwise.config import load, loads
 from lengthwise.schema.errors import ScenarioError
 
 SERVED = '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\n'
@@ -48,3 +48,22 @@ def test_an_override_that_replaces_another_source_is_noted(scenario):
     assert load(path, ["workload.request_rate=3"]).notes == ()
     (load_note,) = load(path, ["workload.concurrency=3"]).notes
     assert "workload.request_rate" in load_note
+
+
+def test_a_setting_that_variants_set_themselves_is_noted():
+    text = """
+    [deployment]
+    model = "llama-3-8b"
+    gpu = "H100"
+    [workload]
+    isl = 10
+    osl = 10
+    request_rate = 1
+    [[variants]]
+    name = "a"
+    deployment.tp = 2
+    [[variants]]
+    name = "b"
+    """
+    (note,) = loads(text, overrides=["deployment.tp=4", "deployment.replicas=2"]).notes
+    assert note == "--set deployment.tp does not change the variants that set it themselves: 'a'"

@@ -63,3 +63,22 @@ def test_degrees_are_off_together(tables):
 def test_tables_without_errors_are_not_moved(tables):
     assert perturbed_degrees({tp: replace(cost, evidence=CostEvidence()) for tp, cost in tables.items()}) == []
     assert perturbed_degrees(tables, draws=0) == []
+
+
+def test_context_before_a_chunk_has_an_error_of_its_own_or_that_of_prefill(tables):
+    def factors(*errors):
+        evidence = CostEvidence(errors=tuple(PartError(part, 0.3) for part in errors))
+        moved = [one.prefill_s for one in perturbed(replace(tables[1], evidence=evidence))]
+        own_s = tables[1].prefill_s[1:, :1]
+        context_s = tables[1].prefill_s[1:, 1:] - own_s
+        own = [(one[1:, :1] / own_s).mean() for one in moved]
+        context = [((one[1:, 1:] - one[1:, :1]) / context_s)[context_s > 0].mean() for one in moved]
+        assert own == pytest.approx([(one[-1, 0] / own_s[-1, 0]) for one in moved])
+        return own, context
+
+    together, separate, alone = factors("prefill"), factors("prefill", "context"), factors("context")
+    assert together[0] == pytest.approx(together[1])
+    assert len(set(np.round(together[0], 9))) == 16
+    assert abs(np.corrcoef(*np.log(separate))[0, 1]) < 0.3
+    assert alone[0] == pytest.approx([1.0] * 16)
+    assert np.std(np.log(alone[1])) == pytest.approx(0.3, rel=0.1)

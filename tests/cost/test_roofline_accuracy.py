@@ -1,5 +1,8 @@
 """How far the roofline is from measured kernels and engines; the bounds are what the docstrings state."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
@@ -10,7 +13,9 @@ from lengthwise.cost.memory import shard_of
 from lengthwise.cost.operator_work import Operators, kernels_of
 from lengthwise.cost.roofline_tables import ENGINE_HOSTS
 from lengthwise.engine import deploy, simulate
+from lengthwise.engine.step_time import step_time
 from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.schema.specs import GpuSpec
 from lengthwise.schema.workload import Workload
 
 AIC = "data/profiles/aiconfigurator"
@@ -259,3 +264,30 @@ def simulated_ms(row, gpu):
     isl, osl = (rng.integers(int(0.8 * row[side]), row[side], n, endpoint=True) for side in ("isl", "osl"))
     requests = simulate(Workload(np.zeros(n), isl, osl, concurrency=clients), deployment, max_log_steps=0).requests
     return 1e3 * np.mean((requests.finished_s - requests.first_token_s) / (requests.output_tokens - 1))
+
+
+CPU_STEPS_MS = {  # cached tokens: milliseconds of a step by the tokens of its one prompt's chunk
+    0: {8: 13.9, 32: 24.6, 64: 39.9, 128: 71.1, 240: 147.3},
+    64: {8: 14.3, 32: 24.8, 64: 40.9, 128: 72.7, 240: 131.0},
+    128: {8: 14.2, 32: 25.0, 64: 39.8, 128: 71.8, 240: 142.2},
+    256: {8: 14.4, 32: 26.2, 64: 45.0, 128: 78.9, 240: 145.6},
+    512: {8: 14.8, 32: 27.4, 64: 48.4, 128: 83.2, 240: 147.8},
+    768: {8: 15.2, 32: 29.1, 64: 49.1, 128: 92.1, 240: 189.6},
+}
+"""vLLM 0.32 with prefix caching on one core of an AMD EPYC, by its log: the fastest of 9 steps each."""
+
+
+def test_steps_of_a_real_vllm_on_a_cpu_with_cached_prefixes():
+    peaks = {"peak_flops": {"float32": 101.1e9}, "bandwidth_bytes_per_s": 26.9e9, "memory_bytes": 16 * 2**30}
+    cpu = GpuSpec("one core", tdp_w=1, idle_w=1, price_per_hour_usd=1, price_source="", source="", is_cpu=True, **peaks)
+    limits = EngineLimits(max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=1024, weight_dtype="float32")
+    config = Path(__file__).parents[1] / "measure" / "data" / "slow_cpu" / "vllm" / "small.json"
+    steps = [(chunk, context) for context, of in CPU_STEPS_MS.items() for chunk in of]
+    measured = np.array([CPU_STEPS_MS[context][chunk] for chunk, context in steps])
+
+    def ms(gpu):
+        seconds = step_time(deploy(str(config), gpu, limits=limits).cost)
+        return np.array([1e3 * seconds(0, 0, [step]) for step in steps])
+
+    check_errors(ms(cpu), measured, 0.16, 0.52)
+    assert np.median(ms(replace(cpu, is_cpu=False)) / measured) > 3

@@ -15,6 +15,7 @@ from lengthwise.schema.deployment import (
     DecodeSide,
     Deployment,
     EngineLimits,
+    KVOffloading,
     KvPlan,
     KVTransfer,
     Parallelism,
@@ -22,7 +23,7 @@ from lengthwise.schema.deployment import (
 )
 from lengthwise.schema.errors import InputError, PolicyError
 from lengthwise.schema.records import Rejection, Status
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 from worlds import GPU, MODEL, NODE
@@ -138,6 +139,61 @@ def test_routers_of_both_sides_pick_among_their_own(engine):
     assert len(records.totals.steps) == 5
 
 
+def sessions(count, turns, prompt_tokens, output_tokens):
+    """``count`` sessions of ``turns`` turns each; a turn adds ``prompt_tokens`` and the output of the turn before."""
+    n, turn = count * turns, np.repeat(np.arange(turns), count)
+    parents = np.arange(n) - count
+    start = np.concatenate([[0], np.cumsum(parents >= 0)])
+    prompt = prompt_tokens + turn * (prompt_tokens + output_tokens)
+    before = np.where(parents >= 0, parents, -1)
+    return Workload(
+        np.zeros(n), prompt, np.full(n, output_tokens),
+        after=After(start, parents[parents >= 0], np.full(n, 0.1)),
+        prefixes=SharedPrefixes(4, np.zeros(n + 1, int), np.zeros(0, int), before),
+    )  # fmt: skip
+
+
+@ENGINES
+@pytest.mark.parametrize("output_tokens", [1, 5])
+def test_the_turns_of_a_session_return_to_their_replicas_of_both_sides(engine, output_tokens):
+    sides = disaggregated(replicas=3, decoders=2, blocks=1024, router="session_affinity")
+    sides = replace(sides, scheduler=replace(sides.scheduler, router="session_affinity", batching="unified"))
+    sides = replace(sides, limits=replace(sides.limits, enable_prefix_caching=True))
+    workload = sessions(7, 4, 40, output_tokens)
+    records = simulate(workload, sides, engine=engine)
+    r = records.requests
+    assert (r.status == Status.FINISHED).all()
+    # The prefill replica has the prompt of the turn before, but not the output.
+    assert r.cached_tokens[7:].tolist() == (workload.prompt_tokens[:-7] // 4 * 4).tolist()
+    if output_tokens > 1:
+        decoders = r.replica.reshape(4, 7)
+        assert (decoders == decoders[0]).all()
+        assert set(decoders[0].tolist()) == {3, 4}
+
+
+@ENGINES
+def test_a_turn_without_decode_does_not_lose_the_decode_replica_of_its_session(engine):
+    sides = disaggregated(decoders=3, router="session_affinity")
+    workload = sessions(5, 3, 40, 5)
+    output = np.where(np.arange(15) // 5 == 1, 1, 5)
+    workload = replace(workload, output_tokens=output)
+    decoders = simulate(workload, sides, engine=engine).requests.replica.reshape(3, 5)
+    assert (decoders[1] == 0).all()
+    assert decoders[2].tolist() == decoders[0].tolist()
+    assert len(set(decoders[0].tolist())) == 3
+
+
+@ENGINES
+def test_sessions_that_only_a_column_names_return_too(engine):
+    one_side = replace(disaggregated(replicas=3), decode=None)
+    one_side = replace(one_side, scheduler=replace(one_side.scheduler, router="session_affinity"))
+    session = np.array([4, 9, -1, 4, 9, 4, -1, 9, 4])
+    workload = replace(requests(np.arange(9) / 50, [30] * 9, [9] * 9), extra={"session": session})
+    replica = simulate(workload, one_side, engine=engine).requests.replica
+    assert [len(set(replica[session == one].tolist())) for one in (4, 9)] == [1, 1]
+    assert workload.previous_turn.tolist() == [-1, -1, -1, 0, 1, 3, -1, 4, 5]
+
+
 def test_littles_law_holds_for_the_decode_side():
     """Sequences in a step are rate x time in steps; an arrival waits for half a step in the mean (PASTA)."""
     rng = np.random.default_rng(3)
@@ -182,6 +238,13 @@ def test_what_cannot_work_is_refused():
         simulate(one, replace(disaggregated(), scheduler=Scheduler(router="central")))
     with pytest.raises(InputError, match="block_size"):
         simulate(one, apart_blocks_of_8())
+    with pytest.raises(
+        PolicyError, match=r'decode replicas cache none: .* Take "session_affinity", "least_outstanding"'
+    ):
+        simulate(sessions(2, 2, 8, 2), disaggregated(router="uncached_load"))
+    limits = replace(disaggregated().limits, enable_prefix_caching=True, kv_offloading=KVOffloading(9.0, outputs=True))
+    with pytest.raises(InputError, match=r"kv_offloading.outputs stores .* leave outputs out, or take out decode"):
+        simulate(one, replace(disaggregated(), limits=limits))
     with pytest.raises(InputError, match="fixed_s"):
         KVTransfer(-1.0)
     with pytest.raises(InputError, match="bytes_per_s"):

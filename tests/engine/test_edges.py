@@ -195,3 +195,26 @@ def test_damaged_machine_code_is_recompiled(tmp_path, monkeypatch, damage, endin
     files[0].write_bytes(damage)
     for _ in range(2):
         assert _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)(1) == 2
+
+
+def test_helpers_run_and_raise_alike_when_compiled_and_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        function = _jit.compile_now(_sum_of_shares, _jit.i8(_jit.i8, _jit.i8), cached=True)
+        assert function(7, 2) == 7
+        with pytest.raises(ZeroDivisionError):
+            function(7, 0)
+
+
+def _sum_of_shares(count, parts):
+    return _share(count, parts) + _double_share(count, parts) - 2
+
+
+@_jit.jit
+def _share(count, parts):
+    return count // parts
+
+
+@_jit.jit_cold
+def _double_share(count, parts):
+    return _share(count, parts) + _share(count, parts)

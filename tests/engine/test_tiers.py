@@ -11,7 +11,7 @@ import pytest
 from lengthwise import config
 from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import summarize
-from lengthwise.schema.deployment import EngineLimits, KVOffloading
+from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import SharedPrefixes, Workload
 
@@ -60,6 +60,36 @@ def test_a_load_waits_for_the_store_of_its_blocks(plain, again):
     # Its blocks are stored half a second after the first step, and are loaded in another half.
     assert r.loaded_tokens[2] == 160
     assert 1.0 < r.scheduled_s[2] < 1.1
+    np.testing.assert_allclose(r.load_s[2], 0.5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "kernel"])
+def test_what_cpu_memory_has_lost_is_read_from_storage_and_then_loaded(plain, again, engine):
+    storage = KVStorage(read_gb_per_s=1.0, latency_s=0.004)
+    deployment = with_tier(plain, 16, gb_per_s=2.0, latency_s=0.003, storage=storage)
+    r = simulate(again, deployment, engine=engine).requests
+    # The second prompt takes 9 of the 10 chunks' places. To read them again evicts the tenth, which is the least
+    # recently used one by then; the fourth request reads that.
+    read_s = 2 * 0.004 + 10 * plain.kv.kv_bytes_per_block / 1e9
+    load_s = 0.003 + 10 * plain.kv.kv_bytes_per_block / 2e9
+    assert r.loaded_tokens.tolist() == [0, 0, 160, 0]
+    assert r.storage_tokens.tolist() == [0, 0, 144, 0]
+    np.testing.assert_allclose(r.load_s, [0, 0, load_s, 0])
+    np.testing.assert_allclose(r.queued_for_s, [0, 0, read_s, read_s + load_s], atol=1e-12)
+    np.testing.assert_allclose(r.scheduled_s[2:], 20 + read_s + load_s)
+    summary = summarize(simulate(again, deployment, engine=engine), workload=again, deployment=deployment)
+    assert math.isclose(summary.prefix_cache.storage_share.value, 144 / again.prompt_tokens.sum())
+    faster = dataclasses.replace(storage, read_gb_per_s=0.01)
+    r = simulate(again, with_tier(plain, 16, load="if_faster", storage=faster), engine=engine).requests
+    assert (r.loaded_tokens[2], r.storage_tokens[2]) == (16, 0)  # what CPU memory has is still loaded
+
+
+def test_a_storage_that_is_full_of_writes_leaves_others_out(plain, again):
+    slow = KVStorage(16.5 * plain.kv.kv_bytes_per_block / 1e9, write_gb_per_s=10 * plain.kv.kv_bytes_per_block / 15e9)
+    r = simulate(again, with_tier(plain, 16, storage=slow), engine="reference").requests
+    # The first 10 blocks are written for 15 s, and stay in CPU memory so long: the 15 of the second have no room.
+    assert r.loaded_tokens[2] == 160
+    assert r.storage_tokens.sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -70,6 +100,7 @@ def test_a_load_waits_for_the_store_of_its_blocks(plain, again):
         ({"size_gb": 1.0, "gb_per_s": 0.0}, "kv_offloading.gb_per_s must be above 0"),
         ({"size_gb": 1.0, "latency_s": -0.1}, "kv_offloading.latency_s must be at least 0"),
         ({"size_gb": 1.0, "load": "if_fastr"}, "if_faster"),
+        ({"size_gb": 0.0, "storage": KVStorage()}, "storage needs CPU memory"),
     ],
 )
 def test_what_a_tier_refuses(given, message):
@@ -83,12 +114,32 @@ def test_a_tier_needs_a_prefix_cache_and_room_for_a_sequence(plain, again):
     assert EngineLimits(kv_offloading=KVOffloading(0.0)).kv_offloading is not None
     with pytest.raises(InputError, match="size_gb must hold one sequence of max_model_len 256 tokens"):
         simulate(again, with_tier(plain, 15), engine="reference")
+    small = KVStorage(15 * plain.kv.kv_bytes_per_block / 1e9)
+    with pytest.raises(InputError, match=r"storage.size_gb must hold one sequence of max_model_len 256 tokens"):
+        simulate(again, with_tier(plain, 16, storage=small), engine="reference")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size_gb": -1.0}, "storage.size_gb must be at least 0"),
+        ({"read_gb_per_s": 0.0}, "storage.read_gb_per_s must be above 0"),
+        ({"write_gb_per_s": math.nan}, "storage.write_gb_per_s must be above 0"),
+        ({"latency_s": math.inf}, "storage.latency_s must be at least 0 and finite"),
+    ],
+)
+def test_what_a_storage_refuses(given, message):
+    with pytest.raises(InputError, match=message):
+        KVStorage(**given)
 
 
 def test_a_scenario_names_a_wrong_key():
     text = '[deployment]\nmodel = "x"\ngpu = "y"\n[workload]\nprompt = 5\noutput = 5\nrequest_rate = 1\n'
     found = config.loads(f'{text}[engine.kv_offloading]\nsize_gb = 64\nlatency = "50us"\n')
     assert found.engine.kv_offloading.latency == pytest.approx(50e-6)
+    storage = config.loads(f"{text}[engine.kv_offloading]\nsize_gb = 64\nstorage = {{ shared = true }}\n")
+    assert storage.engine.kv_offloading.storage.shared
+    assert storage.engine.kv_offloading.storage.size_gb == math.inf
     with pytest.raises(InputError, match="size_gb"):
         config.loads(f"{text}[engine.kv_offloading]\nsize_gb = -1\n")
     with pytest.raises(InputError, match="gb_per_s"):

@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from lengthwise.testing.engine_server.server import close_runner
+
 _ROUTE = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 _SHUTDOWN_S = 0.05
 """For handlers to end; aiohttp takes 0 as no limit."""
@@ -124,7 +126,7 @@ class KubeApi:
         self.end_watches()
         if self._runner is not None:
             runner, self._runner = self._runner, None
-            await runner.cleanup()
+            await close_runner(runner)
 
     def put(self, item: Json, *, namespace: str = "default") -> None:
         """Add or replace a slice."""

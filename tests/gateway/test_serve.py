@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 import trustme
-from relay_world import IDS, FixedFleet, FixedWorker, Report, run, until
+from relay_world import IDS, FixedFleet, FixedWorker, Report, pause, run, until
 from scripted_engine import Scripted, answer, encode
 
 from lengthwise.gateway.config import (
@@ -160,7 +160,7 @@ def test_a_drain_finishes_running_requests_and_refuses_new_ones():
                 under_way = asyncio.ensure_future(ask(g.port, BODY))
                 await until(lambda: len(engine.seen) == 1)
                 drained = asyncio.ensure_future(g.drain())
-                await asyncio.sleep(0.02)
+                await pause(0.02)
                 assert await look(g.port, "/ready") == 503
                 assert await look(g.port, "/health") == 200
                 status, headers, _ = await ask(g.port, BODY)
@@ -325,14 +325,14 @@ def test_after_a_stop_signal_all_requests_are_served(monkeypatch):
     started = threading.Event()
     thread = threading.Thread(target=client)
     thread.start()
-    started.wait(10)
+    assert started.wait(60)
 
     def on_ready(port: int, _: int | None) -> None:
         ports.append(port)
         ready.set()
 
     serve(config_of(engine), ready=on_ready)
-    thread.join(10)
+    thread.join(60)
     assert reported[0][0] == 200
     assert reported[0][1].endswith(b"data: [DONE]\n\n")
     assert answer(encode("p 50"), 50)[1]
@@ -349,7 +349,7 @@ def started_under(monkeypatch, during_start, error: Exception | None = None) -> 
         for number in during_start:
             assert signal.getsignal(number) is not signal.SIG_DFL, "without a handler it would kill the process"
             os.kill(os.getpid(), number)
-        await asyncio.sleep(0.01)
+        await pause(0.01)
         async with fleet_of(config, clock, on_change, busy=busy) as made:
             happened.append("fleet")
             yield made
@@ -408,7 +408,7 @@ async def half_asked(port: int, sent: int) -> tuple[asyncio.StreamReader, asynci
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(complete[: sent % len(complete)])
     await writer.drain()
-    await asyncio.sleep(0.05)  # it has been read there
+    await pause(0.05)  # it has been read there
     return reader, writer, complete[sent % len(complete) :]
 
 
@@ -417,7 +417,7 @@ def test_a_request_whose_body_is_incomplete_at_the_stop_signal_is_served():
         async with Scripted() as engine, gateway(config_of(engine)) as g:
             reader, writer, rest = await half_asked(g.port, -10)
             drained = asyncio.ensure_future(g.drain())
-            await asyncio.sleep(0.05)
+            await pause(0.05)
             assert not drained.done()
             writer.write(rest)
             reported = await reader.readuntil(b"data: [DONE]\n\n")
@@ -438,7 +438,7 @@ def test_a_request_that_misses_the_drain_deadline_gets_a_clean_503(sent, rest_co
                 reader, writer, rest = await half_asked(g.port, sent)
                 assert await g.drain() is rest_comes
                 stopping = asyncio.ensure_future(g.stop())
-                await asyncio.sleep(0.05)
+                await pause(0.05)
                 if rest_comes:
                     writer.write(rest)
                 reported = await reader.read()

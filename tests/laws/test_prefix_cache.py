@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.workload import After, Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sides import disaggregated
 from test_kernel_agrees import EXAMPLES, assert_same
 from worlds import deployments, shared_prefixes
 
@@ -79,6 +81,7 @@ def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_lim
     assert (found < workload.prompt_tokens).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(turns_and_groups(), caching_deployments(), caching_deployments())
 def test_earlier_runs_with_the_same_prefixes_change_nothing(workload, deployment, other):
@@ -87,3 +90,18 @@ def test_earlier_runs_with_the_same_prefixes_change_nothing(workload, deployment
         simulate(earlier, other)
         simulate(earlier, deployment)
     assert_same(simulate(workload, deployment), simulate(fresh, deployment))
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(turns_and_groups(), disaggregated(), st.sampled_from(["both", "scheduler", "decode"]), st.booleans())
+def test_kernel_and_reference_agree_with_sessions_on_both_sides(workload, deployment, where, is_named):
+    affine = {"router": "session_affinity"}
+    if where != "decode":
+        scheduler = dataclasses.replace(deployment.scheduler, **affine)
+        deployment = dataclasses.replace(deployment, scheduler=scheduler)
+    if where != "scheduler":
+        deployment = dataclasses.replace(deployment, decode=dataclasses.replace(deployment.decode, **affine))
+    if is_named:  # sessions that overlap, since nothing makes a request wait for the one before it
+        session = np.arange(len(workload)) % 5 - 1
+        workload = dataclasses.replace(workload, extra={"session": session})
+    assert_same(*(simulate(workload, deployment, engine=engine) for engine in ("kernel", "reference")))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
 from lengthwise.engine.deployment_builder import deploy
-from lengthwise.schema.deployment import EngineLimits, KVOffloading
+from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.usecases.kv import reuse
 
@@ -27,8 +27,20 @@ BLOCK = 16
 
 
 @st.composite
+def storages(draw, least):
+    blocks = least + draw(st.sampled_from([0, 7, 40, INFINITY]))
+    return KVStorage(
+        size_gb=(blocks + 0.5) * BLOCK_GB,
+        read_gb_per_s=draw(st.sampled_from([0.01, 0.2, 5.0, INFINITY])),
+        write_gb_per_s=draw(st.sampled_from([0.05, 5.0, INFINITY])),
+        latency_s=draw(st.sampled_from([0.0, 0.0, 0.02])),
+        shared=draw(st.booleans()),
+    )
+
+
+@st.composite
 def tiered_deployments(draw):
-    """Replicas with a prefix cache and CPU memory behind it, at times so small that all its chunks are in transfer."""
+    """Replicas with a prefix cache, CPU memory and storage, at times so small that all chunks are in transfer."""
     deployment = draw(caching_deployments())
     least = -(-deployment.max_model_len // deployment.kv.block_size)
     blocks = least + draw(st.sampled_from([0, 3, 20, 10_000]))
@@ -38,6 +50,7 @@ def tiered_deployments(draw):
         latency_s=draw(st.sampled_from([0.0, 0.0, 0.01, 0.2])),
         load=draw(st.sampled_from(["always", "always", "if_faster"])),
         outputs=draw(st.booleans()),
+        storage=draw(st.none() | storages(least)),
     )
     limits = dataclasses.replace(
         deployment.limits, prefix_cache="vllm", radix_eviction_policy="lru", kv_offloading=offloading
@@ -121,6 +134,65 @@ def test_loads_that_take_no_time_cost_nothing(plain, seed):
     loaded, cached = served(workload, with_tier(plain, 10_000, gb_per_s=INFINITY)), served(workload, in_pool)
     np.testing.assert_array_equal(loaded.cached_tokens + loaded.loaded_tokens, cached.cached_tokens)
     np.testing.assert_allclose(loaded.first_token_s, cached.first_token_s, rtol=1e-9)
+
+
+def dense_world(seed, plain):
+    """Requests on replicas whose CPU memory is so small that much is in storage only."""
+    rng = np.random.default_rng(seed)
+    replicas = int(rng.integers(1, 4))
+    workload = serial_traffic(seed, n=50, gap_s=float(rng.choice([0.001, 0.01, 0.1])))
+    storage = KVStorage(
+        float(rng.choice([20, 40, INFINITY])) * plain.kv.kv_bytes_per_block / 1e9,
+        read_gb_per_s=float(rng.choice([0.1, 5.0, INFINITY])),
+        write_gb_per_s=float(rng.choice([1.0, INFINITY])),
+        latency_s=float(rng.choice([0.0, 0.001])),
+        shared=bool(rng.random() < 0.6),
+    )
+    load = str(rng.choice(["always", "always", "if_faster"]))
+    made = with_tier(plain, int(rng.integers(16, 22)), load=load, outputs=bool(rng.random() < 0.3), storage=storage)
+    return workload, dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=replicas))
+
+
+@settings(max_examples=max(10, EXAMPLES // 3), deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1))
+def test_kernel_and_reference_agree_where_much_is_read_from_storage(plain, seed):
+    workload, deployment = dense_world(seed, plain)
+    kernel, reference = (simulate(workload, deployment, engine=engine) for engine in ("kernel", "reference"))
+    assert_same(kernel, reference)
+    assert (kernel.requests.storage_tokens <= kernel.requests.loaded_tokens).all()
+
+
+@SERIAL
+@given(seed=st.integers(0, 2**32 - 1))
+def test_serial_traffic_finds_in_unlimited_storage_what_the_stack_distances_say(plain, seed):
+    workload = serial_traffic(seed)
+    everything = reuse(workload, BLOCK, prompts_only=True).hits(10_000) * BLOCK
+    for replicas in (1, 3):  # Replicas that share the storage find what one replica finds.
+        made = with_tier(plain, 16, storage=KVStorage(shared=True))
+        made = dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=replicas))
+        r = served(workload, made)
+        np.testing.assert_array_equal(r.cached_tokens + r.loaded_tokens, everything)
+    assert len(set(r.replica)) == 3
+
+
+@SERIAL
+@given(seed=st.integers(0, 2**32 - 1))
+def test_replicas_with_storage_of_their_own_find_as_much_as_without_the_others(plain, seed):
+    workload, made = serial_traffic(seed), with_tier(plain, 16, storage=KVStorage())
+    separate = served(workload, dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=2)))
+    for number in range(2):
+        rows = np.flatnonzero(separate.replica == number)
+        alone = served(part_of(workload, rows), made)
+        np.testing.assert_array_equal(alone.loaded_tokens, separate.loaded_tokens[rows])
+
+
+def part_of(workload, rows):
+    shared = workload.prefixes
+    ids = [shared.block_ids[shared.start[i] : shared.start[i + 1]] for i in rows]
+    start = np.concatenate([[0], np.cumsum([len(one) for one in ids])])
+    prefixes = SharedPrefixes(BLOCK, start, np.concatenate(ids), np.full(len(rows), -1))
+    columns = (workload.arrival_s[rows], workload.prompt_tokens[rows], workload.output_tokens[rows])
+    return Workload(*columns, prefixes=prefixes)
 
 
 def test_a_slow_link_makes_computing_faster(plain):

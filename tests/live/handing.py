@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
+from lengthwise.testing.engine_server.server import close_runner
+
 _ONE_TOKEN = {"max_tokens": 1, "stream": False}
 _NOT_OF_ONE = ("min_tokens", "stream_options")
 
@@ -69,7 +71,7 @@ async def _serve(prefill_url: str, decode_url: str, ready: Future) -> None:
         port = runner.addresses[0][1]
         ready.set_result((asyncio.get_running_loop(), over, f"http://127.0.0.1:{port}"))
         await over.wait()
-        await runner.cleanup()
+        await close_runner(runner)
 
 
 __all__ = ["prefill_of", "routed"]

@@ -3,7 +3,8 @@
 python prefix_steps.py MODEL_DIR WORLDS: reads a JSON list of worlds and prints a JSON list of their steps. Every step
 lasts one second. A step is [time, free blocks, [[request, tokens], ...], [preempted request, ...], [[admitted request,
 cached tokens], ...]]. In a world with ``offload_blocks``, vLLM's offloading connector keeps so many blocks in CPU
-memory. Its stores end with their step, and its loads ``load_s`` after they began.
+memory. Its stores end with their step, and its loads ``load_s`` after they began. With ``storage``, vLLM's tiering
+manager keeps a storage behind it, whose jobs take ``read_s`` and ``write_s``.
 """
 
 import heapq
@@ -20,10 +21,66 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+
+class Region:
+    """The memory of a CPU tier: one byte for each chunk, since nothing is moved."""
+
+    def __init__(self, chunks):
+        self.chunks = chunks
+
+    def create_kv_memoryview(self):
+        return memoryview(bytearray(self.chunks)).cast("B", shape=[self.chunks, 1])
+
+
+class Storage(SecondaryTierManager):
+    """A storage without a limit that answers at once and moves jobs side by side."""
+
+    def __init__(self, world, view):
+        super().__init__(None, view, "storage")
+        self.world, self.ready_s, self.jobs, self.time = world, {}, {}, 0
+
+    def lookup(self, key, _request):
+        found = key in self.ready_s and self.ready_s[key] <= self.time
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def submit_store(self, job):
+        new = [key for key in job.keys if key not in self.ready_s]
+        self.ready_s |= dict.fromkeys(new, self.time + self.world["write_s"])
+        self.jobs[job.job_id] = self.time + (self.world["write_s"] if new else 0), False
+
+    def submit_load(self, job):
+        self.jobs[job.job_id] = self.time + self.world["read_s"], True
+
+    def get_finished_jobs(self):
+        completed = [number for number, (end_s, _) in self.jobs.items() if end_s <= self.time]
+        for number in completed:
+            del self.jobs[number]
+        return [JobResult(number, success=True) for number in completed]
+
+    def on_new_request(self, _request):
+        return RequestOffloadingContext()
+
+    def drain_jobs(self):
+        """There is nothing to wait for."""
+
+    def ends_s(self, *, only_reads):
+        """Return when jobs end; ``only_reads``: those that bring chunks to CPU memory, for which requests wait."""
+        return [end_s for end_s, is_read in self.jobs.values() if is_read or not only_reads]
+
+
+def manager_of(world):
+    if not world["storage"]:
+        return CPUOffloadingManager(world["offload_blocks"])
+    cpu = CPUPrimaryTierOffloadingManager(world["offload_blocks"], Region(world["offload_blocks"]))
+    return TieringOffloadingManager(cpu, [Storage(world, cpu.get_kv_memoryview())])
 
 
 def scheduler(model, world):
@@ -57,7 +114,7 @@ def scheduler(model, world):
         log_stats=False,
     )
     if tier:
-        made.connector.connector_scheduler.manager = CPUOffloadingManager(world["offload_blocks"])
+        made.connector.connector_scheduler.manager = manager_of(world)
         build = made.connector.build_connector_meta
 
         def in_order(report):
@@ -74,6 +131,8 @@ class Transfers:
 
     def __init__(self, made, load_s):
         self.made, self.load_s, self.stores, self.loads = made, load_s, [], {}
+        self.manager = made.connector.connector_scheduler.manager if made.connector else None
+        self.storages = getattr(self.manager, "secondary_tiers", [])
 
     def start(self, report, time):
         jobs = report.kv_connector_metadata
@@ -83,11 +142,19 @@ class Transfers:
 
     def next_end_s(self, coming):
         """Return when the first load ends or the first request comes, or 0 if nothing waits for that."""
+        if self.stores:
+            return 0
         times = [end_s for end_s, _ in self.loads.values()] + [one[0] for one in coming[:1]]
-        return min(times, default=0) if self.made.requests and not self.stores else 0
+        for storage in self.storages:
+            times += storage.ends_s(only_reads=bool(self.made.requests))
+        return min(times, default=0)
 
     def end(self, time):
         """Report the stores, and the loads that have ended by now."""
+        for storage in self.storages:
+            storage.time = time
+            # Else it looks for ended jobs a step later where the step before has stored blocks.
+            self.manager._processed_jobs_this_step = False
         loaded = [number for number, (end_s, _) in self.loads.items() if end_s <= time]
         meta = OffloadingWorkerMetadata()
         for number in (*self.stores, *loaded):

@@ -130,6 +130,7 @@ def write_device(path: Path) -> None:
 
     spec = _circle.this_thread()
     keys = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "idle_w", "price_per_hour_usd", "price_source", "source")
+    keys = (*keys, "is_cpu")
     lines = [f"[{json.dumps(spec.name)}]", f"peak_flops = {{ float32 = {spec.peak_flops['float32']} }}"]
     path.write_text("\n".join([*lines, *(f"{key} = {json.dumps(getattr(spec, key))}" for key in keys), ""]))
 
@@ -187,7 +188,7 @@ def test_all_that_is_filled_in_stands_in_the_guide():
     assert names == steps | {f"profile {step}" for step in ("fit", "run", "show")}
 
 
-@pytest.mark.parametrize(("load", "requests"), [("low", LOW), ("half", LOADED), ("high", LOADED)])
+@pytest.mark.parametrize(("load", "requests"), [("low", LOW), ("half", LOADED), ("high", LOADED), ("prefix", LOADED)])
 def test_every_sent_request_is_answered_to_the_token(measured, load, requests):
     one = read_records(measured.place / f"{load}.parquet")
     r = one.records.requests
@@ -232,7 +233,7 @@ def test_on_the_held_out_run_calibrated_errors_are_smaller(walk):
 
 def test_the_cost_file_is_taken_and_brings_intervals_of_the_model(walk):
     (reported,) = walk.numbers("calibrated.json")["results"]
-    assert "calibrated to 2 measured runs" in reported["deployment"]["cost_source"]
+    assert "calibrated to 3 measured runs" in reported["deployment"]["cost_source"]
     assert reported["model_error"]["parts"]
     jct = reported["summary"]["jct_s"]["p50"]
     assert jct["model_low"] < jct["value"] < jct["model_high"]

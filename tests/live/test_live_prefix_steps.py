@@ -15,16 +15,16 @@ import pytest
 from plugin_engines import ROOT
 
 from lengthwise.engine import deploy
-from lengthwise.engine._reference_state import Tier
+from lengthwise.engine._reference_state import Link
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
 from lengthwise.policy import scheduler
-from lengthwise.schema.deployment import EngineLimits, KVOffloading
+from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-WORLDS = int(os.environ.get("LENGTHWISE_PREFIX_WORLDS", "60"))
+WORLDS = int(os.environ.get("LENGTHWISE_PREFIX_WORLDS", "30"))
 
 
 def random_world(seed):
@@ -57,6 +57,7 @@ def random_world(seed):
         "blocks": -(-max_model_len // size) + int(rng.integers(0, 40)),
         "max_num_seqs": int(rng.integers(1, 12)), "max_num_batched_tokens": int(rng.choice([16, 64, 512])),
         "caching": bool(rng.random() < 0.9), "requests": requests, "offload_blocks": 0, "load_s": 0.0,
+        "storage": False, "read_s": 0.0, "write_s": 0.0,
     }  # fmt: skip
 
 
@@ -68,24 +69,43 @@ def tiered_world(seed):
     return world | {"caching": True, "offload_blocks": blocks, "load_s": float(rng.choice([0.0, 0.5, 2.5]))}
 
 
-class StepTier(Tier):
-    """CPU memory whose loads take the same time, all at once."""
+def stored_world(seed):
+    """A world with a storage behind its CPU memory, which is read and written in parts of a step or several steps."""
+    world, rng = tiered_world(seed), np.random.default_rng([seed, 2])
+    read_s, write_s = float(rng.choice([0.25, 0.5, 3.5])), float(rng.choice([0.0, 0.0, 2.5]))
+    return world | {"storage": True, "read_s": read_s, "write_s": write_s}
 
-    load_s = 0.0
 
-    def load_end_s(self, chunks, now_s):
-        return now_s + self.load_s
+class StepLink(Link):
+    """A link whose jobs take the same time, all at once."""
+
+    def end_s(self, _blocks, from_s):
+        return from_s + self.latency_s
 
 
 class Recorder(Reference):
     """Records every step as ``prefix_steps.py`` prints it."""
 
-    def __init__(self, setup, load_s=0.0):
+    def __init__(self, setup, world):
         super().__init__(setup)
         for rep in self.replicas:
-            rep.tier = StepTier(setup.params.offload_blocks, 0.0, 0.0)
-            rep.tier.load_s = load_s
+            rep.tier.loads, rep.tier.stores = StepLink(0.0, world["load_s"]), StepLink(0.0, 0.0)
+            rep.tier.reads, rep.tier.writes = StepLink(0.0, world["read_s"]), StepLink(0.0, world["write_s"])
         self.lines, self.preempted, self.admitted = [], [], []
+        # Until a store does not fit, which vLLM tries again with every step, or a request reads again what was evicted
+        # while it waited, for which vLLM looks without pause.
+        self.exact_steps = None
+
+    def _loadable(self, rep, q, found):
+        loadable = super()._loadable(rep, q, found)
+        if self.exact_steps is None and self.offloads[q.index].num_reads > 1:
+            self.exact_steps = len(self.lines)
+        return loadable
+
+    def _store(self, rep, q, tokens, computed_s):
+        super()._store(rep, q, tokens, computed_s)
+        if self.exact_steps is None and self.offloads[q.index].stored < tokens // rep.s.params.block_size:
+            self.exact_steps = len(self.lines) + 1
 
     def _preempt(self, rep, step, q):
         super()._preempt(rep, step, q)
@@ -104,7 +124,7 @@ class Recorder(Reference):
 
 
 def recorded(world):
-    """The steps of the reference engine; each lasts one second."""
+    """The steps of the reference engine, each of one second, and how many of them vLLM must have, too."""
     limits = EngineLimits(
         max_num_seqs=world["max_num_seqs"],
         max_num_batched_tokens=world["max_num_batched_tokens"],
@@ -112,7 +132,11 @@ def recorded(world):
         max_model_len=world["max_model_len"],
         watermark=0.0,
         enable_prefix_caching=world["caching"],
-        kv_offloading=KVOffloading(world["offload_blocks"] * 1.0, math.inf) if world["offload_blocks"] else None,
+        kv_offloading=KVOffloading(
+            world["offload_blocks"] * 1.0, math.inf, storage=KVStorage() if world["storage"] else None
+        )
+        if world["offload_blocks"]
+        else None,
     )
     made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler("vllm_v1"))
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
@@ -130,9 +154,9 @@ def recorded(world):
     )
     columns = (np.array([q[name] for q in one]) for name in ("arrival", "prompt", "output"))
     workload = Workload(*columns, after=after, prefixes=prefixes)
-    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world["load_s"])
+    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world)
     engine.run()
-    return engine.lines
+    return engine.lines, len(engine.lines) if engine.exact_steps is None else engine.exact_steps
 
 
 def vllm_steps(worlds, python):
@@ -149,22 +173,25 @@ def vllm_steps(worlds, python):
         return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=[random_world, tiered_world])
+@pytest.fixture(scope="module", params=[random_world, tiered_world, stored_world])
 def worlds(request, engine_python):
     made = [request.param(seed) for seed in range(WORLDS)]
     return list(zip(made, vllm_steps(made, engine_python), strict=True))
 
 
 def test_every_step_is_that_of_vllm(worlds):
-    steps = preempted = cached = 0
+    steps = preempted = cached = left_out = 0
     for number, (world, expected) in enumerate(worlds):
-        found = recorded(world)
-        for step, of_vllm in zip(found, expected, strict=False):
+        found, exact = recorded(world)
+        for step, of_vllm in zip(found[:exact], expected, strict=False):
             assert step == of_vllm, (number, step, of_vllm)
-        assert len(found) == len(expected), number
+        assert exact < len(found) or len(found) == len(expected), number
+        left_out += exact < len(found)
+        found = found[:exact]
         steps += len(found)
         preempted += sum(len(line[3]) for line in found)
         cached += sum(tokens > 0 for line in found for _, tokens in line[4])
     assert steps > 50 * len(worlds)
     assert preempted > len(worlds)
     assert cached > len(worlds)
+    assert left_out <= 0.4 * len(worlds)

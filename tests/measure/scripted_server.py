@@ -17,6 +17,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from lengthwise.testing.engine_server.server import close_runner
+
 BLOCK = 8  # tokens of the prefix cache
 EVERYTHING = frozenset(
     {"usage", "usage_each", "ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
@@ -38,6 +40,7 @@ class Script:
         fault: The same for every stream.
         caches: Whether it keeps prompts, and looks for the beginnings of others among them.
         pauses: Spans on its clock from the first stream in which nothing is sent.
+        gathers: Streams that must have come before the first token of any is sent.
     """
 
     first_s: float = 0.0
@@ -50,6 +53,7 @@ class Script:
     fault: str = ""
     caches: bool = False
     pauses: tuple[tuple[float, float], ...] = ()
+    gathers: int = 0
     line_end: str = "\n"
 
 
@@ -85,20 +89,21 @@ class ScriptedServer:
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(started)), daemon=True)
         self._thread.start()
-        assert started.wait(20)
+        assert started.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # it may have died by itself
             self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
 
     def die(self) -> None:
         """Closes everything at once, from within a request."""
         self._stop.set()
 
     async def _serve(self, started: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stop, self._gathered = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/version", self._version)
@@ -113,7 +118,7 @@ class ScriptedServer:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         started.set()
         await self._stop.wait()
-        await runner.cleanup()
+        await close_runner(runner)
 
     async def _models(self, _: web.Request) -> web.Response:
         rows = [{"id": "toy", "owned_by": "vllm", "max_model_len": 4096}]
@@ -167,13 +172,17 @@ class ScriptedServer:
         self.log.append(sent)
         self.at_once += 1
         self.max_at_once = max(self.max_at_once, self.at_once)
+        if self.at_once >= self.script.gathers:
+            self._gathered.set()
         try:
             return await _Answer(self, request, sent, number, chat=chat).run()
         finally:
             self.at_once -= 1
 
     async def until_awake(self) -> None:
-        """Waits for the end of a pause that is on now."""
+        """Waits until all have come, and for the end of a pause that is on now."""
+        if self.script.gathers:
+            await asyncio.wait_for(self._gathered.wait(), 60)
         started_at = self.log[0].came_s
         for start, length in self.script.pauses:
             now = time.perf_counter() - started_at

@@ -33,8 +33,8 @@ def test_engine_that_hangs_is_terminated_when_its_time_is_up(tmp_path):
     with engine(tmp_path, READY + "time.sleep(60)") as one:
         with pytest.raises(EngineError, match="did not print 'done' within 0 s"):
             one.run(work, 0.3)
-        assert one.process.wait(5) != 0
-    assert time.monotonic() - started < 10
+        assert one.process.wait(30) != 0
+    assert time.monotonic() - started < 50
 
 
 def test_engine_that_never_starts_is_terminated(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from lengthwise.metrics import Slo, request_columns, summarize
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
+from lengthwise.schema.workload import After, Workload
 
 REFUSED = r"warm-up must leave requests"
 
@@ -128,3 +129,19 @@ def test_a_run_in_which_nothing_finished(toy, records) -> None:
     assert summary.goodput.share.value == 0
     assert summary.rates.requests_per_s.value == 0
     assert np.isnan(summary.hardware.cost.usd_per_million_tokens.value)
+
+
+@pytest.mark.parametrize("sessions", [101, 300, 2000])
+def test_a_run_of_sessions_is_steady_between_its_first_later_turns_and_its_last_start(toy, sessions: int) -> None:
+    """Each session has a second turn 100 s after its start, so that the load rises for 100 s, and falls as long."""
+    made = toy.records(2 * sessions, odd=False)
+    start_s, is_second = np.repeat(np.arange(float(sessions)), 2), np.arange(2 * sessions) % 2 == 1
+    after = After(np.concatenate([[0], np.cumsum(is_second)]), 2 * np.arange(sessions), 99.0 * is_second)
+    workload = Workload(start_s, made.requests.prompt_tokens, made.requests.output_tokens, after=after)
+    requests = dataclasses.replace(made.requests, arrival_s=start_s + 100.0 * is_second)
+    records = dataclasses.replace(made, requests=requests, end_s=sessions + 99.0)
+    share = summarize(records, workload=workload).rates.steady_share
+    last_s = sessions - 1.0
+    assert share.value == pytest.approx((last_s - 100) / (last_s + 100))
+    assert summarize(records, workload=workload).is_steady == (share.value >= 0.8)
+    assert np.isnan(summarize(records).rates.steady_share.value)

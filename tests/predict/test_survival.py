@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -109,17 +110,22 @@ def losses(predictor, fresh, so_far):
     return [float(pinball_losses(one, known).mean()) for one in (read, predictor.predict(rows.prompts).given(t))]
 
 
+@cache
+def fitted_to(places, *, hint):
+    return Lexical(max_windows=2000).fit(logged(2, places, hint=hint))
+
+
 @pytest.mark.parametrize("hint", [False, True])
 @pytest.mark.parametrize("places", [40, 150])
 def test_reading_the_text_is_no_worse_than_survival_on_unseen_requests(hint, places):
-    predictor, fresh = Lexical(max_windows=2000).fit(logged(2, places, hint=hint)), logged(3, 300, hint=hint)
+    predictor, fresh = fitted_to(places, hint=hint), logged(3, 300, hint=hint)
     for so_far in (50, 100, 200, 300, 400):
         read, conditioned = losses(predictor, fresh, so_far)
         assert read <= 1.03 * conditioned, so_far
 
 
 def test_an_informative_text_is_read_and_the_choice_is_saved(tmp_path):
-    predictor, fresh = Lexical(max_windows=2000).fit(logged(2, 150, hint=True)), logged(3, 200, hint=True)
+    predictor, fresh = fitted_to(150, hint=True), logged(3, 200, hint=True)
     low, high = predictor.reads_output
     assert low == 50
     read, conditioned = losses(predictor, fresh, 100)
@@ -136,7 +142,7 @@ def test_an_informative_text_is_read_and_the_choice_is_saved(tmp_path):
 
 
 def test_an_uninformative_text_is_not_read():
-    predictor = Lexical(max_windows=2000).fit(logged(4, 150))
+    predictor = fitted_to(150, hint=False)
     noted = evaluate(predictor, logged(5, 60), draws=0, clock=None, windows=(0, 100))
     assert noted.windows[1].mae.value <= 1.03 * noted.windows[1].mae_conditioned
 

@@ -10,12 +10,12 @@ from lengthwise.schema.plan import (
     Bottleneck,
     Bounds,
     Choice,
+    ExcludedGroup,
     Exclusion,
     Limit,
     Objective,
     Plan,
     Point,
-    Region,
     Shift,
     Spent,
     Status,
@@ -60,7 +60,7 @@ def plan(name: str, bounds: tuple[float, float], *, tied: int = 2, sizes=TPS, ra
         cause=("It needs the fewest GPUs for a rate.", "srtf holds TTFT p90 <at> a higher load."),
         frontiers={m: frontier(ran, m) for m in ("ttft.p90", "tbt.p99", "jct.mean")},
         shifts=tuple(s for limit in limits for s in shifts(ran, limits, limit)),
-        regions=regions(choices),
+        excluded_groups=groups(choices),
         effort=spent(choices),
     )
 
@@ -173,12 +173,12 @@ def best_under(choices: list[Choice], limits: list[Limit]) -> tuple[str, float]:
     return key, value
 
 
-def regions(choices: list[Choice]) -> tuple[Region, ...]:
-    names = sorted({c.exclusion.region for c in choices if c.exclusion.region})
+def groups(choices: list[Choice]) -> tuple[ExcludedGroup, ...]:
+    names = sorted({c.exclusion.group for c in choices if c.exclusion.group})
     return tuple(
-        Region(
+        ExcludedGroup(
             name,
-            len(alike := [c for c in choices if c.exclusion.region == name]),
+            len(alike := [c for c in choices if c.exclusion.group == name]),
             alike[0].exclusion.reason,
             {"deployment.tp": tuple(sorted({c.settings["deployment.tp"] for c in alike}))},
         )

@@ -26,7 +26,7 @@ def test_everything_is_present_under_stable_keys(studies, tmp_path) -> None:
     first = reported["choices"][0]
     assert first["status"] == "ranked"
     assert first["binds"] == plan.best.bottleneck.binds
-    assert {"reason", "region", "bound", "bound_rps", "cause"} < set(first)
+    assert {"reason", "group", "bound", "bound_rps", "cause"} < set(first)
     assert first["objective"] == {"value": plan.best.objective.value, "half_width": 9.0}
     assert first["points"][2]["values"]["ttft.p90"]["value"] == plan.best.points[2].value("ttft.p90")
     assert reported["frontiers"]["ttft.p90"][0]["cost_usd"] == plan.frontiers["ttft.p90"][0].cost_usd

@@ -64,7 +64,7 @@ def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     ran = [c for c in plan.choices if c.status in (Status.RANKED, Status.SCOUTED)]
     body = ["", *re.findall(r"<tbody>(.*?)</tbody>", box)]
     assert body[1].count("<tr") == len(ran)
-    assert body[2].count("<tr") == len(plan.regions)
+    assert body[2].count("<tr") == len(plan.excluded_groups)
     assert body[3].count("<tr") == len(plan.choices) - len(ran)
     assert "bound: 900 req/$" in box
     assert "the weights need 61.2 GB" in box
@@ -136,7 +136,7 @@ def test_excluded_choices_are_counted_by_reason_and_settings(studies, page) -> N
             axes = ((reported["axes"][a], value_a), (reported["axes"][b], value_b))
             values = {axis["key"]: axis["values"][i] for axis, i in axes}
             alike = [c for c in out if all(str(c.settings[key]) == value for key, value in values.items())]
-            alike = [c for c in alike if c.exclusion.region == reported["reasons"][reason][0]]
+            alike = [c for c in alike if c.exclusion.group == reported["reasons"][reason][0]]
             assert len(alike) == count
             assert reported["reasons"][reason][1] in {c.exclusion.reason for c in out}
 

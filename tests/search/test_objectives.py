@@ -76,7 +76,7 @@ def test_given_replicas_are_taken_as_they_are():
     for choice in plan.choices:
         assert choice.gpus == choice.settings["deployment.replicas"]
         assert (choice.status is Status.REJECTED) == (choice.gpus < auto)
-        assert choice.status is not Status.REJECTED or (choice.exclusion.reason and choice.exclusion.region)
+        assert choice.status is not Status.REJECTED or (choice.exclusion.reason and choice.exclusion.group)
 
 
 @pytest.mark.parametrize("name", ["cost_at_rate", "fewest_gpus"])
@@ -85,7 +85,7 @@ def test_a_rate_that_takes_too_many_gpus_is_rejected(name):
     assert ask(bench(question(name, rate_rps=RATE, max_gpus=need)), ONE).best.gpus == need
     plan = ask(bench(question(name, rate_rps=RATE, max_gpus=need - 1)), ONE)
     assert plan.best is None
-    assert plan.choices[0].exclusion.region == f"takes more than {need - 1} GPUs"
+    assert plan.choices[0].exclusion.group == f"takes more than {need - 1} GPUs"
     assert str(need - 1) in plan.choices[0].exclusion.reason
 
 
@@ -115,7 +115,7 @@ def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
     sent = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
     [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.exclusion.region == "breaks queueing_delay.p90 at the rate"
+    assert choice.exclusion.group == "breaks queueing_delay.p90 at the rate"
 
 
 def test_a_makespan_is_the_end_of_the_batch():
@@ -165,7 +165,7 @@ def test_a_batch_that_is_not_served_completely_is_rejected():
     sent = replace(question("makespan", requests=200), slo_limits=SloLimits(()))
     [choice] = ask(bench(sent, build=Short()), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.exclusion.region == "does not serve all requests"
+    assert choice.exclusion.group == "does not serve all requests"
 
 
 def test_the_energy_of_an_output_token_is_power_over_tokens():

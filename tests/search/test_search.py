@@ -142,7 +142,7 @@ def test_choices_stand_in_order_and_add_up():
     assert plan.effort.pruned == standings.count(Status.PRUNED)
     assert plan.effort.simulations == sum(choice.simulations for choice in plan.choices)
     assert plan.effort.requests == sum(choice.requests for choice in plan.choices)
-    assert sum(region.count for region in plan.regions) == plan.effort.pruned + plan.effort.rejected
+    assert sum(group.count for group in plan.excluded_groups) == plan.effort.pruned + plan.effort.rejected
     assert 1 <= plan.tied <= 3
     for choice in plan.choices:
         assert choice.status is not Status.RANKED or choice.at.satisfied
@@ -157,9 +157,9 @@ def test_what_cannot_be_is_rejected_with_its_reason():
     reasons = {(c.settings["deployment.model"], c.settings["deployment.gpu"]): c for c in plan.choices}
     for gpu in ("L4", "H100"):
         assert reasons["llama-3-70b", gpu].status is Status.REJECTED
-        assert reasons["llama-3-70b", gpu].exclusion.region == "does not fit in memory"
+        assert reasons["llama-3-70b", gpu].exclusion.group == "does not fit in memory"
     slow = reasons["llama-3-8b", "L4"]
-    assert (slow.status, slow.exclusion.region) == (Status.REJECTED, "breaks tbt.p99 when idle")
+    assert (slow.status, slow.exclusion.group) == (Status.REJECTED, "breaks tbt.p99 when idle")
     assert "idle" in slow.exclusion.reason
     assert plan.best.settings["deployment.gpu"] == "H100"
 
@@ -181,7 +181,7 @@ def test_no_deployment_takes_more_gpus_than_available():
         assert fits == (choice.status is not Status.REJECTED)
         if choice.settings["deployment.replicas"] == "fill":
             assert choice.gpus == 4
-    assert [c.exclusion.region for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
+    assert [c.exclusion.group for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
 
 
 def test_other_bounds_of_a_limit_are_reported_and_the_requested_one_gives_the_best():

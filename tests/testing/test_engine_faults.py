@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import socket
 import urllib.request
 
 import aiohttp
@@ -173,13 +175,30 @@ def test_health_can_fail_and_a_restart_clears_the_engine():
                     assert answer.status == status
             port = server.port
             waiting = asyncio.create_task(ask(session, server, max_tokens=4000))
-            await asyncio.sleep(0.05)
+            while not server.log.entries:  # noqa: ASYNC110 - the engine is looked at
+                await asyncio.sleep(0.005)
             await server.restart()
             assert (await waiting).error is not None
             assert (server.port, server.restarts, server.clocked.batch.tokens) == (port, 1, 0)
             assert (await ask(session, server)).tokens == 12
             assert [e.finished for e in server.log.entries] == ["died", "finished"]
             assert server.log.others == ["GET /health"] * 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_client_that_connects_as_the_engine_dies_loses_its_connection(turns):
+    """Whatever turn of the loop it is in: the socket may be accepted and not yet have a transport."""
+
+    async def run():
+        async with EngineServer(SPEC) as server:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await server.die()
+                with contextlib.suppress(ConnectionResetError):
+                    assert client.recv(1) == b""
 
     asyncio.run(run())
 

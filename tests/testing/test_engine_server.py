@@ -234,14 +234,17 @@ def test_probes_find_the_kind(kind, engine):
 
 
 def test_metrics_keys_and_aborts():
-    spec = EngineSpec(steps=LinearSteps(0.002, 0, 0), limits=Limits(max_num_seqs=2), api_key="secret")
+    spec = EngineSpec(steps=LinearSteps(0.02, 0, 0), limits=Limits(max_num_seqs=2), api_key="secret")
 
     async def test(session, server):
         assert (await ask(session, server))[0] == 401
         key = {"Authorization": "Bearer secret"}
         fields = {"max_tokens": 500, "ignore_eos": True, "headers": key}
         tasks = [asyncio.create_task(ask(session, server, request_id=f"r{i}", **fields)) for i in range(4)]
-        await asyncio.sleep(0.05)
+        while server.slots_in_use < 4:  # noqa: ASYNC110 - the engine is looked at
+            await asyncio.sleep(0.005)
+        while server.clocked.batch.running < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
         async with session.get(server.url + "/metrics") as answer:
             text = await answer.text()
         assert 'vllm:num_requests_running{engine="0",model_name="toy"} 2.0' in text
@@ -262,7 +265,7 @@ def test_metrics_keys_and_aborts():
     served(test, spec)
 
 
-def test_the_emulated_engine_matches_the_simulator():
+def test_the_emulated_engine_matches_the_simulator(stalls):
     """Arrivals as they came, simulated: equal engine times. Half of the clients see theirs within 50 ms of it."""
     limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=300)
     deployed = deploy("opt-125m", "A100-80GB", limits=limits, num_blocks=30)
@@ -284,7 +287,7 @@ def test_the_emulated_engine_matches_the_simulator():
         due = sorted(started_s + entry.finished_s / spec.speed for entry in server.log.entries)
         gaps = np.array(sorted(late)) - np.array(due)
         assert gaps.min() > -1e-6
-        assert np.median(gaps) < 0.05
+        assert np.median(gaps) < 0.05 + stalls.lost_s
         return server.log.entries
 
     entries = served(test, spec)
@@ -319,7 +322,7 @@ def test_as_a_process():
 
             texts = asyncio.run(exchange())
             assert texts[0] == texts[1]
-            assert process.wait(timeout=10) == 137
+            assert process.wait(timeout=60) == 137
         finally:
             process.kill()
 

@@ -247,6 +247,7 @@ def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(
     assert outcome.summary.ttft_s.mean.value == pytest.approx(claimed, rel=0.3)
 
 
+@pytest.mark.slow
 def test_variants_are_questions_and_their_winners_are_swapped():
     text = SMALL + '[[variants]]\nname = "short"\n[[variants]]\nname = "long"\nworkload.osl = 200\n'
     with search.threads(2) as workers:

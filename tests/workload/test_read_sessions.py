@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lengthwise.predict import samples_of
 from lengthwise.schema.errors import TraceError
 from lengthwise.workload import read
 from lengthwise.workload.session_rows import Recorded, recorded_calls, workload_of
@@ -78,9 +79,28 @@ def test_agentic_rows_wait_for_others(tmp_path):
     assert parents(w) == [[], [0], [0], [1, 2], []]
     assert w.after.delay_s.tolist() == [0, 0.025, 1.5005, 0, 0]
     assert w.extra["session"].tolist() == [0, 0, 0, 0, 1]
-    assert w.extra["turn"].tolist() == [0, 1, 2, 3, 0]
+    assert w.extra["turn"].tolist() == [0, 1, 1, 2, 0]
     assert w.prefixes.block_ids.tolist() == [1, 2, 1, 4, 1, 4, 1, 4, 1, 3]
     assert (w.prefixes.turns == -1).all()
+
+
+def test_agentic_rows_without_a_session_join_that_of_the_row_that_they_wait_for(tmp_path):
+    rows = (
+        row(0, 600, 9, request_id="a", hash_ids=[1, 2]),
+        row(10, 700, 9, request_id="b", hash_ids=[1, 3]),
+        row(None, 900, 8, request_id="c", hash_ids=[1, 2, 4][:2], wait_for=["a"], delay=20),
+        row(None, 950, 7, request_id="d", hash_ids=[1, 4], wait_for=["b", "c"]),
+    )
+    w = read(put(tmp_path, "a.jsonl", *rows))
+    session, turn = w.extra["session"], w.extra["turn"]
+    a, c, b, d = (int(np.flatnonzero(w.prompt_tokens == one)[0]) for one in (600, 900, 700, 950))
+    assert session[a] == session[c] == session[d] != session[b]
+    assert turn[[a, c, d, b]].tolist() == [0, 1, 2, 0]
+    assert (w.prefixes.turns == -1).all()  # hash_ids say what prompts share
+    assert w.previous_turn[[a, c, d, b]].tolist() == [-1, a, c, -1]
+    earlier = samples_of(w).prompts.earlier_tokens
+    assert earlier[[c, d], -1].tolist() == [9, 8]
+    assert earlier[d, -2] == 9
 
 
 def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
@@ -187,9 +207,8 @@ def test_conversations_become_turns(tmp_path):
 
 def span(start_s: float, end_s: float, prompt: int, output: int, trace: str = "t", **attributes) -> dict:
     given = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": output} | attributes
-    values = [
-        {"key": k, "value": {"intValue": str(v)} if type(v) is int else {"stringValue": v}} for k, v in given.items()
-    ]
+    kinds = {int: lambda v: {"intValue": str(v)}, list: lambda v: {"arrayValue": {"values": v}}}
+    values = [{"key": k, "value": kinds.get(type(v), lambda v: {"stringValue": v})(v)} for k, v in given.items()]
     times = {"startTimeUnixNano": str(int(start_s * 1e9)), "endTimeUnixNano": str(int(end_s * 1e9))}
     return {"traceId": trace, "spanId": "s", "name": "chat", "attributes": values} | times
 
@@ -211,6 +230,24 @@ def test_spans_of_a_trace_wait_for_those_that_ended_before(tmp_path):
     assert parents(w) == [[], [0], [0], [0, 1, 2], []]
     assert w.after.delay_s.tolist() == [0, 1, 1.5, 1, 0]
     assert w.prefixes.turns.tolist() == [-1, 0, 0, 0, -1]
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_longer_prompt_of_other_messages_continues_nothing(tmp_path, as_text):
+    def messages(*texts: str) -> dict:
+        found = [{"role": "user", "parts": [{"type": "text", "content": text}]} for text in texts]
+        return {"gen_ai.input.messages": json.dumps(found) if as_text else found}
+
+    calls = (
+        span(100, 101, 50, 10, **messages("plan")),
+        span(102, 103, 70, 5, **messages("plan", "more")),
+        span(104, 105, 90, 5, **messages("summarize")),
+        span(106, 107, 110, 5),
+        span(108, 109, 120, 5, **{"gen_ai.input.messages": '[{"role": "us'}),
+    )
+    w = read(put(tmp_path, "spans.jsonl", otlp(*calls)))
+    assert parents(w) == [[], [0], [1], [2], [3]]
+    assert w.prefixes.turns.tolist() == [-1, 0, -1, 2, 3]  # without complete messages the lengths decide
 
 
 def test_single_spans_and_conversation_ids(tmp_path):

@@ -81,6 +81,7 @@ def vllm_launch(
         "--enable-prefix-caching": d.limits.enable_prefix_caching,
         "--no-enable-prefix-caching": not d.limits.enable_prefix_caching,
         "--kv-offloading-size": f"{offloading.size_gb * GB / GIB:g}" if offloading and offloading.size_gb else None,
+        "--kv-transfer-config": _storage_config() if d.storage_blocks else None,
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
     }
@@ -133,8 +134,26 @@ def _offloading_notes(d: Deployment) -> Iterator[str]:
     offloading = d.limits.kv_offloading
     if offloading and offloading.size_gb and (offloading.load != "always" or offloading.outputs):
         yield "vLLM loads all that CPU memory has of a prompt, and stores blocks of prompts only."
+    if not d.storage_blocks:
+        return
+    assert offloading
+    assert offloading.storage
+    where = "one file system on all replicas' machines" if offloading.storage.shared else "a disk of the machine"
+    yield f"Mount {where} at {STORAGE_FOLDER} before the start; vLLM keeps blocks of the KV cache there as files."
+    if offloading.storage.size_gb < math.inf:
+        yield (
+            f"vLLM never deletes these files. Delete the least recently used ones yourself to stay within "
+            f"{offloading.storage.size_gb:g} GB."
+        )
 
 
+def _storage_config() -> str:
+    tier = {"type": "fs", "root_dir": STORAGE_FOLDER}
+    extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
+    return json.dumps({"kv_connector_extra_config": extra})
+
+
+STORAGE_FOLDER = "/mnt/kv-cache"
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
 CONNECTOR = "NixlConnector"
 PHASES_NOTE = (

@@ -190,8 +190,11 @@ def build(record: type[Record], table: Mapping[str, Any], where: str) -> Record:
         raise InputError(f"{where} must give {', '.join(missing)}; it gives {', '.join(table) or 'nothing'}")
     if unknown := [name for name in table if name not in known]:
         raise InputError(f"{where} has no key {', '.join(unknown)}; its keys are {', '.join(known)}")
-    hints = get_type_hints(record)
+    hints = _hints(record)  # type: ignore[arg-type]
     return record(**{name: _value(value, hints[name], f"{where}: {name}") for name, value in table.items()})
+
+
+_hints = cache(get_type_hints)
 
 
 def _value(value: Any, hint: Any, where: str) -> Any:

@@ -44,8 +44,8 @@ def run(
         list[str] | None,
         Option(
             metavar="NAME",
-            help="Fit only this: work, prefill, decode, comm, host_step, host_sequence, client, masked; repeatable. "
-            "Dense masks are then only fitted if named.",
+            help="Fit only this: work, prefill, context, decode, comm, host_step, host_sequence, client, masked; "
+            "repeatable. Dense masks are then only fitted if named.",
         ),
     ] = None,
     masks: Annotated[

@@ -13,13 +13,13 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.explain import Explanation, Fit, RequestExplanation, Step
+    from lengthwise.usecases.explain import Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
 Examples:
   lengthwise explain examples/chat-70b.toml --set deployment.tp=2
-  lengthwise explain examples/multi-turn.toml --request 17
+  lengthwise explain examples/multi-turn.toml --variant "prefix cache" --request 17
 """
 
 
@@ -27,6 +27,7 @@ def run(
     scenario_file: ScenarioFile,
     *,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=2")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
     request: Annotated[
         int | None,
@@ -43,14 +44,16 @@ def run(
     from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
+    if variant is not None:
+        scenario = scenario.only(variant)
     options.print_notes(scenario.notes)
     if request is not None:
-        for variant in build(scenario):
-            show_request(variant, explain_request(variant, request, scenario.run.seed))
+        for one in build(scenario):
+            show_request(one, explain_request(one, request, scenario.run.seed))
         return
     shown: list[tuple[tuple[object, ...], str]] = []
-    for variant in build(scenario):
-        found, sections = explain(variant), variant.scenario
+    for one in build(scenario):
+        found, sections = explain(one), one.scenario
         # Everything that the page shows but the scheduler, of which only its memory policy has an effect here.
         page = (
             sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits, found.by_prediction
@@ -59,10 +62,10 @@ def run(
         if shown:
             typer.echo()
         if same is not None:
-            print_properties(variant.name, [("scheduler", _scheduler(variant)), ("the rest", f"as {same}")])
+            print_properties(one.name, [("scheduler", _scheduler(one)), ("the rest", f"as {same}")])
             continue
-        show(variant, found)
-        shown.append((page, variant.name))
+        show(one, found)
+        shown.append((page, one.name))
 
 
 def show_request(variant: Variant, found: RequestExplanation) -> None:
@@ -87,6 +90,7 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
     if use.loaded_tokens:
         loaded = f"{use.loaded_tokens:,} tokens from CPU memory in {duration(use.load_s)}, "
         loaded += f"{use.loaded_tokens / found.prompt_tokens:.0%} of the prompt"
+        loaded += f", {use.storage_tokens:,} of them read from storage before" if use.storage_tokens else ""
         loaded += f"; with the cached ones{saved.removeprefix(';')}" if use.cached_tokens else saved
     previous = f" (the turn before: replica {found.previous_replica})" if found.previous_replica >= 0 else ""
 
@@ -193,7 +197,7 @@ def _predictor(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def _fit_row(fit: Fit, max_num_seqs: int) -> tuple[str, str, str]:
+def _fit_row(fit: LargestBatch, max_num_seqs: int) -> tuple[str, str, str]:
     limit = "KV cache" if fit.by_memory < max_num_seqs else "max_num_seqs"
     reserved = f", {fit.reserved_tokens:,} tokens reserved for each" if fit.reserved_tokens else ""
     note = f" (memory would fit {fit.by_memory:,}{reserved})" if fit.by_memory > fit.seqs else reserved

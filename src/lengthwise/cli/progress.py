@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 
-COMPILE_S = 60
+COMPILE_S = 30
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class ObservedSection(Section):
 
 
 class LengthSection(Section):
-    """A distribution under the key ``output``, whose kinds ``validation`` knows by this key."""
+    """Wraps one distribution for ``validation``, which finds the kinds of a distribution by its key."""
 
     output: Length
 

@@ -307,9 +307,21 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
     raise_if_any(problems, source, overridden)
     assert scenario is not None  # None only with problems
+    for path in overridden:
+        if own := [repr(variant.name) for variant in scenario.variants if _has(variant.overrides, path)]:
+            notes.append(
+                f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
+            )
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
+    caches = [scenario.engine.model_dump(), *(v.engine for v in scenario.variants)]
+    spaces = [] if scenario.search is None else [scenario.search.space, *scenario.search.any_of]
+    varied = any(key.endswith("enable_prefix_caching") for space in spaces for key in flat(space))
+    if not (cached or varied) and any(one.get("prefix_cache", "vllm") != "vllm" for one in caches):
+        notes.append(
+            "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
+        )
     workload = scenario.workload
     if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(
@@ -317,6 +329,10 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
         )
     return scenario.with_origin(source, folder, notes)
+
+
+def _has(table: Any, path: KeyPath) -> bool:
+    return not path or (isinstance(table, dict) and path[0] in table and _has(table[path[0]], path[1:]))
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:

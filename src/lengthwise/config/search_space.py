@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from lengthwise import search
 from lengthwise.config.files import Table, merged
 from lengthwise.config.sections import DeploymentSection, EngineSection, SchedulerSection, SearchSection
 from lengthwise.config.validation import Problem, validated
@@ -13,7 +14,6 @@ from lengthwise.config.values import Section, seconds
 from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Limit
-from lengthwise.search import Space, check_limit
 
 _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
 _SECTIONS |= {"scheduler": SchedulerSection}
@@ -51,13 +51,13 @@ def limit_names(table: Mapping[str, Any]) -> Table:
     return out
 
 
-def space_of(section: SearchSection) -> Space:
+def space_of(section: SearchSection) -> search.Space:
     """Return the search space of [search]. An axis with a single value may be given without a list."""
 
     def axes(table: Table) -> dict[str, tuple[Any, ...]]:
         return {key: tuple(_values(values)) for key, values in table.items()}
 
-    return Space(axes(section.space), tuple(map(axes, section.any_of)))
+    return search.Space(axes(section.space), tuple(map(axes, section.any_of)))
 
 
 def limits_of(section: SearchSection) -> tuple[Limit, ...]:
@@ -93,8 +93,8 @@ def space_problems(settings: Table) -> list[Problem]:
             else:
                 reasons = [text for value in _values(values) for text in _reasons_against(key, value)]
                 found += [Problem((*path, key), text) for text in reasons]
-    search = settings.get("search")
-    limits = search.get("limits") if isinstance(search, dict) else None
+    section = settings.get("search")
+    limits = section.get("limits") if isinstance(section, dict) else None
     for metric, bound in limits.items() if isinstance(limits, dict) else ():
         try:
             _limit(metric, bound)
@@ -104,11 +104,11 @@ def space_problems(settings: Table) -> list[Problem]:
 
 
 def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
-    search = settings.get("search")
-    if not isinstance(search, dict):
+    section = settings.get("search")
+    if not isinstance(section, dict):
         return []
-    parts = search.get("any_of")
-    spaces: list[tuple[tuple[str, ...], Any]] = [(("search", "space"), search.get("space"))]
+    parts = section.get("any_of")
+    spaces: list[tuple[tuple[str, ...], Any]] = [(("search", "space"), section.get("space"))]
     listed = parts if isinstance(parts, list) else []
     spaces += [(("search", "any_of", str(at)), part) for at, part in enumerate(listed)]
     return [(path, axes) for path, axes in spaces if isinstance(axes, dict)]
@@ -127,7 +127,7 @@ def _limit(metric: str, bound: Any) -> Limit:
     value = seconds(bound)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'must be a number or a text with a unit ("200ms"); it is {bound!r}')  # noqa: TRY004
-    return check_limit(Limit(metric, float(value), at_least=metric in LOWER_BOUNDED))
+    return search.check_limit(Limit(metric, float(value), at_least=metric in LOWER_BOUNDED))
 
 
 def _values(axis: Any) -> list[Any]:

@@ -30,7 +30,7 @@ from lengthwise.config.values import (
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
-from lengthwise.schema.deployment import KVOffloading
+from lengthwise.schema.deployment import KVOffloading, KVStorage
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -276,6 +276,16 @@ class DeploymentSection(Section):
         return host
 
 
+class KVStorageTable(Section):
+    """Storage behind the CPU memory: a disk, a file system, or memory of another machine."""
+
+    size_gb: Annotated[NotNan, Field(ge=0)] = KVStorage.size_gb  # of one replica, or of all if shared; inf: no limit
+    read_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.read_gb_per_s  # of one replica's link to it
+    write_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.write_gb_per_s
+    latency: Wait = 0.0  # of each read and of each write
+    shared: bool = False  # replicas find what others have written
+
+
 class KVOffloadingTable(Section):
     """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
 
@@ -284,6 +294,7 @@ class KVOffloadingTable(Section):
     latency: Wait = 0.0  # of each load and of each store
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
     outputs: bool = False  # store blocks of outputs, too, when their request ends
+    storage: KVStorageTable | None = None  # behind the CPU memory
 
 
 class EngineSection(Section):

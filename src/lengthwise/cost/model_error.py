@@ -20,6 +20,7 @@ LEVEL = 0.9
 MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
 _NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
+CONTEXT = "context"  # prefill attention beyond that of the same chunk without context
 FIT_ERROR_LIMIT = 0.2
 """Results warn of the fit of an operator whose median error on held-out rows is larger."""
 _DESIGNS = 200
@@ -50,8 +51,10 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
         return [deployment]
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
     rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
+    context = design(draws, 1, seed + 2)[:, 0].tolist()
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
-    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, each)) for each in normals)]
+    each = (normal | {(CONTEXT, 0): z} for normal, z in zip(normals, context, strict=True))
+    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, one)) for one in each)]
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
@@ -81,6 +84,7 @@ def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part
     found: list[tuple[_Part, PartError]] = []
     for error in errors:
         used = tables.front != Front() if error.part == "front" else error.part == "step"
+        used = used or (error.part == CONTEXT and bool((tables.prefill_s != tables.prefill_s[:, :1]).any()))
         used = used or (error.part in PARTS and bool(np.any(getattr(tables, PARTS[error.part]))))
         if used and max(error.log_sd, error.slow_log_sd or 0.0) > 0:
             found.append(((error.part, sum(part[0] == error.part for part, _ in found)), error))
@@ -88,17 +92,24 @@ def _errors(tables: CostTables, errors: Sequence[PartError]) -> list[tuple[_Part
 
 
 def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_Part, float]) -> CostTables:
+    errors = _errors(tables, tables.evidence.errors or default)
     factor, front = dict.fromkeys(PARTS, 1.0), tables.front
-    for key, error in _errors(tables, tables.evidence.errors or default):
+    context = 1.0 if any(error.part == CONTEXT for _, error in errors) else None
+    for key, error in errors:
         z = normal.get(key, 0.0)
         sd = error.log_sd if z < 0 or error.slow_log_sd is None else error.slow_log_sd
         by = float(np.exp(sd * z))
         if error.part == "front":
             front = Front(front.request_s * by, front.serial_s * float(np.exp(error.log_sd * z)))
             continue
-        for part in PARTS if error.part == "step" else (error.part,):
+        if context is not None and error.part in {CONTEXT, "step"}:
+            context *= by
+        for part in PARTS if error.part == "step" else {error.part} - {CONTEXT}:
             factor[part] *= by
     seconds = {PARTS[part]: getattr(tables, PARTS[part]) * by for part, by in factor.items() if by != 1.0}
+    if context is not None:
+        own_s = tables.prefill_s[:, :1]
+        seconds["prefill_s"] = own_s * factor["prefill"] + (tables.prefill_s - own_s) * context
     other = tables.other
     if other is not None:
         other = replace(other, tables=_scaled(other.tables, tables.evidence.errors, normal))

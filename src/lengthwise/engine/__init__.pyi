@@ -3,6 +3,7 @@ from .deployment_builder import deploy as deploy
 from .deployment_builder import disaggregate as disaggregate
 from .deployment_builder import kv_transfer_over as kv_transfer_over
 from .outcome import gap_edges as gap_edges
+from .setup import check_router as check_router
 from .simulation import on_compile as on_compile
 from .simulation import ready as ready
 from .simulation import simulate as simulate

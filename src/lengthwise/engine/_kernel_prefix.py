@@ -234,8 +234,14 @@ def set_router_arrays(S, i):
 
 
 @jit
-def previous_replica(S, i, first, replicas):
-    """Return the number of the replica of request ``i``'s turn before among those of a side, or -1 if it has none."""
-    before = S.previous_turn[i]
-    number = S.results[before].replica - first if before >= 0 else -1
-    return number if number < replicas else -1
+def previous_replica(routed, previous_turn, i):
+    """Return the replica of the last turn before request ``i`` that a side's router has placed, or -1 if there is none.
+
+    ``routed`` and ``previous_turn`` are empty if the router does not ask.
+    """
+    if len(previous_turn) == 0:
+        return -1
+    before = previous_turn[i]
+    while before >= 0 and routed[before] < 0:
+        before = previous_turn[before]
+    return routed[before] if before >= 0 else -1

@@ -28,7 +28,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
-from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended
+from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended, wake
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
@@ -403,7 +403,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     for k in range(S.params[0].decode_replicas):
         D.decode_free_blocks[k] = S.replicas[first + k].free_blocks
     to = router(
-        q.index, a, b, S.prompt[q.index], previous_replica(S, q.index, first, S.params[0].decode_replicas),
+        q.index, a, b, S.prompt[q.index], previous_replica(D.routed, D.previous_turn, q.index),
         S.params[1].total_blocks, D.decode_waiting, D.decode_running, D.decode_outstanding, D.decode_free_blocks,
         S.no_tokens, S.no_tokens,
     )  # fmt: skip
@@ -411,6 +411,8 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
         S.counters[0].problem = BAD_DECODE_ROUTE
         S.counters[0].problem_value = to
         return
+    if len(D.routed) > 0:
+        D.routed[q.index] = to
     move_load(S, q, r, first + to)
     S.waiting[first + to] += 1
     requeue(S, first + to, now_s, slot, rank)
@@ -472,7 +474,13 @@ def _transfer_end_s(S, r, q, now_s):
 
 @jit_cold
 def end_transfer(S, D, i):
-    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory."""
+    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
+
+    Numbers from the number of requests on wake the replica of a deferred request.
+    """
+    if i >= len(S.results):
+        wake(S, i - len(S.results))
+        return
     if S.params[0].offload_blocks > 0 and S.offloads[i].state == LOADING:
         end_load(S, i)
         return

@@ -1,4 +1,4 @@
-"""CPU memory behind the prefix cache: loads before admission, stores of computed blocks, and their recency.
+"""CPU memory and storage behind the prefix cache: loads before admission, stores of computed blocks, and their recency.
 
 ``_reference_state.Tier`` states the rules. Row ``params.tier_row`` + r of the pools is the tier of replica r: all its
 chunks are in the list of its evictable blocks, the least recently used first, and ``holders`` counts their loads. A
@@ -12,9 +12,15 @@ from lengthwise.cost._lookup import entry, merged_prefills, prefill_attention
 from lengthwise.engine._kernel_contents import NONE, place_of
 from lengthwise.engine._kernel_prefix import add_content, append, cache_blocks, uncache, unlink
 from lengthwise.engine._kernel_queue import note_overdue_time, push_event, queue_push
+from lengthwise.engine.kernel_layout import MAX_READS
 
 LOADING, LOADED, FOUND = 1, 2, 3
 """States of a load. FOUND: the loaded blocks are in the GPU's prefix cache."""
+USED, READ = 1, 3
+"""Values of ``State.is_used``. READ: read from storage, which is a use, too."""
+PRESENT, ENTERING = 1, 2
+"""States of a node in storage. ENTERING: there will be a chunk if there is room."""
+INFINITY = float("inf")
 
 
 @jit_cold
@@ -22,18 +28,20 @@ def start_load(S, r, slot, first, end, now_s):
     """Start the load of blocks ``first`` to ``end`` of a request that has left the queue and taken its blocks."""
     q, params, tier = S.slots[slot], S.params[0], S.tiers[r]
     load, result = S.offloads[q.index], S.results[q.index]
-    end_s = _load_end_s(S, r, q.index, first, end, now_s)
+    end_s = max(now_s, tier.loads_until_s) + (params.offload_latency_s + (end - first) * params.offload_block_s)
     _count_loads(S, r, q.index, first, end, 1)
     _move_to(S, q.index, r)
-    tier.reads_until_s = end_s
+    tier.loads_until_s = end_s
     load.state = LOADING
     load.slot = slot
     load.load_first = first
     load.load_end = end
     load.stored = end
     load.offered = max(load.offered, end)
-    for k in range(first, end):
-        S.is_used[S.request_blocks_start[q.index] + k] = 1
+    read = 0
+    for k in range(S.request_blocks_start[q.index] + first, S.request_blocks_start[q.index] + end):
+        read += S.is_used[k] == READ
+        S.is_used[k] |= USED
     q.queued_for_s += now_s - q.queued_at_s
     q.queued_at_s = end_s
     S.replicas[r].deadline_s = min(S.replicas[r].deadline_s, q.arrival_s + params.timeout_s)
@@ -43,6 +51,7 @@ def start_load(S, r, slot, first, end, now_s):
     if q.admission < 0:
         result.cached_tokens = q.prefilled
         result.loaded_tokens = min(end * params.block_size, q.context - 1) - q.prefilled
+        result.storage_tokens = min(read * params.block_size, result.loaded_tokens)
     push_event(S, end_s, len(S.replicas) + q.index)
 
 
@@ -52,40 +61,130 @@ def count_loadable(S, r, q, found, now_s):
 
     The block of the last token can be loaded: then that token alone is computed.
     """
-    params, row, at, passed, deferred = S.params[0], S.params[0].tier_row + r, found, 0, False
-    most, missing = q.context // S.params[0].block_size, False
-    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
-        while at < min(most, passed + S.node_length[run]) and not missing:
-            block = S.cache_table[row, place_of(S, row, S.node_first[run] + at - passed)]
-            if block == NONE:
-                missing = True
-            else:
-                deferred = deferred or S.cached[row, block].holders > 0
-                at += 1
-        if missing:
-            break
-        passed += S.node_length[run]
-    if deferred:
-        return -1
-    if params.load_if_faster == 1 and at > found:
+    params, load = S.params[0], S.offloads[q.index]
+    reads = params.storage_blocks > 0 and load.num_reads < MAX_READS
+    while params.load_if_faster == 1:
+        at, end_s, loads = _estimate_load(S, r, q, found, reads, now_s)
         begin = found * params.block_size
         tokens = min(at * params.block_size, q.context - 1) - begin
-        if _load_end_s(S, r, q.index, found, at, now_s) - now_s >= _prefill_s(S, tokens, begin):
+        if at == found or loads or end_s - now_s < _prefill_s(S, tokens, begin):
+            break
+        if not reads:
             return 0
-    return at - found
+        reads = False
+    read = _read(S, r, q, found, now_s) if reads else 0
+    row, at, passed, loads, ready_s = params.tier_row + r, found, 0, False, now_s
+    most = q.context // params.block_size
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        for k in range(max(at, passed), min(most, passed + S.node_length[run])):
+            block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
+            if block == NONE:
+                break
+            loads = loads or S.cached[row, block].holders > 0
+            ready_s = max(ready_s, S.chunk_ready_s[r, block])
+            at += 1
+        passed += S.node_length[run]
+        if at < passed:
+            break
+    if read > 0 or ready_s > now_s:
+        _move_to(S, q.index, r)
+        if load.wakes == 0:
+            load.wakes = 1
+            push_event(S, ready_s, len(S.replicas) + len(S.results) + q.index)
+        return -1
+    return -1 if loads else at - found
 
 
 @jit_cold
-def _load_end_s(S, r, i, first, end, now_s):
-    """Return when a load of blocks ``first`` to ``end`` of request ``i`` that starts now ends."""
-    params, row, passed = S.params[0], S.params[0].tier_row + r, 0
-    start_s = max(now_s, S.tiers[r].reads_until_s)
-    for run in range(S.node_start[i], S.node_start[i + 1]):
-        for k in range(max(first, passed), min(end, passed + S.node_length[run])):
-            block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
-            start_s = max(start_s, S.chunk_ready_s[r, block])
+def _estimate_load(S, r, q, found, reads, now_s):
+    """Return (the end of the chunks that continue ``found`` blocks, when their load would end, whether others load).
+
+    With ``reads``, chunks of the storage continue them, too. Others are looked for among the first in CPU memory.
+    """
+    params, row, srow, tier = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r]
+    at, passed, read, loads, start_s, most = found, 0, 0, False, now_s, q.context // S.params[0].block_size
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        for k in range(max(at, passed), min(most, passed + S.node_length[run])):
+            node = S.node_first[run] + k - passed
+            block = S.cache_table[row, place_of(S, row, node)]
+            if block != NONE:
+                start_s = max(start_s, S.chunk_ready_s[r, block])
+                loads = loads or (read == 0 and S.cached[row, block].holders > 0)
+            elif reads and _is_stored(S, srow, node, now_s):
+                read += 1
+            else:
+                break
+            at += 1
         passed += S.node_length[run]
-    return start_s + (params.offload_latency_s + (end - first) * params.offload_block_s)
+        if at < passed:
+            break
+    if read > 0:
+        read_s = params.storage_latency_s + read * params.storage_read_block_s
+        start_s = max(start_s, max(now_s, tier.reads_until_s) + read_s)
+    load_s = params.offload_latency_s + (at - found) * params.offload_block_s
+    return at, max(start_s, tier.loads_until_s) + load_s, loads
+
+
+@jit
+def _storage_row(S, r):
+    return 0 if S.params[0].storage_shared == 1 else r
+
+
+@jit
+def _is_stored(S, srow, node, now_s):
+    return S.stored[srow, node].state == PRESENT and S.stored[srow, node].ready_s <= now_s
+
+
+@jit_cold
+def _read(S, r, q, found, now_s):  # noqa: C901  two passes over a request's blocks
+    """Start to read what only the storage has of the chunks that continue ``found`` blocks. Return their number."""
+    params, row, srow, tier = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r]
+    at, passed, read, most = found, 0, 0, q.context // S.params[0].block_size
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        for k in range(max(at, passed), min(most, passed + S.node_length[run])):
+            node = S.node_first[run] + k - passed
+            if S.cache_table[row, place_of(S, row, node)] == NONE:
+                if not _is_stored(S, srow, node, now_s):
+                    break
+                if not _evict(S, r, 1 - (params.offload_blocks - S.pools[row].evictable), now_s):
+                    break
+                _enter(S, r, node, INFINITY)
+                read += 1
+            at += 1
+        passed += S.node_length[run]
+        if at < passed:
+            break
+    if read == 0:
+        return 0
+    end_s = max(now_s, tier.reads_until_s) + (params.storage_latency_s + read * params.storage_read_block_s)
+    tier.reads_until_s = end_s
+    load, base = S.offloads[q.index], S.request_blocks_start[q.index]
+    _move_to(S, q.index, r)
+    load.num_reads += 1
+    load.offered = max(load.offered, at)
+    passed = 0
+    for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
+        passed += S.node_length[run]
+    for run in range(S.node_start[q.index + 1] - 1, S.node_start[q.index] - 1, -1):
+        passed -= S.node_length[run]
+        for k in range(min(at, passed + S.node_length[run]) - 1, max(found, passed) - 1, -1):
+            node = S.node_first[run] + k - passed
+            block = S.cache_table[row, place_of(S, row, node)]
+            if block != NONE and S.chunk_ready_s[r, block] == INFINITY:
+                S.chunk_ready_s[r, block] = end_s
+                S.chunk_busy_until_s[r, block] = end_s
+                S.is_used[base + k] = READ
+                S.stored[srow, node].busy_until_s = max(S.stored[srow, node].busy_until_s, end_s)
+                _unlink_stored(S, srow, node)
+                _append_stored(S, srow, node)
+    return read
+
+
+@jit
+def wake(S, i):
+    """Let the replica of a deferred request form a step."""
+    S.offloads[i].wakes = 0
+    S.pending[S.offloads[i].replica] = 1
 
 
 @jit_cold
@@ -252,7 +351,7 @@ def _touch(S, r, i):
         passed -= S.node_length[run]
         for k in range(min(load.offered, passed + S.node_length[run]) - 1, passed - 1, -1):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
-            if block != NONE and S.is_used[base + k] == 1:
+            if block != NONE and S.is_used[base + k] != 0:
                 unlink(S, row, block)
                 append(S, row, block)
 
@@ -270,7 +369,7 @@ def _store(S, r, i, tokens, now_s, computed_s):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
             new += block == NONE
             if block == NONE or S.chunk_ready_s[r, block] <= now_s:
-                S.is_used[base + k] = 1
+                S.is_used[base + k] |= USED
         passed += S.node_length[run]
     _count_loads(S, r, i, load.stored, end, 1)  # So that they are not evicted here.
     fits = _evict(S, r, new - (S.params[0].offload_blocks - S.pools[row].evictable), now_s)
@@ -279,24 +378,116 @@ def _store(S, r, i, tokens, now_s, computed_s):
         return
     if new > 0:
         tier = S.tiers[r]
-        start_s = max(computed_s, tier.writes_until_s)
-        tier.writes_until_s = start_s + (S.params[0].offload_latency_s + new * S.params[0].offload_block_s)
+        start_s = max(computed_s, tier.stores_until_s)
+        tier.stores_until_s = start_s + (S.params[0].offload_latency_s + new * S.params[0].offload_block_s)
         _insert(S, r, i, load.stored, end)
+        _write(S, r, i, load.stored, end, now_s)
     load.stored = end
 
 
 @jit_cold
 def _insert(S, r, i, first, end):
+    """Enter the chunks that a store brings. Until ``_write`` has done its part they are busy without end."""
     row, passed = S.params[0].tier_row + r, 0
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(first, passed), min(end, passed + S.node_length[run])):
             node = S.node_first[run] + k - passed
             if S.cache_table[row, place_of(S, row, node)] == NONE:
-                block = add_content(S, row, node)
-                S.cached[row, block].holders = 0
-                S.chunk_ready_s[r, block] = S.tiers[r].writes_until_s
-                append(S, row, block)
+                _enter(S, r, node, S.tiers[r].stores_until_s)
         passed += S.node_length[run]
+
+
+@jit
+def _enter(S, r, node, ready_s):
+    row = S.params[0].tier_row + r
+    block = add_content(S, row, node)
+    S.cached[row, block].holders = 0
+    S.chunk_ready_s[r, block] = ready_s
+    S.chunk_busy_until_s[r, block] = INFINITY
+    append(S, row, block)
+
+
+@jit_cold
+def _write(S, r, i, first, end, now_s):
+    """Write the chunks that ``_insert`` has entered to the storage, if it does not have them and has room."""
+    params, row, srow, tier, missing = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r], 0
+    passed, busy_until_s = 0, tier.stores_until_s
+    for run in range(S.node_start[i], S.node_start[i + 1]):
+        for k in range(max(first, passed), min(end, passed + S.node_length[run])):
+            node = S.node_first[run] + k - passed
+            block = S.cache_table[row, place_of(S, row, node)]
+            is_new = params.storage_blocks > 0 and S.chunk_busy_until_s[r, block] == INFINITY
+            if is_new and S.stored[srow, node].state != PRESENT:
+                S.stored[srow, node].state = ENTERING
+                missing += 1
+        passed += S.node_length[run]
+    fits = missing > 0 and _evict_stored(S, srow, missing, now_s)
+    if fits:
+        write_s = params.storage_latency_s + missing * params.storage_write_block_s
+        busy_until_s = max(busy_until_s, tier.writes_until_s) + write_s
+        tier.writes_until_s = busy_until_s
+    for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
+        passed -= S.node_length[run]
+        for k in range(min(end, passed + S.node_length[run]) - 1, max(first, passed) - 1, -1):
+            node = S.node_first[run] + k - passed
+            block = S.cache_table[row, place_of(S, row, node)]
+            if S.chunk_busy_until_s[r, block] == INFINITY:
+                S.chunk_busy_until_s[r, block] = busy_until_s
+            if params.storage_blocks > 0 and S.stored[srow, node].state == ENTERING:
+                S.stored[srow, node].state = PRESENT if fits else 0
+                if fits:
+                    S.stored[srow, node].ready_s = busy_until_s
+                    S.stored[srow, node].busy_until_s = busy_until_s
+                    _append_stored(S, srow, node)
+
+
+@jit_cold
+def _evict_stored(S, srow, count, now_s):
+    """Evict the least recently used chunks of the storage until ``count`` fit. Return False if too few are idle."""
+    pool, idle = S.storages[srow], 0
+    short = count - (S.params[0].storage_blocks - pool.chunks)
+    node = pool.oldest
+    while node != NONE and idle < short:
+        idle += S.stored[srow, node].busy_until_s <= now_s
+        node = S.stored[srow, node].next
+    if idle < short:
+        return False
+    node = pool.oldest
+    while short > 0:
+        after = S.stored[srow, node].next
+        if S.stored[srow, node].busy_until_s <= now_s:
+            _unlink_stored(S, srow, node)
+            S.stored[srow, node].state = 0
+            short -= 1
+        node = after
+    return True
+
+
+@jit
+def _unlink_stored(S, srow, node):
+    pool, entry = S.storages[srow], S.stored[srow, node]
+    if entry.previous == NONE:
+        pool.oldest = entry.next
+    else:
+        S.stored[srow, entry.previous].next = entry.next
+    if entry.next == NONE:
+        pool.newest = entry.previous
+    else:
+        S.stored[srow, entry.next].previous = entry.previous
+    pool.chunks -= 1
+
+
+@jit
+def _append_stored(S, srow, node):
+    pool, entry = S.storages[srow], S.stored[srow, node]
+    entry.previous = pool.newest
+    entry.next = NONE
+    if pool.newest == NONE:
+        pool.oldest = node
+    else:
+        S.stored[srow, pool.newest].next = node
+    pool.newest = node
+    pool.chunks += 1
 
 
 @jit_cold
@@ -305,14 +496,14 @@ def _evict(S, r, count, now_s):
     row, idle = S.params[0].tier_row + r, 0
     block = S.pools[row].oldest
     while block != NONE and idle < count:
-        idle += S.cached[row, block].holders == 0 and S.chunk_ready_s[r, block] <= now_s
+        idle += S.cached[row, block].holders == 0 and S.chunk_busy_until_s[r, block] <= now_s
         block = S.cached[row, block].next
     if idle < count:
         return False
     block = S.pools[row].oldest
     while count > 0:
         after = S.cached[row, block].next
-        if S.cached[row, block].holders == 0 and S.chunk_ready_s[r, block] <= now_s:
+        if S.cached[row, block].holders == 0 and S.chunk_busy_until_s[r, block] <= now_s:
             unlink(S, row, block)
             uncache(S, row, block)
             count -= 1

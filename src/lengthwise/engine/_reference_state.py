@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lengthwise.engine.kernel_layout import GAP_BINS, GAP_SMALLEST_EXPONENT, GAP_SUBBINS, SERIES_COLUMNS
-from lengthwise.engine.setup import Setup
+from lengthwise.engine.setup import Params, Setup
 from lengthwise.engine.step_time import CostReader, StepCost
 
 
@@ -341,65 +341,34 @@ class PrefixIndex:
 
 @dataclass
 class Chunk:
-    """A block in CPU memory. It can be read from ``ready_s`` on, when its store ends. ``loads`` read it now."""
+    """A block in CPU memory or in storage. It can be read from ``ready_s`` on; ``loads`` read it now.
+
+    It is in no other transfer from ``busy_until_s`` on.
+    """
 
     ready_s: float
+    busy_until_s: float
     loads: int = 0
 
 
-class Tier:
-    """CPU memory behind a replica's pool, as vLLM's offloading connector keeps it (0.32, v1/kv_offload/cpu).
+class ChunkPool:
+    """Up to ``size`` chunks by node, the least recently used first."""
 
-    Each direction moves one job at a time: ``latency_s``, and ``block_s`` for each block.
-
-    Attributes:
-        chunks: The chunk of each node, the least recently used first.
-        reads_until_s: End of the last load.
-        writes_until_s: End of the last store.
-    """
-
-    def __init__(self, blocks: int, block_s: float, latency_s: float) -> None:
-        self.size, self.block_s, self.latency_s = blocks, block_s, latency_s
+    def __init__(self, size: float) -> None:
+        self.size = size
         self.chunks: dict[int, Chunk] = {}
-        self.reads_until_s = self.writes_until_s = 0.0
 
-    def find(self, nodes: list[int]) -> list[Chunk]:
-        """Return the chunks of the nodes from the first on, up to the first node that has none."""
-        found = []
-        for node in nodes:
-            if node not in self.chunks:
-                break
-            found.append(self.chunks[node])
-        return found
-
-    def load_end_s(self, chunks: list[Chunk], now_s: float) -> float:
-        """Return when a load of chunks that starts now ends."""
-        start_s = max(now_s, self.reads_until_s)
-        for chunk in chunks:
-            start_s = max(start_s, chunk.ready_s)
-        return start_s + (self.latency_s + len(chunks) * self.block_s)
-
-    def store(self, nodes: list[int], now_s: float, computed_s: float) -> bool:
-        """Store the nodes that have no chunk, all or none. Their blocks are computed by ``computed_s``.
-
-        Chunks in transfer and those of ``nodes`` are not evicted for them. Return False if they do not fit.
-        """
-        new = [node for node in nodes if node not in self.chunks]
-        short = len(new) - (self.size - len(self.chunks))
-        if short > 0:
-            offered = set(nodes)
-            idle = [
-                node for node, chunk in self.chunks.items()
-                if chunk.loads == 0 and chunk.ready_s <= now_s and node not in offered
-            ]  # fmt: skip
-            if len(idle) < short:
-                return False
-            for node in idle[:short]:
-                del self.chunks[node]
-        if new:
-            start_s = max(computed_s, self.writes_until_s)
-            self.writes_until_s = start_s + (self.latency_s + len(new) * self.block_s)
-            self.chunks |= {node: Chunk(self.writes_until_s) for node in new}
+    def make_room(self, count: int, now_s: float, offered: Collection[int] = ()) -> bool:
+        """Evict chunks until ``count`` more fit, but none in transfer or of ``offered``. Return whether they fit."""
+        short = count - (self.size - len(self.chunks))
+        idle = [
+            node for node, chunk in self.chunks.items()
+            if chunk.loads == 0 and chunk.busy_until_s <= now_s and node not in offered
+        ]  # fmt: skip
+        if len(idle) < short:
+            return False
+        for node in idle[: int(max(0, short))]:
+            del self.chunks[node]
         return True
 
     def touch(self, nodes: list[int]) -> None:
@@ -410,12 +379,123 @@ class Tier:
 
 
 @dataclass
+class Link:
+    """One direction of a link. It moves one job at a time: ``latency_s``, and ``block_s`` for each block."""
+
+    block_s: float
+    latency_s: float
+    until_s: float = 0.0  # end of the last job
+
+    def end_s(self, blocks: int, from_s: float) -> float:
+        """Return when a job ends that may start at ``from_s``."""
+        return max(from_s, self.until_s) + (self.latency_s + blocks * self.block_s)
+
+    def move(self, blocks: int, from_s: float) -> float:
+        """Start a job, and return when it ends."""
+        self.until_s = self.end_s(blocks, from_s)
+        return self.until_s
+
+
+class Tier:
+    """CPU memory behind a replica's pool, and storage behind that, as vLLM keeps them (0.32, v1/kv_offload).
+
+    Every chunk that is stored in CPU memory is written to the storage next. What only the storage has is read into CPU
+    memory before it can be loaded. Several replicas may share the ``storage``, each with its own link to it.
+    """
+
+    def __init__(self, params: Params, storage: ChunkPool) -> None:
+        self.pool, self.storage = ChunkPool(params.offload_blocks), storage
+        self.loads, self.stores = (Link(params.offload_block_s, params.offload_latency_s) for _ in range(2))
+        self.reads = Link(params.storage_read_block_s, params.storage_latency_s)
+        self.writes = Link(params.storage_write_block_s, params.storage_latency_s)
+
+    def find(self, nodes: list[int]) -> list[Chunk]:
+        """Return the chunks of CPU memory of the nodes from the first on, up to the first node that has none."""
+        found = []
+        for node in nodes:
+            if node not in self.pool.chunks:
+                break
+            found.append(self.pool.chunks[node])
+        return found
+
+    def count(self, nodes: list[int], now_s: float, *, reads: bool) -> int:
+        """Return how many of the nodes, from the first on, are in CPU memory or, with ``reads``, in storage."""
+        known = (node in self.pool.chunks or (reads and self._is_stored(node, now_s)) for node in nodes)
+        return next((count for count, is_known in enumerate(known) if not is_known), len(nodes))
+
+    def load_end_s(self, nodes: list[int], now_s: float) -> float:
+        """Return when a load of nodes would end, after the reads and stores that it needs."""
+        start_s, read = now_s, 0
+        for node in nodes:
+            if node in self.pool.chunks:
+                start_s = max(start_s, self.pool.chunks[node].ready_s)
+            else:
+                read += 1
+        if read:
+            start_s = max(start_s, self.reads.end_s(read, now_s))
+        return self.loads.end_s(len(nodes), start_s)
+
+    def read(self, nodes: list[int], now_s: float) -> list[int]:
+        """Start to read into CPU memory what only the storage has of the nodes, from the first on. Return positions.
+
+        Each makes room for itself, so that it may evict what the same request has found before (vLLM's rule).
+        """
+        found = []
+        for k, node in enumerate(nodes):
+            if node not in self.pool.chunks:
+                if not self._is_stored(node, now_s) or not self.pool.make_room(1, now_s):
+                    break
+                self.pool.chunks[node] = Chunk(math.inf, math.inf)
+                found.append(k)
+        if found:
+            end_s = self.reads.move(len(found), now_s)
+            read = [nodes[k] for k in found]
+            for node in read:
+                self.pool.chunks[node] = Chunk(end_s, end_s)
+                self.storage.chunks[node].busy_until_s = max(self.storage.chunks[node].busy_until_s, end_s)
+            self.storage.touch(read)
+        return found
+
+    def store(self, nodes: list[int], now_s: float, computed_s: float) -> bool:
+        """Store the nodes that have no chunk, all or none. Their blocks are computed by ``computed_s``.
+
+        Return False if they do not fit.
+        """
+        new = [node for node in nodes if node not in self.pool.chunks]
+        if new:
+            if not self.pool.make_room(len(new), now_s, set(nodes)):
+                return False
+            end_s = self.stores.move(len(new), computed_s)
+            self.pool.chunks |= {node: Chunk(end_s, end_s) for node in new}
+            self._write(new, now_s, end_s)
+        return True
+
+    def _is_stored(self, node: int, now_s: float) -> bool:
+        return node in self.storage.chunks and self.storage.chunks[node].ready_s <= now_s
+
+    def _write(self, nodes: list[int], now_s: float, stored_s: float) -> None:
+        """Write the nodes that the storage does not have from ``stored_s`` on, if they fit.
+
+        Until the end, all of them stay in CPU memory. Of those written, the first count as the last used one.
+        """
+        missing = [node for node in nodes if node not in self.storage.chunks]
+        if missing and self.storage.make_room(len(missing), now_s):
+            end_s = self.writes.move(len(missing), stored_s)
+            self.storage.chunks |= {node: Chunk(end_s, end_s) for node in reversed(missing)}
+            for node in nodes:
+                self.pool.chunks[node].busy_until_s = end_s
+
+
+@dataclass
 class Offload:
     """What a request has stored in and loaded from the tier of ``replica``, in blocks from its start.
 
     Attributes:
         stored: Blocks that are stored or were found there.
-        used: Blocks that count as used at its end: those that it loads, and those that it stores or finds stored.
+        used: Blocks that count as used at its end: those that it reads from storage or loads, and those that it stores
+            or finds stored.
+        read: Blocks that it has read from storage.
+        num_reads: How often it has begun to read from storage.
         load: Blocks from where to where its load goes, or None if it has no load.
         end_s: When its load ends, or infinity.
         is_loaded: Whether its load has ended.
@@ -426,6 +506,8 @@ class Offload:
     replica: int = -1
     stored: int = 0
     used: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+    num_reads: int = 0
     load: tuple[int, int] | None = None
     end_s: float = math.inf
     is_loaded: bool = False
@@ -435,7 +517,7 @@ class Offload:
     def move_to(self, replica: int) -> None:
         """Begin again if the request is on another replica than before."""
         if self.replica != replica:
-            self.replica, self.stored, self.used = replica, 0, set()
+            self.replica, self.stored, self.used, self.read = replica, 0, set(), set()
 
 
 @dataclass
@@ -499,7 +581,7 @@ class Request:
 class Step:
     """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token.
 
-    While it is formed, ``deferred`` requests are out of the queue: others load what they look for.
+    While it is formed, ``deferred`` requests are out of the queue: what they look for is in transfer.
     """
 
     start_s: float
@@ -552,7 +634,7 @@ class Replica:
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
-    def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any) -> None:
+    def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any, storage: ChunkPool) -> None:
         self.s, self.number, self.queue = setup, number, queue
         blocks, limits = setup.params.total_blocks, setup.deployment.limits
         is_radix = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
@@ -563,7 +645,7 @@ class Replica:
         self.incoming: dict[Request, float] = {}
         self.loading: dict[Request, Offload] = {}
         self.finished: list[Request] = []
-        self.tier = Tier(setup.params.offload_blocks, setup.params.offload_block_s, setup.params.offload_latency_s)
+        self.tier = Tier(setup.params, storage)
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0

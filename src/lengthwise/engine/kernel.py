@@ -121,7 +121,7 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
             if params.router_sees_memory == 1:
                 set_router_arrays(S, i)
             r = router(
-                i, S.draws[i, 0], S.draws[i, 1], S.prompt[i], previous_replica(S, i, 0, params.replicas),
+                i, S.draws[i, 0], S.draws[i, 1], S.prompt[i], previous_replica(S.routed, S.previous_turn, i),
                 params.total_blocks, D.prefill_waiting, D.prefill_running, D.prefill_outstanding, S.router_free_blocks,
                 S.prefix_tokens, S.index_tokens,
             )  # fmt: skip
@@ -131,6 +131,8 @@ def _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory):
                 return
             if params.router_prefix == 2:
                 index_prompt(S, r, i)
+            if len(S.routed) > 0:
+                S.routed[i] = r
             S.waiting[r] += 1
             S.outstanding_tokens[r] += outstanding(S.prompt[i], S.predicted[i])
             S.pending[r] = 1

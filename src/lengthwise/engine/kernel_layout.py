@@ -86,13 +86,28 @@ pool_t = _record("evictable oldest newest records free_record leaves clock")
 -1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again. A radix tree
 has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 
-offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended")
+MAX_READS = 16
+"""How often a request begins to read from storage, at most. vLLM has no limit, and two requests can then evict what the
+other has read without end."""
+
+offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended num_reads wakes")
 """What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
 (``_kernel_tiers``), 0 without; ``next_ended`` links the requests that have ended since the last step, in the order of
-arrival."""
+arrival. ``wakes`` is 1 while an event wakes its replica when what it looks for can be loaded."""
 
-tier_t = _record("loading loaded first_ended", "reads_until_s writes_until_s")
-"""A replica's tier. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a step."""
+tier_t = _record("loading loaded first_ended", "loads_until_s stores_until_s reads_until_s writes_until_s")
+"""A replica's tier. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a step. Its link to CPU
+memory is free from ``loads_until_s`` and ``stores_until_s`` on, that to storage from the others on."""
+
+stored_t = np.dtype(
+    [(name, "f8") for name in ("ready_s", "busy_until_s")] + [(name, "i4") for name in ("next", "previous", "state")],
+    align=True,
+)
+"""A node in storage: ``state`` 1 if it has a chunk. ``next`` and ``previous`` link the chunks, the least recently used
+first."""
+
+storage_t = _record("chunks oldest newest")
+"""A row of ``State.stored``: how many ``chunks`` it has, and the ends of their list, -1 if it is empty."""
 
 flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
@@ -111,6 +126,7 @@ result_t = np.dtype(
         ("output_tokens", "i8"),
         ("cached_tokens", "i8"),
         ("loaded_tokens", "i8"),
+        ("storage_tokens", "i8"),
         ("replica", "i4"),
         ("preemptions", "i4"),
         ("status", "i8"),
@@ -137,11 +153,11 @@ param_t = _record(
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
-    offload_blocks tier_row load_if_faster offload_outputs
+    offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
-    transfer_token_s offload_block_s offload_latency_s
+    transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
     """,
 )
 """Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``

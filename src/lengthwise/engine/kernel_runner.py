@@ -29,11 +29,14 @@ class State(NamedTuple):
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
     ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
-    read from ``chunk_ready_s`` on, and ``is_used`` says which blocks of a request count as used at its end.
+    read from ``chunk_ready_s`` on and is in no other transfer from ``chunk_busy_until_s`` on, and ``is_used`` says
+    which blocks of a request count as used at its end (3: it has read them from storage). ``storages`` and ``stored``,
+    by node, are the storage behind the CPU memory.
     ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
     step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place. ``tmp_*``
-    are work arrays.
+    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
+    ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
+    both are empty if it does not see sessions. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -94,11 +97,15 @@ class State(NamedTuple):
     tiers: Array
     offloads: Array
     chunk_ready_s: Array
+    chunk_busy_until_s: Array
+    storages: Array
+    stored: Array
     is_used: Array
     loading: Array
     deferred: Array
     deferred_key: Array
     previous_turn: Array
+    routed: Array
     router_free_blocks: Array
     prefix_tokens: Array
     index_tokens: Array
@@ -120,7 +127,7 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side: its costs and draws, and ``slot_of``, the slot of each request in transfer.
+    """State of the decode side: costs, draws and turns, and ``slot_of``, the slot of each request in transfer.
 
     ``prefill_*`` and ``decode_*`` are views of one side's part of the counts that routers see.
     """
@@ -129,6 +136,8 @@ class DecodeState(NamedTuple):
     other: PackedCost
     stage_other: Array
     draws: Array
+    previous_turn: Array
+    routed: Array
     slot_of: Array
     prefill_waiting: Array
     prefill_running: Array
@@ -145,13 +154,14 @@ def new_state(setup: Setup, log_rows: int) -> State:
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
-    loads = n if params.offload_blocks else 0  # requests that wait for loads at a time, at most
+    loads = n if params.offload_blocks else 0  # requests that wait for loads at a time, at most; as many are deferred
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.
     pool = n if queues == 1 else 4 * n * (1 + (decode_side.params.replicas if decode_side else 0)) + 128 * replicas
     bins = queues * params.bins
-    events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0) + loads
+    events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
+    events += 2 * loads
     counters = _rows(kernel_layout.counter_t, 1)
     counters["released"], counters["pool_top"] = setup.released, pool * (queues == 1)
     counters["bin_deadline_s"] = np.inf
@@ -234,8 +244,8 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     if params.router_prefix == 2:  # The router's indexes. One may grow by a prompt before it is cut to its size.
         blocks, rows = max(blocks, params.index_blocks + params.max_model_len // params.block_size), 2 * rows
     n, chunks, tier_rows = 1, 1, 1
+    distinct = int((nodes.first + nodes.length).max(initial=0)) if params.offload_blocks else 0
     if params.offload_blocks:
-        distinct = int((nodes.first + nodes.length).max(initial=0))
         n, tier_rows = len(setup.columns.prompt), params.replicas
         chunks = max(1, min(params.offload_blocks, distinct))
         blocks, rows = max(blocks, chunks), rows + params.replicas
@@ -243,6 +253,8 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     requests["replica"] = -1
     tiers = np.zeros(setup.all_replicas, kernel_layout.tier_t)
     tiers["first_ended"] = -1
+    storages = np.full(1 if params.storage_shared else tier_rows, -1, kernel_layout.storage_t)
+    storages["chunks"] = 0
     places = 1 << (2 * blocks - 1).bit_length()
     pools = np.full(rows, -1, kernel_layout.pool_t)
     pools["evictable"] = pools["records"] = pools["leaves"] = pools["clock"] = 0
@@ -261,11 +273,15 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
         "tiers": _view(tiers),
         "offloads": _view(requests),
         "chunk_ready_s": np.empty((tier_rows, chunks)),
+        "chunk_busy_until_s": np.empty((tier_rows, chunks)),
+        "storages": _view(storages),
+        "stored": _rows(kernel_layout.stored_t, (len(storages), max(1, distinct if params.storage_blocks else 0))),
         "is_used": np.zeros(int(nodes.blocks.sum()) if params.offload_blocks else 1, np.int8),
         "loading": np.empty((tier_rows, min(n, params.total_blocks)), np.int64),
         "deferred": np.empty(n, np.int64),
         "deferred_key": np.empty(n),
         "previous_turn": setup.columns.previous_turn,
+        "routed": np.full_like(setup.columns.previous_turn, -1),
         **{
             name: np.zeros(params.replicas, np.int64)
             for name in ("router_free_blocks", "prefix_tokens", "index_tokens")
@@ -280,10 +296,14 @@ def new_decode_state(setup: Setup, state: State) -> DecodeState:
     counts = (state.waiting, state.running, state.outstanding_tokens)
     views = (*(one[:first] for one in counts), *(one[first:] for one in counts), state.no_tokens[first:].copy())
     if decode_side is None:
-        return DecodeState(state.cost, state.other, state.stage_other, state.draws, np.zeros(1, np.int64), *views)
+        none = np.zeros(1, np.int64)
+        return DecodeState(state.cost, state.other, state.stage_other, state.draws, none[:0], none[:0], none, *views)
     cost = decode_side.deployment.cost
     slot_of = np.zeros(len(setup.columns.prompt), np.int64)
-    return DecodeState(pack(cost), *_other_degree(cost), decode_side.columns.draws, slot_of, *views)
+    turns = decode_side.columns.previous_turn
+    return DecodeState(
+        pack(cost), *_other_degree(cost), decode_side.columns.draws, turns, np.full_like(turns, -1), slot_of, *views
+    )
 
 
 def _param_rows(setup: Setup) -> Array:
@@ -335,8 +355,8 @@ def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
     return pack(cost.other.tables), np.array(cost.other.stages, np.int64)
 
 
-def _rows(dtype: np.dtype[Any], count: int) -> Array:
-    return _view(np.zeros(count, dtype))
+def _rows(dtype: np.dtype[Any], shape: int | tuple[int, int]) -> Array:
+    return _view(np.zeros(shape, dtype))
 
 
 def _view(rows: Array) -> Array:

@@ -55,7 +55,7 @@ def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) 
         steps = steps[np.lexsort((np.arange(len(steps)), steps["replica"], steps["start_s"]))]
     columns = (
         "output_tokens", "replica", "scheduled_s", "first_token_s", "finished_s", "preemptions", "queued_for_s",
-        "cached_tokens", "loaded_tokens", "load_s",
+        "cached_tokens", "loaded_tokens", "load_s", "storage_tokens",
     )  # fmt: skip
     return Records(
         requests=RequestRecords(

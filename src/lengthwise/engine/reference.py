@@ -17,6 +17,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
+    ChunkPool,
     Offload,
     PrefixIndex,
     Queue,
@@ -30,6 +31,8 @@ from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
+
+MAX_READS = kernel_layout.MAX_READS
 
 
 class Reference:
@@ -45,16 +48,26 @@ class Reference:
         if params.central_queue:
             self.queues = self.queues[:1] * params.replicas
         # Without a decode side, the prefill replicas decode, too.
-        self.prefill_replicas = [Replica(setup, r, queue, self.histogram) for r, queue in enumerate(self.queues)]
+        storages = [ChunkPool(params.storage_blocks) for _ in self.queues]
+        if params.storage_shared:
+            storages = storages[:1] * params.replicas
+        self.prefill_replicas = [
+            Replica(setup, r, queue, self.histogram, storage)
+            for r, (queue, storage) in enumerate(zip(self.queues, storages, strict=True))
+        ]
         self.decode_replicas: list[Replica] = []
         if decode_side:
             numbers = range(decode_side.first_replica, decode_side.first_replica + decode_side.params.replicas)
-            self.decode_replicas = [Replica(decode_side, number, Queue([], []), self.histogram) for number in numbers]
+            self.decode_replicas = [
+                Replica(decode_side, number, Queue([], []), self.histogram, ChunkPool(0)) for number in numbers
+            ]
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
         if params.central_queue:
             self.queues = self.queues[:1]
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
+        self.wakes_s: dict[int, float] = {}
+        """When the chunks that a deferred request looks for can be loaded, and its replica, if idle, forms a step."""
         self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
@@ -65,6 +78,7 @@ class Reference:
         self.parents_left = setup.dependents.num_parents.tolist() if setup.dependents else [0] * n
         self.roots = [i for i, parents in enumerate(self.parents_left) if parents == 0]
         self.sent_children: list[tuple[float, int]] = []
+        self.routed = [dict[int, int]() for _ in setup.sides]
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._update_entry_time()
@@ -95,6 +109,9 @@ class Reference:
                 else:
                     self._end_load(rep, q)
                 rep.pending = True
+            for i in [i for i, wake_s in self.wakes_s.items() if wake_s == now]:
+                del self.wakes_s[i]
+                self.replicas[self.offloads[i].replica].pending = True
             self._schedule_all(now)
         return self._outcome()
 
@@ -127,7 +144,7 @@ class Reference:
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
         loads = [load.end_s for rep in self.prefill_replicas for load in rep.loading.values()]
-        return float(min([self.entry_s, *ends, *bins, *transfers, *loads]))
+        return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *self.wakes_s.values()]))
 
     def _next_request(self) -> int | None:
         roots = [
@@ -214,12 +231,15 @@ class Reference:
             raise error_of(kernel_layout.BAD_ROUTE, side, choice)
         if prefix == 2:
             self.indexes[choice].add(nodes)
+        self.routed[side is not self.s][q.index] = choice
         return replicas[choice]
 
     def _previous_replica(self, side: Setup, q: Request) -> int:
-        before = int(side.columns.previous_turn[q.index])
-        number = int(self.results[before]["replica"]) - side.first_replica if before >= 0 else -1
-        return number if number < side.params.replicas else -1
+        routed, previous = self.routed[side is not self.s], side.columns.previous_turn
+        before = int(previous[q.index]) if len(previous) else -1
+        while before >= 0 and before not in routed:
+            before = int(previous[before])
+        return routed.get(before, -1)
 
     def _move_load(self, rep: Replica, q: Request) -> None:
         tokens = self.s.outstanding(q.index)
@@ -668,10 +688,16 @@ class Reference:
                 return
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
                 return
-            if not q.swapped and flags & contracts.CHUNKED and (loadable := self._loadable(rep, q, len(found))):
-                if not self._load_or_defer(rep, step, q, found, loadable):
-                    return
-                continue
+            if params.offload_blocks and not q.swapped and flags & contracts.CHUNKED:
+                loadable, deferred = self._loadable(rep, q, len(found))
+                if deferred:
+                    rep.queue.waiting.remove(q)
+                    step.deferred.append(q)
+                    continue
+                if loadable:
+                    if not self._load(rep, step, q, found, loadable):
+                        return
+                    continue
             blocks = self._blocks_to_admit(rep, step, q, cached + chunk, found)
             if blocks < 0:
                 return
@@ -737,29 +763,43 @@ class Reference:
             self._place(rep, step, q, chunk)
         return admitted
 
-    def _loadable(self, rep: Replica, q: Request, found: int) -> list[Chunk]:
-        """Return the chunks of CPU memory that continue the ``found`` blocks, unless to compute them is faster."""
-        params = rep.s.params
-        chunks = rep.tier.find(
-            [] if params.offload_blocks == 0 else self._nodes(q)[found : q.context // params.block_size]
-        )
-        if params.load_if_faster and chunks and not any(chunk.loads for chunk in chunks):
-            begin = found * params.block_size
-            tokens = min(begin + len(chunks) * params.block_size, q.context - 1) - begin
-            if rep.tier.load_end_s(chunks, self.now_s) - self.now_s >= rep.cost.prefill_s(tokens, begin):
-                return []
-        return chunks
+    def _loadable(self, rep: Replica, q: Request, found: int) -> tuple[list[Chunk], bool]:
+        """Return the chunks of CPU memory that continue the ``found`` blocks, and whether the request is deferred.
 
-    def _load_or_defer(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
+        It is deferred until none of the chunks is stored, read from storage or loaded by another request. It will find
+        those that another request loads in the pool. Chunks whose load ends later than their computation are left out.
+        """
+        params, tier, offload = rep.s.params, rep.tier, self.offloads[q.index]
+        nodes = self._nodes(q)[found : q.context // params.block_size]
+        reads, begin = params.storage_blocks > 0 and offload.num_reads < MAX_READS, found * params.block_size
+        while params.load_if_faster and (count := tier.count(nodes, self.now_s, reads=reads)):
+            tokens = min(begin + count * params.block_size, q.context - 1) - begin
+            if any(chunk.loads for chunk in tier.find(nodes)) or (
+                tier.load_end_s(nodes[:count], self.now_s) - self.now_s < rep.cost.prefill_s(tokens, begin)
+            ):
+                break
+            if not reads:
+                return [], False
+            reads = False
+        read = tier.read(nodes, self.now_s) if reads else []
+        if read:
+            offload.move_to(rep.number)
+            offload.num_reads += 1
+            offload.used.update(found + k for k in read)
+            offload.read.update(found + k for k in read)
+        chunks = tier.find(nodes)
+        ready_s = max([self.now_s, *(chunk.ready_s for chunk in chunks)])
+        if read or ready_s > self.now_s:
+            offload.move_to(rep.number)
+            self.wakes_s.setdefault(q.index, ready_s)
+        return chunks, bool(read) or ready_s > self.now_s or any(chunk.loads for chunk in chunks)
+
+    def _load(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
         """Start a load that continues the ``found`` blocks. Return False if blocks are short.
 
-        If another request loads some of the chunks, this one stays in the queue, and will find them in the pool. A load
-        cannot be preempted, so that blocks which prompts in progress and other loads still need are not free for it.
+        A load cannot be preempted, so that blocks which prompts in progress and other loads still need are not free
+        for it.
         """
-        if any(chunk.loads for chunk in chunks):
-            rep.queue.waiting.remove(q)
-            step.deferred.append(q)
-            return True
         params, first, end = rep.s.params, len(found), len(found) + len(chunks)
         blocks = self._blocks_to_admit(rep, step, q, end * params.block_size, found)
         if blocks < 0:
@@ -773,8 +813,7 @@ class Reference:
         if need > rep.pool.free:
             return False
         self._take_blocks(rep, q, blocks, found)
-        end_s = rep.tier.load_end_s(chunks, self.now_s)
-        rep.tier.reads_until_s = end_s
+        end_s = rep.tier.loads.move(len(chunks), self.now_s)
         for chunk in chunks:
             chunk.loads += 1
         offload = self.offloads[q.index]
@@ -790,6 +829,8 @@ class Reference:
         if q.admission.number < 0:
             row["cached_tokens"] = q.prefilled
             row["loaded_tokens"] = min(end * params.block_size, q.context - 1) - q.prefilled
+            read = sum(first <= k < end for k in offload.read)
+            row["storage_tokens"] = min(read * params.block_size, row["loaded_tokens"])
         return True
 
     def _end_load(self, rep: Replica, q: Request) -> None:
@@ -809,7 +850,7 @@ class Reference:
             return
         nodes = self._nodes(q)[offload.stored : end]
         for k, node in enumerate(nodes, start=offload.stored):
-            if node not in rep.tier.chunks or rep.tier.chunks[node].ready_s <= self.now_s:
+            if node not in rep.tier.pool.chunks or rep.tier.pool.chunks[node].ready_s <= self.now_s:
                 offload.used.add(k)
         if rep.tier.store(nodes, self.now_s, computed_s):
             offload.stored = end
@@ -830,7 +871,7 @@ class Reference:
             self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
         for q in finished:
             nodes = self._nodes(q)
-            rep.tier.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
+            rep.tier.pool.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 
     def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
         row = self.results[q.index]

@@ -14,8 +14,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
@@ -28,6 +27,7 @@ _SERIES_BINS = 2048
 _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
+UNLIMITED_BLOCKS = 2**62
 
 
 class Policies(NamedTuple):
@@ -83,7 +83,7 @@ class Dependents(NamedTuple):
 class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
-    ``previous_turn`` is the request whose session the request continues, or -1.
+    ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it.
     """
 
     arrival_s: Array
@@ -111,6 +111,8 @@ class Params:
         radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
         offload_blocks: Blocks that the CPU memory behind a replica's prefix cache holds, or 0 without.
         offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
+        storage_blocks: Blocks that the storage behind the CPU memory of a replica (or of all) holds, or 0 without.
+        storage_read_block_s: Seconds in which a replica reads a block from the storage.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
@@ -141,6 +143,12 @@ class Params:
         self.offload_blocks = deployment.offload_blocks
         self.offload_block_s = kv.kv_bytes_per_block / (offloading.gb_per_s * GB)
         self.offload_latency_s = offloading.latency_s
+        storage, block_bytes = offloading.storage or KVStorage(0.0), deployment.offloaded_block_bytes
+        self.storage_blocks = int(min(deployment.storage_blocks, UNLIMITED_BLOCKS))
+        self.storage_shared = storage.shared
+        self.storage_read_block_s = block_bytes / (storage.read_gb_per_s * GB)
+        self.storage_write_block_s = block_bytes / (storage.write_gb_per_s * GB)
+        self.storage_latency_s = storage.latency_s
         self.load_if_faster = offloading.load == "if_faster"
         self.offload_outputs = offloading.outputs
         self.router_sees_memory = policies.router.uses("free_blocks", "prefix_tokens")
@@ -317,7 +325,7 @@ def _side(
     arrival_s = np.array(workload.arrival_s)
     if workload.concurrency:  # In a closed loop a request arrives when another one ends.
         arrival_s[workload.concurrency :] = np.nan
-    draws = policies.router.uses("draw_a", "draw_b")
+    draws, sees_sessions = policies.router.uses("draw_a", "draw_b"), policies.router.uses("previous_replica")
     columns = Columns(
         arrival_s=arrival_s,
         prompt=_column(workload.prompt_tokens),
@@ -327,7 +335,7 @@ def _side(
         priority=_column(workload.priority, np.zeros(n, np.int64)),
         tenant=_column(workload.tenant, np.zeros(n, np.int64)),
         draws=np.random.default_rng(seed).random((n, 2)) if draws else np.zeros((n, 2)),
-        previous_turn=np.full(n, -1) if workload.prefixes is None else _column(workload.prefixes.turns),
+        previous_turn=_column(workload.previous_turn if sees_sessions else np.zeros(0, np.int64)),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -370,19 +378,36 @@ def _column(values: Array | None, default: Array | None = None) -> Array:
     return np.require(default if values is None else values, requirements=["C", "A", "W"])
 
 
+def _check_offloading(deployment: Deployment) -> None:
+    offloading = deployment.limits.kv_offloading
+    if offloading is None or offloading.size_gb == 0:
+        return
+    tiers: dict[str, tuple[float, float]] = {"size_gb": (offloading.size_gb, deployment.offload_blocks)}
+    if offloading.storage and offloading.storage.size_gb > 0:
+        tiers["storage.size_gb"] = offloading.storage.size_gb, deployment.storage_blocks
+    for name, (size_gb, blocks) in tiers.items():
+        if blocks * deployment.kv.block_size < deployment.max_model_len:
+            needed = -(-deployment.max_model_len // deployment.kv.block_size)
+            more = f"Give at least {size_gb * needed / blocks:.3g} GB" if blocks else "Give more"
+            raise InputError(
+                f"kv_offloading.{name} must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
+                f"{size_gb:g} GB hold {blocks * deployment.kv.block_size:.0f}. {more}, lower max_model_len, or take "
+                f"{'storage' if '.' in name else 'kv_offloading'} out"
+            )
+
+
 def _check(workload: Workload, deployment: Deployment, policies: Policies) -> None:
-    router = policies.router
-    if router.uses(*OF_PREFIXES) and not workload.prefixes:
-        raise PolicyError(
-            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
-            "them; take a trace with hash_ids, or sessions"
-        )
-    if router.prefix and not deployment.limits.enable_prefix_caching:
+    limits, router = deployment.limits, policies.router
+    check_router(
+        router,
+        has_prefixes=workload.prefixes is not None,
+        has_sessions=workload.prefixes is not None or "session" in workload.extra,
+    )
+    if router.prefix and not limits.enable_prefix_caching:
         raise PolicyError(
             f"router {router.name!r} chooses by the prefixes that replicas have cached; set "
             "engine.enable_prefix_caching = true"
         )
-    limits = deployment.limits
     if limits.enable_prefix_caching and limits.radix_eviction_policy == "priority" and workload.priority is None:
         raise InputError(
             'radix_eviction_policy = "priority" needs priorities of requests, and this workload has none; give '
@@ -400,13 +425,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
         )
-    offloading = deployment.limits.kv_offloading
-    if offloading and offloading.size_gb > 0 and deployment.offload_blocks * kv.block_size < deployment.max_model_len:
-        raise InputError(
-            f"kv_offloading.size_gb must hold one sequence of max_model_len {deployment.max_model_len} tokens; "
-            f"{offloading.size_gb:g} GB hold {deployment.offload_blocks * kv.block_size}. Give more, lower "
-            "max_model_len, or take kv_offloading out"
-        )
+    _check_offloading(deployment)
     watermark = int(deployment.watermark * kv.num_blocks)
     sizes = (deployment.max_model_len, kv.block_size, kv.num_blocks, kv.num_blocks, watermark)
     try:
@@ -420,6 +439,20 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         raise PolicyError(
             f"memory policy {memory.name!r} refuses a request of one token on an idle replica; no request would "
             "ever run"
+        )
+
+
+def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> None:
+    """Raise PolicyError if a router needs shared prefixes, or sessions, and the workload has none."""
+    if router.uses("prefix_tokens") and not has_prefixes:
+        raise PolicyError(
+            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
+            "them; take a trace with hash_ids, or sessions"
+        )
+    if router.uses("previous_replica") and not has_sessions:
+        raise PolicyError(
+            f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
+            "several requests; take a trace that names sessions, [workload.sessions], or another router"
         )
 
 
@@ -442,6 +475,17 @@ def _check_max_tokens(workload: Workload, max_model_len: int) -> None:
 def _check_sides(deployment: Deployment) -> None:
     decode_side = deployment.decode
     assert decode_side is not None
+    if (found := resolve("router", decode_side.router)).prefix:
+        raise PolicyError(
+            f"decode.router {found.name!r} chooses by the prefixes that replicas have cached, and decode replicas "
+            'cache none: they receive the KV cache of every prompt. Take "session_affinity", "least_outstanding" or '
+            '"least_tokens" there, and this router as scheduler.router'
+        )
+    if (offloading := deployment.limits.kv_offloading) is not None and offloading.outputs:
+        raise InputError(
+            "kv_offloading.outputs stores the blocks of outputs, which decode replicas compute, and the CPU memory is "
+            "that of prefill replicas; leave outputs out, or take out decode"
+        )
     for section, router in (("scheduler", deployment.scheduler.router), ("decode", decode_side.router)):
         if resolve("router", router) == resolve("router", "central"):
             raise InputError(

@@ -95,7 +95,7 @@ _listeners: list[Callable[[], None]] = []
 def on_compile(listener: Callable[[], None]) -> Iterator[None]:
     """Call ``listener`` before ``warm_up`` compiles the kernel, while this context is open.
 
-    The compilation takes about a minute, which a listener can announce.
+    The compilation takes about half a minute, which a listener can announce.
     """
     _listeners.append(listener)
     try:

@@ -44,7 +44,8 @@ class _LayerCost:
 class CostReader:
     """Reads the cost of one step at a time from cost tables.
 
-    With ``by_stage`` it adds stage by stage even if all stages are alike, as the kernel does for the decode side.
+    With ``by_stage`` it sums the stages one after the other even if all are alike, as the kernel does for the decode
+    side, so that both round alike.
     """
 
     def __init__(self, cost: CostTables, *, by_stage: bool = False) -> None:

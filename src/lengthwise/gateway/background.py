@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -22,6 +23,18 @@ async def background(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def stop_accepting(listeners: Iterable[socket.socket]) -> None:
+    """Stop accepting connections, and wait until the event loop has given the accepted ones to their protocols.
+
+    ``asyncio.Server.close`` alone loses connections that were accepted in the same turn of the loop: they stay open.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in listeners:
+        loop.remove_reader(listener)
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 @contextmanager

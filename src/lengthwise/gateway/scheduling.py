@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lengthwise.gateway.request import Refusal
 
@@ -68,6 +68,15 @@ class Decisions:
         return bool(self.expire or self.preempt or self.assign or self.phases)
 
 
+@dataclass(slots=True)
+class DispatchCounts:
+    """The requests that a worker got since the start, each counted when it is first dispatched."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of these, probably cached there, by the prompts that the worker got before
+
+
 @dataclass(frozen=True)
 class WorkerNumbers:
     """Current numbers of a worker: requests in flight, the limit (None if unlimited), and predicted remaining work."""
@@ -79,6 +88,7 @@ class WorkerNumbers:
     backlog_s: float  # seconds of prefill and decode left
     backlog_tokens: float
     signals: Signals
+    dispatched: DispatchCounts = field(default_factory=DispatchCounts)
 
 
 @dataclass(frozen=True)
@@ -95,3 +105,4 @@ class Statistics:
     ordering: bool  # whether the order matters now: requests wait
     preemptions: int
     workers: tuple[WorkerNumbers, ...] = ()
+    router: str = ""  # which chooses workers

@@ -26,8 +26,8 @@ from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_counts, cache_warning
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import BENCH, RunResult, Status, TokenTimes, shape_facts
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.records import BENCH, Ints, RunResult, Status, TokenTimes, shape_facts
+from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.workload import Poisson
 
 MAX_MESSAGE_CHARS, MAX_MESSAGES = 200, 8
@@ -196,6 +196,16 @@ INTERRUPTED = "an interruption"
 _METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and after a run
 
 
+_PREFIX_BLOCK = 16  # tokens; the engine's block size is a multiple of it
+
+
+def one_prefix(prompt_tokens: Ints, share: float) -> SharedPrefixes:
+    """Return the prefixes of prompts ([n]) that have this share of their tokens, from their start, in common."""
+    blocks = (share * prompt_tokens).astype(np.int64) // _PREFIX_BLOCK
+    start = np.concatenate([[0], np.cumsum(blocks)])
+    return SharedPrefixes(_PREFIX_BLOCK, start, np.arange(start[-1]) - np.repeat(start[:-1], blocks))
+
+
 @dataclass(frozen=True)
 class LoadSettings:
     """Settings of a load test. Raises InputError if a value is invalid, or if both rate and concurrency are given."""
@@ -227,7 +237,7 @@ class LoadSettings:
         """Return the workload with Poisson arrivals or as a closed loop, if a rate or a concurrency is set."""
         workload.require_independent("a load on a real server")
         if self.shared_prefix and "prompt" not in workload.extra:
-            workload = replace(workload, prefixes=None)  # all prompts have one prefix in common instead
+            workload = replace(workload, prefixes=one_prefix(workload.prompt_tokens, self.shared_prefix))
         if self.concurrency is not None:
             return replace(workload, arrival_s=np.zeros(len(workload)), concurrency=self.concurrency)
         if self.rate_rps is not None:

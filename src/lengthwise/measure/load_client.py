@@ -74,7 +74,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
     """Return the workload's texts. Without texts, make token ids if the server accepts them, or one-token words."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
-    lengths, prefixes = workload.prompt_tokens, workload.prefixes
+    lengths, prefixes = workload.prompt_tokens, None if shared else workload.prefixes
     made = partial(Prompts, lengths=lengths, seed=seed, salt=salt, shared=shared, prefixes=prefixes)
     if "prompt" in workload.extra:
         return Prompts("texts", lengths, texts=[str(text) for text in workload.extra["prompt"]])

@@ -57,8 +57,13 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
 
 
 def prefix_warnings(measured: RunResult) -> list[str]:
-    """Return warnings that cached prefixes make the run unlike a simulation, unless the run already has them."""
+    """Return warnings that cached prefixes make the run unlike a simulation, unless the run already has them.
+
+    If the workload states which prompts share prefixes, a simulation finds them as well, and there are none.
+    """
     metadata = measured.metadata
+    if measured.workload.prefixes is not None:
+        return []
     shared, cached, warning = _shared_prefix(metadata), cached_tokens(metadata), cache_warning(metadata)
     if shared > 0:
         found = "" if cached is None else f" (the server had {_words(cached)} in its prefix cache)"

@@ -19,6 +19,7 @@ from .pooling import with_model_error as with_model_error
 from .prefix_cache import PrefixCacheStatistics as PrefixCacheStatistics
 from .prefix_cache import TurnStatistics as TurnStatistics
 from .prefix_cache import hit_rate_over_time as hit_rate_over_time
+from .summary import SENT_SHARE as SENT_SHARE
 from .summary import TIME_USES as TIME_USES
 from .summary import Cost as Cost
 from .summary import Counts as Counts
@@ -32,4 +33,5 @@ from .summary import gpu_power_w as gpu_power_w
 from .summary import hardware_of as hardware_of
 from .summary import model_flops as model_flops
 from .summary import moved_bytes as moved_bytes
+from .summary import session_times as session_times
 from .summary import summarize as summarize

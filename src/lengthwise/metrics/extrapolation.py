@@ -108,16 +108,21 @@ def merge_extrapolations(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Ext
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
-    """Return [served] how many tokens of each prompt can be cached before its last chunk. Unsplit prompts have 0."""
+    """Return [served] how many tokens of each prompt can be cached before its last chunk, longest prompts first.
+
+    They are of the prefix cache or of earlier chunks. Unsplit prompts without a cached prefix have 0.
+    """
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)
-    prompts = -np.sort(-r.prompt_tokens[served])
+    longest_first = np.argsort(-r.prompt_tokens[served], kind="stable")
+    prompts = r.prompt_tokens[served][longest_first]
+    cached = 0 * prompts if r.cached_tokens is None else r.cached_tokens[served][longest_first]
     # Least number of chunks that follow the first chunk of a split prompt.
-    further = np.maximum(-(-prompts // budget) - 1, 1)
+    further = np.maximum(-(-(prompts - cached) // budget) - 1, 1)
     if records.steps is None:  # only prompts above the budget are known to be split
-        chunks = int(further[prompts > budget].sum())
+        chunks = int(further[prompts - cached > budget].sum())
     else:
         # A preempted request computes its prompt again.
         first = len(prompts) + int(r.preemptions[served].sum())
         chunks = int(records.steps.prefill_seqs.sum()) - first
-    return np.where(np.cumsum(further) - further < chunks, prompts - 1, 0)
+    return np.where(np.cumsum(further) - further < chunks, prompts - 1, cached)

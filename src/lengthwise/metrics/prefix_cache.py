@@ -36,6 +36,8 @@ class PrefixCacheStatistics:
     Attributes:
         hit_rate: Share of their prompt tokens that were in the cache at the first admission.
         loaded_share: Share of their prompt tokens that were loaded from CPU memory then; NaN without offloading.
+        storage_share: Share of their prompt tokens that were read from storage before; part of ``loaded_share``. NaN
+            without storage.
         load_s: Mean seconds from the start of their loads to the end, of the requests that loaded tokens.
         saved_prefill_s: Seconds of a replica that the cached and the loaded tokens would have cost: for each request
             the time of its prompt alone on an idle replica, less the time of the tokens after these.
@@ -45,6 +47,7 @@ class PrefixCacheStatistics:
 
     hit_rate: Estimate
     loaded_share: Estimate
+    storage_share: Estimate
     load_s: Estimate
     saved_prefill_s: Estimate
     saved_share: Estimate
@@ -63,17 +66,19 @@ def prefix_cache_statistics(
     unknown = Estimate(math.nan)
     if deployment is not None and not deployment.limits.enable_prefix_caching:
         off = {name: replace(at, hit_rate=unknown) for name, at in by_turn.items()}
-        return PrefixCacheStatistics(unknown, unknown, unknown, unknown, unknown, off)
+        return PrefixCacheStatistics(unknown, unknown, unknown, unknown, unknown, unknown, off)
     admitted = np.isfinite(r.scheduled_s)
     prompt, cached = r.prompt_tokens[admitted], r.cached_tokens[admitted]
-    saved = loads = unknown, unknown
+    saved, loads = (unknown, unknown), (unknown, unknown, unknown)
     found = cached
     if deployment is not None and deployment.offload_blocks:
         assert r.loaded_tokens is not None
         assert r.load_s is not None
         found = cached + r.loaded_tokens[admitted]
         load_s = r.load_s[r.load_s > 0]
-        loads = _ratio(r.loaded_tokens[admitted], prompt, level), _ratio(load_s, np.ones(len(load_s)), level)
+        assert r.storage_tokens is not None
+        read = _ratio(r.storage_tokens[admitted], prompt, level) if deployment.storage_blocks else unknown
+        loads = _ratio(r.loaded_tokens[admitted], prompt, level), read, _ratio(load_s, np.ones(len(load_s)), level)
     if deployment is not None:
         step_tokens = deployment.limits.max_num_batched_tokens
         full_s = prompt_seconds(deployment.cost, prompt, np.zeros_like(prompt), step_tokens)

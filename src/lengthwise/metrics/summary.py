@@ -234,6 +234,7 @@ class Rates:
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
     output_tokens_per_s: Estimate
+    steady_share: Estimate  # of the window: about as many sessions start as end; NaN without sessions
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,13 @@ class Summary:
     hardware: Hardware | None  # None without a deployment; over the complete run, warm-up included
     prefix_cache: PrefixCacheStatistics | None = None  # None where no prompts share a prefix
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether the load neither rises nor falls for most of the window; it can only with sessions."""
+        return not self.rates.steady_share.value < STEADY_SHARE
 
+
+STEADY_SHARE = 0.8
 CountedRows = slice | Ints  # requests that count: consecutive rows, or row numbers
 
 
@@ -321,13 +328,32 @@ def summarize(
         intervals=Intervals("batch means", level),
         window_s=Estimate(span_s),
         counts=bucket_counts(r),
-        rates=_rates(records, start_s, level),
+        rates=_rates(records, workload, start_s, level),
         tbt_s=gap_distribution(records.gaps, _mean_gap_half_width(r, level)),
         **latencies,
         goodput=None if slo is None else _goodput(r, slo, (start_s, records.end_s), level),
         hardware=None if deployment is None else hardware_of(records, deployment),
         prefix_cache=None if workload is None else _prefix_cache(r, rows, workload, deployment, level),
     )
+
+
+SENT_SHARE = 0.95  # of the requests of sessions, when a run is no longer filling up
+
+
+def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
+    """Return from when to when about as many sessions run, in seconds, or None without sessions that start over time.
+
+    The number of running sessions rises until SENT_SHARE of the requests come no later in their sessions, and falls
+    after the last session has started.
+    """
+    if workload.after is None or workload.concurrency is not None:
+        return None
+    starts_s = workload.arrival_s[np.diff(workload.after.start) == 0]
+    since_s = records.requests.arrival_s - workload.arrival_s
+    sent = np.isfinite(since_s)
+    if not sent.any() or not starts_s.max() > starts_s.min():
+        return None
+    return float(starts_s.min() + np.quantile(since_s[sent], SENT_SHARE)), float(starts_s.max())
 
 
 def _prefix_cache(
@@ -399,14 +425,17 @@ def bucket_counts(r: RequestRecords) -> Counts:
     return counts
 
 
-def _rates(records: Records, start_s: float, level: float) -> Rates:
-    r, window = records.requests, (start_s, records.end_s)
+def _rates(records: Records, workload: Workload | None, start_s: float, level: float) -> Rates:
+    r, window = records.requests, (start_s, float(records.end_s))
+    full_s = None if workload is None else session_times(records, workload)
+    steady_s = math.nan if full_s is None else max(0.0, min(full_s[1], window[1]) - max(full_s[0], start_s))
     inside = r.finished_s >= start_s
     finished_s = r.finished_s[inside]
     return Rates(
         requests_per_s=_rate(finished_s, None, window, level),
         prompt_tokens_per_s=_rate(finished_s, r.prompt_tokens[inside], window, level),
         output_tokens_per_s=_rate(finished_s, r.output_tokens[inside], window, level),
+        steady_share=Estimate(steady_s / (window[1] - start_s) if window[1] > start_s else math.nan),
     )
 
 

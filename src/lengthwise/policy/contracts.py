@@ -233,7 +233,8 @@ def router(function: Function | None = None, *, name: str = "", prefix: str = ""
     (of ``total_blocks``; those that can be evicted are free) have one entry per replica. ``prefix_tokens`` says how
     many of the ``prompt_tokens`` each replica has: those in its prefix cache (``prefix="cache"``), or those in the
     router's own index of the prompts that it sent there (``prefix="index"``), which holds ``index_tokens`` tokens.
-    ``previous_replica`` served the session's turn before; it is -1 if there was none. ``draw_a`` and ``draw_b`` are
+    ``previous_replica`` was chosen for the session's turn before (of the last such turn on this side, if decode
+    replicas are separate); it is -1 if there was none. ``draw_a`` and ``draw_b`` are
     uniform on [0, 1).
     """
     if function is None:

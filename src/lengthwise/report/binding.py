@@ -63,7 +63,7 @@ def bottleneck_of(result: Result) -> HardwareBottleneck:
     return what_binds(
         result.summary,
         max_batch_seqs=result.deployment.limits.max_num_seqs / result.deployment.parallel.pp,
-        open_loop=is_open_loop(result),
+        open_loop=is_open_loop(result) and result.summary.is_steady,
         preempts_only_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_for_s(result.records),
         front_s=_front_s(result.deployment.cost),

@@ -80,11 +80,11 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     card: dict[str, Any] = {"name": plan.name, "question": question, "effort": text.effort_text(plan.effort)}
     best = card["best"] = plan.best
     if best is None:
-        regions = sorted(plan.regions, key=lambda region: -region.count)[:NAMED]
+        groups = sorted(plan.excluded_groups, key=lambda group: -group.count)[:NAMED]
         return card | {
             "no_answer": text.NO_ANSWER,
             "misses": [(miss.choice.name, text.miss_text(miss)) for miss in text.nearest_misses(plan)],
-            "reasons": [(f"{region.count:,}", region.name, region.example) for region in regions],
+            "reasons": [(f"{group.count:,}", group.name, group.example) for group in groups],
         }
     value, half = text.value_texts(best.objective)
     key_values = {
@@ -179,24 +179,24 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
         ]
         rows.append((choice.status is Status.SCOUTED, cells))
     labels = text.axis_labels(plan.axes)
-    regions = []
-    for region in sorted(plan.regions, key=lambda r: -r.count):
+    groups = []
+    for group in sorted(plan.excluded_groups, key=lambda r: -r.count):
         shared = "; ".join(
             f"{labels.get(key, key)}: {', '.join(map(text.setting_text, values))}"
-            for key, values in region.settings.items()
+            for key, values in group.settings.items()
         )
-        regions.append([region.name, f"{region.count:,}", shared or UNKNOWN, region.example])
+        groups.append([group.name, f"{group.count:,}", shared or UNKNOWN, group.example])
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
     reasons = []
     for choice in excluded[:listed]:
         value = f"{text.estimate_text(Estimate(choice.bounds.objective))} {plan.objective.unit}".strip()
         bound = f" (bound: {value})" if math.isfinite(choice.bounds.objective) else ""
-        reason = choice.exclusion.reason or choice.exclusion.region
+        reason = choice.exclusion.reason or choice.exclusion.group
         reasons.append([choice.name, choice.status.value, f"{reason}{bound}"])
     return {
         "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
         "rows": rows,
-        "regions": regions,
+        "excluded_groups": groups,
         "excluded": reasons,
         "num_excluded": len(excluded),
         "num_others": len(_simulated(plan)) - len(shown),
@@ -273,18 +273,18 @@ def _excluded_counts(
     choices: Sequence[Choice], values: dict[str, list[str]]
 ) -> tuple[list[tuple[str, str]], dict[str, list[list[int]]]]:
     """Count excluded choices by reason for each pair of settings, so that the page's size does not grow with them."""
-    # The result is (region, example) of each reason, and for axes i < j under "i,j" rows [value i, value j, reason, n].
+    # The result is (group, example) of each reason, and for axes i < j under "i,j" rows [value i, value j, reason, n].
     reasons: dict[tuple[str, str], int] = {}
     pairs = list(combinations(range(len(values)), 2)) or ([(0, 0)] if values else [])
     counts: dict[str, dict[tuple[int, int, str], list[int]]] = {f"{a},{b}": {} for a, b in pairs}
     for choice in choices:
         settings, exclusion = _settings(choice, values), choice.exclusion
-        region = exclusion.region or exclusion.reason
+        group = exclusion.group or exclusion.reason
         for a, b in pairs:
             cell = counts[f"{a},{b}"]
-            key = settings[a], settings[b], region
+            key = settings[a], settings[b], group
             if key not in cell:  # the first choice's reason is the example
-                cell[key] = [reasons.setdefault((region, exclusion.reason), len(reasons)), 0]
+                cell[key] = [reasons.setdefault((group, exclusion.reason), len(reasons)), 0]
             cell[key][1] += 1
     return list(reasons), {pair: [[a, b, *count] for (a, b, _), count in cell.items()] for pair, cell in counts.items()}
 

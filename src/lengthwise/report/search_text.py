@@ -214,7 +214,7 @@ def miss_text(miss: Miss) -> str:
 
 
 LIMIT_COLUMNS = 3  # so many limits have a column in a terminal
-REGIONS = 8
+GROUPS = 8
 
 
 def search_table(study: Study, *, top: int = 10) -> Group:
@@ -307,12 +307,12 @@ def _no_answer(plan: Plan) -> Text:
 
 
 def _excluded(plan: Plan) -> Text:
-    regions = sorted(plan.regions, key=lambda region: -region.count)
+    groups = sorted(plan.excluded_groups, key=lambda group: -group.count)
     lines = [
         Text.assemble("Excluded: ", (f"{r.count:,}", "bold"), f" {TIMES} {r.name}: ", (r.example, "dim"))
-        for r in regions[:REGIONS]
+        for r in groups[:GROUPS]
     ]
-    if others := regions[REGIONS:]:
+    if others := groups[GROUPS:]:
         lines.append(Text(f"Excluded: {sum(r.count for r in others):,} for {len(others)} other reasons."))
     return Text("\n").join([*lines, Text(effort_text(plan.effort))])
 

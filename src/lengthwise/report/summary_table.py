@@ -87,6 +87,7 @@ METRICS: tuple[Metric, ...] = (
     _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
     _prefix("hit_rate", "Prompt tokens cached", "share"),
     _prefix("loaded_share", "Prompt tokens loaded", "share"),
+    _prefix("storage_share", "Prompt tokens from storage", "share"),
     replace(_prefix("load_s", "Load, mean", "ms", headline=False), better=LESS),
     _prefix("saved_prefill_s", "Prefill saved", "replica_s"),
     _prefix("saved_share", "Prefill saved, share", "share", headline=False),
@@ -315,7 +316,7 @@ def _is_fixed(setting: Any) -> bool:
 
 
 def model_note(results: Sequence[Result]) -> str:
-    """Return a note on the numbers in brackets, which show the cost model's error, or "" if there are none."""
+    """Return a note on the numbers in parentheses, which show the cost model's error, or "" if there are none."""
     drawn = next((r for r in results if r.model_draws), None)
     if drawn is None:
         return ""

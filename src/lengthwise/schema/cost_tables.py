@@ -75,9 +75,10 @@ class FitError:
 class PartError:
     """The error of the predicted seconds of one part of a step, as one random factor of all steps.
 
-    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked", "step" (all of them
-    together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is the standard
-    deviation of log(measured / predicted) on held-out points.
+    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "context" (what context before a chunk adds
+    to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "step" (all of
+    them together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is the
+    standard deviation of log(measured / predicted) on held-out points.
 
     If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation on that side, and otherwise
     None. For "front", it applies only to the delay, because a slow draw of the serial time would limit every rate.

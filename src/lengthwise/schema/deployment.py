@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,26 @@ class Parallelism:
 
 
 @dataclass(frozen=True)
+class KVStorage:
+    """Storage behind the CPU memory of each replica, or of all: a disk, a file system, memory of another machine."""
+
+    size_gb: float = float("inf")  # of one replica, or of all if ``shared``; infinite: as vLLM's file system tier
+    read_gb_per_s: float = 6.0  # of one replica's link to the storage: an NVMe SSD
+    write_gb_per_s: float = 3.0
+    latency_s: float = 0.0  # of each read and of each write
+    shared: bool = False  # whether replicas find what others have written
+
+    def __post_init__(self) -> None:
+        if not self.size_gb >= 0:
+            raise InputError(f"kv_offloading.storage.size_gb must be at least 0; it is {self.size_gb}")
+        for name in ("read_gb_per_s", "write_gb_per_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"kv_offloading.storage.{name} must be above 0; it is {getattr(self, name)}")
+        if not 0 <= self.latency_s < float("inf"):
+            raise InputError(f"kv_offloading.storage.latency_s must be at least 0 and finite; it is {self.latency_s}")
+
+
+@dataclass(frozen=True)
 class KVOffloading:
     """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
 
@@ -45,6 +66,7 @@ class KVOffloading:
     latency_s: float = 0.0  # of each load and of each store
     load: str = "always"  # or "if_faster": only where loading takes less time than computing the tokens would
     outputs: bool = False  # whether blocks of outputs are stored, too, when their request ends
+    storage: KVStorage | None = None  # behind the CPU memory
 
     def __post_init__(self) -> None:
         for name, value in (("size_gb", self.size_gb), ("latency_s", self.latency_s)):
@@ -54,6 +76,11 @@ class KVOffloading:
             raise InputError(f"kv_offloading.gb_per_s must be above 0; it is {self.gb_per_s}")
         if self.load not in LOAD_POLICIES:
             raise UnknownNameError("kv_offloading.load", self.load, LOAD_POLICIES)
+        if self.storage and self.storage.size_gb > 0 and self.size_gb == 0:
+            raise InputError(
+                "kv_offloading.storage needs CPU memory, through which all of its blocks go; kv_offloading.size_gb is "
+                "0. Give size_gb, or take storage out"
+            )
 
 
 LOAD_POLICIES = ("always", "if_faster")
@@ -261,11 +288,21 @@ class Deployment:
     def offload_blocks(self) -> int:
         """Return how many blocks the CPU memory behind a replica's prefix cache holds, or 0 without."""
         offloading = self.limits.kv_offloading
-        if offloading is None:
+        return 0 if offloading is None else int(offloading.size_gb * GB / self.offloaded_block_bytes)
+
+    @property
+    def storage_blocks(self) -> float:
+        """Return how many blocks the storage behind the CPU memory holds, or 0 without."""
+        if (offloading := self.limits.kv_offloading) is None or (storage := offloading.storage) is None:
             return 0
+        return storage.size_gb * GB // self.offloaded_block_bytes if storage.size_gb < math.inf else math.inf
+
+    @property
+    def offloaded_block_bytes(self) -> float:
+        """Return the bytes of a block in CPU memory and in storage: of all GPUs of a replica."""
         # Of MLA's cache, which every GPU of a stage has in full, vLLM keeps one copy if there is one stage.
         copies = 1 if self.model.attention.is_mla and self.parallel.pp == 1 else self.parallel.gpus_per_replica
-        return int(offloading.size_gb * GB / (self.kv.kv_bytes_per_block * copies))
+        return self.kv.kv_bytes_per_block * copies
 
     def decoding(self) -> Deployment:
         """Return the decode side as a deployment of its own, with this one's rank, bounds on waiting and timeout."""

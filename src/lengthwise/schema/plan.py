@@ -74,7 +74,7 @@ class Exclusion:
     """The reason why a configuration was rejected or pruned. Both texts are empty for other configurations."""
 
     reason: str = ""  # in a sentence
-    region: str = ""  # short name shared by configurations with the same reason
+    group: str = ""  # short name shared by configurations with the same reason
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Region:
+class ExcludedGroup:
     """The configurations rejected or pruned for one reason.
 
     ``example`` is the complete reason of one of them; ``settings`` are values that are typical of them.
@@ -176,7 +176,7 @@ class Plan:
     cause: tuple[str, ...]
     frontiers: dict[str, tuple[Trade, ...]]
     shifts: tuple[Shift, ...]  # sensitivity to each limit, by metric and rising bound, including the requested one
-    regions: tuple[Region, ...]
+    excluded_groups: tuple[ExcludedGroup, ...]
     effort: Spent
     level: float = 0.95
     notes: tuple[str, ...] = ()  # what limits the trust in the cost tables, a sentence each

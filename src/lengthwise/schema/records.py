@@ -52,6 +52,7 @@ class RequestRecords:
         rejection: Number of a ``Rejection``.
         cached_tokens: Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
         loaded_tokens: Prompt tokens after them that were loaded from CPU memory before the first admission.
+        storage_tokens: The loaded tokens that came from storage behind the CPU memory.
         load_s: Seconds from the start of the request's loads to their end; its wait in the queue does not count them.
     """
 
@@ -69,6 +70,7 @@ class RequestRecords:
     cached_tokens: Ints | None = None
     loaded_tokens: Ints | None = None
     load_s: Floats | None = None
+    storage_tokens: Ints | None = None
 
 
 @dataclass(frozen=True)

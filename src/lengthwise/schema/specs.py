@@ -129,6 +129,7 @@ class GpuSpec:
     price_source: str
     source: str
     aliases: tuple[str, ...] = ()
+    is_cpu: bool = False  # its kernels have no tiles of thread blocks to fill
 
     def flops(self, dtype: str) -> float:
         """Return the peak FLOP/s with weights of this dtype. A dtype without hardware support computes as bf16."""

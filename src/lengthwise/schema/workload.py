@@ -221,6 +221,23 @@ class Workload:
                 object.__setattr__(self, column, np.ascontiguousarray(value, dtype=dtype))
         self._check()
 
+    @property
+    def previous_turn(self) -> Ints:
+        """Return for each request ([n] int64) the one before it in its session, or -1.
+
+        That is the request that its prompt continues (``prefixes``), or otherwise the last one above it with the same
+        number in the column "session" of ``extra``. A negative number is no session.
+        """
+        before = np.full(len(self), -1)
+        if "session" in self.extra:
+            session = np.unique(self.extra["session"], return_inverse=True)[1].reshape(-1)
+            order = np.argsort(session, kind="stable")
+            same = np.diff(session[order]) == 0
+            if np.issubdtype(np.asarray(self.extra["session"]).dtype, np.number):
+                same &= np.asarray(self.extra["session"])[order][1:] >= 0
+            before[order[1:][same]] = order[:-1][same]
+        return before if self.prefixes is None else np.where(self.prefixes.turns >= 0, self.prefixes.turns, before)
+
     def take(self, rows: Ints, arrival_s: Floats | None = None) -> Workload:
         """Return the workload of the requests ``rows``, in this order, by default with their own arrivals.
 

@@ -21,11 +21,11 @@ from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import (
     Choice,
+    ExcludedGroup,
     Exclusion,
     Limit,
     Plan,
     Point,
-    Region,
     Shift,
     Spent,
     Status,
@@ -175,7 +175,7 @@ def search(
         cause=_advantages(ordered, axes, question),
         frontiers=_frontiers(ordered, question.slo_limits.limits),
         shifts=shifts,
-        regions=_regions(ordered),
+        excluded_groups=_excluded_groups(ordered),
         effort=Spent(
             candidates=len(ordered),
             simulated=sum(c.simulations > 0 for c in ordered),
@@ -450,21 +450,21 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
     return tuple(sentences)
 
 
-def _regions(choices: Sequence[Choice]) -> tuple[Region, ...]:
-    groups: dict[str, list[Choice]] = {}
+def _excluded_groups(choices: Sequence[Choice]) -> tuple[ExcludedGroup, ...]:
+    by_name: dict[str, list[Choice]] = {}
     for choice in choices:
-        if choice.exclusion.region:
-            groups.setdefault(choice.exclusion.region, []).append(choice)
-    regions = []
-    for name, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        if choice.exclusion.group:
+            by_name.setdefault(choice.exclusion.group, []).append(choice)
+    groups = []
+    for name, group in sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0])):
         shared: dict[str, tuple[Any, ...]] = {}  # settings with few values, and fewer than among all choices
         for key in dict.fromkeys(k for c in group for k in c.settings):
             own = tuple(dict.fromkeys(c.settings[key] for c in group if key in c.settings))
             everywhere = {c.settings[key] for c in choices if key in c.settings}
             if len(own) <= MAX_SHARED_VALUES and len(own) < len(everywhere):
                 shared[key] = own
-        regions.append(Region(name, len(group), group[0].exclusion.reason, shared))
-    return tuple(regions)
+        groups.append(ExcludedGroup(name, len(group), group[0].exclusion.reason, shared))
+    return tuple(groups)
 
 
 def study(name: str, plans: Sequence[Plan], runs: Sequence[Run]) -> Study:

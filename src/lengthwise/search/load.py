@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.metrics import SENT_SHARE
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Floats, Workload
 
@@ -18,7 +19,6 @@ DRAW_GROWTH, SHARED_GROWTH = 2**4, 2**2
 """Growth of the draws, and of those whose prompts share prefixes, which take longer to draw."""
 MAX_TAKEN = 8  # first requests of draws that are cached
 LARGEST_DRAW = 2**20
-SENT_SHARE = 0.95  # of the requests of sessions, at the end of the warm-up
 
 Draw = Callable[[int, int], Workload]
 

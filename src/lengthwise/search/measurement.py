@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise import engine
-from lengthwise.metrics import hardware_of, request_column, weighted_quantiles
+from lengthwise.metrics import hardware_of, request_column, session_times, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import OTHERS, QUANTILES
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Floats, Workload
-from lengthwise.search.load import SENT_SHARE
 from lengthwise.statistics import mean_estimate
 
 WARMUP_SHARE = 0.2  # share of a run's time that is excluded, because the batches are empty at its start
@@ -33,7 +32,7 @@ SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodp
 class Window:
     """The measured part of a run: from ``start_s`` to ``end_s``, the last arrival, where the simulation stopped.
 
-    ``before`` is the same simulation, stopped at ``start_s``; None means that the window is the complete run.
+    ``before`` is the same simulation, stopped at ``start_s``; if None, sums and gaps are those of the complete run.
     Simulations are deterministic, so ``before`` is exactly the beginning of ``records``; sums over the window are their
     differences.
     """
@@ -129,10 +128,8 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
     start_s = WARMUP_SHARE * end_s
     simulated = partial(engine.simulate, workload, deployment, seed=seed, max_log_steps=0)
     records = simulated(time_limit_s=end_s)
-    if workload.after is not None:
-        since_s = records.requests.arrival_s - workload.arrival_s
-        sent_s = float(np.quantile(since_s[np.isfinite(since_s)], SENT_SHARE))
-        start_s = min(max(start_s, sent_s), end_s / 2)
+    if (full := session_times(records, workload)) is not None:
+        start_s = min(max(start_s, full[0]), end_s / 2)
     before = simulated(time_limit_s=start_s) if sums else None
     return Window(deployment, records, before, start_s, end_s)
 

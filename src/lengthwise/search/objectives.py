@@ -452,9 +452,9 @@ class Bench:
         except (UnknownNameError, PolicyError):
             raise  # the question is wrong, not the configuration
         except InputError as error:
-            regions = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
-            region = next((name for kind, name in regions.items() if isinstance(error, kind)), "cannot be built")
-            return rejected(choice, Exclusion(str(error), region))
+            groups = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
+            group = next((name for kind, name in groups.items() if isinstance(error, kind)), "cannot be built")
+            return rejected(choice, Exclusion(str(error), group))
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
         choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if parallel.gpus > max_gpus or parallel.gpus == 0:

@@ -72,7 +72,8 @@ def reliability(found: Calibration) -> list[str]:
     )
     measured = (
         f"measured up to {reach.tokens} tokens and {reach.seqs} sequences a step, {reach.context} tokens a request, "
-        f"{reach.kv_tokens} tokens in the KV cache; beyond that the tables extrapolate"
+        f"{reach.prefix} tokens before a chunk of a prompt, {reach.kv_tokens} tokens in the KV cache; beyond that the "
+        "tables extrapolate"
     )
     loads = [
         f"{x.name} requests over time ({x.run}): off by {x.before:.0%} of their mean before, {x.after:.0%} after"

@@ -18,7 +18,7 @@ REQUEST_TIMES = ("arrival_s", "scheduled_s", "first_token_s", "finished_s")
 
 
 @dataclass(frozen=True)
-class Fit:
+class LargestBatch:
     """The largest batch of requests with ``context_tokens`` tokens each."""
 
     context_tokens: int
@@ -56,7 +56,7 @@ class Explanation:
 
     deployment: Deployment
     context_tokens: int  # what a request has half-way through its output
-    fits: list[Fit]  # largest batches, by the memory policy
+    fits: list[LargestBatch]  # largest batches, by the memory policy
     steps: list[Step]  # steps of typical shapes
     # Whether the memory policy reads predicted lengths, so that it may admit other numbers of requests than ``fits``.
     by_prediction: bool = False
@@ -97,7 +97,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     return Explanation(deployed, context, fits, steps, by_prediction)
 
 
-def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fit:
+def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> LargestBatch:
     """Return the largest batch that fits. The memory policy is given prompts of ``context_tokens`` without outputs."""
     size, total, limits = deployed.kv.block_size, deployed.kv.num_blocks, deployed.limits
     arguments = {
@@ -114,7 +114,9 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> Fi
     }
     own, taken = -(-context_tokens // size), int(policy.interpreted(memory)(**arguments))
     by_memory = total // max(own, taken)
-    return Fit(context_tokens, min(by_memory, limits.max_num_seqs), by_memory, taken * size if taken > own else 0)
+    return LargestBatch(
+        context_tokens, min(by_memory, limits.max_num_seqs), by_memory, taken * size if taken > own else 0
+    )
 
 
 def _step(
@@ -134,11 +136,13 @@ class CacheUse:
     """Tokens that a request need not compute: cached ones, and loaded ones after them.
 
     Computing them would cost ``saved_s``: the time of the prompt alone on an idle replica, less the time of the other
-    tokens. All of its loads together take ``load_s``.
+    tokens. All of its loads together take ``load_s``. Of the loaded tokens, ``storage_tokens`` were read from storage
+    before, while the request waited in the queue.
     """
 
     cached_tokens: int
     loaded_tokens: int
+    storage_tokens: int
     load_s: float
     saved_s: float
 
@@ -186,14 +190,17 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
     )
     r, after, prefixes = simulated.requests, workload.after, workload.prefixes
     parents = () if after is None else tuple(after.parent[after.start[number] : after.start[number + 1]].tolist())
-    previous = -1 if prefixes is None else int(prefixes.turns[number])
+    continued = -1 if prefixes is None else int(prefixes.turns[number])
+    previous = int(workload.previous_turn[number])
     assert r.cached_tokens is not None
     assert r.loaded_tokens is not None
     assert r.load_s is not None
-    prompt, cached, loaded = (int(tokens[number]) for tokens in (r.prompt_tokens, r.cached_tokens, r.loaded_tokens))
+    assert r.storage_tokens is not None
+    columns = (r.prompt_tokens, r.cached_tokens, r.loaded_tokens, r.storage_tokens)
+    prompt, cached, loaded, read = (int(tokens[number]) for tokens in columns)
     shared = 0
-    if previous >= 0:
-        shared = int((workload.prompt_tokens + workload.output_tokens)[previous])
+    if continued >= 0:
+        shared = int((workload.prompt_tokens + workload.output_tokens)[continued])
     elif prefixes is not None:
         shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
     step_tokens = deployed.limits.max_num_batched_tokens
@@ -211,7 +218,7 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         previous_turn=previous,
         prompt_tokens=prompt,
         shared_tokens=shared,
-        cache=CacheUse(cached, loaded, float(r.load_s[number]), full_s - rest_s),
+        cache=CacheUse(cached, loaded, read, float(r.load_s[number]), full_s - rest_s),
         replica=int(r.replica[number]),
         previous_replica=-1 if previous < 0 else int(r.replica[previous]),
         times_s={name: float(getattr(r, name)[number]) for name in REQUEST_TIMES},

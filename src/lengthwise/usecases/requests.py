@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise import predict
+from lengthwise import engine, policy, predict
 from lengthwise import workload as w
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
@@ -110,6 +110,27 @@ class _InSessions:
         """Return prompts and outputs [n]."""
         drawn = w.generate_sessions(n, self.sessions, self.lengths, w.AllAtOnce(), int(rng.integers(2**62)))
         return drawn.prompt_tokens, drawn.output_tokens
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What the requests of a workload may have in common. A single draw may have less by chance."""
+
+    has_prefixes: bool  # prompts that begin alike
+    has_sessions: bool  # requests that come after others of their session
+
+    def require_for(self, router: policy.Policy) -> None:
+        """Raise PolicyError if the router needs prefixes or sessions, and there are none."""
+        engine.check_router(router, has_prefixes=self.has_prefixes, has_sessions=self.has_sessions)
+
+
+def sharing_of(scenario: Scenario) -> Sharing:
+    """Return what the requests of a scenario may have in common. A trace that is replayed is read."""
+    source = source_of(scenario.workload, scenario.folder)
+    if (replayed := source.replayed) is not None:
+        return Sharing(replayed.prefixes is not None, bool((replayed.previous_turn >= 0).any()))
+    has_turns = source.sessions is not None and source.sessions.has_turns
+    return Sharing(has_turns or (source.sessions is not None and source.sessions.groups is not None), has_turns)
 
 
 class _Draws:

@@ -29,7 +29,7 @@ from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
-from lengthwise.usecases.requests import DEFAULT_REQUESTS, own_rate, search_load
+from lengthwise.usecases.requests import DEFAULT_REQUESTS, Sharing, own_rate, search_load, sharing_of
 from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
 
@@ -72,7 +72,8 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
             _require_tables_of_one_deployment(expanded, space_of(expanded.search))
-            make = partial(_deployment_with, expanded.model_copy(update={"search": None, "variants": []}))
+            alone = expanded.model_copy(update={"search": None, "variants": []})
+            make = partial(_deployment_with, alone, sharing_of(expanded))
             bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
             found.append(VariantSearch(expanded.name, expanded, bench))
     return found
@@ -126,8 +127,8 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
     )
 
 
-def _deployment_with(scenario: Scenario, settings: Mapping[str, Any]) -> Deployment:
-    return deployment(_with_settings(scenario, settings))
+def _deployment_with(scenario: Scenario, sharing: Sharing, settings: Mapping[str, Any]) -> Deployment:
+    return deployment(_with_settings(scenario, settings), sharing)
 
 
 def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:

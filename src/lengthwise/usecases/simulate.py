@@ -69,7 +69,7 @@ class VariantOutcome:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings about extrapolated steps, a busy front end, poor fits, and missing intervals."""
+        """Return the warnings that limit the trust in the numbers."""
         cost, run = self.variant.deployment.cost, self.variant.scenario.run
         notes = [
             *(f"{one.description}." for one in self.extrapolations),
@@ -77,6 +77,7 @@ class VariantOutcome:
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
             whole_prompts_note(self.variant.deployment),
+            unsteady_note(self.summary),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -111,6 +112,17 @@ def whole_prompts_note(deployment: Deployment) -> str:
     )
 
 
+def unsteady_note(summary: Summary) -> str:
+    """Return a warning if sessions make the load rise and fall for much of the window, otherwise ""."""
+    if summary.is_steady:
+        return ""
+    return (
+        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have "
+        "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
+        "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
+    )
+
+
 def recorded_run(outcome: VariantOutcome) -> RunResult:
     """Return the run of the first seed with the requests and the scenario, in the form that a records file takes."""
     variant = outcome.variant
@@ -138,7 +150,8 @@ def run(
 
     Variants with the same [workload] have the same requests at a seed. If no variant is random (replays), only one seed
     is run. If cost tables have estimates of their error, the first seed is run again with perturbed tables, for the
-    intervals of the cost model's error. Runs use threads, because the compiled engine releases the GIL.
+    intervals of the cost model's error, unless ``run.model_draws`` is 0, or is not given and the workload is long. Runs
+    use threads, because the compiled engine releases the GIL.
 
     Args:
         scenario: The scenario, or its file.

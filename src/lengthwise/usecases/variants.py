@@ -15,11 +15,12 @@ from lengthwise import catalog, cost, engine, policy, theory
 from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, Scheduler
+from lengthwise.policy.contracts import OF_PREFIXES
+from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
-from lengthwise.usecases.requests import workload_by_seed
+from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
@@ -66,7 +67,8 @@ def build(scenario: Scenario) -> list[Variant]:
     for expanded in scenario.variant_scenarios():
         with located(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
-            key = expanded.workload.model_dump_json()
+            # Blocks of shared prompts fit the engine's blocks.
+            key = f"{expanded.workload.model_dump_json()} {expanded.engine.block_size}"
             if expanded.predictor.kind != "none":
                 key += expanded.predictor.model_dump_json() + expanded.deployment.model
             if key not in shared:
@@ -111,12 +113,18 @@ def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
-def deployment(scenario: Scenario) -> Deployment:
-    """Return the deployment of a scenario without variants. Raises InputError if it cannot be built."""
+def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment:
+    """Return the deployment of a scenario without variants.
+
+    ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
+    PolicyError if its router needs prefixes or sessions that the workload does not have.
+    """
     section, limits = scenario.deployment, scenario.engine.model_dump()
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
     if (offloading := limits["kv_offloading"]) is not None:
+        if (storage := offloading["storage"]) is not None:
+            offloading["storage"] = KVStorage(latency_s=storage.pop("latency"), **storage)
         limits["kv_offloading"] = KVOffloading(latency_s=offloading.pop("latency"), **offloading)
     deployed = engine.deploy(
         model=model_of(scenario),
@@ -131,6 +139,12 @@ def deployment(scenario: Scenario) -> Deployment:
     _require_own_tables(scenario, deployed)
     if section.decode is not None:
         deployed = _disaggregated(deployed, section.decode, scenario)
+    sides = (deployed.scheduler, deployed.decode)
+    routers = [policy.resolve("router", side.router) for side in sides if side is not None]
+    if any(router.uses(*OF_PREFIXES) for router in routers):
+        sharing = sharing or sharing_of(scenario)
+        for router in routers:
+            sharing.require_for(router)
     return replace(deployed, name=scenario.name)
 
 

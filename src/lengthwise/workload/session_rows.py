@@ -6,6 +6,7 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -51,7 +52,8 @@ def workload_of(
 ) -> Workload:
     """Return the workload of these calls, in order of arrival; a child has the arrival of its latest parent.
 
-    Without ``sort``, calls without parents must be in order of arrival. Raises TraceError with the line of the call, or
+    Calls of a session that wait for the same call are of the same turn. Without ``sort``, calls without parents must be
+    in order of arrival. Raises TraceError with the line of the call, or
     without a ``source`` InputError.
     """
     n, latest_s = len(calls), -np.inf
@@ -69,10 +71,11 @@ def workload_of(
     numbered = all(isinstance(session, int) for session in own)
     number_of = {session: session if numbered else number for number, session in enumerate(own)}
     session = np.array([number_of[call.session] for call in calls])
-    turn, seen = np.zeros(n, np.int64), dict.fromkeys(own, 0)
+    turn, turns = np.zeros(n, np.int64), dict.fromkeys(own, 0)
     for i in order:
-        turn[i] = seen[calls[i].session]
-        seen[calls[i].session] += 1
+        before = [turn[parent] for parent in calls[i].parents if calls[parent].session == calls[i].session]
+        turn[i] = max(before) + 1 if before else turns[calls[i].session]
+        turns[calls[i].session] = max(turns[calls[i].session], turn[i] + 1)
     after = After(
         _starts(call.parents for call in calls),
         np.array([parent for call in calls for parent in call.parents], np.int64),
@@ -119,7 +122,8 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
 
     A row waits for the rows whose ``request_id`` is in ``wait_for``. Without ``wait_for``, a row with a ``delay``, or
     without a timestamp, waits for the row before it in its session. It is sent ``delay`` plus ``tool_wait_ms``
-    milliseconds after the last of them has ended. ``input_length`` is the complete prompt.
+    milliseconds after the last of them has ended. ``input_length`` is the complete prompt. A row without a
+    ``session_id`` belongs to the session of the last row that it waits for.
     """
     rows = list(source.json_rows())
     names = [str(row.get("request_id", f"row {number}")) for number, (_, row) in enumerate(rows)]
@@ -147,7 +151,7 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
             None if waits else at_ms / 1e3,
             int(row["input_length"]),
             int(row["output_length"]),
-            names[number] if session is None else session if type(session) is int else str(session),
+            _session(session, calls[waits[-1]].session if waits else names[number]),
             waits,
             sum(_milliseconds(source, line, row, key) for key in ("delay", "tool_wait_ms")) / 1e3,
             hashes,
@@ -164,6 +168,10 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
     extra |= _limits([UNCAPPED if row.get("max_tokens") is None else row["max_tokens"] for _, row in rows])
     extra |= {"ignore_eos": [row.get("ignore_eos") is True for _, row in rows]} if "max_tokens" in extra else {}
     return workload_of(source, calls, name=source.name, block_tokens=block_tokens, extra=extra, sort=sort)
+
+
+def _session(given: Any, default: str | int) -> str | int:
+    return default if given is None else given if type(given) is int else str(given)
 
 
 def _parents(
@@ -313,6 +321,12 @@ class _Span:
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
+    messages: tuple[str, ...] = ()  # instructions and input, where they are recorded
+
+
+def _begins_with(messages: tuple[str, ...], earlier: tuple[str, ...]) -> bool:
+    """Return whether messages begin with all earlier ones, or True if either are unknown."""
+    return not messages or not earlier or messages[: len(earlier)] == earlier
 
 
 def is_otel(first: dict[str, Any] | None) -> bool:
@@ -325,7 +339,9 @@ def read_otel(source: Source) -> Workload:
 
     Lines are OTLP's JSON (the collector's file exporter) or single spans (the console exporter). Calls of one
     ``gen_ai.conversation.id``, or else of one trace, are a session: a call waits for the calls of its session that
-    ended before it started, and as long after them as was recorded.
+    ended before it started, and as long after them as was recorded. Its prompt continues the prompt and output of the
+    last of them if it is longer than both, and if the ``gen_ai.input.messages`` of the two, where both are recorded,
+    begin alike. Contents are rarely recorded: then a longer prompt counts as a continuation, even if it is another one.
     """
     spans = [span for line, row in source.json_rows() for span in _spans(source, line, row)]
     if not spans:
@@ -341,7 +357,8 @@ def read_otel(source: Source) -> Workload:
         fork = parents[0] if len(parents) == 1 else -1
         if len(parents) > 1 and len(calls[parents[0]].parents) == 1:
             fork = calls[parents[0]].parents[0]  # parallel calls are joined: the prompt continues what was before them
-        previous = _continued(calls, fork, span.prompt_tokens) if fork >= 0 else -1
+        may_continue = fork >= 0 and _begins_with(span.messages, spans[fork].messages)
+        previous = _continued(calls, fork, span.prompt_tokens) if may_continue else -1
         delay_s = (span.start_ns - max((spans[i].end_ns for i in parents), default=span.start_ns)) / 1e9
         if previous >= 0 and previous not in parents:
             parents = [previous, *parents]
@@ -381,10 +398,11 @@ def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
                 continue
             session = str(attributes.get("gen_ai.conversation.id") or trace_id)
             model = str(attributes.get("gen_ai.request.model") or "")
+            times = (_nanoseconds(start), _nanoseconds(end))
             cap = _first(attributes, (_MAX_TOKENS,)) or UNCAPPED
             if cap < output:
                 raise ValueError(f"{_MAX_TOKENS} {cap} is below the {output} output tokens")  # noqa: TRY301
-            yield _Span(line, _nanoseconds(start), _nanoseconds(end), session, model, prompt, output, cap)
+            yield _Span(line, *times, session, model, prompt, output, cap, _messages(attributes))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         shown = f"{type(error).__name__}: {error}"
         raise source.fault(line, f"must hold spans as OpenTelemetry writes them ({shown})") from error
@@ -392,6 +410,20 @@ def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
 
 def _attributes(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {item["key"]: next(iter(item["value"].values()), None) for item in items}
+
+
+def _messages(attributes: dict[str, Any]) -> tuple[str, ...]:
+    """Return the instructions and messages of a call, each as text, or () if its messages are not recorded."""
+    given = attributes.get("gen_ai.input.messages")
+    if isinstance(given, str):
+        with suppress(ValueError):  # cut at the limit of an attribute's length
+            given = json.loads(given)
+    if isinstance(given, dict):
+        given = given.get("values")
+    if not isinstance(given, list) or not given:
+        return ()
+    shown = (json.dumps(one, sort_keys=True) for one in given)
+    return (json.dumps(attributes.get("gen_ai.system_instructions"), sort_keys=True), *shown)
 
 
 def _first(attributes: dict[str, Any], keys: Sequence[str]) -> int:

@@ -111,6 +111,11 @@ class Sessions:
         require(limit is None or limit >= 2, f"max_context_tokens must be at least 2; it is {limit}")
         require(self.block_tokens >= 1, f"block_tokens must be at least 1; it is {self.block_tokens}")
 
+    @property
+    def has_turns(self) -> bool:
+        """Return whether sessions may have several requests."""
+        return self.tools is not None or (self.turns > 1 and self.max_turns != 1)
+
 
 def generate_sessions(
     num_requests: int,
@@ -145,7 +150,7 @@ def generate_sessions(
                 "raise max_context_tokens, or make system prompts, prompts and outputs shorter"
             )
         count *= 2
-    made = _workload(steps, num_requests, sessions.block_tokens)
+    made = _workload(steps, num_requests, sessions)
     if isinstance(arrivals, ClosedLoop) and made.after is not None:
         raise InputError("sessions of several requests need arrivals at which they start; a closed loop has none")
     cap, total = made.max_tokens, sessions.max_context_tokens
@@ -301,8 +306,9 @@ def _answers(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Ints, 
     return drawn.prompt, answer
 
 
-def _workload(steps: _Steps, n: int, block_tokens: int) -> Workload:
+def _workload(steps: _Steps, n: int, sessions: Sessions) -> Workload:
     """Return the first ``n`` requests of the sessions, all with arrival 0."""
+    block_tokens = sessions.block_tokens
     fan_out = steps.parallel_prompt.shape[1]
     size = 1 + fan_out * steps.joins
     place = np.cumsum(size) - 1  # parallel requests come before the request that joins them
@@ -337,7 +343,7 @@ def _workload(steps: _Steps, n: int, block_tokens: int) -> Workload:
     else:
         ids_start, ids = np.zeros(n + 1, np.int64), np.zeros(0, np.int64)
     delay_s = np.where(is_parallel, 0.0, steps.delay_s[step])[:n]
-    shares = len(parent) > 0 or len(ids) > 0
+    has_prefixes = sessions.has_turns or sessions.groups is not None
     return Workload(
         arrival_s=np.zeros(n),
         prompt_tokens=prompt[:n],
@@ -345,6 +351,7 @@ def _workload(steps: _Steps, n: int, block_tokens: int) -> Workload:
         max_tokens=cap if (cap < UNCAPPED).any() else None,
         ignore_eos=ignore_eos.astype(bool) if ignore_eos.any() else None,
         extra=extra,
-        after=After(start, parent, delay_s) if len(parent) else None,
-        prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if shares else None,
+        # By what sessions may have, since by chance a draw may have no later turn.
+        after=After(start, parent, delay_s) if sessions.has_turns else None,
+        prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if has_prefixes else None,
     )

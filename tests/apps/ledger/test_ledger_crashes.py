@@ -54,7 +54,7 @@ def died_at(place, tmp_path, kill_at, expected):
     assert finish(run, TASKS) == expected
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_random_moments_again_and_again_a_run_ends_alike(place, seed):
     tasks, rng, ends = tasks_of(400, seed), np.random.default_rng(seed), []
     begin_s = time.monotonic()
@@ -72,6 +72,7 @@ def test_killed_at_random_moments_again_and_again_a_run_ends_alike(place, seed):
     assert finish(place(), tasks) == expected
 
 
+@pytest.mark.slow
 def test_a_server_that_crashes_under_a_run_loses_nothing_that_was_acknowledged(server):
     tasks, place, done = tasks_of(600), server.place("crashing"), []
     expected = undisturbed(server.place("uncrashed"), tasks)

@@ -12,9 +12,10 @@ from typing import Self
 import numpy as np
 
 from lengthwise.gateway.admin import AdminApp
-from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order
+from lengthwise.gateway.config import OWN_ROUTER, Admission, Dispatch, Engine, GatewayConfig, Limits, Order
 from lengthwise.gateway.core import Scheduler
-from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Refusal, Request
+from lengthwise.gateway.edge import server
+from lengthwise.gateway.request import Client, LengthPrediction, Outcome, PrefixHasher, PromptPrefix, Refusal, Request
 from lengthwise.gateway.scheduling import Signals, WorkerState
 from lengthwise.gateway.telemetry import Telemetry
 from lengthwise.predict import LEVELS, LengthDistribution
@@ -34,10 +35,13 @@ class World:
     now_s: float = 1000.0
     states: list[WorkerState] = field(default_factory=list)
     found: dict | None = None
+    router: str = OWN_ROUTER
 
     def __post_init__(self) -> None:
         self.config = GatewayConfig(engines=(Engine("http://e:1"),), order=Order(mode=self.mode))
-        self.scheduler = Scheduler(self.config.order, Admission(), Dispatch(start=6, max_concurrency=6))
+        self.dispatch = Dispatch(start=6, max_concurrency=6, router=self.router)
+        self.scheduler = Scheduler(self.config.order, Admission(), self.dispatch)
+        self.hasher = PrefixHasher(b"key")
         self.driver = SimpleNamespace(
             statistics=lambda: self.scheduler.statistics(self.now_s), position=self.scheduler.position
         )
@@ -105,8 +109,13 @@ class World:
         length_prediction = LengthPrediction(float(levels.mean[0]), "predictor", levels.tokens[0])
         return Request(
             number, self.now_s, MODEL, int(rng.integers(20, 800)), 4096, Client(priority=int(number % 7 == 0)),
-            preemptible=True, length_prediction=length_prediction, body_bytes=900,
+            preemptible=True, length_prediction=length_prediction, body_bytes=900, prefix=self.prefix(number),
         ), length  # fmt: skip
+
+    def prefix(self, number: int) -> PromptPrefix:
+        """One of five system prompts, if a router compares prompts."""
+        text = f"You are assistant {number % 5}. " * 100 if self.router != OWN_ROUTER else ""
+        return self.hasher.of_text(text, len(text) // 4, model=MODEL)
 
     def ran(self, request: Request, length: int, tick: float) -> None:
         more = min(int(tick / 0.03), length - request.generated_tokens)
@@ -148,16 +157,12 @@ class Served:
     """An ASGI app on a port of this machine, on a thread of its own."""
 
     def __init__(self, app) -> None:
-        import uvicorn
-
         self.app = app
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, loop="asyncio")
-        config.timeout_graceful_shutdown = 1
-        self.server = uvicorn.Server(config)
+        self.server = server(app, Limits(), drain_s=1)
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -173,5 +178,6 @@ class Served:
         self.server.should_exit = True
         for gone in list(self.app._streams):
             gone.set()
-        self._thread.join(10)
+        self._thread.join(60)
+        assert not self._thread.is_alive()
         self._socket.close()

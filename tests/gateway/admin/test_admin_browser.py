@@ -40,6 +40,7 @@ def worlds():
     made = {
         "idle": World(engines=2),
         "busy": World(found=FOUND).live(90, 4.5).troubled(),
+        "routed": World(router="uncached_load").live(60, 4.0),
         "down": World(down=NAMES, mode="observe").live(3, 2.0),
     }
     served = {name: Served(world.app) for name, world in made.items()}
@@ -62,7 +63,7 @@ def text(driver, selector: str) -> str:
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["idle", "busy", "down"])
+@pytest.mark.parametrize("name", ["idle", "busy", "down", "routed"])
 def test_it_is_drawn_and_nothing_is_wider_than_the_screen(driver, worlds, name, width, scheme) -> None:
     driver.get_log("browser")
     look(driver, worlds[1][name], width, scheme)
@@ -139,6 +140,29 @@ def test_axes_of_requests_and_tokens_have_integer_ticks(driver, worlds) -> None:
     ):
         script = f"{drawn} charts.lines(s, [[0, {most}]], [[1, 's0']], 0.001); {ask}"
         assert driver.execute_script(script) == [*ticks.split(), "now"]
+
+
+def test_the_router_and_what_it_found_cached_are_shown(driver, worlds) -> None:
+    look(driver, worlds[1]["routed"], 1280, "light")
+    world = worlds[0]["routed"]
+    counts = [worker.dispatched for worker in world.scheduler.statistics(world.now_s).workers]
+    requests, prompts, cached = (
+        sum(getattr(one, name) for one in counts) for name in ("requests", "prompt_tokens", "cached_tokens")
+    )
+    assert requests > 100
+    assert 0 < cached < prompts
+    assert text(driver, "#router") == (
+        f"Router uncached_load: {requests} requests sent since the start; {100 * cached / prompts:.0f} % of their "
+        "prompt tokens probably cached at the engine."
+    )
+    shown = driver.execute_script("return [...document.querySelectorAll('#engines .sent')].map(e => e.textContent)")
+    assert shown == [
+        f"{100 * one.requests / requests:.0f} % of requests ({one.requests}) · "
+        f"{100 * one.cached_tokens / one.prompt_tokens:.0f} % of prompt tokens probably cached"
+        for one in counts
+    ]
+    look(driver, worlds[1]["idle"], 1280, "light")
+    assert text(driver, "#router") == "Router earliest_finish."
 
 
 def test_engines_that_are_down_are_shown_immediately(driver, worlds) -> None:

@@ -18,6 +18,7 @@ from aiohttp import web
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig, Tls
 from lengthwise.gateway.edge.http_server import HttpProtocol
 from lengthwise.gateway.serve import Gateway
+from lengthwise.testing.engine_server.server import close_runner
 
 LETTERS, ROOM_BYTES, HELD_BYTES = 8192, 1 << 16, 2 << 20
 END = b'data: {"id":"c","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -86,7 +87,7 @@ class Reporting:
         try:
             yield str(site.name)
         finally:
-            await runner.cleanup()
+            await close_runner(runner)
 
 
 class Watched:
@@ -217,7 +218,7 @@ def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEven
         runner.run(watched())
 
 
-async def until(true: Callable[[], bool], max_s: float = 10.0) -> None:
+async def until(true: Callable[[], bool], max_s: float = 60.0) -> None:
     async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.005)

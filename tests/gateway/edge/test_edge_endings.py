@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -30,7 +31,7 @@ class Received(Listener):
         self.reasons.append((reason, refusal.status))
 
 
-def until(message, within_s=8.0):
+def until(message, within_s=20.0):
     end = time.monotonic() + within_s
     while not message():
         assert time.monotonic() < end
@@ -188,3 +189,25 @@ def test_a_response_that_the_shutdown_cancels_ends_its_connection_without_a_trac
         until(lambda: not served.connections)
         assert (answer.cancelled, answer.closed) == (True, 1)
     assert not [one for one in caplog.records if one.exc_info], caplog.text
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_client_that_connects_as_the_server_stops_loses_its_connection(turns):
+    """Whatever turn of asyncio's loop it is in: the socket may be accepted and not yet have a transport."""
+
+    async def work():
+        server, listener = Served(config()).server, socket.create_server(("127.0.0.1", 0))
+        server.capture_signals = contextlib.nullcontext
+        running = asyncio.ensure_future(server.serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        with socket.create_connection(listener.getsockname(), timeout=10) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.shutdown([listener])
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        server.should_exit = True
+        await running
+
+    asyncio.run(work())

@@ -93,7 +93,7 @@ def test_garbage_sent_in_the_midst_of_a_stream_is_answered_after_it_and_nothing_
 
     async def work() -> None:
         async with gateway_of(engine) as gateway, connected(gateway.port) as client:
-            client.submit("a", 5000)
+            client.submit("a", 400)
             while seen.of("a") < 10:
                 await client.read()
             client.writer.write(b"\x00\x01 no request at all\r\n\r\n")
@@ -101,7 +101,7 @@ def test_garbage_sent_in_the_midst_of_a_stream_is_answered_after_it_and_nothing_
                 while await client.read():
                     pass
             stream, error = bytes(client.raw).split(b"HTTP/1.1 400 ")
-            assert bodies(stream) == [stream_of("a", 5000)]
+            assert bodies(stream) == [stream_of("a", 400)]
             assert b"invalid_http" in error
             await until(lambda: gateway.driver.num_requests == 0)
             await until(lambda: engine.finished == ["report"])

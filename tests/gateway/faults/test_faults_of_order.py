@@ -59,7 +59,7 @@ def test_a_bad_predictor_fails_no_request(how):
 
 
 @pytest.mark.slow
-def test_a_slow_predictor_is_not_waited_for():
+def test_a_slow_predictor_is_not_waited_for(stalls):
     async def work() -> None:
         async with engine() as one:
             config = config_of(one)
@@ -70,7 +70,7 @@ def test_a_slow_predictor_is_not_waited_for():
             async with Gateway(config, make_predictor=length_predictor) as gateway:
                 started = time.perf_counter()
                 reported = await many(gateway.port, [5, 5, 5])
-                assert time.perf_counter() - started < 0.3
+                assert time.perf_counter() - started < 0.3 + stalls.lost_s
                 state = gateway.length_predictor.state()
             assert all(answer.complete for answer in reported)
             assert state["sources"]["prior"] == 3
@@ -95,7 +95,7 @@ def test_a_long_one_is_served_in_time_however_many_short_ones_come():
 
                 shorts = [asyncio.ensure_future(flood()) for _ in range(6)]
                 await until(lambda: len(ledger.requests) > 10)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     assert (await ask(session, gateway.port, body(100, "long"))).complete
                 over.set()
                 await asyncio.gather(*shorts)

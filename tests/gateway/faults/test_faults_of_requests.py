@@ -47,7 +47,7 @@ async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[s
             troubles, got, over = set[str](), Counter[int](), asyncio.Event()
             others = [asyncio.ensure_future(ask(session, gateway.port, body(150, f"w{k}"))) for k in range(4)]
             bad = asyncio.ensure_future(poisoned(gateway.port, over, got))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not served(got.total()) or not all(other.done() for other in others):
                     troubles |= {w.unavailable_reason(gateway.fleet._clock()) for w in gateway.fleet.workers()}
                     await asyncio.sleep(0.01)
@@ -103,7 +103,7 @@ async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]
             def troubles() -> dict[str, str]:
                 return {w.name: w.unavailable_reason(gateway.fleet._clock()) for w in gateway.fleet.workers()}
 
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not any(troubles().values()):
                     reported = await asyncio.gather(*(ask(session, gateway.port, body(3)) for _ in range(4)))
                     got.update(one.status for one in reported)

@@ -72,7 +72,7 @@ async def engines(*specs: EngineSpec) -> AsyncIterator[list[EngineServer]]:
             await server.__aexit__()
 
 
-async def until(true: Callable[[], bool], max_s: float = 5.0) -> None:
+async def until(true: Callable[[], bool], max_s: float = 60.0) -> None:
     async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - what is awaited has no event
             await asyncio.sleep(0.01)

@@ -9,6 +9,7 @@ import pytest
 import trustme
 from fleet_world import run, until
 from kube_api import KubeApi, endpoint, endpoint_slice
+from relay_world import pause
 
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.discovery import EndpointSlices
@@ -127,7 +128,7 @@ def test_410_inside_the_watch_means_a_new_list_too(tmp_path):
 def test_bookmarks_move_the_version_on(tmp_path):
     async def work(api, report):
         api.bookmark()
-        await asyncio.sleep(0.05)
+        await pause(0.05)
         api.clear()  # all but the bookmark's own version
         api.end_watches()
         api.put(pods("e-7"))
@@ -153,7 +154,7 @@ def test_a_silent_watch_is_restarted(tmp_path):
     async def work(api, report):
         api.faults.silent = True
         api.put(pods("e-7"))
-        await asyncio.sleep(0.1)
+        await pause(0.1)
         assert set(report.last) == {"e-0", "e-1"}
         api.faults.silent = False
         await until(lambda: set(report.last) == {"e-7"})
@@ -166,9 +167,9 @@ def test_while_the_api_is_away_the_engines_stay(tmp_path):
     async def work(api, report):
         api.faults.status = 503
         api.end_watches()
-        await asyncio.sleep(0.4)
+        await pause(0.4)
         await api.stop()
-        await asyncio.sleep(0.4)
+        await pause(0.4)
         assert report.last == {"e-0": True, "e-1": True}
         api.faults.status = 0
         api.put(pods("e-7"))
@@ -255,7 +256,7 @@ def test_an_authority_that_was_changed_is_read_again(tmp_path):
                     for name in ("e-0", "e-1"):
                         rotated.put(pods(name))
                     rotated.clear()
-                    await asyncio.sleep(0.3)
+                    await pause(0.3)
                     assert reported.last == {"e-0": True}
                     assert not rotated.paths  # the new server is not trusted yet
                     new.cert_pem.write_to_path(str(tmp_path / "ca.crt"))

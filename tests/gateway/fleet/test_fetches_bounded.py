@@ -17,6 +17,7 @@ from lengthwise.gateway.fleet.discovery import EndpointSlices
 from lengthwise.gateway.fleet.engine_probe import EngineMetadata, send_prompt
 from lengthwise.gateway.fleet.kubernetes_api import KubernetesClient
 from lengthwise.testing.engine_server import EngineSpec
+from lengthwise.testing.engine_server.server import close_runner
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
@@ -38,7 +39,7 @@ async def answering(answer):
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}", requested
     finally:
-        await runner.cleanup()
+        await close_runner(runner)
 
 
 @pytest.mark.slow

@@ -8,11 +8,13 @@ import pytest
 from aiohttp import web
 from fleet_world import CARE, DISPATCH, Received, config_of, engines, fleet_of, run, until
 from kube_api import KubeApi, endpoint, endpoint_slice
+from relay_world import pause
 
 from lengthwise.gateway.config import Discovery, Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.schema.errors import InputError
 from lengthwise.testing.engine_server import EngineServer, EngineSpec
+from lengthwise.testing.engine_server.server import close_runner
 
 SPEC = EngineSpec(model="m")
 
@@ -48,7 +50,7 @@ class Report:
 
     async def __aexit__(self, *_):
         self.hang.set()
-        await self._runner.cleanup()
+        await close_runner(self._runner)
 
     async def _health(self, _):
         await self.hang.wait()
@@ -176,7 +178,7 @@ def test_a_sleeping_engine_gets_nothing_until_it_wakes():
 
 
 @pytest.mark.slow
-def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does():
+def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does(stalls):
     async def work():
         resilience = ResilienceConfig(health_every_s=0.12, connect_s=0.1, drain_s=0.3)
         async with (
@@ -187,7 +189,7 @@ def test_a_slow_health_check_does_not_take_a_busy_engine_down_but_silence_does()
             for _ in range(60):
                 fleet.succeeded("e")
                 await asyncio.sleep(0.02)
-            assert received.ups() == 1
+            assert received.ups() == 1 or stalls.lost_s > 0.05, "a stall is silence, too"
             await until(lambda: received.ups() == 0)
             server.hang.set()
             await until(lambda: received.ups() == 1)
@@ -423,7 +425,7 @@ def test_changes_are_reported_together():
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 assert len(received.all) == before + 1
-                await asyncio.sleep(0.6)
+                await pause(0.6)
                 assert len(received.all) - before <= 20 * (loop.time() - started_s) + 15  # 8 engines tell 160
 
     run(work)

@@ -9,6 +9,7 @@ import pytest
 from fleet_requests import ORDER, SPEC, entries, world
 from fleet_world import CARE, DISPATCH, config_of, engines, run, until
 from kube_api import KubeApi, endpoint, endpoint_slice
+from relay_world import pause
 
 from lengthwise.gateway.config import Discovery, Engine, GatewayConfig
 from lengthwise.gateway.protocols import monotonic
@@ -27,11 +28,11 @@ def test_a_stream_outlives_its_endpoint_flapping_and_going():
                 alone = await gateway.submit(220)
                 stream = asyncio.create_task(gateway.submit(220))
                 for _ in range(4):
-                    await asyncio.sleep(0.1)
+                    await pause(0.1)
                     api.delete("s")
-                    await asyncio.sleep(0.05)
+                    await pause(0.05)
                     api.put(item)
-                await asyncio.sleep(0.1)
+                await pause(0.1)
                 api.delete("s")
                 assert await stream == alone
                 assert len(server.log.entries) == 3  # the tiny prompt, and each request once
@@ -63,7 +64,7 @@ def test_requests_wait_while_there_is_no_engine_and_continue_when_one_arrives():
             await server.die()
             await until(lambda: not gateway.fleet.ready())
             waiting = asyncio.create_task(gateway.submit(40))
-            await asyncio.sleep(0.2)
+            await pause(0.2)
             assert gateway.driver.statistics().waiting == 1
             await server.restart()
             assert await waiting == alone

@@ -9,6 +9,7 @@ from fleet_world import config_of, fleet_of, run
 
 from lengthwise.gateway.config import Engine, Tls
 from lengthwise.schema.errors import InputError
+from lengthwise.testing.engine_server.server import close_runner
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def requested(authority, tls, *, requests):
             async with fleet_of(config_of(Engine(url, name="e", tls=tls, probe=False))) as (fleet, received):
                 seen.update(up=received.last["e"].up, cause=fleet.worker("e").unavailable_reason(0.0))
         finally:
-            await runner.cleanup()
+            await close_runner(runner)
 
     run(work)
     return seen["up"], seen["cause"]

@@ -14,11 +14,23 @@ from prediction_worlds import finished, predicted, request
 
 from lengthwise.gateway.config import PredictionConfig
 from lengthwise.gateway.length_prediction import CorrectedPrediction, LengthPredictor, Oracle, fixed_tokens
+from lengthwise.gateway.length_prediction.length_predictor import MAX_SESSIONS
 from lengthwise.gateway.length_prediction.prediction import MAX_CHARS, STATISTICS
 from lengthwise.gateway.length_prediction.prediction import condition as given_row
-from lengthwise.gateway.request import Outcome
-from lengthwise.predict import LEVELS, Constant, LengthDistribution, Prompts, default
+from lengthwise.gateway.request import Client, Outcome
+from lengthwise.predict import (
+    LEVELS,
+    Constant,
+    Ecdf,
+    InSession,
+    LengthDistribution,
+    Prompts,
+    attach,
+    default,
+    samples_of,
+)
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.workload import Workload
 
 TEXTS = ["Write a 500 word story", "Is 7 prime? yes or no", "", "List ten tips\n```x```", "三 ideas for a trip"]
 
@@ -52,7 +64,7 @@ def test_the_default_is_loaded_by_its_name_and_a_missing_file_is_reported() -> N
     async def main() -> None:
         async with LengthPredictor(PredictionConfig(inline_below_s=1.0)) as f:
             assert f.state()["where"] == "inline"
-            assert 0 < f.seconds < 0.1
+            assert 0 < f.seconds < 1.0
             assert (await predicted(f)).length_prediction.source == "predictor"
         with pytest.raises(InputError, match=r"no file nowhere\.lwp"):
             async with LengthPredictor(PredictionConfig("nowhere.lwp")):
@@ -310,5 +322,65 @@ def test_a_prediction_of_others_is_conditioned_too() -> None:
             again = await f.repredict(made, "x", None)
             assert again.total_tokens == 301
             assert again.at_tokens == 300
+
+    asyncio.run(main())
+
+
+def chats(count: int, turns: int, seed: int = 0) -> Workload:
+    """Sessions with alike outputs, one turn of all sessions after the other."""
+    rng = np.random.default_rng(seed)
+    output = np.exp(5 + 0.8 * rng.standard_normal(count) + 0.4 * rng.standard_normal((turns, count))).astype(int) + 1
+    n = count * turns
+    extra = {"session": np.tile(np.arange(count), turns), "turn": np.repeat(np.arange(turns), count)}
+    return Workload(np.arange(n, dtype=float), np.full(n, 20), output.ravel(), extra=extra)
+
+
+@pytest.mark.parametrize("place", ["inline", "process"])
+def test_the_session_of_a_request_predicts_the_same_live_as_in_a_simulation(place: str) -> None:
+    """Also beyond EARLIER_TURNS, and of a request that the predictor in a process got in a batch with others."""
+    trained = InSession(Ecdf()).fit(samples_of(chats(60, 4)))
+    requests = chats(12, 11, seed=1)
+    simulated = attach(requests, trained, update_predictions=False).predicted_tokens
+
+    async def main() -> list[float]:
+        live: list[float] = []
+        config = PredictionConfig(learn=False, deadline_s=60.0)
+        async with LengthPredictor(config, predictor=trained, place=place) as f:
+            for turn in range(11):
+                rows = range(12 * turn, 12 * turn + 12)
+                clients = [Client(session=f"chat {row % 12}") for row in rows]
+                made = await asyncio.gather(*(predicted(f, client=one, max_tokens=10**6) for one in clients))
+                live += [one.length_prediction.total_tokens for one in made]
+                for one, row in zip(made, rows, strict=True):
+                    one.generated_tokens = int(requests.output_tokens[row])
+                    f.on_end(one, Outcome.FINISHED, 0.0)
+        return live
+
+    np.testing.assert_allclose(asyncio.run(main()), simulated, rtol=1e-9)
+    assert len(set(np.round(simulated[12:], 6))) > 60
+
+
+def test_only_finished_outputs_of_the_own_session_count_and_few_sessions_are_stored() -> None:
+    trained = InSession(Ecdf()).fit(samples_of(chats(60, 4)))
+
+    async def main() -> None:
+        async with inline(trained, learn=False) as f:
+            own, other = Client(1, session="a"), Client(2, session="a")
+            first = await predicted(f, client=own)
+            first.generated_tokens = 900
+            f.on_end(first, Outcome.CLIENT_GONE, 0.0)
+            unnamed = await finished(f, 900, client=Client(1))
+            several = await finished(f, 900, client=own, choices=2)
+            before = [one.length_prediction.total_tokens for one in (first, unnamed, several)]
+            await finished(f, 900, client=own)
+            later, stranger = await predicted(f, client=own), await predicted(f, client=other)
+            assert len({*before, stranger.length_prediction.total_tokens}) == 1
+            assert later.length_prediction.total_tokens > before[0]
+            assert f.state()["sessions"] == 1
+            for number in range(MAX_SESSIONS):
+                f.on_end(request(client=Client(session=str(number)), generated_tokens=5), Outcome.FINISHED, 0.0)
+            assert f.state()["sessions"] == MAX_SESSIONS
+            forgotten = await predicted(f, client=own)
+            assert forgotten.length_prediction.total_tokens == before[0]
 
     asyncio.run(main())

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from asyncio.events import Handle
+from dataclasses import replace
 
 import pytest
 from bad_predictors import OneWord, Words
@@ -19,16 +20,16 @@ from lengthwise.gateway.length_prediction import LengthPredictor, ProcessLimits
 from lengthwise.predict import Constant, default, save
 from lengthwise.schema.errors import InputError
 
-LIMITS = ProcessLimits(start_s=20, hang_s=1.0, backoff_s=0.05, max_backoff_s=0.2, max_bytes=1 << 30)
+LIMITS = ProcessLimits(start_s=60, hang_s=30.0, backoff_s=0.05, max_backoff_s=0.2, max_bytes=1 << 30)
 
 
 def separate(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> LengthPredictor:
-    config.setdefault("deadline_s", 5.0)
+    config.setdefault("deadline_s", 30.0)
     return LengthPredictor(PredictionConfig(**config), late=late, predictor=predictor, place="process", limits=limits)
 
 
 async def until_up(f: LengthPredictor, starts: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (f.state()["process"]["up"] and f.state()["process"]["starts"] >= starts):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -57,13 +58,13 @@ def test_a_process_predicts_the_same_and_its_prints_harm_nothing() -> None:
 
 
 @pytest.mark.parametrize(("word", "kind"), [("die", "died"), ("hang", "hung"), ("scribble", "invalid response")])
-def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str, kind: str) -> None:
+def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(stalls, word: str, kind: str) -> None:
     async def main() -> None:
-        async with separate(OneWord()) as f:
+        async with separate(OneWord(), replace(LIMITS, hang_s=1.0 if word == "hang" else 30.0)) as f:
             started = time.monotonic()
             made = await predicted(f, f"please {word} now")
             assert made.length_prediction.source == "prior"
-            assert time.monotonic() - started < 2
+            assert time.monotonic() - started < 2 + stalls.lost_s
             await until_up(f, 2)
             assert f.state()["faults"][kind] == 1
             assert (await predicted(f, "one two")).length_prediction.source == "predictor"
@@ -71,16 +72,16 @@ def test_a_predictor_that_dies_hangs_or_talks_rubbish_is_started_again(word: str
     asyncio.run(main())
 
 
-def test_a_process_killed_while_idle_is_soon_back_and_no_request_waits_meanwhile() -> None:
+def test_a_process_killed_while_idle_is_soon_back_and_no_request_waits_meanwhile(stalls) -> None:
     async def main() -> None:
         async with separate(Words()) as f:
             os.kill(f.state()["process"]["pid"], signal.SIGKILL)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while f.state()["process"]["up"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             started = time.monotonic()
             assert (await predicted(f, "one two")).length_prediction.source == "prior"
-            assert time.monotonic() - started < 0.25
+            assert time.monotonic() - started < 0.25 + stalls.lost_s
             assert f.state()["faults"] == {"died": 1, "down": 1}
             await until_up(f, 2)
             assert (await predicted(f, "one two")).length_prediction.source == "predictor"
@@ -99,7 +100,7 @@ def test_a_predictor_that_eats_memory_is_refused_it() -> None:
     asyncio.run(main())
 
 
-def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on() -> None:
+def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on(stalls) -> None:
     async def main() -> None:
         handed: list[tuple[int, float, str]] = []
         came = asyncio.Event()
@@ -111,9 +112,9 @@ def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on
         async with separate(Words(0.3), late=late, deadline_s=0.02) as f:
             started = time.monotonic()
             made = await predicted(f, "one two")
-            assert time.monotonic() - started < 0.25
+            assert time.monotonic() - started < 0.25 + stalls.lost_s
             assert made.length_prediction.source == "prior"
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await came.wait()
             assert handed == [(made.id, pytest.approx(30), "predictor")]
             assert f.state()["late"] == f.state()["faults"]["late"] == 1
@@ -121,12 +122,12 @@ def test_after_the_deadline_the_prior_stands_in_and_the_late_answer_is_handed_on
     asyncio.run(main())
 
 
-def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
+def test_what_waits_while_it_is_busy_goes_into_one_batch(stalls) -> None:
     async def main() -> None:
         async with separate(Words(0.1), deadline_s=10.0) as f:
             started = time.monotonic()
             made = await asyncio.gather(*(predicted(f, "one " * i) for i in range(100)))
-            assert time.monotonic() - started < 9  # not 100 times 0.1 s
+            assert time.monotonic() - started < 9 + stalls.lost_s  # not 100 times 0.1 s
             assert [one.length_prediction.total_tokens for one in made] == [
                 pytest.approx(10.0 * (1 + i)) for i in range(100)
             ]
@@ -136,7 +137,7 @@ def test_what_waits_while_it_is_busy_goes_into_one_batch() -> None:
 
 def test_a_flood_is_answered_by_the_prior_and_memory_stays_bounded() -> None:
     async def main() -> None:
-        limits = ProcessLimits(start_s=20, max_waiting=50)
+        limits = ProcessLimits(start_s=60, hang_s=30.0, max_waiting=50)
         async with separate(Words(0.2), limits, deadline_s=5.0) as f:
             made = await asyncio.gather(*(predicted(f, "one") for _ in range(500)))
             reported = sum(one.length_prediction.source == "predictor" for one in made)

@@ -269,7 +269,13 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(watched())
 
 
-async def until(true: Callable[[], bool], max_s: float = 5.0) -> None:
+async def pause(seconds: float) -> None:
+    """Waits in many turns of the event loop: after a stall, all that is due comes before the test goes on."""
+    for _ in range(20):
+        await asyncio.sleep(seconds / 20)
+
+
+async def until(true: Callable[[], bool], max_s: float = 60.0) -> None:
     """Waits until something holds."""
     async with asyncio.timeout(max_s):
         while not true():  # noqa: ASYNC110 - the engines are not ours to ask for events

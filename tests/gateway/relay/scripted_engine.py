@@ -9,6 +9,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from lengthwise.gateway.background import stop_accepting
+
 CHARS = ["a", "b ", "the ", "é", "€", "𝄞", "\n", '"', "\\", "x,y ", "ü", "日", '"text":"x', "data: [DONE]", "z"]
 NULLS = ("refusal", "annotations", "audio", "function_call", "reasoning")
 
@@ -103,6 +105,7 @@ class Scripted:
 
     async def kill(self) -> None:
         """Behaves as a process that dies: it stops listening and resets all connections."""
+        await stop_accepting(self._server.sockets)
         self._server.close()
         for writer in list(self._writers):
             writer.transport.abort()

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.backend.openai_protocol import CHAT
 from lengthwise.gateway.relay import sse
-from lengthwise.gateway.relay.responses import Passthrough, TrackedStream
+from lengthwise.gateway.relay.responses import TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import EventTemplate, ResponseOptions
 
 FRAME = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -95,7 +95,7 @@ def reported(state, pieces: list[bytes]):
 def test_what_goes_on_and_what_is_counted_is_the_same_as_without_it(kind, sep):
     def made():
         if kind.startswith("plain"):
-            return Passthrough()
+            return UntrackedStream()
         return TrackedStream(ResponseOptions(CHAT, stream=True, usage=False, usage_each=False, ids="shown" in kind))
 
     fitted = 0

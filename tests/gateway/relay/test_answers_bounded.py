@@ -19,6 +19,7 @@ from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, Fault
+from lengthwise.testing.engine_server.server import close_runner
 
 CARE = ResilienceConfig(health_every_s=0.3, answer_bytes=200_000)
 IN_USE = {"model": "toy", "prompt": "tell", "max_tokens": 40, "ignore_eos": True}
@@ -142,7 +143,7 @@ async def reporting(answer):
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await runner.cleanup()
+        await close_runner(runner)
 
 
 async def kept_by(url):

@@ -9,13 +9,14 @@ from relay_world import run, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen, Order, PredictionConfig
-from lengthwise.gateway.relay.responses import Passthrough
+from lengthwise.gateway.relay.responses import UntrackedStream
 from lengthwise.gateway.serve import Gateway
+from lengthwise.testing.engine_server.server import close_runner
 
 
 @pytest.mark.parametrize("size", [500_000, 1_300_000, 4_000_000])
 def test_a_stream_with_a_huge_event_ends_when_its_connection_does(size):
-    state = Passthrough()
+    state = UntrackedStream()
     data = b'data: {"choices":[{"index":0,"text":"' + b"x" * size + b'"}]}\n\ndata: [DONE]\n\n'
     pieces = [data[at : at + 65_536] for at in range(0, len(data), 65_536)]
     out = b"".join(state.feed(piece) for piece in pieces) + state.end()
@@ -68,7 +69,7 @@ async def sizes_through_a_gateway(*sizes: int) -> list[int]:
             body = {"model": "m", "prompt": "hi", "stream": True, "user": str(size)}
             async with client.post(url, json=body) as answer:
                 came.append(len(await answer.read()) - size)
-    await runner.cleanup()
+    await close_runner(runner)
     return came
 
 

@@ -11,7 +11,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
 from lengthwise.gateway.config import ResilienceConfig
-from lengthwise.gateway.relay.responses import AssembledResponse, Passthrough, TrackedStream
+from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 
@@ -72,7 +72,7 @@ def test_a_broken_event_is_withheld_if_no_engine_can_continue(broken):
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, learned):
-    state = Passthrough()
+    state = UntrackedStream()
     before = event("a") + event("b") if learned else b""
     pieces = [before + event("c") + broken + event("d")] if at_once else [before, event("c"), broken]
     assert b"".join(map(state.feed, filter(None, pieces))) == before + event("c")
@@ -82,7 +82,7 @@ def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, le
 
 
 def test_before_the_first_output_another_engine_may_serve_what_is_passed_through():
-    state = Passthrough()
+    state = UntrackedStream()
     assert state.feed(b"data: {\n\n") == b""
     assert (state.error.reason, state.sent) == ("malformed", False)
 
@@ -93,33 +93,33 @@ ERROR = b'data: {"error":{"message":"no","code":500}}\n\n'
 @pytest.mark.parametrize("error", [ERROR, b"event: error\n" + ERROR])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_events_before_an_error_reach_the_client_before_it(error, at_once):
-    state, events = Passthrough(), [event("a"), event("b"), error, DONE]
+    state, events = UntrackedStream(), [event("a"), event("b"), error, DONE]
     pieces = [b"".join(events)] if at_once else events[:3]
     assert b"".join(map(state.feed, pieces)).startswith(event("a") + event("b") + error)
     assert (state.error.reason, state.count, state.error_forwarded) == ("server error", 2, True)
 
 
 def test_an_error_first_in_a_stream_or_behind_a_malformed_event_is_not_forwarded():
-    state = Passthrough()
+    state = UntrackedStream()
     assert state.feed(ERROR + event("a")) == b""
     assert (state.error.reason, state.sent) == ("server error", False)
-    state = Passthrough()
+    state = UntrackedStream()
     assert state.feed(event("a") + b"data: {\n\n" + ERROR) == event("a")
     assert (state.error.reason, state.error_forwarded) == ("malformed", False)
-    assert Passthrough().feed(event("a", finish="stop") + DONE + ERROR) == event("a", finish="stop") + DONE
+    assert UntrackedStream().feed(event("a", finish="stop") + DONE + ERROR) == event("a", finish="stop") + DONE
 
 
 def test_an_error_that_ends_with_the_stream_is_complete_for_the_client():
-    state = Passthrough()
+    state = UntrackedStream()
     assert state.feed(event("a") + ERROR[:-2]) + state.end() == event("a") + ERROR
     assert (state.error.reason, state.error_forwarded) == ("server error", True)
 
 
 def test_behind_the_end_of_a_stream_that_is_passed_through_nothing_is_missing():
-    state = Passthrough()
+    state = UntrackedStream()
     assert state.feed(event("c", finish="stop") + b"data: {\n\n" + DONE) == event("c", finish="stop") + DONE
     assert (state.error, state.finished) == (None, True)
-    assert Passthrough().feed(event("c") + DONE + b"data: {\n\n") == event("c") + DONE
+    assert UntrackedStream().feed(event("c") + DONE + b"data: {\n\n") == event("c") + DONE
 
 
 @pytest.mark.parametrize(

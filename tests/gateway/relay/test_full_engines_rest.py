@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from relay_world import idle, run, until, world
+from relay_world import idle, pause, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.core import scheduler, worker
@@ -30,7 +30,7 @@ def test_while_one_request_waits_for_the_full_engine_no_other_is_sent_there():
             started_s, tasks = w.driver.clock(), []
             while w.driver.clock() < started_s + 0.5:
                 tasks.append(asyncio.ensure_future(w.submit(BODY)))
-                await asyncio.sleep(0.02)
+                await pause(0.02)
             replies = await asyncio.gather(*tasks)
             assert {reply.text for reply in replies} == {answer(encode("p 5"), 5)[1]}
             assert len(engines[0].seen) == 1

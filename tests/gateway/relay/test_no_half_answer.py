@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from relay_world import BARE, idle, requested, run, until, world
+from relay_world import BARE, idle, pause, requested, run, until, world
 from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_cut import EAGER, LONG, short
 
@@ -48,7 +48,7 @@ def test_the_gateway_ends_while_a_cut_stream_waits(takes):
             long = asyncio.ensure_future(w.submit(LONG))
             await until(lambda: w.ledger.tokens_of[1] > 12)
             other = asyncio.ensure_future(w.submit({**short(1), "max_tokens": 40}))
-            await until(lambda: w.ledger.cause == ["preemption"])
+            await until(lambda: w.ledger.cause == ["preemption"] and len(w.engines[0].seen) == 2)
             w.driver.close()
             reply = await long
             assert reply.events[-1]["error"]["code"] == "draining"
@@ -97,7 +97,7 @@ def test_a_disconnected_client_is_sent_nothing_more():
             reported = await w.relay.serve(requested({**BODY, "max_tokens": 4000}))
             await anext(reported)
             rest = asyncio.ensure_future(_all(reported))
-            await asyncio.sleep(0.02)
+            await pause(0.02)
             await reported.aclose()
             assert b"error" not in b"".join(await rest)
             await until(lambda: idle(w))

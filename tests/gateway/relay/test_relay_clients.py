@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from relay_world import BARE, IDS, idle, requested, run, until, world
+from relay_world import BARE, IDS, idle, pause, requested, run, until, world
 from scripted_engine import Fault, Scripted
 
 from lengthwise.gateway.config import ResilienceConfig
@@ -65,7 +65,7 @@ def test_gone_in_the_middle_the_engine_sees_the_abort(capabilities, by: str):
                 await asyncio.gather(task, return_exceptions=True)
             else:
                 task = asyncio.ensure_future(_all(parts))
-                await asyncio.sleep(0.01)
+                await pause(0.01)
                 await answer.aclose()
                 await task
             await parts.aclose()
@@ -107,7 +107,7 @@ def test_a_client_that_reads_too_slowly_is_dropped():
             answer = await w.relay.serve(requested(BODY))
             parts = aiter(answer)
             await anext(parts)
-            await asyncio.sleep(0.6)
+            await pause(0.6)
             rest = await _all(parts)
             assert b"[DONE]" not in b"".join(rest)
             await until(lambda: idle(w))

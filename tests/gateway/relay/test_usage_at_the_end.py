@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from lengthwise.gateway.relay.responses import BufferedResponse, Passthrough, TrackedStream
+from lengthwise.gateway.relay.responses import BufferedResponse, TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -76,7 +76,7 @@ def test_the_cached_tokens_that_the_engine_reports_are_read(details):
     """From a stream that passes, a tracked one, and a complete body; a text that names them is none."""
     total = usage(2) | details
     named = 'the \\"cached_tokens\\": 7 of \\"usage\\"'
-    streamed = [Passthrough(), TrackedStream(wants(each=False))]
+    streamed = [UntrackedStream(), TrackedStream(wants(each=False))]
     for state, ids in zip(streamed, (None, [5, 6]), strict=True):
         state.feed(event(choice("", None), prompt_token_ids=[1, 2]) + event(choice(named, ids, "stop")))
         state.feed(event(usage=total) + DONE)

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
+from relay_world import pause
 from traced_requests import request, run
 
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen
@@ -143,7 +144,7 @@ def test_it_begins_and_ends_without_a_trace_of_tasks(tmp_path) -> None:
             q = request(1)
             t.on_admission(q)
             run(t, q, 0.0, 2, 0.1)
-            await asyncio.sleep(0.3)
+            await pause(0.3)
             assert t.metrics.lag_s.total >= 1
         assert len(asyncio.all_tasks()) == 1
         return t.journal.written

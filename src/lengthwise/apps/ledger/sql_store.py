@@ -166,7 +166,7 @@ class Store(ABC):
 
     @abstractmethod
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement and return all its rows. Only ``work`` may call this method and the methods below."""
+        """Run a statement and return all its rows. Only ``work`` may call this, ``changed``, ``many`` and ``load``."""
 
     @abstractmethod
     def changed(self, statement: str, *values: Any) -> int:

@@ -69,7 +69,8 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
 
     Raises:
         InputError: The tolerance is not above 0.
-        ProfileError: The profiles differ in model, kind, dtypes, TP degrees or attention backends, or share no point.
+        ProfileError: The profiles are of different models or kinds, or have no dtype, TP degree, attention backend or
+            point in common.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")

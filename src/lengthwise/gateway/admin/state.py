@@ -268,6 +268,7 @@ class State:
             "up_s": now_s - self._started_s,
             "window_s": WINDOW_S,
             "queue": {name: getattr(statistics, name) for name in _QUEUE_FIELDS} | {"order": self._queue(now_s)},
+            "router": statistics.router,
             "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self.fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),
@@ -299,8 +300,9 @@ class State:
     def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
         row = {name: getattr(state, name) for name in ("name", "models", "up", "slots", "tokens_per_s")}
         row |= {name: getattr(state.signals, name) for name in ("running", "waiting", "kv_used")}
-        row |= {"in_flight": 0, "limit": None, "backlog_tokens": 0.0}
+        row |= {"in_flight": 0, "limit": None, "backlog_tokens": 0.0, "dispatched": None}
         if numbers:
+            row["dispatched"] = asdict(numbers.dispatched)
             row |= {name: getattr(numbers, name) for name in ("in_flight", "limit", "backlog_tokens")}
         try:
             worker = self.fleet.worker(state.name)

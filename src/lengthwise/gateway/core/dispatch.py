@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.gateway.config import Dispatch, router_policy
+from lengthwise.gateway.config import OWN_ROUTER, Dispatch, router_policy
 from lengthwise.gateway.core.preemption import Preemption
 from lengthwise.gateway.core.queue import Bins, Queue
 from lengthwise.gateway.core.ranking import Entry, State, TenantService
@@ -352,6 +352,11 @@ class Dispatcher:
         if router is None or self._router is None or router.policy != self._router.policy:
             self._router = router
         self._affinity = dispatch.affinity
+
+    @property
+    def router(self) -> str:
+        """Return the name of the router."""
+        return OWN_ROUTER if self._router is None else self._router.policy.name
 
     def _router_of(self, dispatch: Dispatch) -> Router | None:
         policy = router_policy(dispatch)

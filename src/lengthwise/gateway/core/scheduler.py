@@ -266,6 +266,7 @@ class Scheduler:
             ordering=self._num_queued > 0,
             preemptions=self.preemption.count,
             workers=tuple(worker.statistics(worker.throughput.tokens_per_s or mean_rate or 1.0) for worker in pool),
+            router=self.dispatcher.router,
         )
 
     def position(self, id: int) -> int | None:  # noqa: A002

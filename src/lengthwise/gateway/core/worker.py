@@ -6,6 +6,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import replace
 from itertools import takewhile
 
@@ -15,7 +16,7 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseReport, PhaseTracker
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
 from lengthwise.gateway.request import PREFIX_BLOCKS, LengthPrediction, PromptPrefix
-from lengthwise.gateway.scheduling import Signals, WorkerNumbers, WorkerState
+from lengthwise.gateway.scheduling import DispatchCounts, Signals, WorkerNumbers, WorkerState
 
 _SHRINK = 0.75
 _MIN_BACKOFF_S = 0.1
@@ -254,6 +255,7 @@ class Worker:
         self.tokens = self.work = self.kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
+        self.dispatched = DispatchCounts()
         self.predecessors: tuple[Worker, ...] = ()
         self._passthrough = passthrough
         self.adaptive_limit = ConcurrencyLimit(dispatch)
@@ -288,7 +290,7 @@ class Worker:
     def inherit(self, other: Worker) -> None:
         """Take over the observations of ``other``, which is the same engine under an earlier name."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
-        self.adaptive_limit = other.adaptive_limit
+        self.adaptive_limit, self.dispatched = other.adaptive_limit, other.dispatched
 
     @property
     def slots_in_use(self) -> int:
@@ -367,6 +369,10 @@ class Worker:
         cached_tokens = self.prefix_cache.insert(q.prefix, self.state.kv_tokens)
         q.dispatch.cached_tokens = min(int(cached_tokens), q.prompt_tokens)
         q.dispatch.kv_tokens = self.state.kv_tokens or 0
+        if entry.dispatches == 1:
+            self.dispatched.requests += 1
+            self.dispatched.prompt_tokens += q.prompt_tokens
+            self.dispatched.cached_tokens += q.dispatch.cached_tokens
         self.active[q.id] = entry
         self._count(entry, 1)
         self.adaptive_limit.note_in_flight(self.slots_in_use)
@@ -463,8 +469,10 @@ class Worker:
     def statistics(self, tokens_per_s: float) -> WorkerNumbers:
         """Return the worker's current numbers, with the seconds of prefill and decode left at ``tokens_per_s``."""
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
-        backlog_s = self.work / tokens_per_s
-        return WorkerNumbers(self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals)
+        backlog_s, counts = self.work / tokens_per_s, copy(self.dispatched)
+        return WorkerNumbers(
+            self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals, counts
+        )
 
 
 def mean_tokens_per_s(workers: Iterable[Worker]) -> float:

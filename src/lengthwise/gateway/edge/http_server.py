@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from lengthwise.gateway.background import stop_accepting
 from lengthwise.gateway.config import Limits, Tls
 from lengthwise.gateway.edge.client_request import headers_too_large
 from lengthwise.gateway.edge.errors import CONNECTION, Fault
@@ -400,6 +402,12 @@ class RateLimitedWarnings(logging.Filter):
 _RATE_LIMITED = RateLimitedWarnings()
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await stop_accepting(listener for server in self.servers for listener in server.sockets)
+        await super().shutdown(sockets)
+
+
 def server(
     app: Any,
     limits: Limits,
@@ -431,7 +439,7 @@ def server(
         required = int(ssl.CERT_REQUIRED if tls.ca else ssl.CERT_NONE)
         settings |= {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
         settings |= {"ssl_ca_certs": tls.ca, "ssl_cert_reqs": required}
-    return uvicorn.Server(uvicorn.Config(app, **settings))
+    return _Server(uvicorn.Config(app, **settings))
 
 
 def check_certificate(tls: Tls) -> None:

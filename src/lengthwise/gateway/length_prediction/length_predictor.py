@@ -25,13 +25,38 @@ from lengthwise.gateway.length_prediction.prediction import (
 )
 from lengthwise.gateway.length_prediction.predictor_process import ProcessLimits, ProcessRunner
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Floats, LengthPrediction, Outcome, Request
+from lengthwise.gateway.request import Client, Floats, LengthPrediction, Outcome, Request
 from lengthwise.predict.distribution import LEVELS
+from lengthwise.predict.in_session import EARLIER_TURNS
 from lengthwise.schema.errors import InputError
 
 Late = Callable[[int, LengthPrediction], None]
 _DEFAULT_TOKENS = 256.0
 NONE, DEFAULT = "none", "default"
+MAX_SESSIONS = 1 << 16
+
+
+class EarlierOutputs:
+    """Lengths of the last outputs of each session, of the MAX_SESSIONS sessions whose outputs ended last."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[int, str], tuple[int, ...]] = {}  # in order of the last end
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def of(self, client: Client) -> tuple[int, ...]:
+        """Return the lengths of up to EARLIER_TURNS outputs of the client's session, the latest at the end."""
+        return self._tokens.get((client.tenant, client.session), ())
+
+    def add(self, client: Client, tokens: int) -> None:
+        """Add an output that has ended, if its request names a session."""
+        if not client.session:
+            return
+        key = (client.tenant, client.session)
+        self._tokens[key] = (*self._tokens.pop(key, ()), tokens)[-EARLIER_TURNS:]
+        if len(self._tokens) > MAX_SESSIONS:
+            del self._tokens[next(iter(self._tokens))]
 
 
 class LengthPredictor(Listener):
@@ -68,6 +93,7 @@ class LengthPredictor(Listener):
         self.seconds = float("nan")
         self.reads_output: tuple[int, int] | None = None  # (low, high) tokens so far at which it reads generated text
         self._statistic = STATISTICS[config.statistic]
+        self._earlier = EarlierOutputs()
         self._predictor, self._place, self._limits = predictor, place, limits
         self._runner: InlineRunner | ProcessRunner | None = None
 
@@ -109,7 +135,8 @@ class LengthPredictor(Listener):
         elif self._runner is None:  # equal predictions keep the order of arrival
             prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
         else:
-            query = Query(truncate_text(text), request.prompt_tokens, request.model)
+            earlier = self._earlier.of(request.client)
+            query = Query(truncate_text(text), request.prompt_tokens, request.model, earlier_tokens=earlier)
             row = await self._wait(self._runner.submit(query), functools.partial(self._resolve_late, request))
             prediction = self._from_row(request, row)
         self.sources[prediction.source] += 1
@@ -121,7 +148,8 @@ class LengthPredictor(Listener):
         low, high = self.reads_output or (1, 0)
         if generated_text and low <= so_far <= high and self._runner is not None and before.source == "predictor":
             texts = truncate_text(text), truncate_text(generated_text)
-            query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1])
+            earlier = self._earlier.of(request.client)
+            query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1], earlier)
             if (row := await self._wait(self._runner.submit(query), None)) is not None:
                 if self.config.learn:  # the remaining tokens are corrected like the total before the first token
                     row = so_far + self.learner.corrected(request.model, np.maximum(row - so_far, 1.0))
@@ -138,8 +166,13 @@ class LengthPredictor(Listener):
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request, unless its length was fixed. ``detail`` "length" marks a truncated output."""
+        """Learn from a finished request, unless its length was fixed. ``detail`` "length" marks a truncated output.
+
+        Later requests of its session know its length in any case.
+        """
         prediction, tokens = request.length_prediction, request.generated_tokens
+        if outcome is Outcome.FINISHED and tokens >= 1 and request.choices == 1:
+            self._earlier.add(request.client, tokens)
         if outcome is not Outcome.FINISHED or not isinstance(prediction, CorrectedPrediction) or not self.config.learn:
             return
         if tokens < 1 or request.choices != 1 or (self.use_requested and request.fixed_tokens > 0):
@@ -163,6 +196,7 @@ class LengthPredictor(Listener):
             "process": runner.state() if isinstance(runner, ProcessRunner) else {},
             "drifts": self.drifts,
             "drifted_s": self.drifted_s,
+            "sessions": len(self._earlier),
             **self.learner.state(),
         }
 

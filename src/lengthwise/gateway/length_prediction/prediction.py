@@ -19,6 +19,7 @@ from lengthwise.gateway.request import MAX_TOKENS, Floats, LengthPrediction
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LEVELS, LengthDistribution, pareto_tail
 from lengthwise.predict.empirical import Constant
+from lengthwise.predict.in_session import EARLIER_TURNS
 from lengthwise.predict.wrappers import Guarded
 
 _MEDIAN, _P80, _P90 = (int(np.searchsorted(LEVELS, p)) for p in (0.5, 0.8, 0.9))
@@ -64,13 +65,18 @@ _WARMUP, _REPEATS = 3, 15
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a predictor gets of one request. ``output`` is the text of the ``so_far`` tokens, or "" if unknown."""
+    """What a predictor gets of one request.
+
+    ``output`` is the text of the ``so_far`` tokens, or "" if unknown. ``earlier_tokens`` are the lengths of the
+    session's last outputs, the latest at the end.
+    """
 
     text: str
     prompt_tokens: int
     model: str
     so_far: int = 0
     output: str = ""
+    earlier_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
             for name in ("text", "prompt_tokens", "model", "so_far", "output")
         )
         prompt_tokens = np.array(prompt_lengths, np.int64)
-        prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None)
+        prompts = Prompts(n, text, prompt_tokens, models, output if any(output) else None, _earlier_tokens(queries))
         so_far: Any = np.array(tokens_so_far, np.int64) if max(tokens_so_far, default=0) else 0
         try:
             result = predictor.predict(prompts, so_far)
@@ -122,6 +128,16 @@ def predict_rows(predictor: Any, queries: Sequence[Query]) -> PredictedRows:
     faults = {kind: count for kind, count in guard.faults_.items() if count}
     cause = guard.last_error_ and (_location(failure) if failure else "no numbers")
     return PredictedRows(rows, rows[:, 0] <= MAX_TOKENS, faults, cause)
+
+
+def _earlier_tokens(queries: Sequence[Query]) -> Floats | None:
+    if not any(query.earlier_tokens for query in queries):
+        return None
+    found = np.full((len(queries), EARLIER_TURNS), np.nan)
+    for row, query in zip(found, queries, strict=True):
+        if query.earlier_tokens:
+            row[-len(query.earlier_tokens) :] = query.earlier_tokens
+    return found
 
 
 def _is_checked(value: Any, n: int) -> bool:

@@ -250,7 +250,7 @@ def new_response(
         engine_fault = client_request.choices == 1 and b'logprobs"' not in client_request.body
         return responses.BufferedResponse(max_bytes, engine_fault=engine_fault)
     if not plan.is_tracked_at(worker):
-        return responses.Passthrough(client_request.choices)
+        return responses.UntrackedStream(client_request.choices)
     prompt_bytes = len(client_request.body)
     if client_request.stream:
         return responses.TrackedStream(plan.options, prompt_bytes)

@@ -65,15 +65,15 @@ class RetryBudget:
     """Token bucket for retries and repeated failovers. Each request adds ``share``. One owner gets at most half."""
 
     def __init__(self, share: float) -> None:
-        self._share, self._left = share, MAX_RETRIES
+        self.share, self._left = share, MAX_RETRIES
         self._left_of: dict[Hashable, float] = {}
         self.used = self.refused = 0
 
     def deposit(self, owner: Hashable) -> None:
         """Add the share of a new request."""
-        self._left = min(MAX_RETRIES, self._left + self._share)
+        self._left = min(MAX_RETRIES, self._left + self.share)
         if owner in self._left_of:
-            self._left_of[owner] += self._share
+            self._left_of[owner] += self.share
             if self._left_of[owner] >= MAX_OWNER_RETRIES:
                 del self._left_of[owner]
 

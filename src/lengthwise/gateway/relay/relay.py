@@ -21,9 +21,9 @@ from lengthwise.gateway.relay.failures import AttemptInterruptedError, QueueFull
 from lengthwise.gateway.relay.responses import (
     AssembledResponse,
     BufferedResponse,
-    Passthrough,
     ResponseReader,
     TrackedStream,
+    UntrackedStream,
 )
 from lengthwise.gateway.relay.sse import EventSplitter, EventTooLongError, event_data, parse_object, split_events
 from lengthwise.gateway.relay.upstream import REQUEST_ENDED, SLOW_READER, Attempt, read_bounded
@@ -392,7 +392,7 @@ class RelayedRequest:
         self._close_attempt()
         if error.engine_fault and self.ticket.worker:
             self._attribution.on_error(error)
-        if isinstance(response, Passthrough) and response.error_forwarded:
+        if isinstance(response, UntrackedStream) and response.error_forwarded:
             self.end(Outcome.FAILED, str(error))
             return b""
         if response is not None and (rest := response.missing_end()) is not None:
@@ -520,6 +520,7 @@ class Relay:
     def configure(self, config: GatewayConfig) -> None:
         """Use another configuration for later requests."""
         self.config = config
+        self.retry_budget.share = config.resilience.retry_share
 
     async def aclose(self) -> None:
         """Cancel background tasks."""

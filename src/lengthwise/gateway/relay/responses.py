@@ -83,7 +83,7 @@ class ResponseReader:
         return b"".join(preamble)
 
 
-class Passthrough(ResponseReader):
+class UntrackedStream(ResponseReader):
     """A stream of ``choices`` outputs that passes unchanged.
 
     Tokens are counted by the usage that the engine reports, or by events if it reports none. An event that is not JSON

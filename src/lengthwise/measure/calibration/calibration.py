@@ -12,14 +12,15 @@ from lengthwise.engine.step_time import step_time
 from lengthwise.measure.calibration import measured_runs, parameters, solver
 from lengthwise.measure.calibration.iteration_log import Iterations
 from lengthwise.measure.calibration.measured_runs import Mask, Run, Split, seconds_of
-from lengthwise.measure.calibration.parameters import MASKED, Prior, part_errors, priors
+from lengthwise.measure.calibration.parameters import CONTEXT, MASKED, Prior, part_errors, priors
 from lengthwise.measure.calibration.result import METRICS, Calibration, Change, Curve, Load, Parameter, Score
 from lengthwise.measure.calibration.solver import Problem, Solution, solve
 from lengthwise.measure.calibration.step_evidence import SEEN, step_evidence_of
+from lengthwise.measure.prefix_cache import MAX_CACHED_SHARE, cached_tokens
 from lengthwise.schema.cost_tables import CostTables, Front, Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.records import Floats, Ints, Records, RunResult
+from lengthwise.schema.records import Floats, Ints, Records, RequestRecords, RunResult
 
 
 def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
@@ -34,23 +35,64 @@ def host_share(simulations: Sequence[Records], tables: CostTables) -> float:
 
 
 def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: Deployment) -> Reach:
-    """Return the largest sizes in the fitted runs: a step's tokens and sequences, a chunk, a context, KV tokens."""
+    """Return the largest sizes in the fitted runs: a step's tokens and sequences, a chunk, contexts, KV tokens."""
     each = list[tuple[int, ...]]()
     for run, records in zip(runs, simulations, strict=True):
         fitted = run.fit & np.isfinite(run.seconds["jct"])
         context = int((run.workload.prompt_tokens + run.workload.output_tokens)[fitted].max(initial=1))
+        prefix = int(context_tokens(run, records.requests, deployment)[run.fit].max(initial=0))
         steps = records.steps
         if steps is None:  # too many to record: claim no more than single requests show
-            each.append((context, 1, context, context, context))
+            each.append((context, 1, context, context, context, prefix))
             continue
         prompts = steps.prefill_seqs > 0
         # A step of several prompts has a chunk of their mean or more.
         chunks = np.ceil(steps.prefill_tokens[prompts] / steps.prefill_seqs[prompts])
         tokens, seqs = steps.prefill_tokens + steps.decode_seqs, steps.decode_seqs + steps.prefill_seqs
         columns = (tokens, seqs, chunks, np.array([context]), np.append(steps.kv_blocks, 1) * deployment.kv.block_size)
-        each.append(tuple(int(column.max(initial=1)) for column in columns))
-    largest = (max(column) for column in zip(*each, strict=True))
-    return Reach(**dict(zip(("tokens", "seqs", "chunk", "context", "kv_tokens"), largest, strict=True)))
+        each.append((*(int(column.max(initial=1)) for column in columns), prefix))
+    return Reach(*(max(column) for column in zip(*each, strict=True)))
+
+
+def check_cached(runs: Sequence[Run], problem: Problem, deployment: Deployment, allow: Collection[str]) -> list[str]:
+    """Compare the tokens that the server found in its prefix cache with those that the simulation finds.
+
+    Return a note on each run whose prompts share prefixes. Raises InputError if a run's numbers differ by more than
+    MAX_CACHED_SHARE of its prompt tokens, unless ``allow`` has "warnings".
+    """
+    notes = []
+    for run in runs:
+        if run.workload.prefixes is None:
+            continue
+        if not deployment.limits.enable_prefix_caching:
+            raise InputError(
+                f"{run.name} has prompts that share prefixes, so that the deployment must have a prefix cache; it has "
+                "none. Set engine.enable_prefix_caching, or leave the run out"
+            )
+        cached = problem.simulate(run, {}).requests.cached_tokens
+        simulated = 0 if cached is None else int(cached.sum())
+        counted, of = cached_tokens(run.measured.metadata), int(run.workload.prompt_tokens.sum())
+        if counted is None:
+            notes.append(f"{run.name}: the server does not count cached tokens; {simulated:,} of {of:,} are simulated")
+            continue
+        found = counted["found_tokens"]
+        words = f"the server found {found:,.0f} of {of:,} prompt tokens of {run.name} in its prefix cache"
+        if abs(found - simulated) > MAX_CACHED_SHARE * of and "warnings" not in allow:
+            raise InputError(
+                f"runs must be of the deployment's prefix cache; {words}, and its simulation finds {simulated:,}. Give "
+                "the engine's own num_blocks and block_size, send each run with another salt, or allow it "
+                "(--allow-warnings)"
+            )
+        notes.append(f"{words}, its simulation {simulated:,}")
+    return notes
+
+
+def context_tokens(run: Run, requests: RequestRecords, deployment: Deployment) -> Ints:
+    """Return the tokens before the last chunk of each simulated prompt ([n]): cached, or of its earlier chunks."""
+    budget = deployment.limits.max_num_batched_tokens
+    prompt = run.workload.prompt_tokens
+    cached = 0 * prompt if requests.cached_tokens is None else requests.cached_tokens
+    return np.asarray(cached + (prompt - cached - 1) // budget * budget)
 
 
 UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")  # engines that attend by request
@@ -58,9 +100,9 @@ MAX_PAIR_RATIO = 2.0  # if a masked pair costs more than this many of a prompt's
 
 
 def with_masks(
-    problem: Problem, solution: Solution, deployment: Deployment, seed: int
+    problem: Problem, solution: Solution, deployment: Deployment, seed: int, fit: Sequence[str]
 ) -> tuple[Problem, Solution, list[str]]:
-    """Fit the cost of dense masks as another parameter. Keep the parameter if the fit improves significantly.
+    """Fit the cost of dense masks beside the parameters ``fit``. Keep it if the fit improves significantly.
 
     An engine with dense masks computes attention over all pairs of tokens in a step, then masks the pairs of different
     requests. Return the problem and the solution, with this parameter if it is kept and as given otherwise, and notes.
@@ -82,7 +124,7 @@ def with_masks(
     if after <= before - solver.SIGNIFICANT_LOSS:
         noise = float(solver.deviations(masked, place, model, scale)[1][at])
         if after <= before - solver.SIGNIFICANT_LOSS * noise:
-            found = solve(masked, names, seed, place)
+            found = solve(masked, [*fit, MASKED], seed, place)
             if found.z[at] != 0.0:
                 ratio = masked_pair_ratio(masked.values(found.z), deployment)
                 if ratio <= MAX_PAIR_RATIO:
@@ -326,15 +368,18 @@ def calibrate(
         split = mark_seen(split)
     prior = priors(deployment, logged=steps.is_log, masked=MASKED in (fit or ()))
     problem = Problem(split.fitted, deployment, prior, steps.evidence, seed)
-    problem.check_simulated()
-    solution = solve(problem, _free(fit, prior), seed)
-    notes: list[str] = []
+    contexts = zip(split.fitted, problem.simulate_given(), strict=True)
+    has_context = any(context_tokens(run, given, deployment)[run.fit].any() for run, given in contexts)
+    notes = check_cached(split.runs, problem, deployment, allow)
+    free = [name for name in _free(fit, prior) if has_context or name != CONTEXT]
+    solution = solve(problem, free, seed)
     unmasked = unmasked_engines([run.measured for run in split.fitted])
     if fit is None and masks == "auto" and unmasked:
         reason = f"{', '.join(unmasked)} attends by request (to fit them anyway, name masked in --fit)"
         notes.append(f"dense masks were not looked for: {reason}")
     elif fit is None and masks == "auto":
-        problem, solution, notes = with_masks(problem, solution, deployment, seed)
+        problem, solution, of_masks = with_masks(problem, solution, deployment, seed, free)
+        notes += of_masks
     if not solution.determined.any():
         found = "no parameter changes their predictions by more than 1 %. Measure longer requests at a higher load"
         raise InputError(f"the runs must determine at least one parameter; {found}")
@@ -400,7 +445,16 @@ def _result(
     notes = list(split.notes)
     if not any(p.value != p.prior for p in found):
         notes.append("no parameter was changed: no change improves the agreement by more than the noise of these runs")
-    if undetermined := [p.label for p in found if not p.determined and (fit is None or p.name in fit)]:
+    by_name = {p.name: p for p in found}
+    if not by_name[CONTEXT].determined and (fit is None or CONTEXT in fit):
+        (sd,) = (error.log_sd for error in evidence.errors if error.part == CONTEXT)
+        notes.append(
+            "these runs do not show what prefill attention to cached tokens costs: its times are those of the tables "
+            f"given, and 95 % of them are taken to be within a factor of {math.exp(1.96 * sd):.2g}. For traffic with "
+            "shared prompts, add a run with `lengthwise bench --shared-prefix`"
+        )
+    requested = [p for p in found if p.name != CONTEXT and (fit is None or p.name in fit)]
+    if undetermined := [p.label for p in requested if not p.determined]:
         notes.append(f"these runs do not determine, so that the tables' values remain: {'; '.join(undetermined)}")
     each = zip(split.validation, before, after, strict=True)
     return Calibration(

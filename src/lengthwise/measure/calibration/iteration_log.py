@@ -187,7 +187,7 @@ def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
     at_s = utc_s(log, runs)
     found, known = np.zeros(len(log), dtype=np.bool_), at_s is not None
     for run in runs:
-        if not run.fit.any():
+        if not run.fit.any() or run.workload.prefixes is not None:  # a step of cached prompts does not show its context
             continue
         own = _token_ranges(log, run, runs, at_s)
         known = known or bool(own)

@@ -297,7 +297,9 @@ def origin_notes(
     return tuple(note for note in (warning, unknown) if note)
 
 
-MIN_LOADS = 3  # with at least so many loads, complete loads are held out; the lowest and the highest are fitted
+MIN_LOADS = 3
+"""With at least so many loads, complete loads are held out. The lowest and the highest are fitted, and so are those of
+prompts that share prefixes, which alone show what cached tokens cost."""
 
 
 @dataclass(frozen=True)
@@ -354,8 +356,8 @@ def split_of(
             if fitted:
                 reason = "it measures noise, not a new load"
                 notes.append(f"{names[i]} is a repeat of a run that was fitted ({names[fitted[-1]]}): {reason}")
-    elif len(loads) >= MIN_LOADS:
-        held_out = _middle_loads(runs, list(loads.values()), share)
+    elif len(plain_loads := [own for own in loads.values() if runs[own[0]].workload.prefixes is None]) >= MIN_LOADS:
+        held_out = _middle_loads(runs, plain_loads, share)
         shares = [1.0 if i in held_out else 0.0 for i in range(len(runs))]
         words = (
             f"fitted to {_runs(len(runs) - len(held_out))}, held out {', '.join(names[i] for i in sorted(held_out))}"

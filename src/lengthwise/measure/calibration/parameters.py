@@ -16,10 +16,17 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 """Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
 MIN_PRIOR_LOG_SD = 0.25  # a calibration is run because the tables are in doubt
 CLIENT_S, MASKED_S = 1e-3, 1e-12  # where the search starts if the tables have no host overhead, or no attention
-PARTS = {"work": ("layer", "first", "head"), "prefill": ("prefill",), "decode": ("decode",), "comm": ("comm",)}
+PARTS = {
+    "work": ("layer", "first", "head"),
+    "prefill": ("prefill",),
+    "context": ("context",),
+    "decode": ("decode",),
+    "comm": ("comm",),
+}
 LABELS = {
     "work": "projections, MLP, head (all but attention)",
     "prefill": "prefill attention",
+    "context": "prefill attention to context before a chunk",
     "decode": "decode attention",
     "comm": "communication",
     "masked": "dense masks, per layer for each query and cached token of others",
@@ -29,7 +36,7 @@ LABELS = {
     "log_step": "host within logged iterations",
 }
 NAMES = tuple(LABELS)
-MASKED = "masked"
+MASKED, CONTEXT = "masked", "context"
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ def priors(deployment: Deployment, *, logged: bool, masked: bool = False) -> tup
     for name, parts in PARTS.items():
         if name == "comm" and parallel.tp == parallel.pp == 1:
             continue
-        stated = [e.log_sd for e in cost.evidence.errors if e.part in (*parts, "step")]
+        own = ("prefill",) if name == CONTEXT and all(e.part != CONTEXT for e in cost.evidence.errors) else parts
+        stated = [e.log_sd for e in cost.evidence.errors if e.part in (*own, "step")]
         rule_of_thumb = COMM_LOG_SD if name == "comm" else SCALE_LOG_SD
         found.append(Prior(name, 1.0, max(MIN_PRIOR_LOG_SD, math.hypot(*stated)) if stated else rule_of_thumb, 1.0))
     seconds = {
@@ -89,12 +97,13 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
     seqs = np.arange(len(cost.host_s))
     residual_s = cost.host_s - (step_s + sequence_s * seqs)  # deviations from the old line are added to the new one
     host_s = values.get("host_step", step_s) + values.get("host_sequence", sequence_s) * seqs + residual_s
+    prefill, context_s = values.get("prefill", 1.0), cost.prefill_s - cost.prefill_s[:, :1]
     return replace(
         cost,
         layer_s=cost.layer_s * work,
         first_s=cost.first_s * work,
         head_s=cost.head_s * work,
-        prefill_s=cost.prefill_s * values.get("prefill", 1.0),
+        prefill_s=cost.prefill_s * prefill + context_s * (values.get(CONTEXT, 1.0) - prefill),
         decode_s=cost.decode_s * values.get("decode", 1.0),
         comm_s=cost.comm_s * comm,
         send_s=cost.send_s * comm,
@@ -130,6 +139,9 @@ def part_errors(
     by_name = {p.name: p for p in found}
     given_sd = {e.part: e.log_sd for e in reversed(given.evidence.errors)}
     parts = {part: sds[name] for name, own in PARTS.items() if name in sds for part in own}
+    if CONTEXT in by_name and not by_name[CONTEXT].determined:
+        # Either the given tables are right about context, or as wrong as they are about chunks without context.
+        parts[CONTEXT] = math.hypot(sds[CONTEXT], math.log(by_name["prefill"].value / by_name["prefill"].prior))
     if "comm" in parts:
         parts["send"] = parts["comm"]
     if MASKED in by_name and by_name[MASKED].value > 0:

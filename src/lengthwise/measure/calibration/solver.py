@@ -14,7 +14,7 @@ from lengthwise.measure.calibration.result import METRICS
 from lengthwise.measure.calibration.step_evidence import Evidence
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import Floats, Ints, Records, Status
+from lengthwise.schema.records import Floats, Ints, Records, RequestRecords, Status
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FAMILIES = 3
@@ -93,10 +93,12 @@ class Problem:
         """Return the weights of the residuals ([m]). ``scale`` has the typical size of each kind of residual."""
         return np.asarray(self.weight / scale[self.group])
 
-    def check_simulated(self) -> None:
-        """Raise InputError if simulations do not finish all requests that the engine finished."""
+    def simulate_given(self) -> list[RequestRecords]:
+        """Simulate each run with the given tables. Raises InputError if requests that the engine finished do not."""
+        found = []
         for run in self.runs:
-            status = self.simulate(run, self.values(np.zeros(len(self.priors)))).requests.status
+            found.append(self.simulate(run, self.values(np.zeros(len(self.priors)))).requests)
+            status = found[-1].status
             refused = np.flatnonzero((status != Status.FINISHED) & np.isfinite(run.seconds["jct"]))
             if len(refused):
                 i = int(refused[0])
@@ -106,6 +108,7 @@ class Problem:
                     f"are {outcome} when they are simulated, the first with {run.workload.prompt_tokens[i]} prompt "
                     "tokens. Give the engine's own settings in the scenario"
                 )
+        return found
 
 
 def _equal_groups(rows: Ints) -> Ints:

@@ -62,20 +62,25 @@ def step_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Fl
 
 def kernel_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
     """Return the predicted seconds of all kernels, without the host ([m])."""
-    kernels = sum(parts[name] * values.get(name, 1.0) for name in ("work", "comm", "prefill", "decode"))
+    names = ("work", "comm", "prefill", "context", "decode")
+    kernels = sum(parts[name] * values.get(name, 1.0) for name in names if name in parts)
     return np.asarray(kernels + values.get("masked", 0.0) * parts["pairs"])
 
 
-def prompt_attention(cost: CostTables, prompt_tokens: Ints, max_tokens: int) -> Floats:
-    """Return the seconds of one layer's attention for prompts ([n]) that run alone in chunks of ``max_tokens``."""
-    seconds, done = np.zeros(len(prompt_tokens)), np.zeros(len(prompt_tokens))
+def prompt_attention(cost: CostTables, prompt_tokens: Ints, max_tokens: int) -> tuple[Floats, Floats]:
+    """Return the seconds of one layer's attention for prompts ([n]) that run alone in chunks of ``max_tokens``.
+
+    The first array has the seconds of the chunks without context, the second what their context adds.
+    """
+    seconds, context_s, done = (np.zeros(len(prompt_tokens)) for _ in range(3))
     merged = cost.rule.kind == MERGED  # as in ``step_parts``, read without the context before a chunk
     while (left := prompt_tokens - done).max(initial=0.0) > 0:
         chunk = np.minimum(left, max_tokens)
-        own = _nearest(cost.prefill_s, chunk, 0 * done) if merged else _bilinear(cost.prefill_s, chunk, done)
+        own = (_nearest if merged else _bilinear)(cost.prefill_s, chunk, 0 * done)
         seconds += np.where(left > 0, own, 0.0)
+        context_s += 0.0 if merged else np.where(left > 0, _bilinear(cost.prefill_s, chunk, done) - own, 0.0)
         done = done + chunk
-    return seconds
+    return seconds, context_s
 
 
 def _row(table: Floats, at: Floats) -> Floats:
@@ -113,9 +118,9 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
     parts["rest"] = _sum_by_period(period, steps * rest_s, len(found))
     parts["steps"] = _sum_by_period(period, steps, len(found))
     # Each period's prompts are taken to be a mixture of the run's.
-    attention_s = prompt_attention(deployment.cost, prompt_tokens, deployment.limits.max_num_batched_tokens).sum()
-    token_s = attention_s / max(1, prompt_tokens.sum())
-    return parts | {"prefill": float(deployment.cost.stage_layers.sum()) * token_s * found.prompt_tokens}
+    attention_s = prompt_attention(deployment.cost, prompt_tokens, deployment.limits.max_num_batched_tokens)
+    tokens = float(deployment.cost.stage_layers.sum()) * found.prompt_tokens / max(1, prompt_tokens.sum())
+    return parts | {name: of.sum() * tokens for name, of in zip(("prefill", "context"), attention_s, strict=True)}
 
 
 def busy_period_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
@@ -258,6 +263,10 @@ def counter_evidence(runs: Sequence[Run], deployment: Deployment) -> tuple[Evide
         return None, ["the server's counters were not fitted: steps of pipeline stages overlap"]
     notes, found = [], []
     for r, run in scraped:
+        if run.workload.prefixes is not None:
+            reason = "they do not say which tokens were cached"
+            notes.append(f"the server's counters of {run.name} were not fitted: {reason}")
+            continue
         counters = counters_of(run.measured.metadata["metrics"])
         periods = counters if isinstance(counters, str) else busy_periods_of(run, counters, deployment.limits)
         if isinstance(periods, str):

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.engine.continuous_batching import ClockedBatch
-from lengthwise.gateway.background import on_thread
+from lengthwise.gateway.background import on_thread, stop_accepting
 from lengthwise.schema.deployment import NULL_BLOCKS
 from lengthwise.schema.errors import MissingExtraError
 from lengthwise.testing.engine_server import completions
@@ -223,6 +223,24 @@ _POLL_INTERVAL_S = 0.002
 _SHUTDOWN_TIMEOUT_S = 0.05  # for a handler that started while the port was closed; aiohttp takes 0 as no limit
 
 
+async def close_runner(runner: web.AppRunner, *, reset: bool = False) -> None:
+    """Close the ports and all connections of an aiohttp server, also those whose client does not read.
+
+    If ``reset``, requests in progress end at once, otherwise within the runner's ``shutdown_timeout``.
+    """
+    servers = (getattr(site, "_server", None) for site in runner.sites)
+    await stop_accepting([listener for server in servers if server for listener in server.sockets])
+    connections = runner.server.connections if runner.server else ()
+    transports = [one.transport for one in connections if one.transport is not None]
+    if reset:
+        for transport in transports:
+            transport.abort()
+    await runner.cleanup()
+    for transport in transports:
+        transport.abort()
+    await asyncio.sleep(0)  # the loop closes the sockets in its next turn
+
+
 class EngineServer:
     """OpenAI-compatible engine that batches, queues, preempts and fails as real ones do, and writes toy text.
 
@@ -294,15 +312,10 @@ class EngineServer:
         runner, self._runner = self._runner, None
         if runner is None:
             return
+        self.clocked.stop()
         for _, handler in self.handlers.values():
             self.log.finish(handler.entry, "died")
-        for site in list(runner.sites):
-            await site.stop()
-        for connection in list(runner.server.connections if runner.server else ()):
-            if connection.transport is not None:
-                connection.transport.abort()
-        self.clocked.stop()
-        await runner.cleanup()
+        await close_runner(runner, reset=True)
 
     def die_soon(self) -> None:
         """Start ``die`` from a handler, which cannot await it because ``die`` waits for all handlers."""
@@ -319,7 +332,7 @@ class EngineServer:
         self.restarts += 1
         await self._start()
 
-    async def idle(self, within_s: float = 5.0) -> None:
+    async def idle(self, within_s: float = 60.0) -> None:
         """Wait until no request is open. Raises TimeoutError after ``within_s``."""
         async with asyncio.timeout(within_s):
             while self.log.open or self.slots_in_use:  # noqa: ASYNC110 - for tests alone

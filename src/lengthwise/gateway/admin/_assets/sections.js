@@ -80,6 +80,11 @@ const sections = (() => {
     return put(make("div", "gauge"), make("span", "name", name), make("span", "value", value), put(make("div", "track"), fill));
   }
   function engines(s) {
+    const sent = s.workers.map((w) => w.dispatched).filter((d) => d && d.requests);
+    const sum = (key) => sent.reduce((total, d) => total + d[key], 0);
+    const total = sum("requests");
+    $("router").textContent = `Router ${s.router}` + (!total ? "." :
+      `: ${many(total, "request")} sent since the start; ${percent(sum("cached_tokens") / sum("prompt_tokens"))} of their prompt tokens probably cached at the engine.`);
     const cards = s.workers.map((w) => {
       const state = w.up ? (w.breaker === "half-open" ? "probing" : "up") : w.breaker === "open" ? "circuit open" : "down";
       const card = put(make("li"), put(make("div", "head"), make("h3", "", w.name), make("span", `badge ${w.up ? "" : "down"}`, state)));
@@ -92,7 +97,12 @@ const sections = (() => {
       if (w.waiting !== null) facts.push(`${charts.short(w.waiting)} in its own queue`);
       if (w.tokens_per_s !== null) facts.push(`${charts.short(w.tokens_per_s)} tokens/s`);
       facts.push(`backlog ${many(Math.round(w.backlog_tokens), "token")}`);
-      return put(card, make("p", "model", facts.join(" · ")));
+      card.append(make("p", "model", facts.join(" · ")));
+      const d = w.dispatched;
+      if (d && d.requests) {
+        card.append(make("p", "model sent", `${percent(d.requests / total)} of requests (${charts.short(d.requests)}) · ${percent(d.cached_tokens / d.prompt_tokens)} of prompt tokens probably cached`));
+      }
+      return card;
     });
     $("engines").replaceChildren(...(cards.length ? cards : [make("li", "muted", "No engine has been discovered.")]));
   }

@@ -40,7 +40,7 @@ class ForcedLength:
 
 
 def forced(raw: bytes) -> bytes:
-    """Return a body that fixes the output length, if the body states one."""
+    """Return the body with the output length that its ``vllm_xargs`` state, or ``raw`` unchanged if they state none."""
     try:
         body = json.loads(raw)
         options = body["vllm_xargs"]

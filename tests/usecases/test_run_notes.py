@@ -1,4 +1,4 @@
-"""A nearly always busy front of the engine is reported; others are not."""
+"""Notes of a simulation: a nearly always busy front of the engine, a load of sessions that only rises and falls."""
 
 from __future__ import annotations
 
@@ -65,3 +65,30 @@ def test_hosts_by_name_have_no_serial_front():
             text = REQUESTED.format(rate=1, queue="1ms")
             requested = config.loads(text, overrides=[f"deployment={{model='{model}',gpu='H200',host='{host}'}}"])
             assert not front_note(deployment(requested).cost, 1e5)
+
+
+@pytest.mark.parametrize(("sessions", "notes"), [(150, 1), (2000, 0)])
+def test_a_run_that_ends_while_sessions_fill_it_is_no_steady_load(sessions, notes, tmp_path):
+    """Sessions of ten turns, 10 s apart, start at 1/s: the load rises for some 100 s, and falls as long."""
+    file = tmp_path / "sessions.toml"
+    file.write_text(
+        """
+[workload]
+isl = 100
+osl = 8
+session_rate = 1
+[workload.sessions]
+turns = 1e6
+max_turns = 10
+think_time = "10s"
+[deployment]
+model = "llama-3-8b"
+gpu = "H100"
+"""
+    )
+    requested = config.load(file, [f"workload.num_requests={10 * sessions}", "run.model_draws=0"])
+    (outcome,) = simulate.run(requested)
+    assert len([note for note in outcome.notes if "not those of a steady load" in note]) == notes
+    assert outcome.summary.rates.steady_share.value == pytest.approx(
+        1 - 190 / (sessions + 90), abs=0.2 if notes else 0.05
+    )
