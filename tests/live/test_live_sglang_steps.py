@@ -1,7 +1,8 @@
-"""The rules of SGLang's scheduler are its own: equal steps in random worlds, compared one by one."""
+"""The reference engine schedules as SGLang's own scheduler: equal steps in random worlds, compared one by one."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,7 +15,14 @@ import numpy as np
 import pytest
 from plugin_engines import ROOT
 
-from lengthwise.engine._reference_sglang import Sequence, SglangLimits, SglangReplica
+from lengthwise import policy
+from lengthwise.engine import deploy
+from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
+from lengthwise.engine._reference_state import BlockPool, Request, Step, Wait
+from lengthwise.engine.reference import Reference
+from lengthwise.engine.setup import prepare
+from lengthwise.schema.deployment import EngineLimits, Scheduler, SglangSettings
+from lengthwise.schema.workload import Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -52,30 +60,123 @@ def world(seed):
     }  # fmt: skip
 
 
+class Recorder(Reference):
+    """Records every step as ``sglang_steps.py`` prints it."""
+
+    def __init__(self, setup, clip_tokens):
+        super().__init__(setup)
+        (rep,) = self.replicas
+        rep.sglang.limits = dataclasses.replace(rep.sglang.limits, clip_tokens=clip_tokens)
+        self.lines, self.retracted = [], []
+
+    def _preempt(self, rep, step, q):
+        super()._preempt(rep, step, q)
+        self.retracted.append(q.index)
+
+    def _launch(self, rep, step):
+        super()._launch(rep, step)
+        while len(self.lines) < step.start_s:
+            tokens = rep.s.params.total_blocks * rep.s.params.block_size
+            self.lines.append(["idle", [], [], tokens, rep.sglang.ratio.initial])
+        self.lines.append(line(step, self.retracted, None, rep.sglang.ratio.now))
+        self.retracted = []
+
+    def _end_step(self, rep, now):
+        has_ended = super()._end_step(rep, now)
+        if has_ended:
+            self.lines[-1][3] = rep.pool.free * rep.s.params.block_size
+        return has_ended
+
+
+def line(step, retracted, free_tokens, ratio):
+    """A step as ``sglang_steps.py`` prints it."""
+    kind = ("mixed" if step.decodes else "prefill") if step.prompts else "decode" if step.decodes else "idle"
+    tokens = [[q.index, count] for q, count in step.prompts] + [[q.index, 1] for q in step.decodes]
+    return [kind, tokens, retracted, free_tokens, ratio]
+
+
+@policy.rank
+def longest_limit(priority):
+    """SGLang's policy lof, for requests whose priority is their negative limit."""
+    return float(priority)
+
+
+@policy.rank
+def queue_order():
+    """SGLang's policy fcfs: a retracted request joins the queue at its end."""
+    return 0.0
+
+
 def own_steps(one):
-    """The steps of a world by lengthwise's rules."""
+    """The steps of the reference engine, each of one second; with overlap, those of its rules."""
+    if one["overlap"]:
+        return overlapping_steps(one)
+    arrival, prompt, output, cap, exact = (np.array(column) for column in zip(*one["requests"], strict=True))
+    chunk, tokens = one["chunked_prefill_size"], one["pages"] * one["page_size"]
+    limits = EngineLimits(
+        max_num_seqs=one["max_num_seqs"], max_num_batched_tokens=chunk or 2048, block_size=one["page_size"],
+        max_model_len=tokens,
+    )  # fmt: skip
+    settings = SglangSettings(one["conservativeness"], one["max_prefill_tokens"], chunk is not None, one["mixed"])
+    rank = longest_limit if one["policy"] == "lof" else queue_order
+    made = deploy(
+        "llama-3.1-8b", "H100", limits=limits, num_blocks=one["pages"], scheduler=Scheduler(rank, sglang=settings)
+    )
+    free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
+    free["host_s"] = np.ones_like(made.cost.host_s)
+    made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free))
+    workload = Workload(
+        arrival.astype(float), prompt, output, priority=-cap, max_tokens=cap, ignore_eos=exact.astype(bool)
+    )
+    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), one["clip"])
+    engine.run()
+    return engine.lines
+
+
+def overlapping_steps(one):
+    """The steps of a world by the rules of the reference engine, each of which ends when the next one is formed."""
+    pool, waiting, retracted = BlockPool(one["pages"]), [], []
+
+    def update_keys():
+        for q in waiting:
+            q.wait.key = -q.max_tokens if one["policy"] == "lof" else 0
+
+    def release(q):
+        pool.release((), q.blocks)
+        q.blocks = q.kv_tokens = 0
+
+    def preempt(_step, q):
+        release(q)
+        retracted.append(q.index)
+        waiting.append(q)
+
     replica = SglangReplica(
         SglangLimits(
-            one["page_size"], one["pages"], one["max_num_seqs"], one["max_prefill_tokens"],
-            one["chunked_prefill_size"], one["mixed"], one["conservativeness"], one["policy"],
-            one["clip"],
-        )
+            one["page_size"], one["max_num_seqs"], one["max_prefill_tokens"], one["chunked_prefill_size"], one["mixed"],
+            one["conservativeness"], one["clip"],
+        ),
+        pool, waiting, update_keys, preempt,
     )  # fmt: skip
-    requests = one["requests"]
-    outputs = {i: output for i, (_, _, output, _, _) in enumerate(requests)}
-    sequences = [Sequence(i, prompt, cap, exact) for i, (_, prompt, _, cap, exact) in enumerate(requests)]
-    lines, sent, last = [], 0, None
-    while sent < len(requests) or any(q.generated < outputs[q.number] for q in sequences):
-        while sent < len(requests) and requests[sent][0] <= len(lines):
-            replica.enter(sequences[sent])
-            sent += 1
-        step = replica.form()
-        kind = ("mixed" if step.decodes else "prefill") if step.prompts else "decode" if step.decodes else "idle"
-        tokens = [[q.number, count] for q, count in step.prompts] + [[q.number, 1] for q in step.decodes]
-        if (ended := last if one["overlap"] else step) is not None:
-            replica.end(ended, outputs)
+    requests = [
+        Request(i, arrival, prompt, output, Wait(arrival), max_tokens=cap, ignore_eos=exact)
+        for i, (arrival, prompt, output, cap, exact) in enumerate(one["requests"])
+    ]
+    lines, last = [], None
+    while any(q.generated < q.output for q in requests):
+        waiting += [q for q in requests if q.arrival_s == len(lines)]
+        step, unfinished = Step(0.0), replica.chunked
+        replica.form(step)
+        lines.append(line(step, retracted[:], None, replica.ratio.now))
+        retracted.clear()
+        if last is not None:
+            staying = [q for q, _ in last.prompts if q is not unfinished] + last.decodes
+            for q in [q for q in staying if q.kv_tokens]:
+                q.generated += 1
+                if q.generated == q.output:
+                    release(q)
+            replica.end(last)
+        lines[-1][3] = replica.free_tokens
         last = step
-        lines.append([kind, tokens, [q.number for q in step.retracted], replica.free_tokens, replica.ratio.now])
     return lines
 
 

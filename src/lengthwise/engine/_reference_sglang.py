@@ -7,12 +7,12 @@ with SGLang's own functions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-CLIP_TOKENS = 4096
-"""Output tokens beyond which a limit reserves no more memory (``CLIP_MAX_NEW_TOKENS``)."""
-RETRACT_STEPS = 20
-"""Decode steps of every remaining request that the ratio after a retraction covers."""
+from lengthwise.engine._reference_state import BlockPool, Request, Step
+from lengthwise.engine.kernel_layout import CLIP_TOKENS, RETRACT_STEPS
+
 INITIAL_RATIO, MIN_RATIO_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 
 
@@ -36,7 +36,7 @@ class NewTokenRatio:
         """Lower the ratio after a decode step without a retraction."""
         self.now = max(self.now - self.decay, self.least)
 
-    def after_retraction(self, remaining: list[Sequence]) -> None:
+    def after_retraction(self, remaining: list[Request]) -> None:
         """Set the ratio by the requests that remain."""
         tokens = sum(q.generated for q in remaining) + RETRACT_STEPS * len(remaining)
         self.now = min(1.0, tokens / (sum(q.max_tokens for q in remaining) + 1))
@@ -46,46 +46,17 @@ class NewTokenRatio:
         self.now = self.initial
 
 
-@dataclass(eq=False, slots=True)
-class Sequence:
-    """A request at the replica. ``kv_tokens`` of its prompt and output are in the KV cache."""
-
-    number: int
-    prompt_tokens: int
-    max_tokens: int
-    ignore_eos: bool = False
-    generated: int = 0
-    kv_tokens: int = 0
-
-    @property
-    def context(self) -> int:
-        """Return the tokens that a prefill computes: the prompt, and after a retraction the output so far."""
-        return self.prompt_tokens + self.generated
-
-
 @dataclass(frozen=True)
 class SglangLimits:
     """Limits of a replica, named as in SGLang; ``chunked_prefill_size`` None computes complete prompts."""
 
     page_size: int
-    pages: int
     max_running_requests: int
     max_prefill_tokens: int = 16384
     chunked_prefill_size: int | None = 8192
     enable_mixed_chunk: bool = False
     schedule_conservativeness: float = 1.0
-    schedule_policy: str = "fcfs"  # or "lof"
     clip_tokens: int = CLIP_TOKENS
-
-
-@dataclass
-class SglangStep:
-    """A step: prompts with their tokens, decoded sequences, and the sequences that were retracted for memory."""
-
-    prompts: list[tuple[Sequence, int]] = field(default_factory=list)
-    decodes: list[Sequence] = field(default_factory=list)
-    retracted: list[Sequence] = field(default_factory=list)
-    unfinished: Sequence | None = None  # the prompt that the step does not complete
 
 
 class _PrefillPass:
@@ -99,11 +70,14 @@ class _PrefillPass:
         self.left_chunk = None if chunk is None else chunk - decodes
         self.reserved: float = decodes
         self.allocated = decodes
-        self.reserved += sum([self._reserve_of(q) for q in replica.running])
+        total = 0.0
+        for q in replica.running:  # One after the other: ``sum`` rounds differently from Python 3.12 on.
+            total += self._reserve_of(q)
+        self.reserved += total
         self.states: list[tuple[float, int]] | None = None
-        self.prompts: list[tuple[Sequence, int]] = []
+        self.prompts: list[tuple[Request, int]] = []
 
-    def _reserve_of(self, q: Sequence) -> float:
+    def _reserve_of(self, q: Request) -> float:
         return min(q.max_tokens - q.generated, self.clip) * (1.0 if q.ignore_eos else self.ratio)
 
     @property
@@ -121,7 +95,7 @@ class _PrefillPass:
         """Return whether the step may have more prompt tokens."""
         return self.left_input > 0 and (self.left_chunk is None or self.left_chunk > 0)
 
-    def add(self, q: Sequence, tokens: int, new_tokens: int) -> None:
+    def add(self, q: Request, tokens: int, new_tokens: int) -> None:
         """Put ``tokens`` of a prompt into the step, and reserve ``new_tokens`` for its output."""
         pages = -(-tokens // self.size) * self.size
         self.prompts.append((q, tokens))
@@ -131,16 +105,20 @@ class _PrefillPass:
         if self.left_chunk is not None:
             self.left_chunk -= pages
 
-    def resume(self, q: Sequence) -> bool:
-        """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt."""
+    def resume(self, q: Request) -> bool:
+        """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt.
+
+        Where SGLang would run out of memory, the chunk is cut to what is free.
+        """
         assert self.left_chunk is not None
         left, tokens = q.context - q.kv_tokens, min(self.left_chunk, int(self.left_total))
         tokens = tokens if tokens > 0 else self.left_chunk
-        is_last = left <= tokens
-        self.add(q, min(left, tokens), min(q.max_tokens, self.clip) if is_last else 0)
-        return is_last
+        tokens = min(left, tokens, self.replica.free_tokens + -q.kv_tokens % self.size)
+        if tokens > 0:
+            self.add(q, tokens, min(q.max_tokens, self.clip) if tokens == left else 0)
+        return tokens == left
 
-    def admit(self, q: Sequence) -> bool | None:
+    def admit(self, q: Request) -> bool | None:
         """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are."""
         if q.ignore_eos:
             return self._admit_exact(q)
@@ -159,7 +137,7 @@ class _PrefillPass:
         self.add(q, q.context, min(q.max_tokens, self.clip))
         return True
 
-    def _admit_exact(self, q: Sequence) -> bool | None:
+    def _admit_exact(self, q: Request) -> bool | None:
         """Admit a request of known length if memory suffices at the end of each request, the shortest first."""
         paged = -(-q.context // self.size) * self.size + self.size
         left = self.replica.free_tokens - self.allocated
@@ -183,82 +161,83 @@ class _PrefillPass:
         self.add(q, q.context if whole else self.left_chunk or 0, min(q.max_tokens, self.clip) if whole else 0)
         return True
 
-    def _state_of(self, q: Sequence) -> tuple[float, int] | None:
+    def _state_of(self, q: Request) -> tuple[float, int] | None:
         tokens = q.max_tokens * (1.0 if q.ignore_eos else self.ratio) - q.generated
         return (tokens, q.context) if tokens > 0 else None
 
 
 class SglangReplica:
-    """A replica that forms steps as SGLang does. ``enter`` adds a request, ``form`` a step, and ``end`` ends it.
+    """A replica that forms steps as SGLang does. ``form`` forms a step, and ``end`` notes that it has ended.
 
     With overlap (SGLang's default), ``end`` of a step comes after ``form`` of the next one. That one therefore decodes
     sequences which have just ended, except where ``max_tokens`` ends them; what it computes for those is lost, as is
-    the last token of a retracted request.
+    the last token of a retracted request. A request that ends has its ``kv_tokens`` set to 0.
 
     Attributes:
-        waiting: The queue. A retracted request joins at its end.
+        waiting: The queue, in the order of entry. A request with a smaller ``wait.key`` is admitted first.
         running: Sequences that decode, in the order in which their prefills have ended.
         is_full: Whether an admission failed since the last request left ``running``: the queue is not tried again.
         chunked: The request whose prompt is computed in part.
     """
 
-    def __init__(self, limits: SglangLimits) -> None:
+    def __init__(
+        self,
+        limits: SglangLimits,
+        pool: BlockPool,
+        waiting: list[Request],
+        update_keys: Callable[[], None],
+        preempt: Callable[[Step, Request], None],
+    ) -> None:
+        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again."""
         self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.pool, self.waiting = pool, waiting
+        self._update_keys, self._preempt = update_keys, preempt
+        self.running: list[Request] = []
         self.is_full = False
-        self.chunked: Sequence | None = None
-        self.free_pages, self.free_rows = limits.pages, limits.max_running_requests
-        self._last: SglangStep | None = None
-        self._pending: SglangStep | None = None  # formed, and not ended
+        self.chunked: Request | None = None
+        self._last: Step | None = None
+        self._pending: Step | None = None  # formed, and not ended
 
     @property
     def free_tokens(self) -> int:
         """Return the tokens of the free pages."""
-        return self.free_pages * self.limits.page_size
+        return self.pool.free * self.limits.page_size
 
-    def enter(self, q: Sequence) -> None:
-        """Add a request to the queue."""
-        self.waiting.append(q)
+    @property
+    def free_rows(self) -> int:
+        """Return how many other requests may have memory."""
+        pending = self._pending
+        members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
+        chunked = [] if self.chunked is None else [self.chunked]
+        return self.limits.max_running_requests - len({q for q in (*self.running, *chunked, *members) if q.kv_tokens})
 
-    def form(self) -> SglangStep:
-        """Return the next step; an empty one if the replica is idle."""
+    def form(self, step: Step) -> None:
+        """Fill the next step; it stays empty if the replica is idle."""
         self._merge()
-        step = self._prefill()
-        if not step.prompts:
-            step = self._decode()
+        self._prefill(step)
+        if not step.prompts and self.running:
+            self._decode(step)
         is_idle = not step.prompts and not step.decodes
         if is_idle and self._pending is None:
             self.ratio.reset()
         self._last, self._pending = step, None if is_idle else step
-        return step
 
-    def end(self, step: SglangStep, outputs: dict[int, int]) -> None:
-        """End a step: all but an unfinished prompt have one more token, and leave after ``outputs`` tokens."""
-        for q in [*(q for q, _ in step.prompts if q is not step.unfinished), *step.decodes]:
-            if q.kv_tokens == 0:
-                continue  # It has left since the step was formed.
-            q.generated += 1
-            if q.generated == outputs[q.number]:
-                self._release(q)
+    def end(self, step: Step) -> None:
+        """Note that a step has ended."""
         if self._pending is step:
             self._pending = None
 
-    def _resize(self, q: Sequence, kv_tokens: int) -> None:
-        pages = [-(-tokens // self.limits.page_size) for tokens in (q.kv_tokens, kv_tokens)]
-        self.free_pages -= pages[1] - pages[0]
-        self.free_rows += (q.kv_tokens > 0) - (kv_tokens > 0)
-        q.kv_tokens = kv_tokens
-
-    def _release(self, q: Sequence) -> None:
-        self._resize(q, 0)
+    def _resize(self, q: Request, kv_tokens: int) -> None:
+        pages = -(-kv_tokens // self.limits.page_size)
+        self.pool.take(pages - q.blocks)
+        q.blocks, q.kv_tokens = pages, kv_tokens
 
     def _merge(self) -> None:
         """Move the prompts of the last step to ``running``, and take out what has ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
-            merged = [q for q in members if q.kv_tokens and q is not last.unfinished]
+            merged = [q for q in members if q.kv_tokens and q is not self.chunked]
             if len(merged) < len(members):
                 self.is_full = False
             if merged and not self.running:
@@ -268,19 +247,20 @@ class SglangReplica:
         if len(left) < len(self.running):
             self.is_full = False
         self.running = left
+        if self.chunked is not None and not self.chunked.kv_tokens:
+            self.chunked = None
 
-    def _prefill(self) -> SglangStep:
-        """Return a step with prompts, and in a mixed one with decodes; an empty one if no prompt can run."""
-        step, limits = SglangStep(), self.limits
+    def _prefill(self, step: Step) -> None:
+        """Fill a step with prompts, and in a mixed one with decodes, if a prompt can run."""
+        limits = self.limits
         if not self._tries_queue():
-            return step
-        if limits.schedule_policy == "lof":
-            self.waiting.sort(key=lambda q: -q.max_tokens)
-        taken = _PrefillPass(self, len(self.running) if limits.enable_mixed_chunk else 0)
+            return
+        taken, rows = _PrefillPass(self, len(self.running) if limits.enable_mixed_chunk else 0), self.free_rows
         if self.chunked is not None and taken.resume(self.chunked):
             self.chunked = None
-        self._admit(taken)
-        step.prompts, step.unfinished = taken.prompts, self.chunked
+        if self.chunked is None or taken.prompts:
+            self._admit(taken, rows + len(taken.prompts))
+        step.prompts = taken.prompts
         for q, tokens in step.prompts:
             self._resize(q, q.kv_tokens + tokens)
         if step.prompts and limits.enable_mixed_chunk and self.running:
@@ -288,7 +268,6 @@ class SglangReplica:
             if self.running and self._fits(self.running):
                 self._extend(self.running)
                 step.decodes, self.running = self.running, []
-        return step
 
     def _leave_out_ending(self) -> bool:
         """Take out of ``running`` what the pending step ends by ``max_tokens``. Return whether there was something."""
@@ -311,14 +290,14 @@ class SglangReplica:
         self.is_full = min(self.limits.max_running_requests - len(self.running), self.free_rows) <= 0
         return not self.is_full
 
-    def _admit(self, taken: _PrefillPass) -> None:
-        """Admit waiting requests in order, until one cannot be admitted."""
-        free_seqs = self.limits.max_running_requests - len(self.running)
-        for q in list(self.waiting):
+    def _admit(self, taken: _PrefillPass, rows: int) -> None:
+        """Admit waiting requests in order, until one cannot be admitted. The step may have ``rows`` prompts."""
+        most = min(self.limits.max_running_requests - len(self.running), rows)
+        self._update_keys()
+        for q in sorted(self.waiting, key=lambda q: q.wait.key):
             if taken.has_memory and not taken.has_tokens:
                 return
-            rows = self.free_rows + sum(p.kv_tokens > 0 for p, _ in taken.prompts)
-            self.is_full = self.is_full or len(taken.prompts) >= min(free_seqs, rows)
+            self.is_full = self.is_full or len(taken.prompts) >= most
             if self.is_full:
                 return
             admitted = taken.admit(q)
@@ -332,38 +311,37 @@ class SglangReplica:
             if not admitted or not taken.has_tokens:
                 return
 
-    def _fits(self, sequences: list[Sequence]) -> bool:
+    def _fits(self, sequences: list[Request]) -> bool:
         """Return whether each of the sequences can have one more token."""
-        return sum(q.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.free_pages
+        return sum(q.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.pool.free
 
-    def _extend(self, sequences: list[Sequence]) -> None:
+    def _extend(self, sequences: list[Request]) -> None:
         for q in sequences:
             self._resize(q, q.kv_tokens + 1)
 
-    def _decode(self) -> SglangStep:
-        step = SglangStep()
-        if not self.running:
-            return step
+    def _decode(self, step: Step) -> None:
         some_end = self._leave_out_ending()
         if not self.running or (some_end and not self._fits(self.running)):
-            return step
+            return
         if self._fits(self.running):
             self.ratio.after_step()
         else:
             self._retract(step)
         step.decodes = list(self.running)
         self._extend(step.decodes)
-        return step
 
-    def _retract(self, step: SglangStep) -> None:
-        """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first."""
-        order = sorted(self.running, key=lambda q: (q.generated, -q.prompt_tokens), reverse=True)
-        while len(order) > 1 and (not step.retracted or not self._fits(order)):
-            q = order.pop()
-            self._release(q)
-            step.retracted.append(q)
-        assert self._fits(order), "a request fits alone, by its limit"
-        self.running = order
+    def _retract(self, step: Step) -> None:
+        """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first.
+
+        The last one fits alone, by its limit, once the prompt that is computed in part is retracted, too.
+        """
+        order = sorted(self.running, key=lambda q: (q.generated, -q.prompt), reverse=True)
+        retracted = False
+        while len(order) > 1 and (not retracted or not self._fits(order)):
+            self._preempt(step, order.pop())
+            retracted = True
+        if not self._fits(order) and self.chunked is not None:
+            self._preempt(step, self.chunked)
+            self.chunked = None
+        self.running, self.is_full = order, False
         self.ratio.after_retraction(order)
-        self.waiting += step.retracted
-        self.is_full = self.is_full and not step.retracted

@@ -543,7 +543,7 @@ class Request:
     first are ``cached``, so that other requests find them (``BlockPool`` and ``RadixCache`` each have their own
     record of them). The cache of a ``swapped`` request is in host memory.
     ``return_number`` is the sequence number of its last return from a step to the idle residents, and breaks ties
-    between victims.
+    between victims. Under SGLang's rules, steps have been formed for the first ``kv_tokens`` tokens of the context.
     """
 
     index: int
@@ -561,6 +561,9 @@ class Request:
     return_number: int = 0
     admission: Admission = Admission()
     transfer: Transfer | None = None
+    max_tokens: int = 0
+    ignore_eos: bool = False
+    kv_tokens: int = 0
 
     @property
     def context(self) -> int:
@@ -631,6 +634,7 @@ class Replica:
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
         loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
         finished: Requests that have ended since the last step was formed.
+        sglang: What forms its steps by SGLang's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -646,6 +650,7 @@ class Replica:
         self.loading: dict[Request, Offload] = {}
         self.finished: list[Request] = []
         self.tier = Tier(setup.params, storage)
+        self.sglang: Any = None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0

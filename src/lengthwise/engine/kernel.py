@@ -149,6 +149,8 @@ def _rejection(S, i, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
+    if params.sglang == 1:
+        return REFUSED if S.max_tokens[i] < 1 else NONE
     S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
@@ -199,6 +201,7 @@ def _new_slot(S, i):
     q.cached_segment = -1
     q.inserted = 0
     q.transfer_blocks = 0
+    q.place = -1
     q.queued_at_s = q.arrival_s
     q.queued_for_s = 0.0
     q.charged_tokens = 0.0
@@ -290,7 +293,7 @@ def _final_status(S):
     first = len(S.results)
     for queue_index in range(len(S.queues)):
         for i in range(S.queues[queue_index].length):
-            first = min(first, S.pool_index[S.queues[queue_index].offset + i])
+            first = min(first, S.slots[S.pool_slot[S.queues[queue_index].offset + i]].index)
     for r in range(len(S.replicas)):
         for i in range(S.replicas[r].partials):
             first = min(first, S.slots[S.partials[r, i]].index)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import kernel_layout
+from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
 from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
@@ -64,6 +65,9 @@ class Reference:
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
         if params.central_queue:
             self.queues = self.queues[:1]
+        if params.sglang:
+            for rep in self.replicas:
+                rep.sglang = self._sglang_replica(rep)
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
         self.wakes_s: dict[int, float] = {}
@@ -82,6 +86,22 @@ class Reference:
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._update_entry_time()
+
+    def _sglang_replica(self, rep: Replica) -> SglangReplica:
+        params = self.s.params
+        limits = SglangLimits(
+            params.block_size,
+            params.max_num_seqs,
+            params.max_prefill_tokens,
+            params.chunked_prefill_size or None,
+            params.enable_mixed_chunk,
+            params.schedule_conservativeness,
+        )
+
+        def preempt(step: Step, q: Request) -> None:
+            self._preempt(rep, step, q)
+
+        return SglangReplica(limits, rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt)
 
     def run(self) -> EngineOutput:
         """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
@@ -174,6 +194,8 @@ class Reference:
             self._update_entry_time()
             arrival_s = float(self.arrival_s[i])
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
+            if params.sglang:
+                q.max_tokens, q.ignore_eos = int(columns.max_tokens[i]), bool(columns.ignore_eos[i])
             rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -192,6 +214,8 @@ class Reference:
         """Return why even an empty replica could not serve the request, or ``NONE`` if it could."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
+        if self.s.params.sglang:
+            return Rejection.REFUSED_BY_MEMORY_POLICY if q.max_tokens < 1 else Rejection.NONE
         chunk = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
         if chunk <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
@@ -293,6 +317,8 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.pending = True
+        if rep.sglang is not None:
+            rep.sglang.end(step)
         rep.steps_since_admit += 1
         rep.steps_since_check += 1
         for q in sorted(step.paused, key=lambda q: q.return_number):
@@ -378,7 +404,7 @@ class Reference:
         if q.blocks:
             self._cache_blocks(rep, q, q.computed, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached = 0, ()
+        q.blocks, q.cached, q.kv_tokens = 0, (), 0
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -469,6 +495,8 @@ class Reference:
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
         self._expire(rep, now)
+        if rep.sglang is not None:
+            return self._form_as_sglang(rep, step)
         if not rep.idle and not rep.queue.waiting and not rep.loaded:
             return step
         admit, tokens, flags = self._plan(rep, step)
@@ -492,6 +520,19 @@ class Reference:
         if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
             step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
+        return step
+
+    def _form_as_sglang(self, rep: Replica, step: Step) -> Step:
+        rep.sglang.form(step)
+        taken, step.prompts = step.prompts, []
+        for q, chunk in taken:
+            if q in rep.idle:
+                rep.idle.remove(q)
+                step.prompts.append((q, chunk))
+            else:
+                self._note_admission(rep, q)
+                self._place(rep, step, q, chunk)
+        rep.idle = [q for q in rep.idle if q not in step.decodes]
         return step
 
     def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
