@@ -51,6 +51,7 @@ SCENARIO_TABLES = {
     "engine.kv_offloading": sections.KVOffloadingTable,
     "engine.kv_offloading.storage": sections.KVStorageTable,
     "scheduler": sections.SchedulerSection,
+    "scheduler.sglang": sections.SglangTable,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,

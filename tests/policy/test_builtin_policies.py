@@ -98,6 +98,7 @@ def test_every_policy_describes_what_it_does(built_in):
 ORDERS = {
     "fcfs": "abcd",
     "fcfs_preempted_first": "dcab",
+    "queue_order": "abcd",
     "sjf": "cadb",
     "ljf": "bdac",
     "shortest_prompt": "dbca",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise import config, policy
+from lengthwise.schema.deployment import Scheduler, SglangSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
 from lengthwise.usecases import search, variants
 
@@ -124,6 +125,18 @@ def test_errors_are_reported_before_anything_runs(key, value, error, report):
     with pytest.raises(error, match=report) as caught:
         built({}, f"scheduler.{key}={value}")
     assert "\n" not in str(caught.value)
+
+
+def test_sglang_has_its_own_settings():
+    limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
+    assert built({"policy": '"sglang"'}, text=limits) == policy.scheduler("sglang")
+    table = "{ schedule_conservativeness = 0.3, max_prefill_tokens = 4096, enable_mixed_chunk = true }"
+    made = built({"policy": '"sglang"', "rank": '"sjf"', "sglang": table}, text=limits)
+    assert made == Scheduler("sjf", sglang=SglangSettings(0.3, 4096, enable_mixed_chunk=True))
+    with pytest.raises(InputError, match="the policy is 'vllm_v1'"):
+        built({"sglang": table})
+    with pytest.raises(ScenarioError, match="schedule_conservativeness"):
+        built({"policy": '"sglang"', "sglang": "{ schedule_conservativeness = -1 }"})
 
 
 def test_bins_need_predictions():

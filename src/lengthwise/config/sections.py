@@ -30,7 +30,7 @@ from lengthwise.config.values import (
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
-from lengthwise.schema.deployment import KVOffloading, KVStorage
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -316,6 +316,17 @@ class EngineSection(Section):
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
 
 
+class SglangTable(Section):
+    """SGLang's own settings of its scheduler, named as its flags; its chunk size is engine.max_num_batched_tokens."""
+
+    schedule_conservativeness: Annotated[NotNan, Field(ge=0, le=1e6)] = SglangSettings.schedule_conservativeness
+    max_prefill_tokens: Count = (
+        SglangSettings.max_prefill_tokens
+    )  # of a step, beyond which no other request is admitted
+    chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
+    enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
+
+
 class SchedulerSection(Section):
     """A named scheduler, policies of single axes that replace its own, or a user's own policies.
 
@@ -337,6 +348,7 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
+    sglang: SglangTable | None = None  # settings of policy "sglang"
 
 
 class SloSection(Section):

@@ -16,7 +16,7 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler
+from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler, SglangSettings
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -203,7 +203,15 @@ def scheduler(scenario: Scenario) -> Scheduler:
     own: dict[str, Any] = {
         key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
     }
-    chosen = replace(_base_scheduler(section.policy, scenario), **own)
+    base = _base_scheduler(section.policy, scenario)
+    if "sglang" in own:
+        if base.sglang is None:
+            raise InputError(
+                f'scheduler.sglang has settings of policy = "sglang"; the policy is {section.policy!r}. Change it, or '
+                "leave sglang out"
+            )
+        own["sglang"] = SglangSettings(**own["sglang"])
+    chosen = replace(base, **own)
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
 
