@@ -6,13 +6,14 @@ import yaml
 
 from lengthwise import EngineLimits, deploy
 from lengthwise.backend import kubernetes_manifest, vllm_launch
+from lengthwise.schema.deployment import KVOffloading, KVStorage
 from lengthwise.schema.errors import InputError
 
 LIMITS = EngineLimits(max_model_len=4096)
 
 
-def manifest(tp=2, pp=2, replicas=3, **options):
-    d = deploy("llama-3.1-70b", "H100", tp=tp, pp=pp, replicas=replicas, limits=LIMITS)
+def manifest(tp=2, pp=2, replicas=3, limits=LIMITS, **options):
+    d = deploy("llama-3.1-70b", "H100", tp=tp, pp=pp, replicas=replicas, limits=limits)
     return d, kubernetes_manifest(d, name="chat-70b", **options)
 
 
@@ -28,6 +29,41 @@ def test_the_api_would_take_every_resource(version, token):
     assert [r["kind"] for r in resources] == ["Service", "Service", "StatefulSet", "PodDisruptionBudget"]
     for resource in resources:
         kubernetes_validate.validate(resource, version, strict=True)
+
+
+@pytest.mark.parametrize("storage", [None, KVStorage(), KVStorage(shared=True)])
+def test_cpu_memory_and_storage_behind_the_cache_have_their_volumes(storage):
+    offloading = KVOffloading(256.0, storage=storage)
+    _, text = manifest(limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True, kv_offloading=offloading))
+    engine = by_kind(text)["StatefulSet"]
+    for version in ("1.30", "1.37"):
+        kubernetes_validate.validate(engine, version, strict=True)
+    pod = engine["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    args = container["args"]
+    shm_gib = int(volumes[mounts["/dev/shm"]]["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+    # vLLM needs the complete CPU memory free in /dev/shm, beside what NCCL and PyTorch share there.
+    assert 8 <= shm_gib - float(args[args.index("--kv-offloading-size") + 1]) < 9
+    assert container["resources"]["requests"]["memory"] == f"{shm_gib}Gi"
+    assert (storage is not None) == ("/mnt/kv-cache" in mounts) == ("/mnt/kv-cache" in str(args))
+    remarks = text[: text.index("---")].replace("\n# ", " ")
+    if storage is None:
+        return
+    volume = volumes[mounts["/mnt/kv-cache"]]
+    if storage.shared:
+        assert volume["persistentVolumeClaim"] == {"claimName": "chat-70b-kv-cache"}
+        assert "create the PersistentVolumeClaim chat-70b-kv-cache with access mode ReadWriteMany" in remarks
+    else:
+        assert volume["emptyDir"] == {}
+        assert "an emptyDir on the node's disk, deleted with the pod" in remarks
+
+
+def test_no_memory_is_reserved_without_cpu_memory_behind_the_cache():
+    pod = by_kind(manifest()[1])["StatefulSet"]["spec"]["template"]["spec"]
+    assert "requests" not in pod["containers"][0]["resources"]
+    assert pod["volumes"][0]["emptyDir"]["sizeLimit"] == "8Gi"
 
 
 def test_a_misspelt_field_would_be_seen():

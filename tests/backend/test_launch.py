@@ -139,7 +139,18 @@ def test_the_cpu_memory_behind_the_cache_arrives_in_gib():
     launch = vllm_launch(deployment(limits=EngineLimits(enable_prefix_caching=True, kv_offloading=offloading)))
     assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
     assert message(launch, "vLLM loads all that CPU memory has")
+    assert value(launch, "--kv-transfer-config") is None
     assert value(vllm_launch(deployment()), "--kv-offloading-size") is None
+
+
+@pytest.mark.parametrize("storage", [None, KVStorage()])
+def test_blocks_of_outputs_are_stored_where_the_simulation_stored_them(storage):
+    offloading = KVOffloading(64.0, outputs=True, storage=storage)
+    launch = vllm_launch(deployment(limits=EngineLimits(enable_prefix_caching=True, kv_offloading=offloading)))
+    extra = json.loads(value(launch, "--kv-transfer-config"))["kv_connector_extra_config"]
+    assert extra["offload_prompt_only"] is False
+    assert ("secondary_tiers" in extra) == (storage is not None)
+    assert message(launch, "vLLM stores the blocks of an output as they fill")
 
 
 def test_storage_is_the_file_system_tier_of_vllm():
@@ -150,7 +161,7 @@ def test_storage_is_the_file_system_tier_of_vllm():
     assert extra["spec_name"] == "TieringOffloadingSpec"
     assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": "/mnt/kv-cache"}]
     assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
-    assert message(launch, "Mount one file system on all replicas' machines")
+    assert message(launch, "/mnt/kv-cache", "one file system on all replicas' machines")
     assert message(launch, "to stay within 2000 GB")
 
 

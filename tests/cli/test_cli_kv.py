@@ -53,7 +53,16 @@ def test_a_scenario_has_table_report_and_json(cli, scenario, tmp_path):
     assert {size["name"] for size in written["sizes"]} >= {"1 GB", "GPU pool", "all blocks"}
     assert "What a prefix cache finds" in page.read_text()
     other = cli("kv", scenario, "--variant", "two", "--json", "-")
-    assert json.loads(other.out)["simulated"]["value"] is None
+    assert json.loads(other.out)["found"]["simulated"]["value"] is None
+
+
+def test_a_narrow_table_has_what_decides(cli, scenario, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("--memory", 1, "--memory-price", 0.01, "--set", "deployment.num_blocks=40")
+    table = cli("kv", scenario, *words).out.partition("An unlimited cache")[0]
+    head = table.splitlines()[1]
+    assert all(name in head for name in ("cache", "tokens", "tokens found, %", "net, $/h")), table
+    assert max(map(len, table.splitlines()[1:-1])) <= 80
 
 
 def test_a_trace_needs_no_deployment(cli, trace):
@@ -66,10 +75,29 @@ def test_a_trace_needs_no_deployment(cli, trace):
     assert with_model["sizes"][-1]["gb"] > 0
 
 
+def test_sizes_have_units(cli, trace):
+    sizes = ("2", "3GB", "4 GiB", "0.005 TB")
+    words = [word for size in sizes for word in ("--memory", size)]
+    made = json.loads(cli("kv", trace, "--model", "llama-3.1-8b", *words, "--json", "-").out)
+    given = sorted(size["gb"] for size in made["sizes"] if size["is_given"])
+    assert given == pytest.approx([2, 3, 4 * 1.073741824, 5], rel=0.02)
+
+
+def test_the_file_that_the_message_names_replays_the_trace(cli, trace, tmp_path):
+    refused = cli("kv", trace, "--memory-price", "0.01", "--model", "llama-3.1-8b").err.replace("\n", " ")
+    trace_key, _, rest = refused.partition("replays it: ")[2].partition(" and ")
+    (tmp_path / "replay.toml").write_text(f"{trace_key}\n{rest.strip().replace('...', 'A100-80GB')}\n")
+    done = cli("kv", tmp_path / "replay.toml", "--memory-price", "0.01", "--json", "-")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["usd_per_gb_hour"] == 0.01
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--memory", "0"], "finite number of GB above 0; it is 0"),
+        (["--memory", "64 pages"], "--memory takes a number of GB, such as 64, 64GB, 64GiB or 1TB; it is '64 pages'"),
+        (["--memory", "GB"], "--memory takes a number of GB"),
         (["--load", "disk=0"], "bandwidth of disk must be a finite number of GB/s above 0"),
         (["--load", "disk"], "--load takes NAME=GB/S"),
         (["--memory-price", "0"], "--memory-price must be above 0"),
@@ -89,6 +117,8 @@ def test_bad_input_is_one_error(cli, trace, tmp_path, scenario_file):
     for words, message in (
         ([trace, "--variant", "one"], "--variant needs a scenario"),
         ([trace, "--memory", "5"], "give --model"),
+        ([trace, "--memory-price", "1", "--model", "opt-13b"], 'deployment = { model = "opt-13b", gpu = "..." }'),
+        ([trace, "--load", "SSD=3"], f'A .toml file replays it: workload.trace = "{trace}"'),
         ([trace, "--block-size", "100"], "block_size must divide the 512 tokens"),
         (["chat-1m"], "prompts share prefixes"),
         ([tmp_path / "absent.jsonl"], "absent.jsonl"),

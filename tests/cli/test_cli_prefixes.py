@@ -56,7 +56,7 @@ def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     finished = cli("simulate", chat, "--json", out, "--report", page)
     assert finished.code == 0, finished.err
-    for words in ("Prompt tokens cached %", "Prefill saved s", "mean TTFT at turn", "% cached"):
+    for words in ("Prompt tokens cached %", "Prefill saved s", "at turn: mean TTFT, ms", "prompt tokens cached, %"):
         assert words in finished.out
     found = summaries(out)
     cache, off = (found[name]["summary"]["prefix_cache"] for name in ("cached", "computed"))

@@ -59,6 +59,11 @@ def test_capacity_prints_a_rate_and_its_interval(cli, question, tmp_path):
     )
     assert reported["at"]["metrics"]["ttft.p90"]["model_high"] != reported["at"]["metrics"]["ttft.p90"]["value"]
     assert "(model)" in finished.out
+    at = reported["at"]["requests_per_s"]
+    assert "simulated/s" in finished.out
+    assert f"{at:.4g}" in finished.out
+    assert at <= reported["requests_per_s"]["value"] - 0.999 * reported["requests_per_s"]["half_width"]
+    assert ("TTFT p90" if reported["binds"] == "ttft.p90" else "queue growth") in finished.out.splitlines()[1]
     assert "90 % interval of the cost model's error" in finished.out
     off = json.loads(cli("capacity", question, "--json", "-", "--set", "run.model_draws=0").out)["capacities"][0]
     assert "model_low" not in off["requests_per_s"]

@@ -258,6 +258,7 @@ def test_a_look_back_at_a_journal(cli, tmp_path):
     assert finished.out.startswith("3 requests got a response so far; at least 200 are needed.")
     assert json.loads((tmp_path / "routers.json").read_text())["format"] == "lengthwise.routing_gain"
     assert "Did you mean: cache_aware" in cli(*options, "cache-aware").err
+    assert "Did you mean: round_robin" in cli(*options, "all", "--router", "round-robin").err
     refused = cli(*options, "least_tokens", "--router", "cache_aware").err
     assert refused.startswith("error: router 'cache_aware' chooses by prefixes that prompts share, and the journal has")
     assert "goes with --report; the router of a gateway" in cli("serve", "--router", "cache_aware").err

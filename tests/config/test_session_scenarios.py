@@ -110,6 +110,18 @@ def test_a_schedule_refuses_sessions():
         schedule.task_of(config.loads(CHAT + "sessions = { turns = 2 }\n"))
 
 
+def test_a_schedule_refuses_a_trace_with_sessions(tmp_path):
+    rows = ((0, 600, 5, {"session_id": 1}), (None, 700, 5, {"session_id": 1, "delay": 500}))
+    with pytest.raises(InputError, match=r"a schedule does not support requests that wait for others yet.* in t do"):
+        schedule.task_of(config.loads(trace(tmp_path, *rows)))
+
+
+def test_a_schedule_of_a_trace_notes_that_it_uses_no_shared_prefixes(tmp_path):
+    rows = [(10 * i, 600 + i, 5 + i % 7, {"hash_ids": [1, i + 2]}) for i in range(40)]
+    plan = schedule.plan_schedule(config.loads(trace(tmp_path, *rows) + "[schedule]\nlatency_bound = '60s'\n"))
+    assert any("share prefixes; a schedule computes each prompt completely" in note for note in plan.uncertainty.notes)
+
+
 def trace(folder, *rows) -> str:
     path = folder / "t.jsonl"
     path.write_text(

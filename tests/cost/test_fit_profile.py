@@ -50,6 +50,13 @@ def test_tables_are_the_sum_of_the_planted_operators(one):
     assert tables.prefill_s[40, 50] == pytest.approx(combined(place.parts, FACTORS)[0], rel=0.05)
 
 
+def test_tables_of_a_cpu_whose_kernels_have_no_tiles_are_numbers(measured):
+    """A chunk of 0 tokens then has neither work nor padding."""
+    tables, _ = fitted(measured, gpu=replace(GPU, is_cpu=True))
+    assert np.isfinite(tables.prefill_s).all()
+    assert (np.diff(tables.prefill_s[1:, 0]) >= 0).all()
+
+
 def test_the_roofline_supplies_what_the_profile_lacks_and_is_named(one):
     tables, report = one
     plain = roofline(MODEL, GPU, NODE, Parallelism(), LIMITS, LONGEST)

@@ -13,7 +13,7 @@ from driving import assert_fetches_nothing, without_plotly
 
 from lengthwise.report import Result, write_html, write_json
 from lengthwise.report.curves import levels, over_time, quantile_curve
-from lengthwise.report.result import title, workload
+from lengthwise.report.result import sessions, title, workload
 from lengthwise.report.summary_table import rows
 from lengthwise.schema.errors import InputError, MissingExtraError, OutputError
 
@@ -199,6 +199,53 @@ def test_workloads_in_words(results, text, states) -> None:
     words = workload(dataclasses.replace(results[0], scenario_text=text))
     assert words.startswith(states)
     assert bool(words) == bool(states)
+
+
+AGENTS = """[workload]
+session_rate = 2.0
+prompt = { kind = "fixed", tokens = 512 }
+output = 128
+[workload.sessions]
+turns = 3.0
+[workload.groups]
+count = 1
+system_prompt = { kind = "fixed", tokens = 6000 }
+[workload.tools]
+calls = 8.0
+"""
+
+
+def test_sessions_in_words(results, tmp_path) -> None:
+    agents = dataclasses.replace(results[0], scenario_text=AGENTS)
+    assert workload(agents) == "prompts 512, outputs 128"
+    assert sessions(agents) == "2 sessions/s, 3 turns, 8 tool calls a turn, 1 system prompt of 6,000 tokens"
+    assert sessions(dataclasses.replace(results[0], scenario_text=DESCRIBED)) == ""
+    write_html(tmp_path / "a.html", [agents])
+    assert f"<li>{sessions(agents)}</li>" in (tmp_path / "a.html").read_text()
+
+
+def test_every_setting_in_which_variants_differ_is_shown(results, tmp_path) -> None:
+    texts = (
+        f'name = "{name}"\n[engine]\nenable_prefix_caching = {on}\nprefix_cache = "vllm"\nmax_num_seqs = {size}\n{more}'
+        for name, on, size, more in (
+            ("a", "true", 7, "[engine.kv_offloading]\nsize_gb = 64.0"),
+            ("b", "true", 8, "[engine.kv_offloading]\nsize_gb = 128.0\nload = 'if_faster'"),
+            ("c", "false", 9, ""),
+        )
+    )
+    asking = [dataclasses.replace(results[0], name=t[8], scenario_text=t) for t in texts]
+    write_html(tmp_path / "a.html", asking)
+    ran = (tmp_path / "a.html").read_text()
+    ran = ran[ran.index('aria-label="Differences in configuration"') :]
+    found = {
+        re.sub("<.*?>", "", row.partition("</th>")[0]): re.findall("<td>(.*?)</td>", row)
+        for row in re.findall("<tr>(<th scope=.row.*?)</tr>", ran)
+    }
+    assert found == {
+        "engine.enable_prefix_caching": ["yes", "yes", "no"],
+        "engine.kv_offloading.size_gb": ["64.00", "128.00", "\N{EN DASH}"],
+        "engine.kv_offloading.load": ["\N{EN DASH}", "if_faster", "\N{EN DASH}"],
+    }
 
 
 def test_without_a_description_a_name_or_the_hardware_is_the_title(results) -> None:

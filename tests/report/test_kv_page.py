@@ -9,25 +9,27 @@ import pytest
 from driving import look
 
 from lengthwise.report.kv import answers, size_rows, write_kv_html
-from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
 
 
-def size(name, blocks, share, price=math.nan, *, given=False):
+def size(name, blocks, share, price=math.nan, *, given=False, net=UNKNOWN):
     found = Estimate(share, 0.02)
     saved = Estimate(3000 * share, 50, 2000 * share, 4000 * share)
+    cost = Estimate(price, price / 2, price / 3, price * 2)
     sizes = (name, blocks, 16 * blocks, blocks / 1000)
-    return CacheSize(*sizes, found, found, found, saved, Estimate(price), is_given=given)
+    return CacheSize(*sizes, found, found, found, saved, cost, cost, net_usd_per_hour=net, is_given=given)
 
 
+NET = Estimate(0.05, 0.02, 0.01, 0.2)
 STUDY = KvStudy(
     name="<b>&",
     metadata=("100 requests",),
     block_tokens=16,
     bytes_per_token=62_500.0,
     curve=(size("", 1, 0.0), size("", 10_000, 0.3), size("", 50_000, 0.6)),
-    sizes=(size("GPU pool", 10_000, 0.3, given=True), size("50 GB", 50_000, 0.6, 2e-4, given=True)),
-    simulated=Estimate(0.25, 0.01),
+    sizes=(size("GPU pool", 10_000, 0.3, given=True), size("50 GB", 50_000, 0.6, 2e-4, given=True, net=NET)),
+    found=Found(simulated=Estimate(0.25, 0.01)),
     new_tokens=200,
     prefix_tokens=(16, 1024, 8192),
     compute_s=(0.001, 0.06, 0.6),
@@ -48,14 +50,52 @@ def test_answers_state_pool_loads_and_price():
     assert "prefixes of 16 tokens (16\N{EN DASH}32) on" in text
     assert "of 1,024 tokens, 5.00 ms instead of 60.0 ms" in text
     assert "Loading from tape at 0.01 GB/s of each GPU is never faster" in text
-    assert "Up to 50 GB memory pays: it costs $0.0002" in text
-    assert "Memory does not pay: the cheapest size, 50 GB, costs $0.0002" in " ".join(
-        answers(replace(STUDY, gpu_usd_per_s=1e-4))
+    assert "more memory adds at most 30 percentage points to the first figure, 35 to the second" in text
+    # $0.005 x 50 GB, and $0.3 for 1,000 s at $0.0003.
+    assert "memory pays: of these sizes 50 GB has the largest net saving; it costs $0.25/h and saves $0.3/h" in text
+    assert "(1,000 s of prefill beyond the GPU pool): a net 0.050 ± 0.020 (0.010 to 0.20) $/h." in text
+
+
+def priced(*nets):
+    sizes = (size("GPU pool", 10_000, 0.3), *(size(f"{i} GB", 50_000 + i, 0.6, net=net) for i, net in enumerate(nets)))
+    return answers(replace(STUDY, sizes=sizes))[-1]
+
+
+@pytest.mark.parametrize(
+    ("net", "verdict"),
+    [
+        (NET, "memory pays"),
+        (Estimate(0.05, 0.06, 0.01, 0.2), "memory may pay"),
+        (Estimate(0.05, 0.02, -0.01, 0.2), "memory may pay"),
+        (Estimate(0.05, math.nan, 0.01, 0.2), "memory pays"),
+        (Estimate(-0.05, 0.06), "memory may not pay"),
+        (Estimate(-0.05, 0.02, -0.1, 0.01), "memory may not pay"),
+        (Estimate(-0.05, 0.02, -0.1, -0.01), "memory does not pay"),
+    ],
+)
+def test_the_verdict_is_certain_only_where_no_interval_spans_zero(net, verdict):
+    assert verdict in priced(net)
+    assert ("It would pay below $" in priced(net)) == (net.value < 0)
+
+
+def test_the_size_with_the_largest_net_saving_is_named_and_the_step_beyond_it():
+    text = priced(Estimate(0.01), Estimate(0.03), Estimate(0.029), Estimate(-0.1))
+    assert "1 GB has the largest net saving" in text
+    assert "The step to 2 GB costs" in text
+
+
+def test_what_the_simulated_memory_brings_is_in_the_points_of_the_bound():
+    text = " ".join(answers(replace(STUDY, found=replace(STUDY.found, loaded=Estimate(0.34, 0.01)))))
+    assert "35 to the second" in text
+    assert "brings 34.0 ± 1.0 percentage points beyond what the GPU pool finds there" in text
+    # A memory without outputs: the GPU pool has them, so that the bound is that of a cache with outputs.
+    assert "at most 50 percentage points" in " ".join(
+        answers(replace(STUDY, found=replace(STUDY.found, unlimited=Estimate(0.8))))
     )
 
 
 def test_a_column_without_numbers_is_left_out():
-    assert "$ per saved s" in size_rows(STUDY)[0]
+    assert {"net, $/h", "$ per saved s"} <= set(size_rows(STUDY)[0])
     assert "$ per saved s" not in size_rows(replace(STUDY, sizes=STUDY.sizes[:1]))[0]
 
 
@@ -73,4 +113,7 @@ def test_curves_are_drawn_and_nothing_is_wider_than_the_screen(driver, tmp_path,
     look(driver, (tmp_path / "page.html").as_uri(), width, "light", plots=2)
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
     assert "GPU pool" in driver.execute_script("return document.getElementById('hits').textContent")
+    if width >= 1280:  # no column is behind a scroll bar
+        box = "document.querySelector('.scroll')"
+        assert driver.execute_script(f"return {box}.scrollWidth - {box}.clientWidth") <= 0
     assert [line for line in driver.get_log("browser") if line["level"] == "SEVERE"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import driving
 import pytest
@@ -82,6 +83,7 @@ def test_dragging_a_limit_greys_points_and_finds_another_best(driver, pages) -> 
     look(driver, pages["two"])
     before, off = driver.execute_script(NOW), driver.execute_script(OFF)
     assert "The requested limits." in before
+    assert "at the capacity of" in before
     line = driver.find_element("css selector", "#scatter .slo")
     driver.execute_script("arguments[0].scrollIntoView({ block: 'center' })", line)
     where = line.rect["x"]
@@ -91,6 +93,12 @@ def test_dragging_a_limit_greys_points_and_finds_another_best(driver, pages) -> 
     after = driver.execute_script(NOW)
     assert after != before
     assert "% from the answer" in after
+    assert "at the capacity of" not in after
+    value, price, rate = (
+        float(re.search(pattern, after)[1].replace(",", ""))
+        for pattern in (r"([\d,.]+) req/\$", r"\$ ([\d.]+) per hour", r"at ([\d.]+) requests/s")
+    )
+    assert value == pytest.approx(3600 * rate / price, rel=0.01)
     assert float(driver.execute_script("return document.getElementById('limit-0').value")) < 2
     driver.execute_script("document.getElementById('reset').click()")
     until(driver, f"return (() => {{ {NOW} }})() === {json.dumps(before)}")

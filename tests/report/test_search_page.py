@@ -58,6 +58,29 @@ def test_the_answer_its_price_and_its_rivals_are_on_the_page(studies, page) -> N
     assert "breaks a limit" in page
 
 
+def test_a_capacity_is_apart_from_the_rate_of_the_metrics(studies, tmp_path) -> None:
+    """The objective follows from the capacity, while latencies are those of a run at a lower rate."""
+    study = studies.study(plans=1)
+    first, *others = study.plans[0].choices
+    capacity = Estimate(1.2 * first.at.rate_rps, 0.2 * first.at.rate_rps)
+    objective = capacity.scaled(3600 / first.price_per_hour_usd)
+    choices = (dataclasses.replace(first, capacity_rps=capacity, objective=objective), *others)
+    study = dataclasses.replace(study, plans=(dataclasses.replace(study.plans[0], choices=choices),))
+    write_search_html(tmp_path / "study.html", study)
+    page = (tmp_path / "study.html").read_text()
+    card = re.search(r'<article class="card answer">.*?</article>', page, re.DOTALL)[0]
+    assert f"at {first.at.rate_rps:.2f} requests/s, the lower end of the capacity" in card
+    head, row = (
+        re.search(rf"<{tag}>.*?</{tag[:5]}>", page[page.index('data-plan="0"') :])[0] for tag in ("thead", "tbody")
+    )
+    assert re.findall("<button[^>]*>([^<]*)", head)[5:8] == ["req/$", "req/s", "at req/s"]
+    assert f">{first.at.rate_rps:.2f}<" in row
+    made = drawn(page)["plans"][0]["choices"][0]
+    assert made["capacity"] == pytest.approx([capacity.value, capacity.half_width], rel=1e-6)
+    assert 3600 * made["capacity"][0] / made["price"] == pytest.approx(made["objective"][0], rel=1e-4)
+    assert made["points"][made["at"]][0] == pytest.approx(first.at.rate_rps, rel=1e-4)
+
+
 def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     plan = studies.study().plans[0]
     box = page[page.index('data-plan="0"') : page.index('data-plan="1"')]

@@ -50,7 +50,7 @@ def test_the_question_the_ranking_and_the_reasons_fit(studies, width) -> None:
     assert "214 simulations of 1,200,000 requests in 34.2 s. 3 evaluations came" in message
 
 
-def test_a_limit_that_binds_far_below_its_bound_is_not_marked_but_explained(studies) -> None:
+def test_a_limit_that_binds_far_below_its_bound_is_explained_with_the_rate_of_its_value(studies) -> None:
     """A metric may jump at saturation: half of its bound at the operating point, above it at the next rate."""
     study = studies.study(plans=1)
     plan = study.plans[0]
@@ -58,8 +58,10 @@ def test_a_limit_that_binds_far_below_its_bound_is_not_marked_but_explained(stud
     half = {name: Estimate(one.value / 2) for name, one in first.at.values.items()}
     choices = (replace(first, at=replace(first.at, values=half)), *plan.choices[1:])
     lines = printed(replace(study, plans=(replace(plan, choices=choices),)), 160).splitlines()
-    assert "*" not in next(line for line in lines if line.startswith("│") and first.name in line)
+    limit = next(one for one in plan.limits if one.metric == first.bottleneck.binds)
+    value = metric_text(limit.metric, half[limit.metric].value)
     (reason,) = [line for line in lines if line.startswith("Bottleneck: Bound by")]
+    assert f"({value} at {first.at.rate_rps:.2f} requests/s, limit {metric_text(limit.metric, limit.bound)})" in reason
     assert "which jumps past its bound at a higher rate" in reason
 
 
@@ -81,11 +83,12 @@ def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:
     lines = [line for line in printed(study, 160).splitlines() if line.startswith("│")]
     ranks = [line.split("│")[1].strip() for line in lines]
     assert [rank for rank in ranks if rank not in {"", "#"}] == ["=1", "=1", "3", "4", "5", "6", "7", "8", "~", "~"]
-    first = study.plans[0].choices[0]
-    assert first.bottleneck.binds in {"ttft.p90", "tbt.p99"}
-    row = next(line for line in lines if first.name in line)
-    assert "*" in row.split("│")[7 if first.bottleneck.binds == "ttft.p90" else 8]
-    assert row.count("*") == 1
+    heads = {"throughput": 6, "ttft.p90": 7, "tbt.p99": 8}
+    for choice in study.plans[0].choices[:10]:
+        row = next(line for line in lines if f" {choice.name} " in line)
+        assert [i for i, cell in enumerate(row.split("│")) if "*" in cell] == [heads[choice.bottleneck.binds]]
+    assert len({choice.bottleneck.binds for choice in study.plans[0].choices[:10]}) > 1
+    assert "Limited metrics: at the lower end of the interval of req/s." in flat(printed(study, 160))
 
 
 def test_only_the_top_is_listed_and_the_rest_counted(studies) -> None:
@@ -153,7 +156,7 @@ def test_metrics_have_names_units_and_an_order() -> None:
     names = ["mfu", "tbt.p99", "zeta", "ttft.p99", "ttft.p9999", "within_slo", "ttft.mean"]
     assert in_order(names) == ["ttft.mean", "ttft.p99", "ttft.p9999", "tbt.p99", "within_slo", "mfu", "zeta"]
     assert limit_text(Limit("kv_utilization", 0.9)) == "KV cache in use ≤ 90 %"
-    assert metric_name("throughput") == "throughput"
+    assert metric_name("throughput") == "queue growth"
 
 
 def test_axes_have_short_labels_unless_two_would_be_the_same() -> None:

@@ -114,7 +114,7 @@ def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None
     for trade in plan.frontiers[TTFT.metric]:
         assert trade.choice not in names or trade.latency.has_model_interval
     assert "does not differ significantly" in plan.cause[0]
-    assert re.search(r"has \d+% \(\d+% to \d+%\) less requests per dollar", plan.cause[1]), plan.cause
+    assert re.search(r"has \d+% \(\d+% to \d+%\) fewer requests per dollar", plan.cause[1]), plan.cause
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def sessions():
 
 def test_a_pool_that_never_fills_finds_what_the_simulation_finds(sessions):
     _, found = sessions
-    assert found.simulated.value == pytest.approx(found.sizes[-1].token_share.value, abs=0.01)
+    assert found.found.simulated.value == pytest.approx(found.sizes[-1].token_share.value, abs=0.01)
     shares = [size.token_share.value for size in found.curve]
     assert shares == sorted(shares)
     assert [size.name for size in found.sizes if size.name.startswith("1 ")] == ["1 GB"]
@@ -252,14 +252,94 @@ def test_saved_seconds_are_those_of_the_prompts_computed_alone(sessions):
     assert found.sizes[-1].saved_share.value == pytest.approx(np.mean(shares), rel=1e-9)
 
 
-def test_a_price_is_divided_by_what_memory_adds_to_the_pool():
-    (variant,) = build(config.loads(SESSIONS, overrides=["deployment.num_blocks=200", "run.seeds=1"]))
+SMALL_POOL = ["deployment.num_blocks=200", "run.seeds=6", "workload.num_requests=200"]
+
+
+def added_s(variant, name, found):
+    """Seconds [seeds] per hour of traffic that memory adds to the GPU pool, request by request."""
+    deployed, rows = variant.deployment, []
+    blocks, pool = (next(size.blocks for size in found.sizes if size.name == each) for each in (name, "GPU pool"))
+    seconds = step_time(deployed.cost)
+    for seed in range(variant.scenario.run.seeds):
+        workload = variant.workload(seed)
+        one = reuse(workload, 16, engine.simulate(workload, deployed, seed=seed).requests)
+        pairs = zip(one.prompt_tokens, one.hits(pool) * 16, one.hits(blocks) * 16, strict=True)
+        more_s = [seconds(0, 0, [(int(p - a), int(a))]) - seconds(0, 0, [(int(p - b), int(b))]) for p, a, b in pairs]
+        starts = workload.arrival_s[np.diff(workload.after.start) == 0]
+        rate = (len(starts) - 1) / (starts.max() - starts.min())
+        rows.append(sum(more_s) * 3600 * rate / len(starts))
+    return np.array(rows)
+
+
+@pytest.fixture(scope="module")
+def behind_a_small_pool():
+    (variant,) = build(config.loads(SESSIONS, overrides=SMALL_POOL))
+    return variant, study(variant, [0.6, 1.0, 50.0, 60.0], Prices(0.01))
+
+
+@pytest.mark.parametrize("name", ["0.6 GB", "1 GB"])
+def test_net_saving_and_price_are_those_of_the_seconds_added_to_the_pool(behind_a_small_pool, name):
+    variant, found = behind_a_small_pool
+    memory = next(size for size in found.sizes if size.name == name)
+    more_s, usd = added_s(variant, name, found), memory.gb * 0.01
+    gpu_usd_per_s = variant.deployment.price_per_hour_usd / 3600
+    net, each = memory.net_usd_per_hour, memory.usd_per_saved_s
+    assert net.value == pytest.approx(more_s.mean() * gpu_usd_per_s - usd, rel=1e-6)
+    # Student's t with five degrees of freedom, of the differences of each seed.
+    half_s = 2.570582 * more_s.std(ddof=1) / np.sqrt(6)
+    assert net.half_width == pytest.approx(half_s * gpu_usd_per_s, rel=1e-5)
+    assert each.value == pytest.approx(usd / more_s.mean(), rel=1e-6)
+    assert each.half_width / each.value == pytest.approx(half_s / more_s.mean(), rel=1e-5)
+    assert each.model_low < each.value < each.model_high
+    assert net.model_low < net.value < net.model_high
+
+
+def test_a_price_without_an_upper_bound_is_unknown():
+    """Two seeds tell too little of the seconds that memory adds: their interval includes 0."""
+    (variant,) = build(config.loads(SESSIONS, overrides=[*SMALL_POOL, "run.seeds=2", "workload.num_requests=60"]))
     found = study(variant, [1.0], Prices(0.01))
-    pool, memory = (next(size for size in found.sizes if size.name == name) for name in ("GPU pool", "1 GB"))
-    more_s = memory.saved_s_per_hour.value - pool.saved_s_per_hour.value
-    assert more_s > 0
-    assert memory.usd_per_saved_s.value == pytest.approx(0.01 / more_s, rel=1e-2)
-    assert np.isnan(pool.usd_per_saved_s.value)
+    memory = next(size for size in found.sizes if size.name == "1 GB")
+    worth_usd = memory.net_usd_per_hour.value + 0.01 * memory.gb
+    assert memory.net_usd_per_hour.half_width > worth_usd > 0
+    assert np.isnan(memory.usd_per_saved_s.value)
+
+
+def test_memory_that_finds_nothing_more_costs_its_price(behind_a_small_pool):
+    _, found = behind_a_small_pool
+    less, more = (next(size for size in found.sizes if size.name == name) for name in ("50 GB", "60 GB"))
+    assert less.token_share.value == pytest.approx(more.token_share.value)
+    lost = less.net_usd_per_hour.value - more.net_usd_per_hour.value
+    assert lost == pytest.approx(0.01 * (more.gb - less.gb), rel=1e-9)
+    assert np.isnan(next(s for s in found.sizes if s.name == "GPU pool").net_usd_per_hour.value)
+
+
+def test_the_gpu_pool_keeps_outputs_where_the_memory_does_not(behind_a_small_pool):
+    variant, both = behind_a_small_pool
+    found = study(variant, [1.0], Prices(0.01), prompts_only=True)
+    pool, same = (next(size for size in one.sizes if size.name == "GPU pool") for one in (found, both))
+    assert pool.token_share == same.token_share
+    assert pool.saved_s_per_hour.value == pytest.approx(same.saved_s_per_hour.value)
+    assert found.sizes[-1].token_share.value < both.sizes[-1].token_share.value
+    assert found.found.unlimited.value == pytest.approx(both.sizes[-1].token_share.value)
+    assert any("blocks of outputs" in note for note in found.notes)
+
+
+def test_an_overloaded_deployment_is_warned_of_and_saves_no_more_in_an_hour_of_traffic(sessions):
+    _, found = sessions
+    (slow,) = build(config.loads(SESSIONS, overrides=["engine.max_num_seqs=1"]))
+    late = study(slow)
+    assert any("does not keep up with its load" in note for note in late.notes)
+    assert not any("keep up" in note for note in found.notes)
+    normal, overloaded = (one.sizes[-1].saved_s_per_hour.value for one in (found, late))
+    assert overloaded == pytest.approx(normal, rel=0.02)
+
+
+def test_a_closed_loop_has_the_rate_of_its_run():
+    text = SESSIONS.replace("session_rate = 2", "concurrency = 2").replace("[workload.sessions]\nturns = 3\n", "")
+    (variant,) = build(config.loads(text, overrides=["run.seeds=1"]))
+    workload = variant.workload(0)
+    end_s = engine.simulate(workload, variant.deployment, seed=0).end_s
+    assert f"{len(workload) / end_s:.2g} requests/s each" in study(variant).metadata[-1]
 
 
 def test_one_run_has_an_interval_from_batches_of_its_requests():

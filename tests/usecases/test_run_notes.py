@@ -92,3 +92,20 @@ gpu = "H100"
     assert outcome.summary.rates.steady_share.value == pytest.approx(
         1 - 190 / (sessions + 90), abs=0.2 if notes else 0.05
     )
+
+
+def test_rates_that_a_trace_fixes_have_no_sampling_interval(tmp_path):
+    """Batches of a replay differ in their rates by the trace alone; latencies vary, and so do rates of drawn loads."""
+    drawn = REQUESTED.format(rate=10, queue="1ms").replace("300\n", "600\n", 1) + "[run]\nmodel_draws = 0\n"
+    (free,) = simulate.run(config.loads(drawn))
+    arrivals = "".join(f"{0.1 * i + 2 * (i // 100)},100,8\n" for i in range(600))
+    (tmp_path / "t.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{arrivals}")
+    replayed = drawn[drawn.index("[deployment]") :] + f'[workload]\ntrace = "{tmp_path / "t.csv"}"\n'
+    (fixed,) = simulate.run(config.loads(replayed))
+    (cut,) = simulate.run(config.loads(replayed, overrides=["run.time_limit_s=60"]))
+    for outcome, has_interval in ((free, True), (fixed, False), (cut, True)):
+        rates = outcome.summary.rates
+        each = (rates.requests_per_s, rates.prompt_tokens_per_s, rates.output_tokens_per_s)
+        assert [rate.has_interval for rate in each] == [has_interval] * 3
+        assert outcome.summary.jct_s.mean.has_interval
+    assert fixed.summary.counts.finished == 600 > cut.summary.counts.finished

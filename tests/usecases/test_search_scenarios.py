@@ -11,6 +11,7 @@ import pytest
 from lengthwise import search
 from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
+from lengthwise.schema.deployment import KVOffloading
 from lengthwise.schema.errors import InputError, ScenarioError, UnknownNameError
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.objectives import Task
@@ -107,6 +108,22 @@ def test_a_rate_that_the_search_lacks_is_that_of_the_workload(tmp_path):
 def test_a_typo_is_reported_with_the_remedy(change, to, words):
     with pytest.raises(ScenarioError, match=words):
         loads(SMALL.replace(change, to).replace('within_slo = "500ms"', "within_slo = 1.5"))
+
+
+def test_keys_of_the_cpu_memory_behind_the_cache_are_axes():
+    text = SMALL.replace("[engine]", "[engine]\nenable_prefix_caching = true")
+    axes = "engine.kv_offloading.size_gb = [0, 4]\nkv_offloading.gb_per_s = [12, 50]"
+    (question,) = requested(text.replace("batch = [4, 32]", axes))
+    assert question.scenario.engine.kv_offloading.size_gb == 0
+    build, gpu = question.bench.build, {"deployment.gpu": "H100"}
+    built = build(gpu | {"engine.kv_offloading.gb_per_s": 50, "engine.kv_offloading.size_gb": 4})
+    assert built.limits.kv_offloading == KVOffloading(4, 50)
+    built = build(
+        gpu | {"engine.kv_offloading.size_gb": 8, "engine.kv_offloading": {"size_gb": 2, "load": "if_faster"}}
+    )
+    assert built.limits.kv_offloading == KVOffloading(8, 12, load="if_faster")
+    with pytest.raises(ScenarioError, match=r"engine.kv_offloading.size_gb.*greater than or equal to 0|at least 0"):
+        loads(text.replace("batch = [4, 32]", "kv_offloading.size_gb = [-1, 4]"))
 
 
 def test_an_unknown_name_in_the_space_ends_the_search():

@@ -125,7 +125,16 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
     [
         ([row(0, 600, 5, hash_ids=[1, 2, 3])], "line 1: .* has at most 2 blocks of 512 tokens; it has 3 hash_ids"),
         ([row(0, 600, 5, hash_ids=[1]), row(1, 600, 5, hash_ids=[1, -2])], "line 2: hash_ids must be a list of whole"),
-        ([{"timestamp": 0, "hash_ids": [1], "output_length": 4}, row(1, 5, 5)], "no known format"),
+        (
+            [{"timestamp": 0, "hash_ids": [1], "output_length": 4}, row(1, 5, 5)],
+            "line 1: the format mooncake needs timestamp, .*; the file has timestamp, hash_ids",
+        ),
+        ([{"hash_ids": [1, 2]}], "line 1: the format mooncake needs .*; the file has hash_ids"),
+        (
+            [row(0, 9, 5, session_id="a"), row(4, 9, 5, session_id="b", delay=3)],
+            "line 2: delay and tool_wait_ms follow an earlier request, and this one waits for none",
+        ),
+        ([row(0, 9, 5, request_id="a", wait_for=[], tool_wait_ms=3)], "line 1: delay and tool_wait_ms follow"),
         (
             [row(0, 600, 5, hash_ids=[1]), {"timestamp": 1, "hash_ids": [1], "output_length": 4}],
             "line 2: input_length must be a whole number of tokens from 1 up; it is missing",

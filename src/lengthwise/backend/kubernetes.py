@@ -7,19 +7,23 @@ https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/.
 from __future__ import annotations
 
 import copy
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus
-from lengthwise.backend.vllm import vllm_launch
+from lengthwise.backend.vllm import STORAGE_FOLDER, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
+from lengthwise.schema.specs import GB, GIB
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
 DRAIN_S = 120  # seconds of a stopping pod for its running requests
 LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # seconds that downloading, loading and compiling may take
+SHM_GIB = 8  # shared memory of NCCL and PyTorch
 HOME = "/home/vllm"
 USER = 2000  # the image's own user, of group 0
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -60,7 +64,7 @@ def kubernetes_manifest(
         "serviceName": f"{name}-pods",
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": dict(labels)},
-        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(deployment, launch, image, token_secret)},
+        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(d, launch, image, token_secret, name)},
     }
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
     resources = [
@@ -84,6 +88,7 @@ def kubernetes_manifest(
         if d.parallel.replicas > 1
         else "The one pod stands behind the Service.",
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
+        *_storage_remarks(d, name),
         *launch.notes,
     )
     text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
@@ -95,12 +100,53 @@ def is_nvidia(deployment: Deployment) -> bool:
     return not deployment.gpu.name.startswith(_NOT_NVIDIA)
 
 
-def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) -> dict[str, Any]:
+def _storage_remarks(d: Deployment, name: str) -> Iterator[str]:
+    if _shares_storage(d):
+        yield (
+            f"Replicas share the storage at {STORAGE_FOLDER}: before you apply this file, create the "
+            f"PersistentVolumeClaim {_claim(name)} with access mode ReadWriteMany, on a file system that group 0 may "
+            "write to."
+        )
+    elif d.storage_blocks:
+        yield (
+            f"The storage at {STORAGE_FOLDER} is an emptyDir on the node's disk, deleted with the pod: put the volume "
+            "of another disk in its place (a volumeClaimTemplate, or a hostPath that group 0 may write to)."
+        )
+
+
+def _shares_storage(d: Deployment) -> bool:
+    offloading = d.limits.kv_offloading
+    return bool(d.storage_blocks and offloading and offloading.storage and offloading.storage.shared)
+
+
+def _claim(name: str) -> str:
+    return f"{name}-kv-cache"
+
+
+def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, name: str) -> dict[str, Any]:
     health = {"path": "/health", "port": "http"}
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
     if token_secret is not None:
         token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
+    # vLLM keeps the CPU memory behind the KV cache in /dev/shm, and does not start if that is too small.
+    offloading = d.limits.kv_offloading
+    shm = f"{SHM_GIB + math.ceil(offloading.size_gb * GB / GIB if offloading else 0)}Gi"
+    resources: dict[str, Any] = {"limits": {"nvidia.com/gpu": replica_gpus(d)}}
+    if offloading and offloading.size_gb:
+        resources["requests"] = {"memory": shm}  # what is in /dev/shm counts as the pod's memory
+    mounts = [
+        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
+        {"name": "cache", "mountPath": f"{HOME}/.cache"},
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
+        {"name": "cache", "emptyDir": {}},
+    ]
+    if d.storage_blocks:
+        shared = {"persistentVolumeClaim": {"claimName": _claim(name)}}
+        mounts.append({"name": "kv-cache", "mountPath": STORAGE_FOLDER})
+        volumes.append({"name": "kv-cache", **(shared if _shares_storage(d) else {"emptyDir": {}})})
     container = {
         "name": "vllm",
         "image": image,
@@ -108,16 +154,13 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) ->
         "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
         "env": environment,
         "ports": [{"name": "http", "containerPort": PORT}],
-        "resources": {"limits": {"nvidia.com/gpu": replica_gpus(d)}},
+        "resources": resources,
         "startupProbe": {"httpGet": dict(health), "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
         "readinessProbe": {"httpGet": dict(health), "periodSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
-            {"name": "cache", "mountPath": f"{HOME}/.cache"},
-        ],
+        "volumeMounts": mounts,
     }
     return {
         "automountServiceAccountToken": False,
@@ -131,8 +174,5 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None) ->
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}},
-            {"name": "cache", "emptyDir": {}},
-        ],
+        "volumes": volumes,
     }

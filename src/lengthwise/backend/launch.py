@@ -280,7 +280,8 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
             f"Clients gave up after {d.limits.timeout_s:g} s: set this in the client; the engine drops a request "
             "whose connection closes."
         )
-    yield "Prefix caching was not simulated and is turned off; turning it on can only help."
+    if not d.limits.enable_prefix_caching:
+        yield "Prefix caching was not simulated and is turned off; turning it on can only help."
 
 
 WIDTH = 100

@@ -81,7 +81,7 @@ def vllm_launch(
         "--enable-prefix-caching": d.limits.enable_prefix_caching,
         "--no-enable-prefix-caching": not d.limits.enable_prefix_caching,
         "--kv-offloading-size": f"{offloading.size_gb * GB / GIB:g}" if offloading and offloading.size_gb else None,
-        "--kv-transfer-config": _storage_config() if d.storage_blocks else None,
+        "--kv-transfer-config": _connector_config(d),
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
     }
@@ -138,14 +138,16 @@ def _batching_notes(d: Deployment) -> Iterator[str]:
 
 def _offloading_notes(d: Deployment) -> Iterator[str]:
     offloading = d.limits.kv_offloading
-    if offloading and offloading.size_gb and (offloading.load != "always" or offloading.outputs):
-        yield "vLLM loads all that CPU memory has of a prompt, and stores blocks of prompts only."
+    if offloading and offloading.size_gb and offloading.load != "always":
+        yield "vLLM loads all that CPU memory has of a prompt, also where computing it would be faster."
+    if _stores_outputs(d):
+        yield "vLLM stores the blocks of an output as they fill, not when its request ends."
     if not d.storage_blocks:
         return
     assert offloading
     assert offloading.storage
-    where = "one file system on all replicas' machines" if offloading.storage.shared else "a disk of the machine"
-    yield f"Mount {where} at {STORAGE_FOLDER} before the start; vLLM keeps blocks of the KV cache there as files."
+    where = "one file system on all replicas' machines" if offloading.storage.shared else "on a disk of the machine"
+    yield f"vLLM keeps blocks of the KV cache as files in {STORAGE_FOLDER}, which must be {where} and writable."
     if offloading.storage.size_gb < math.inf:
         yield (
             f"vLLM never deletes these files. Delete the least recently used ones yourself to stay within "
@@ -153,10 +155,19 @@ def _offloading_notes(d: Deployment) -> Iterator[str]:
         )
 
 
-def _storage_config() -> str:
-    tier = {"type": "fs", "root_dir": STORAGE_FOLDER}
-    extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
-    return json.dumps({"kv_connector_extra_config": extra})
+def _stores_outputs(d: Deployment) -> bool:
+    offloading = d.limits.kv_offloading
+    return bool(offloading and offloading.size_gb and offloading.outputs)
+
+
+def _connector_config(d: Deployment) -> str | None:
+    extra: dict[str, Any] = {}
+    if d.storage_blocks:
+        tier = {"type": "fs", "root_dir": STORAGE_FOLDER}
+        extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
+    if _stores_outputs(d):
+        extra["offload_prompt_only"] = False
+    return json.dumps({"kv_connector_extra_config": extra}) if extra else None
 
 
 STORAGE_FOLDER = "/mnt/kv-cache"

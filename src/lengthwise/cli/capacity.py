@@ -69,23 +69,25 @@ def show(found: list[VariantCapacity]) -> None:
     from lengthwise import report
     from lengthwise.cli.tables import console, print_table
     from lengthwise.report.formatting import two_digits
+    from lengthwise.report.search_text import metric_name
 
     limits = found[0].limits
     rows = []
     for sustained in found:
         capacity = sustained.capacity
         if sustained.at is None:
-            rate, half_width, model, metrics = "0", "", "", ["-"] * len(limits)
+            rate, half_width, model, metrics = "0", "", "", ["-"] * (1 + len(limits))
         else:
             rate = f"{capacity.rate_rps.value:.4g}"
             half_width = two_digits(capacity.rate_rps.half_width) if capacity.rate_rps.has_interval else "unknown"
             model = report.model_text(capacity.rate_rps)
             metrics = [report.metric_text(limit.metric, sustained.at.value(limit.metric)) for limit in sustained.limits]
-        rows.append(
-            [sustained.name, rate, half_width, model, capacity.binds, f"{capacity.ceiling.rate_rps:.4g}", *metrics]
-        )
-    head, limited = ["", "requests/s", "±", "(model)", "binds", "at most"], [limit.metric for limit in limits]
-    print_table([*head, *limited], rows, drops=["at most", *reversed(limited)])
+            metrics.insert(0, f"{sustained.at.rate_rps:.4g}")
+        binds, top = metric_name(capacity.binds), f"{capacity.ceiling.rate_rps:.4g}"
+        rows.append([sustained.name, rate, half_width, model, binds, top, *metrics])
+    head = ["", "requests/s", "±", "(model)", "bound by", "at most", "simulated/s"]
+    limited = [metric_name(limit.metric) for limit in limits]
+    print_table([*head, *limited], rows, drops=["at most", *reversed(limited), "simulated/s"])
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
     for note in dict.fromkeys(note for sustained in found for note in sustained.notes):
@@ -94,8 +96,9 @@ def show(found: list[VariantCapacity]) -> None:
     requests = sum(sustained.capacity.effort.requests for sustained in found)
     out.print(
         "± half-width of a 95 % interval: spread of the seeds, and drift with longer runs. (...): 90 % interval of the "
-        "cost model's error, which variants on one GPU share. At most: upper bound of any schedule. The metrics are at "
-        f"the lower end of ±. {runs:,} runs of {requests:,} requests.",
+        "cost model's error, which variants on one GPU share. Bound by: what breaks first above the rate, perhaps by a "
+        "jump. At most: upper bound of any schedule. Metrics: at simulated/s, the lower end of ±. "
+        f"{runs:,} runs of {requests:,} requests.",
         style="dim",
         highlight=False,
     )

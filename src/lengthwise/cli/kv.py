@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ Examples:
   lengthwise kv trace.jsonl --model llama-3.1-8b
 """
 SCENARIOS = (".toml", ".yaml", ".yml")
+UNITS = {"": 1.0, "gb": 1.0, "gib": 2**30 / 1e9, "tb": 1000.0, "tib": 2**40 / 1e9}  # GB
 
 
 def run(
@@ -32,7 +34,8 @@ def run(
     cost: CostSource = None,
     seeds: Annotated[int | None, Option(min=1, help="Repetitions; the table shows 95 % intervals.")] = None,
     memory: Annotated[
-        list[float] | None, Option(metavar="GB", help="Memory for the KV cache of a replica, 1e9 bytes; repeatable.")
+        list[str] | None,
+        Option(metavar="GB", help="Memory for the KV cache of a replica, as 64 or 64GiB; 1 GB: 1e9 bytes; repeatable."),
     ] = None,
     memory_price: Annotated[float | None, Option(metavar="USD", help="Price of a GB of memory for an hour.")] = None,
     load: Annotated[
@@ -60,8 +63,11 @@ def run(
     of_trace = {"--model": model, "--block-size": block_size, "--format": format_}
     for name, value in (of_trace if is_scenario else of_scenario | {"--memory-price": memory_price}).items():
         if value is not None:
-            kind, other = ("trace", "scenario; change it with --set") if is_scenario else ("scenario", "trace")
-            raise InputError(f"{name} needs a {kind}; {source} is a {other}")
+            if is_scenario:
+                raise InputError(f"{name} needs a trace; {source} is a scenario; change it with --set")
+            file = f'workload.trace = "{source}" and deployment = {{ model = "{model or "..."}", gpu = "..." }}'
+            raise InputError(f"{name} needs a scenario; {source} is a trace. A .toml file replays it: {file}")
+    memory_gb = list(map(_gb, memory or ()))
     if is_scenario:
         scenario = config.load(source, options.overrides(set_, cost))
         names = [expanded.name for expanded in scenario.variant_scenarios()]
@@ -78,7 +84,7 @@ def run(
         price = price if sources is None else replace(price, sources=sources)
         (built,) = build(scenario)
         with progress.simulating(quiet=quiet) as advance:
-            found = study(built, memory or (), price, prompts_only=prompts_only, progress=advance)
+            found = study(built, memory_gb, price, prompts_only=prompts_only, progress=advance)
     else:
         outputs.require_outputs(json, report)
         from lengthwise import catalog
@@ -86,12 +92,21 @@ def run(
         from lengthwise.usecases.kv import study_trace
 
         spec = None if model is None else catalog.model(model)
-        found = study_trace(open_workload(source, format_), block_size, spec, memory or (), prompts_only=prompts_only)
+        found = study_trace(open_workload(source, format_), block_size, spec, memory_gb, prompts_only=prompts_only)
     from lengthwise.report.kv import write_kv_html, write_kv_json
 
     if not quiet and json != outputs.STDOUT:
         _show(found)
     outputs.write_outputs(json, report, found, write_kv_json, write_kv_html, quiet=quiet)
+
+
+def _gb(text: str) -> float:
+    parts = re.fullmatch(r"([^a-z]+)([a-z]*)", text.strip().lower().replace(" ", ""))
+    try:
+        number, unit = parts.groups() if parts else ("", "")
+        return float(number) * UNITS[unit]
+    except (ValueError, KeyError):
+        raise InputError(f"--memory takes a number of GB, such as 64, 64GB, 64GiB or 1TB; it is {text!r}") from None
 
 
 def _rate(text: str) -> tuple[str, float]:
@@ -113,6 +128,7 @@ def _show(study: KvStudy) -> None:
         [one if isinstance(one, str) else f"{one.text} {one.interval} {one.model}".strip() for one in row]
         for row in rows
     ]
-    print_table(heads, cells, drops=("blocks found, %", "tokens"))
+    drops = "blocks found, %", "$ per M tokens", "prefill saved, %", "$ per saved s", "GB", "saved, s/h"
+    print_table(heads, cells, drops=drops)
     for line in (*answers(study), *(f"note: {note}" for note in study.notes)):
         out.print(line, highlight=False)

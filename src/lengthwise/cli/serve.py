@@ -70,7 +70,10 @@ def run(
     ] = None,
     router: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="With --report: print what this router would have gained; all; repeatable."),
+        Option(
+            metavar="NAME",
+            help="With --report: print what this router would have gained; all: the common ones; repeatable.",
+        ),
     ] = None,
     json: JsonFile = None,
     hash_key: Annotated[bool, Option("--hash-key", help="Print the SHA-256 of a key on standard input.")] = False,
@@ -204,7 +207,7 @@ def _report(
     engines = ["http://localhost"] if config_file is None else []  # required, and not contacted
     settings = config.load_gateway(config_file, [*overrides, "listen.journal=null"], engines)
     if routers:
-        routing = observe.routing_gain(observe.of_journal(journal), None if "all" in routers else routers)
+        routing = observe.routing_gain(observe.of_journal(journal), routers)
         text, kind, values = observe.routing_text(routing), "routing_gain", asdict(routing)
     else:
         found = observe.report(journal, settings.config.order)

@@ -8,7 +8,13 @@ from typing import Any
 
 from lengthwise import search
 from lengthwise.config.files import Table, merged
-from lengthwise.config.sections import DeploymentSection, EngineSection, SchedulerSection, SearchSection
+from lengthwise.config.sections import (
+    DeploymentSection,
+    EngineSection,
+    KVOffloadingTable,
+    SchedulerSection,
+    SearchSection,
+)
 from lengthwise.config.validation import Problem, validated
 from lengthwise.config.values import Section, seconds
 from lengthwise.schema import metric_names
@@ -18,6 +24,7 @@ from lengthwise.schema.plan import Limit
 _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
+VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
 """The settings that may be an axis: dotted key to section."""
 _AXES = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
 REPLICAS = "deployment.replicas"
@@ -34,9 +41,17 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
     return out
 
 
+def nested(key: str, value: Any) -> Table:
+    """Return the tables in which a dotted key has a value."""
+    head, dot, rest = key.partition(".")
+    return {head: nested(rest, value) if dot else value}
+
+
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
     """Return the dotted key of a setting from an alias or a short name. An unknown name does not change."""
     section, dot, key = text.rpartition(".")
+    if section == "kv_offloading":
+        return f"engine.{text}"
     if dot:
         return f"{section}.{aliases.get(section, {}).get(key, key)}"
     names = (f"{name}.{aliases.get(name, {}).get(text, text)}" for name in _SECTIONS)
@@ -70,11 +85,12 @@ def with_first_values(settings: Table) -> Table:
     out = settings
     for _, axes in _spaces(settings):
         for key, values in axes.items():
-            section, _, leaf = key.rpartition(".")
             first = _values(values)[:1]
-            given = out.get(section)
-            if key in VARIABLE and first and key != REPLICAS and leaf not in (given if isinstance(given, dict) else {}):
-                out = merged(out, {section: {leaf: first[0]}})
+            given: Any = out
+            for part in key.split("."):
+                given = given.get(part) if isinstance(given, dict) else None
+            if key in VARIABLE and first and key != REPLICAS and given is None:
+                out = merged(out, nested(key, first[0]))
     return out
 
 
@@ -119,7 +135,8 @@ def _reasons_against(key: str, value: Any) -> list[str]:
     section, leaf = VARIABLE[key], key.rpartition(".")[2]
     if key == REPLICAS and value in ("fill", "auto"):
         return []
-    required = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
+    required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
+    required |= {"size_gb": 0} if section is KVOffloadingTable else {}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]
 
 

@@ -90,7 +90,12 @@ class Source:
     sessions: w.Sessions | None = None
 
     def require_independent(self, owner: str) -> None:
-        """Raise InputError if requests are drawn in sessions. ``owner`` names the feature that does not support it."""
+        """Raise InputError if requests have sessions. ``owner`` names the feature that does not support them."""
+        if self.replayed is not None and self.replayed.after is not None:
+            raise InputError(
+                f"{owner} does not support requests that wait for others yet, as those of sessions in "
+                f"{self.replayed.name} do. For their lengths alone give workload.prompt and output, or simulate"
+            )
         if self.sessions is not None:
             raise InputError(
                 f"{owner} does not support workload.sessions, groups and tools yet. Remove them, or simulate"

@@ -20,6 +20,7 @@ from .prefix_cache import PrefixCacheStatistics as PrefixCacheStatistics
 from .prefix_cache import TurnStatistics as TurnStatistics
 from .prefix_cache import hit_rate_over_time as hit_rate_over_time
 from .summary import SENT_SHARE as SENT_SHARE
+from .summary import STEADY_SHARE as STEADY_SHARE
 from .summary import TIME_USES as TIME_USES
 from .summary import Cost as Cost
 from .summary import Counts as Counts

@@ -103,9 +103,17 @@ def scheduler(name: str) -> Scheduler:
     return _SCHEDULERS[name]
 
 
+_PREFIXES = {
+    "": "",
+    "cache": " It knows the blocks in the replicas' caches.",
+    "index": " It estimates the prefixes by an own index of the prompts that it sent.",
+}
+
+
 def catalog() -> list[tuple[str, str, str]]:
     """Return (axis, name, description) of every built-in policy and named scheduler."""
-    rows = [(axis, name, policy.doc) for axis in _MODULES for name, policy in sorted(known(axis).items())]
+    policies = [(axis, name, policy) for axis in _MODULES for name, policy in sorted(known(axis).items())]
+    rows = [(axis, name, policy.doc + _PREFIXES[policy.prefix]) for axis, name, policy in policies]
     for axis, families in FAMILIES.items():
         for name, make in families.items():
             rows.append((axis, f"{name}({parameters_of(make)})", (make.__doc__ or "").split("\n")[0]))

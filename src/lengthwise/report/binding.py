@@ -144,7 +144,7 @@ def what_binds(
     )
     if busy < 1 - IDLE_SHARE:
         resource = "idle"
-        room = "" if warning else ", so there is room for more load"
+        room = "" if warning or not summary.is_steady else ", so there is room for more load"
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"
     queue = _queue(summary, wait_s, queued_for_s, front_s, can_keep_up=open_loop and not warning)
     return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)

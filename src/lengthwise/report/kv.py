@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+
 from lengthwise.report.curves import Figure
-from lengthwise.report.formatting import UNKNOWN, amount, counted, model_text, percent, rounded, seconds
+from lengthwise.report.formatting import UNKNOWN, amount, counted, model_text, percent, rounded, seconds, two_digits
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.theory import estimate_cell, figure_of, line_of, marks_of
@@ -21,12 +23,13 @@ def size_rows(study: KvStudy) -> tuple[list[str], list[Row]]:
         "cache": [size.name for size in study.sizes],
         "GB": [_gb(size.gb) for size in study.sizes],
         "tokens": [f"{size.tokens:,}" for size in study.sizes],
-        "blocks found, %": [estimate_cell(size.block_share.scaled(100)) for size in study.sizes],
         "tokens found, %": [estimate_cell(size.token_share.scaled(100)) for size in study.sizes],
         "prefill saved, %": [estimate_cell(size.saved_share.scaled(100)) for size in study.sizes],
         "saved, s/h": [_with_model(size.saved_s_per_hour) for size in study.sizes],
+        "net, $/h": [_signed(size.net_usd_per_hour) for size in study.sizes],
         "$ per saved s": [_with_model(size.usd_per_saved_s) for size in study.sizes],
         "$ per M tokens": [_with_model(size.usd_per_million_tokens) for size in study.sizes],
+        "blocks found, %": [estimate_cell(size.block_share.scaled(100)) for size in study.sizes],
     }
     known = {name: cells for name, cells in columns.items() if any(_text(cell) != UNKNOWN for cell in cells)}
     return list(known), [list(cells) for cells in zip(*known.values(), strict=True)]
@@ -45,6 +48,11 @@ def _with_model(value: Estimate) -> TableCell:
     return TableCell(cell.text, cell.interval, model_text(value))
 
 
+def _signed(value: Estimate) -> TableCell:
+    cell, ends = estimate_cell(value), map(two_digits, (value.model_low, value.model_high))
+    return TableCell(cell.text, cell.interval, f"({' to '.join(ends)})" if value.has_model_interval else "")
+
+
 def answers(study: KvStudy) -> list[str]:
     """Return sentences on what the study shows."""
     every = study.curve[-1]
@@ -56,12 +64,16 @@ def answers(study: KvStudy) -> list[str]:
     pool = _pool(study)
     if pool is not None:
         found = f"The GPU pool of {pool.tokens:,} tokens ({amount(pool.gb)} GB) finds {_percent(pool.token_share)}"
-        more = every.token_share.value - pool.token_share.value
-        simulated = study.simulated
-        together = f", and {_percent(simulated)} where requests run together" if math.isfinite(simulated.value) else ""
-        sentences.append(f"{found}{together}; more memory adds at most {percent(more)}.")
-    if math.isfinite(study.loaded.value):
-        sentences.append(f"In the simulation, CPU memory (engine.kv_offloading) brings {_percent(study.loaded)} more.")
+        simulated, findable = study.found.simulated, max(every.token_share.value, study.found.unlimited.value)
+        more = f"at most {_points(findable - pool.token_share.value)} percentage points"
+        if math.isfinite(simulated.value):
+            found += f", and {_percent(simulated)} where requests run together"
+            more += f" to the first figure, {_points(findable - simulated.value)} to the second"
+        sentences.append(f"{found}; more memory adds {more}.")
+    if math.isfinite(study.found.loaded.value):
+        loaded = _percent(study.found.loaded).removesuffix(" %")
+        brings = f"CPU memory (engine.kv_offloading) brings {loaded} percentage points"
+        sentences.append(f"In the simulation, {brings} beyond what the GPU pool finds there.")
     sentences += [_loading_answer(study, loading) for loading in study.loadings]
     return [*sentences, *_price_answers(study, pool)]
 
@@ -69,6 +81,10 @@ def answers(study: KvStudy) -> list[str]:
 def _percent(share: Estimate) -> str:
     text, half = rounded(100 * share.value, 100 * share.half_width)
     return f"{text} ± {half} %" if half else f"{text} %"
+
+
+def _points(share: float) -> str:
+    return percent(max(0.0, share)).removesuffix(" %")
 
 
 def _pool(study: KvStudy) -> CacheSize | None:
@@ -98,21 +114,43 @@ def _loading_answer(study: KvStudy, loading: Loading) -> str:
 
 
 def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
-    priced = [size for size in study.sizes if math.isfinite(size.usd_per_saved_s.value)]
     if math.isnan(study.usd_per_gb_hour) or pool is None:
         return []
+    priced = [size for size in study.sizes if math.isfinite(size.net_usd_per_hour.value)]
     if not priced:
         return ["No size of memory in the table finds more than the GPU pool: memory behind it saves nothing."]
-    second = "for each second of prefill that it saves beyond the GPU pool"
-    gpu = f"${study.gpu_usd_per_s:.2g} that a second of the replica's GPUs costs"
-    paying = [size for size in priced if size.usd_per_saved_s.value < study.gpu_usd_per_s]
-    if not paying:
-        least = min(priced, key=lambda size: size.usd_per_saved_s.value)
-        cost = f"{least.name}, costs ${least.usd_per_saved_s.value:.2g}"
-        return [f"Memory does not pay: the cheapest size, {cost} {second}, more than the {gpu}."]
-    largest = paying[-1]
-    cost = f"it costs ${largest.usd_per_saved_s.value:.2g}"
-    return [f"Up to {largest.name} memory pays: {cost} {second}, less than the {gpu}."]
+    best = max(priced, key=lambda size: size.net_usd_per_hour.value)
+    net, gpu = best.net_usd_per_hour, f"${study.gpu_usd_per_s:.2g} for a second of the replica's GPUs"
+    low = np.nanmin([net.value, net.low, net.model_low])
+    high = np.nanmax([net.value, net.high, net.model_high])
+    price = f"At {gpu} and ${study.usd_per_gb_hour:g} for a GB of memory and hour"
+    if net.value <= 0:
+        limit = max(_worth(study, size) / size.gb for size in priced)
+        pays = "may not pay" if high > 0 else "does not pay"
+        loss = f"the size with the smallest loss, {best.name}, costs {_usd(study, best)}"
+        return [f"{price}, memory {pays}: {loss}. It would pay below ${limit:.2g} for a GB and hour."]
+    pays = "pays" if low > 0 else "may pay"
+    answer = (
+        f"{price}, memory {pays}: of these sizes {best.name} has the largest net saving; it costs {_usd(study, best)}."
+    )
+    larger = next((size for size in priced if size.blocks > best.blocks), None)
+    if larger is not None:
+        step_usd = (larger.gb - best.gb) * study.usd_per_gb_hour
+        saved_usd = max(0.0, _worth(study, larger) - _worth(study, best))
+        answer += f" The step to {larger.name} costs ${step_usd:.2g}/h and saves ${saved_usd:.2g}/h."
+    return [answer]
+
+
+def _worth(study: KvStudy, size: CacheSize) -> float:
+    return size.net_usd_per_hour.value + size.gb * study.usd_per_gb_hour
+
+
+def _usd(study: KvStudy, size: CacheSize) -> str:
+    net = _signed(size.net_usd_per_hour)
+    each = " ".join(filter(None, (net.text, net.interval, net.model)))
+    worth, saved_s = _worth(study, size), _worth(study, size) / study.gpu_usd_per_s
+    costs = f"${size.gb * study.usd_per_gb_hour:.2g}/h and saves ${worth:.2g}/h"
+    return f"{costs} ({saved_s:,.0f} s of prefill beyond the GPU pool): a net {each} $/h"
 
 
 def _figures(study: KvStudy) -> list[Figure]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lengthwise.metrics import Extrapolation, Summary
-from lengthwise.report.formatting import TIMES, seconds
+from lengthwise.report.formatting import TIMES, counted, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Records
@@ -103,9 +103,25 @@ def workload(result: Result) -> str:
     return ", ".join(filter(None, (str(source or ""), load)))
 
 
+def sessions(result: Result) -> str:
+    """Return the rate, turns, tool calls and system prompts of sessions ("2 sessions/s, 3 turns"), or ""."""
+    table = scenario_of(result).get("workload", {})
+    groups, turns = table.get("groups", {}), table.get("sessions", {}).get("turns", 1)
+    count = groups.get("count", 0)
+    facts = {
+        "{:g} sessions/s": table.get("session_rate"),
+        "{:g} turns": turns if turns != 1 else None,
+        "{:g} tool calls a turn": table.get("tools", {}).get("calls"),
+        f"{counted(count, 'system prompt')} of {{}} tokens": _lengths(groups["system_prompt"]) if groups else None,
+    }
+    return ", ".join(text.format(value) for text, value in facts.items() if value is not None)
+
+
 def _lengths(table: Any) -> str:
     if not isinstance(table, dict):
         return str(table)
+    if "tokens" in table:
+        return f"{table['tokens']:,}"
     numbers = [f"{key} {value:g}" for key, value in table.items() if isinstance(value, int | float)]
     return " ".join([str(table.get("kind", "")), *numbers]).strip()
 

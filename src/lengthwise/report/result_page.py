@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from lengthwise.report.curves import Figure, json_numbers, levels, needs_log_axi
 from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, capitalized
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import deployment_facts
-from lengthwise.report.result import Result, check_results, hardware, shows_prefix_cache, slo_text, title, workload
+from lengthwise.report.result import (
+    Result,
+    check_results,
+    hardware,
+    scenario_of,
+    sessions,
+    shows_prefix_cache,
+    slo_text,
+    title,
+    workload,
+)  # fmt: skip
 from lengthwise.report.summary_table import METRICS, MIN_SHARE, Row
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, NEITHER
@@ -126,6 +137,7 @@ def _header(results: Sequence[Result]) -> list[str]:
     texts = [
         hardware(results),
         distinct(map(workload, results), "workloads"),
+        distinct(map(sessions, results), "kinds of sessions"),
         distinct(map(slo_text, results), "SLOs"),
         f"{len(results)} variants" if len(results) > 1 else results[0].name,
         f"{seeds} seeds each" if seeds > 1 else "one run each" if len(results) > 1 else "one run",
@@ -189,7 +201,8 @@ def _differences(results: Sequence[Result]) -> list[list[str | TableCell]]:
     made: list[list[str | TableCell]] = []
     for metric in METRICS:
         estimates = [metric.read(gap) for gap in gaps]
-        if metric.headline and metric.better != NEITHER and any(e is not None for e in estimates):
+        is_known = any(e is not None and math.isfinite(e.value) for e in estimates)
+        if metric.headline and metric.better != NEITHER and is_known:
             made.append([metric.label, *(_difference(e, metric.better) for e in estimates if e is not None)])
     return made
 
@@ -207,17 +220,31 @@ def _difference(gap: Estimate, better: int) -> str | TableCell:
 def _what_ran(results: Sequence[Result]) -> tuple[list[tuple[str, str]], list[list[str]]]:
     properties = [{} if r.deployment is None else deployment_facts(r.deployment) for r in results]
     labels = {name: name for r in results for name in r.engine} | (METADATA if any(properties) else {})
-    shared, differing = [], []
-    for key, label in labels.items():
-        values = [_value_text((p or r.engine).get(key, UNKNOWN)) for p, r in zip(properties, results, strict=True)]
-        if len(set(values)) == 1:
-            shared.append((label, values[0]))
-        else:
-            differing.append([label, *values])
-    return shared, differing
+    rows = {
+        label: [_value_text((p or r.engine).get(key, UNKNOWN)) for p, r in zip(properties, results, strict=True)]
+        for key, label in labels.items()
+    }
+    shared = [(label, values[0]) for label, values in rows.items() if len(set(values)) == 1]
+    settings = [_settings(scenario_of(r)) for r in results]
+    others = [key for key in dict.fromkeys(chain(*settings)) if key.rpartition(".")[2] not in METADATA]
+    rows |= {key: [_value_text(one.get(key, UNKNOWN)) for one in settings] for key in others}
+    return shared, [[label, *values] for label, values in rows.items() if len(set(values)) > 1]
+
+
+def _settings(table: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """Return the values of a scenario by dotted key, such as "engine.kv_offloading.size_gb"."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= _settings(value, f"{section}{key}.")
+        elif section:  # at the top level are names
+            found[f"{section}{key}"] = value
+    return found
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.2f}"
     if isinstance(value, int):

@@ -11,7 +11,7 @@ from typing import Any
 
 from lengthwise.report import search_text as text
 from lengthwise.report.curves import json_number
-from lengthwise.report.formatting import TIMES, UNKNOWN, capitalized
+from lengthwise.report.formatting import TIMES, UNKNOWN, amount, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.search_text import MONTH_H, metric_of
@@ -94,6 +94,8 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     }
     if math.isfinite(best.capacity_rps.value):
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
+    if math.isfinite(best.capacity_rps.value) and best.at is not None:
+        key_values["Metrics"] = f"at {amount(best.at.rate_rps)} requests/s, the lower end of the capacity"
     if best.bottleneck.binds:
         key_values["Bound by"] = text.binding_text(plan, best)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
@@ -167,13 +169,16 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
             e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
             css = "binds" if text.is_bound_by(choice, limit) else ""
             estimates.append((e.scaled(factor), css))
+        at_rps = choice.at.rate_rps if choice.at else math.nan
+        numbers = [_sortable(e.value, *text.value_texts(e), css=css) for e, css in estimates]
+        numbers[1 + has_capacity : 1 + has_capacity] = [_sortable(at_rps, amount(at_rps))] * has_capacity
         cells: Row = [
             choice.name,
             _sortable(index, text.rank_text(plan, index)),
             _sortable(choice.gpus, f"{choice.gpus:,}"),
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd:,.2f}"),
             _sortable(choice.price_per_hour_usd, f"{choice.price_per_hour_usd * MONTH_H:,.0f}"),
-            *(_sortable(estimate.value, *text.value_texts(estimate), css=css) for estimate, css in estimates),
+            *numbers,
             text.metric_name(choice.bottleneck.binds) or UNKNOWN,
             _sortable(choice.simulations, f"{choice.simulations:,}"),
         ]
@@ -194,7 +199,7 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
         reason = choice.exclusion.reason or choice.exclusion.group
         reasons.append([choice.name, choice.status.value, f"{reason}{bound}"])
     return {
-        "heads": [*heads, *(["req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
+        "heads": [*heads, *(["req/s", "at req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
         "rows": rows,
         "excluded_groups": groups,
         "excluded": reasons,
@@ -313,7 +318,10 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
         "status": c.status.value,
         "rank": text.rank_text(plan, index),
         "settings": _settings(c, values),
-        "objective": [finite_number(c.objective.value, 9), finite_number(c.objective.half_width, 9)],
+        **{
+            key: [finite_number(e.value, 9), finite_number(e.half_width, 9)]
+            for key, e in (("objective", c.objective), ("capacity", c.capacity_rps))
+        },
     }
     curve = load_curve(c)
     if curve:
@@ -323,7 +331,7 @@ def _choice(plan: Plan, index: int, names: Sequence[str], values: dict[str, list
             rate, usd, *numbers = map(finite_number, (p.rate_rps, usd_per_thousand(c, p), *(p.value(n) for n in names)))
             points.append([rate, usd, int(p.satisfied), *numbers])
         columns |= {
-            "binds": text.metric_name(c.bottleneck.binds),
+            "binds": text.binding_text(plan, c),
             "at": curve.index(c.at) if c.at else -1,
             "halves": [finite_number(known[name].half_width) if name in known else None for name in names],
             "points": points,

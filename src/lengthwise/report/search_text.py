@@ -62,7 +62,9 @@ def metric_text(metric: str, value: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return the label of what limits a choice. Names of limits that are not metrics are returned unchanged."""
+    """Return the label of what limits a choice. Names that are neither metrics nor "throughput" do not change."""
+    if name == "throughput":
+        return "queue growth"
     return metric_of(name).label if "." in name or name in OTHERS else name
 
 
@@ -144,10 +146,15 @@ def is_bound_by(choice: Choice, limit: Limit) -> bool:
 
 
 def binding_text(plan: Plan, choice: Choice) -> str:
-    """Return the name of the metric that binds, and why it does if it is far from its bound."""
-    near = [is_bound_by(choice, limit) for limit in plan.limits if limit.metric == choice.bottleneck.binds]
-    beyond = ", which jumps past its bound at a higher rate" if near and not any(near) else ""
-    return metric_name(choice.bottleneck.binds) + beyond
+    """Return the name of the metric that binds, its value with the simulated rate, and why it binds if it is small."""
+    name, at = metric_name(choice.bottleneck.binds), choice.at
+    limit = next((one for one in plan.limits if one.metric == choice.bottleneck.binds), None)
+    if at is None or limit is None:
+        return name
+    rate = f" at {amount(at.rate_rps)} requests/s" if math.isfinite(at.rate_rps) else ""
+    beyond = "" if is_bound_by(choice, limit) else ", which jumps past its bound at a higher rate"
+    value, bound = (metric_text(limit.metric, number) for number in (at.value(limit.metric), limit.bound))
+    return f"{name} ({value}{rate}, limit {bound}){beyond}"
 
 
 def rank_text(plan: Plan, index: int) -> str:
@@ -247,11 +254,12 @@ def _ranking(plan: Plan, top: int) -> Table:
         made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
     for i, choice in rows:
         texts = [estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}") for e in (choice.objective, choice.capacity_rps)]
+        texts[1] += "*" * (choice.bottleneck.binds == "throughput")
         cells = []
         for limit, (factor, _) in zip(limits, scales, strict=True):
             value = amount((choice.at.value(limit.metric) if choice.at else math.nan) * factor)
-            is_binding = is_bound_by(choice, limit)
-            cells.append(Text(f"{value}*" if is_binding else value, style="bold" if is_binding else ""))
+            mark = "*" * (limit.metric == choice.bottleneck.binds)
+            cells.append(Text(f"{value}{mark}", style="bold" if is_bound_by(choice, limit) else ""))
         made.add_row(
             Text(rank_text(plan, i)),
             Text(choice.name, style="bold green" if i < max(plan.tied, 1) else ""),
@@ -271,7 +279,12 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
         "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
-        "*: the limit that binds.": any(is_bound_by(c, limit) for c in shown[:top] for limit in plan.limits),
+        "*: what breaks first at a higher rate: that limit, or at the rate the growing queue.": any(
+            c.bottleneck.binds for c in shown[:top]
+        ),
+        "Limited metrics: at the lower end of the interval of req/s.": any(
+            math.isfinite(c.capacity_rps.value) for c in shown[:top]
+        ),
     }
     lines = [Text(" ".join(text for text, applies in legend.items() if applies), style="dim")]
     if len(shown) > top:

@@ -255,11 +255,11 @@ def _turn_table(results: Sequence[Result]) -> list[SplitTable]:
     if not texts:
         return []
     numbers = boxed_table()
-    numbers.add_column("mean TTFT at turn", no_wrap=True)
+    numbers.add_column("at turn: mean TTFT, ms;\nprompt tokens cached, %")
     for result in results:
         numbers.add_column(Text(result.name), justify="right")
     for (name, _, _), row in zip(turn_rows(results), texts, strict=True):
-        numbers.add_row(name, *(f"{ttft} ms" + (f", {hit} % cached" if hit != UNKNOWN else "") for ttft, hit in row))
+        numbers.add_row(name, *(ttft + (f"; {hit}" if hit != UNKNOWN else "") for ttft, hit in row))
     return [SplitTable(numbers)]
 
 

@@ -20,8 +20,10 @@ class CacheSize:
     token_share: Estimate  # of all prompt tokens
     saved_share: Estimate = UNKNOWN  # of the time that prefilling each prompt alone takes
     saved_s_per_hour: Estimate = UNKNOWN  # the same in seconds, for each hour of traffic
-    usd_per_saved_s: Estimate = UNKNOWN  # price of the memory over the seconds that it saves beyond the GPU pool
-    usd_per_million_tokens: Estimate = UNKNOWN  # price of the memory over the tokens that it finds beyond the GPU pool
+    # Of memory of this size behind the GPU pool, by what it adds to the pool:
+    usd_per_saved_s: Estimate = UNKNOWN  # price of the memory over the seconds saved
+    usd_per_million_tokens: Estimate = UNKNOWN  # price of the memory over the tokens found
+    net_usd_per_hour: Estimate = UNKNOWN  # price of the seconds of the replica's GPUs saved, less that of the memory
     is_given: bool = False  # the GPU pool or a size of the user, which the figure marks
 
 
@@ -36,6 +38,15 @@ class Loading:
 
 
 @dataclass(frozen=True)
+class Found:
+    """Shares of prompt tokens."""
+
+    unlimited: Estimate = UNKNOWN  # that an unlimited cache finds, outputs included
+    simulated: Estimate = UNKNOWN  # that the simulated engine found in its GPU pool
+    loaded: Estimate = UNKNOWN  # that it loaded from the CPU memory of ``engine.kv_offloading``
+
+
+@dataclass(frozen=True)
 class KvStudy:
     """The answer of ``lengthwise kv``."""
 
@@ -44,9 +55,8 @@ class KvStudy:
     block_tokens: int
     bytes_per_token: float  # of one copy of the KV cache; NaN without a model
     curve: tuple[CacheSize, ...]  # from one block to all
-    sizes: tuple[CacheSize, ...]  # those of the table
-    simulated: Estimate = UNKNOWN  # share of prompt tokens that the simulated engine found in its GPU pool
-    loaded: Estimate = UNKNOWN  # share that it loaded from the CPU memory of ``engine.kv_offloading``
+    sizes: tuple[CacheSize, ...]  # those of the table; the GPU pool's always with blocks of outputs
+    found: Found = Found()
     new_tokens: int = 0  # of the mean request that finds all that an unlimited cache has
     prefix_tokens: tuple[int, ...] = ()
     compute_s: tuple[float, ...] = ()  # seconds that not computing each of prefix_tokens saves

@@ -441,7 +441,7 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         if not separated(best, other, question):
             sentences.append(f"{head}does not differ significantly{rough}.")
         else:
-            value, more = best.objective.value, "less" if question.objective.higher_is_better else "more"
+            value, more = best.objective.value, "fewer" if question.objective.higher_is_better else "more"
             low, high = (loss / value for loss in losses(best, other, question))
             loss = abs(other.objective.value / value - 1)
             sentences.append(

@@ -21,10 +21,12 @@ from lengthwise.cost import model_error, prompt_seconds
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine.prefix_nodes import PrefixNodes, prefix_nodes
 from lengthwise.metrics.distribution import BATCHES, MIN_VALUES
+from lengthwise.report.binding import LONG_WAIT_SHARE, mean_queued_for_s
+from lengthwise.report.formatting import counted, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.kv import CacheSize, KvStudy, Loading
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
 from lengthwise.schema.records import RequestRecords
 from lengthwise.schema.specs import GB, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -39,6 +41,7 @@ CURVE_POINTS = 60
 LEVEL = 0.95
 CPU_MEMORY = ("CPU memory", HOST_LINK_BYTES_PER_S / GB)
 """The default source of loads: the measured bandwidth of a GPU's PCIe 4 x16 link (see cost/memory.py)."""
+MIN_STARTS = 20  # with fewer sessions the rate at which they start is not known
 ERROR_REQUESTS = 64  # requests whose saved seconds are computed again with each draw of the cost model's error
 
 
@@ -198,7 +201,7 @@ def study(
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
-    reuses, hours, cached, loaded = [], [], [], []
+    reuses, pools, hours, cached, loaded, waits_s, jcts_s = [], [], [], [], [], [], []
     for number, seed in enumerate(seeds):
         progress(number, len(seeds))
         workload = variant.workload(seed)
@@ -211,40 +214,79 @@ def study(
             )
         assert records.requests.cached_tokens is not None
         assert records.requests.loaded_tokens is not None
-        reuses.append(reuse(workload, deployed.kv.block_size, records.requests, prompts_only=prompts_only))
-        hours.append(records.end_s / 3600)
+        block_size = deployed.kv.block_size
+        pools.append(reuse(workload, block_size, records.requests))
+        prompts = reuse(workload, block_size, records.requests, prompts_only=True) if prompts_only else None
+        reuses.append(prompts or pools[-1])
+        waits_s.append(mean_queued_for_s(records) - deployed.cost.front.request_s)
+        jcts_s.append(records.requests.finished_s - records.requests.arrival_s)
+        hours.append(_traffic_s(workload, records.end_s) / 3600)
         prompt_tokens = records.requests.prompt_tokens[served].sum()
         cached.append(records.requests.cached_tokens[served].sum() / prompt_tokens)
         loaded.append(records.requests.loaded_tokens[served].sum() / prompt_tokens)
     progress(len(seeds), len(seeds))
     bytes_per_token = catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
-    sizes = _Sizes(reuses, bytes_per_token)
-    rows = sizes.rows(memory_gb, deployed.kv.num_blocks)
-    savings = _Savings(deployed, reuses, hours)
-    pool = next(row for row in rows if row.name == POOL)
-    rows = savings.priced([savings.of(row) for row in rows], pool, prices.usd_per_gb_hour)
+    sizes, of_pools = _Sizes(reuses, bytes_per_token), _Sizes(pools, bytes_per_token)
+    savings = _Savings(deployed, reuses, pools, hours)
+    pool = replace(of_pools.at(deployed.kv.num_blocks, POOL), is_given=True)
+    rows = [savings.of(pool if row.name == POOL else row) for row in sizes.rows(memory_gb, pool.blocks)]
+    if not math.isnan(prices.usd_per_gb_hour):
+        rows = [savings.priced(row, prices.usd_per_gb_hour) for row in rows]
+    notes = [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
+    if prompts_only:
+        notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
     loading = _LoadOrCompute(deployed, savings.new_tokens)
     return KvStudy(
         name=variant.name,
         metadata=(
             *_metadata(reuses, prompts_only=prompts_only),
             f"{deployed.model.name} on {deployed.parallel.gpus} x {deployed.gpu.name}",
-            f"{deployed.parallel.replicas} replica{'s' if deployed.parallel.replicas > 1 else ''}",
+            f"{counted(deployed.parallel.replicas, 'replica')}, {savings.requests_per_s:.2g} requests/s each",
         ),
         block_tokens=deployed.kv.block_size,
         bytes_per_token=bytes_per_token,
         curve=sizes.curve(),
         sizes=tuple(rows),
-        simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
-        loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
+        found=Found(
+            unlimited=of_pools.at(of_pools.largest).token_share,
+            simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
+            loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
+        ),
         new_tokens=savings.new_tokens,
         prefix_tokens=tuple(loading.prefix_tokens.tolist()),
         compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
         loadings=tuple(loading.compared(*source) for source in prices.sources),
         usd_per_gb_hour=prices.usd_per_gb_hour,
-        gpu_usd_per_s=deployed.price_per_hour_usd / deployed.parallel.replicas / 3600,
-        notes=model_error.deployment_notes(deployed),
+        gpu_usd_per_s=savings.gpu_usd_per_s,
+        notes=tuple(notes),
     )
+
+
+def _traffic_s(workload: Workload, end_s: float) -> float:
+    """Return the seconds of traffic that the workload is: those in which its sessions start, or the run's.
+
+    The rate at which sessions start, unlike the run's end, depends neither on the longest session nor on the speed of
+    the deployment. A closed loop has no rate of its own.
+    """
+    starts_s = workload.arrival_s if workload.after is None else workload.arrival_s[np.diff(workload.after.start) == 0]
+    span_s = float(np.ptp(starts_s))
+    if workload.concurrency or len(starts_s) < MIN_STARTS or not span_s > 0:
+        return end_s
+    return span_s * len(starts_s) / (len(starts_s) - 1)
+
+
+def _load_notes(waits_s: Sequence[float], jcts_s: Sequence[Floats]) -> list[str]:
+    """Return a warning where the simulated deployment does not keep up with its load."""
+    finished_s = np.concatenate(jcts_s)
+    finished_s = finished_s[np.isfinite(finished_s)]
+    wait_s, jct_s = float(np.mean(waits_s)), float(finished_s.mean()) if len(finished_s) else math.nan
+    if not wait_s > LONG_WAIT_SHARE * jct_s:
+        return []
+    wait = f"requests wait for {seconds(wait_s)} of their {seconds(jct_s)}"
+    means = (
+        "What a size finds here is found in the order of an overloaded run, and an hour of traffic takes longer than an"
+    )
+    return [f"The deployment does not keep up with its load: {wait}. {means} hour. Lower the load, or add replicas."]
 
 
 def _metadata(reuses: Sequence[Reuse], *, prompts_only: bool) -> list[str]:
@@ -322,58 +364,89 @@ def _saved_s(deployment: Deployment, prompt_tokens: Ints, cached_tokens: Ints) -
 
 
 class _Savings:
-    """Seconds of prefill that found blocks save, where each prompt is computed alone."""
+    """Seconds of prefill that found blocks save, where each prompt is computed alone, and what they are worth."""
 
-    def __init__(self, deployment: Deployment, reuses: Sequence[Reuse], hours: Sequence[float]) -> None:
-        self.reuses, self.deployment = reuses, deployment
+    def __init__(
+        self, deployment: Deployment, reuses: Sequence[Reuse], pools: Sequence[Reuse], hours: Sequence[float]
+    ) -> None:
+        self.reuses, self.deployment, self.gpu_usd_per_s = reuses, deployment, _gpu_usd_per_s(deployment)
         self.hours = [each * deployment.parallel.replicas for each in hours]
         self._deployed = [deployment, *model_error.perturbed_deployments(deployment)]
         missing = [one.prompt_tokens - one.hits(one.largest) * one.block_tokens for one in reuses]
         self.new_tokens = max(1, round(float(np.concatenate(missing).mean())))
-        self._alone_s = [_saved_s(deployment, one.prompt_tokens, one.prompt_tokens) for one in reuses]
+        self._at_pool = [one.hits(deployment.kv.num_blocks) * one.block_tokens for one in pools]
+        self._no_tokens = [np.zeros_like(one.prompt_tokens) for one in reuses]
+        self._alone_s = self._saved([one.prompt_tokens for one in reuses])
+
+    @property
+    def requests_per_s(self) -> float:
+        """Return the requests per second of traffic and replica."""
+        return sum(len(one.prompt_tokens) for one in self.reuses) / sum(self.hours) / 3600
 
     def of(self, size: CacheSize) -> CacheSize:
         """Return the size with the seconds that it saves."""
-        hits = [one.hits(size.blocks) * one.block_tokens for one in self.reuses]
-        pairs = zip(self.reuses, hits, strict=True)
-        saved_s = [_saved_s(self.deployment, one.prompt_tokens, cached) for one, cached in pairs]
-        of_hour = [np.full(len(part), hours / len(part)) for part, hours in zip(saved_s, self.hours, strict=True)]
+        cached = self._at_pool if size.name == POOL else self._cached(size)
+        saved_s = self._saved(cached)
+        per_hour = self._with_error(self._per_hour(saved_s), cached[0], self._no_tokens[0])
+        return replace(size, saved_share=_share(saved_s, self._alone_s), saved_s_per_hour=per_hour)
+
+    def priced(self, size: CacheSize, usd_per_gb_hour: float) -> CacheSize:
+        """Return the size with the price of what such a memory adds to the GPU pool, if it adds anything."""
+        before = self._at_pool
+        # The pool has blocks of outputs, which a memory without them does not.
+        cached = [np.maximum(pool, each) for pool, each in zip(before, self._cached(size), strict=True)]
+        more = [after - pool for after, pool in zip(cached, before, strict=True)]
+        if size.name == POOL or not sum(int(each.sum()) for each in more):
+            return size
+        pairs = zip(self._saved(cached), self._saved(before), strict=True)
+        more_s = self._with_error(self._per_hour([after - pool for after, pool in pairs]), cached[0], before[0])
+        usd, worth = size.gb * usd_per_gb_hour, more_s.scaled(self.gpu_usd_per_s)
         return replace(
             size,
-            saved_share=_share(saved_s, self._alone_s),
-            saved_s_per_hour=self._with_error(_share(saved_s, of_hour), hits[0]),
+            usd_per_saved_s=_usd_per_unit(usd, more_s),
+            usd_per_million_tokens=_usd_per_unit(usd * 1e6, self._per_hour(more)),
+            net_usd_per_hour=Estimate(
+                worth.value - usd, worth.half_width, worth.model_low - usd, worth.model_high - usd
+            ),
         )
 
-    def _with_error(self, estimate: Estimate, cached: Ints) -> Estimate:
+    def _cached(self, size: CacheSize) -> list[Ints]:
+        return [one.hits(size.blocks) * one.block_tokens for one in self.reuses]
+
+    def _saved(self, cached: Sequence[Ints]) -> list[Floats]:
+        pairs = zip(self.reuses, cached, strict=True)
+        return [_saved_s(self.deployment, one.prompt_tokens, each) for one, each in pairs]
+
+    def _per_hour(self, parts: Sequence[Floats | Ints]) -> Estimate:
+        hours = [np.full(len(part), each / len(part)) for part, each in zip(parts, self.hours, strict=True)]
+        return _share(parts, hours)
+
+    def _with_error(self, estimate: Estimate, cached: Ints, before: Ints) -> Estimate:
         """Add the cost model's interval, from some requests that the draws compute again."""
         prompt = self.reuses[0].prompt_tokens
-        rows = np.flatnonzero(cached)
+        rows = np.flatnonzero(cached > before)
         rows = rows[:: max(1, len(rows) // ERROR_REQUESTS)]
         if not len(rows):
             return estimate
-        sums = [float(_saved_s(one, prompt[rows], cached[rows]).sum()) for one in self._deployed]
+        prompt, cached, before = prompt[rows], cached[rows], before[rows]
+        sums = [float((_saved_s(one, prompt, cached) - _saved_s(one, prompt, before)).sum()) for one in self._deployed]
         return drawn_estimate(estimate, sums)
 
-    def priced(self, rows: list[CacheSize], pool: CacheSize, usd_per_gb_hour: float) -> list[CacheSize]:
-        """Return sizes beyond the GPU pool with the price of what they add to it."""
-        at_pool = self.of(pool)
-        tokens = sum(int(one.prompt_tokens.sum()) for one in self.reuses)
-        per_hour = tokens / sum(self.hours)
 
-        def priced(row: CacheSize) -> CacheSize:
-            usd, more = row.gb * usd_per_gb_hour, row.token_share.value - pool.token_share.value
-            seconds = row.saved_s_per_hour.value - at_pool.saved_s_per_hour.value
-            if math.isnan(usd) or more <= 0 or seconds <= 0:
-                return row
-            saved, each = row.saved_s_per_hour, usd / seconds
-            ends = (each * saved.value / end for end in (saved.model_high, saved.model_low))
-            return replace(
-                row,
-                usd_per_saved_s=Estimate(each, math.nan, *ends),
-                usd_per_million_tokens=Estimate(usd / (more * per_hour) * 1e6),
-            )
+def _gpu_usd_per_s(deployment: Deployment) -> float:
+    return deployment.price_per_hour_usd / deployment.parallel.replicas / 3600
 
-        return [priced(row) for row in rows]
+
+def _usd_per_unit(usd: float, units: Estimate) -> Estimate:
+    """Return a price per unit; the sampling interval is that of ``units`` to first order.
+
+    Unknown where the interval of ``units`` includes 0: the price has no upper bound then.
+    """
+    if not units.value > 0 or units.low <= 0:
+        return UNKNOWN
+    each = usd / units.value
+    ends = (usd / end if end > 0 else math.inf for end in (units.model_high, units.model_low))
+    return Estimate(each, each * units.half_width / units.value, *(ends if units.has_model_interval else ()))
 
 
 class _LoadOrCompute:

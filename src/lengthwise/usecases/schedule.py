@@ -43,6 +43,7 @@ class Question:
     sample: schedule.Sample | None
     planner: schedule.Planner  # of all its schedules
     draws: int  # number of perturbed cost tables
+    shares_prefixes: bool = False  # whether the requests' prompts share prefixes, which no schedule uses
 
     @cached_property
     def perturbed(self) -> tuple[dict[int, CostTables], ...]:
@@ -82,8 +83,8 @@ def question_of(scenario: Scenario) -> Question:
     """Return what a scenario's [schedule] requests, with a planner. Raises InputError if it cannot be planned."""
     if scenario.variants:
         raise InputError("a schedule is chosen for one deployment; take the [[variants]] out")
-    section = scenario.schedule or ScheduleSection()
-    cluster, (task, sample) = _cluster(scenario), _lengths(scenario)
+    section, source = scenario.schedule or ScheduleSection(), _source(scenario)
+    cluster, (task, sample) = _cluster(scenario), _lengths(scenario, source)
     model = model_within(scenario, task)
     tokens = section.output_tokens
     if tokens is not None and tokens > task.max_output_tokens:
@@ -97,7 +98,8 @@ def question_of(scenario: Scenario) -> Question:
     estimator = schedule.Estimator(task, cluster, model, tables, assumptions)
     planner = schedule.Planner(estimator, tuple(tables), strategies, worst_case=section.worst_case)
     draws = scenario.run.model_draws
-    return Question(section, task, sample, planner, COST_DRAWS if draws is None else draws)
+    shares = source.replayed is not None and source.replayed.prefixes is not None
+    return Question(section, task, sample, planner, COST_DRAWS if draws is None else draws, shares)
 
 
 def task_of(scenario: Scenario) -> TaskLengths:
@@ -105,12 +107,16 @@ def task_of(scenario: Scenario) -> TaskLengths:
 
     The result is exact if prompts and outputs have separate distributions. Otherwise lengths of requests are counted.
     """
-    return _lengths(scenario)[0]
+    return _lengths(scenario, _source(scenario))[0]
 
 
-def _lengths(scenario: Scenario) -> tuple[TaskLengths, schedule.Sample | None]:
+def _source(scenario: Scenario) -> Source:
     source = source_of(scenario.workload, scenario.folder)
     source.require_independent("a schedule")
+    return source
+
+
+def _lengths(scenario: Scenario, source: Source) -> tuple[TaskLengths, schedule.Sample | None]:
     name, sample = source.name or scenario.name, sample_of(source)
     if sample is not None and sample.prompt_tokens is not None and sample.output_tokens is not None:
         return TaskLengths.from_samples(sample.prompt_tokens, sample.output_tokens, name), sample
@@ -267,6 +273,8 @@ def _with_uncertainty(plan: SchedulePlan, requested: Question, scenario: Scenari
         notes.append("The error of the cost tables is not estimated: run.model_draws is 0.")
     else:
         notes.append("The cost tables do not record their error.")
+    if requested.shares_prefixes:
+        notes.append("Prompts of the trace share prefixes; a schedule computes each prompt completely.")
     setting = estimator.setting
     notes += reach_notes(plan.chosen, task, bound.level, setting.tables, setting.cluster.gpus)
     warnings = map(model_error.fit_warning, setting.tables.values())

@@ -133,11 +133,14 @@ def _deployment_with(scenario: Scenario, sharing: Sharing, settings: Mapping[str
 
 def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
     """Return the scenario with settings by dotted key ("engine.max_num_seqs"). The search sets the replicas itself."""
-    over: dict[str, dict[str, Any]] = {"deployment": {"replicas": 1}}
-    for key, value in settings.items():
-        section, _, leaf = key.rpartition(".")
-        if key != search.REPLICAS:
-            over.setdefault(section, {})[leaf] = value
+    over: dict[str, Any] = {"deployment": {"replicas": 1}}
+    for key in sorted(settings.keys() - {search.REPLICAS}):  # a table before its own keys
+        *tables, leaf = key.split(".")
+        table = over
+        for name in tables:
+            table[name] = dict(table.get(name) or {})
+            table = table[name]
+        table[leaf] = settings[key]
     return scenario.updated(over)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from lengthwise import engine, metrics
 from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
-from lengthwise.metrics import Extrapolation, Slo, Summary
+from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
@@ -77,7 +78,7 @@ class VariantOutcome:
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
             whole_prompts_note(self.variant.deployment),
-            unsteady_note(self.summary),
+            unsteady_note(self),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -112,14 +113,26 @@ def whole_prompts_note(deployment: Deployment) -> str:
     )
 
 
-def unsteady_note(summary: Summary) -> str:
+def unsteady_note(outcome: VariantOutcome) -> str:
     """Return a warning if sessions make the load rise and fall for much of the window, otherwise ""."""
-    if summary.is_steady:
+    variant, rates = outcome.variant, outcome.summary.rates
+    if outcome.summary.is_steady:
         return ""
+    times_s = metrics.session_times(outcome.records, variant.workload(outcome.records.seed))
+    assert times_s is not None  # a run with a steady share has sessions
+    full_s, last_s = times_s
+    remedies = []
+    if not variant.scenario.workload.is_replay:
+        # The load falls for about as long as it rises.
+        times = full_s * (1 + metrics.STEADY_SHARE) / (1 - metrics.STEADY_SHARE) / last_s
+        remedies.append(f"raise workload.num_requests to {math.ceil(times * len(outcome.records.requests.status)):,}")
+    if full_s < last_s:
+        remedies.append(f"measure from run.warmup_s = {full_s:.0f} to run.time_limit_s = {last_s:.0f}")
+    advice = " or ".join(remedies)
     return (
-        f"For {1 - summary.rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have "
-        "reached later turns, or falls after the last session has started. Rates, cost and waits are not those of a "
-        "steady load. Raise workload.num_requests, or measure the part between with run.warmup_s and run.time_limit_s."
+        f"For {1 - rates.steady_share.value:.0%} of the measured time the load rises, as few sessions have reached "
+        f"later turns (until {full_s:.0f} s), or falls, as the last session has started (at {last_s:.0f} s). Rates, "
+        f"cost and waits are not those of a steady load{advice and f': {advice}'}."
     )
 
 
@@ -179,11 +192,19 @@ def run(
         perturbed = [next(remaining)[1] for _ in tasks_of_variant]
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
+        if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
+            summary = replace(summary, rates=_as_sent(summary.rates))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
         outcomes.append(VariantOutcome(variant, records, summaries, summary, extrapolations, len(perturbed)))
     return outcomes
+
+
+def _as_sent(rates: Rates) -> Rates:
+    """Return the rates without sampling intervals, because a trace fixes them."""
+    names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+    return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})
 
 
 def _perturbed_tasks(variant: Variant, seed: int) -> list[Callable[[], _Run]]:

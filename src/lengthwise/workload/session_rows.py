@@ -153,7 +153,7 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
             int(row["output_length"]),
             _session(session, calls[waits[-1]].session if waits else names[number]),
             waits,
-            sum(_milliseconds(source, line, row, key) for key in ("delay", "tool_wait_ms")) / 1e3,
+            _delay_ms(source, line, row, waits) / 1e3,
             hashes,
         )
         if row.get("previous_turn") is not None:
@@ -231,6 +231,17 @@ def _check_turn(source: Source, call: Call, before: Call) -> None:
             f"input_length must exceed the {total} tokens of the prompt and output of the turn before it; "
             f"it is {call.prompt_tokens}",
         )
+
+
+def _delay_ms(source: Source, line: int, row: dict[str, Any], waits: Sequence[int]) -> float:
+    delay_ms = sum(_milliseconds(source, line, row, key) for key in ("delay", "tool_wait_ms"))
+    if delay_ms and not waits:
+        raise source.fault(
+            line,
+            "delay and tool_wait_ms follow an earlier request, and this one waits for none: its session_id has no "
+            "earlier row and wait_for names none. Leave them out, or name the request in wait_for",
+        )
+    return delay_ms
 
 
 def _milliseconds(source: Source, line: int, row: dict[str, Any], key: str) -> float:

@@ -95,6 +95,8 @@ def test_the_report_has_every_router_and_what_is_not_known(traffic) -> None:
     values = json.loads(json_text("routing_gain", vars(found) | {"services": [], "routers": []}))
     assert values["format"] == "lengthwise.routing_gain"
     assert routing_gain(of_rows(rows), draws=20) == found
+    more = routing_gain(of_rows(rows), ["all", "round_robin", "cache_aware"], draws=20)
+    assert [one.name for one in more.routers] == [*(one.name for one in found.routers), "round_robin"]
 
 
 def test_cached_tokens_that_no_engine_reports_are_estimated_from_the_beginnings(traffic) -> None:

@@ -132,7 +132,9 @@ def _batched(points: Points, prompts: Floats) -> Points:
 
 def _prefill_padding(work: Work, chunk: Any, pad_tokens: float) -> Work:
     """Return padding and launch of a prefill. The ``pad_tokens`` padding queries see as many keys as real ones."""
-    share = pad_tokens / (np.asarray(chunk) + pad_tokens)
+    computed = np.asarray(chunk, np.float64) + pad_tokens
+    # Without tiles, as on a CPU, nothing is padding, not even of a chunk of 0 tokens.
+    share = np.divide(pad_tokens, computed, out=np.zeros_like(computed), where=computed > 0)
     return Work(work.name, compute_s=work.compute_s * share, latency_s=work.latency_s)
 
 

@@ -46,7 +46,7 @@ ROUTERS = (
     "uncached_work",
     "uncached_load",
 )
-"""The routers that are compared by default."""
+"""The routers that are compared by default, and as "all"."""
 DRAWS = 400
 
 
@@ -87,11 +87,13 @@ def routing_gain(
 ) -> RoutingGain:
     """Estimate the gain of routers on the last ``max_requests`` requests of a trace.
 
-    None are those of ROUTERS for which the trace has enough. Raises InputError if there is no such router, or if one
-    needs prefixes or sessions of which the trace has none.
+    None, or "all" among the names, are those of ROUTERS for which the trace has enough. Raises InputError if there is
+    no such router, or if one that is named needs prefixes or sessions of which the trace has none.
     """
     trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
-    names = [name for name in ROUTERS if not _fault(name, trace)] if routers is None else list(dict.fromkeys(routers))
+    common = [name for name in ROUTERS if not _fault(name, trace)]
+    given = ("all",) if routers is None else routers
+    names = list(dict.fromkeys(one for name in given for one in (common if name == "all" else [name])))
     for name in names:
         if fault := _fault(name, trace):
             raise InputError(fault)

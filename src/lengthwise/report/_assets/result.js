@@ -16,13 +16,13 @@
       type: "line", x0: limit, x1: limit, y0: 0, y1: 1, yref: "paper",
       line: { color: colour("--limit"), width: 1.5, dash: "dash" },
     }));
+    const values = figure.curves.flatMap((c) => c.x).concat(figure.limits), most = Math.max(...values);
     const annotations = figure.limits.map((limit) => ({
       x: figure.log ? Math.log10(limit) : limit, y: 1, yref: "paper", text: `SLO ${+limit.toPrecision(4)} ${figure.unit}`, showarrow: false,
-      xanchor: "center", yanchor: "bottom", font: { color: colour("--limit"), size: 12 },
+      xanchor: limit > 0.7 * most ? "right" : "center", yanchor: "bottom", font: { color: colour("--limit"), size: 12 },
     }));
     const yaxis = axis({ type: "log", range: [-4, 0.03], tickvals: [1, 0.1, 0.01, 0.001, 1e-4],
                          ticktext: ["100%", "10%", "1%", "0.1%", "0.01%"], hoverformat: ".3~%" });
-    const values = figure.curves.flatMap((c) => c.x).concat(figure.limits);
     return [traces, theme.cdfLayout(figure, values, { shapes, annotations, ...(tail && { yaxis }) })];
   }
 

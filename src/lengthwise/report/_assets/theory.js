@@ -37,11 +37,12 @@
         xref: "paper", x: at ? 0.02 : 1, xanchor: at ? "left" : "right", y: level.y, yanchor: at ? "top" : "bottom", text: text(level.text), showarrow: false,
         font: { color: colour("--limit"), size: 12 },
       }));
-      (figure.marks || []).forEach((mark, at) => {  // labels one above the other, so that close ones stay legible
+      (figure.marks || []).forEach((mark, at) => {  // along the line, each in a row of its own, so that close ones stay legible
         shapes.push({ type: "line", yref: "paper", y0: 0, y1: 1, x0: mark.x, x1: mark.x,
                       line: { color: colour("--limit"), width: 1.5, dash: "dash" } });
-        annotations.push({ yref: "paper", y: 0.07 * at, yanchor: "bottom", x: figure.x.log ? Math.log10(mark.x) : mark.x,
-                           xanchor: "right", text: text(mark.text), showarrow: false, font: { color: colour("--limit"), size: 12 } });
+        annotations.push({ yref: "paper", y: 0.27 * (at % 3), yanchor: "bottom", x: figure.x.log ? Math.log10(mark.x) : mark.x,
+                           xanchor: "right", xshift: -1, textangle: -90, bgcolor: colour("--card"), borderpad: 0,
+                           text: text(mark.text), showarrow: false, font: { color: colour("--limit"), size: 12 } });
       });
       const x = scale(figure.x, xs);
       const y = { ...scale(figure.y, ys), ...(!figure.y.log && { rangemode: "tozero" }) };

@@ -36,9 +36,9 @@
     return [
       group("Answer"), texts("Status", a.status, b.status), line(objective.label, objective.unit, a.objective, b.objective, better),
       line("Price", "$/h", [a.price, 0], [b.price, 0], -1), line("GPUs", "", [a.gpus, 0], [b.gpus, 0], -1),
-      line("Rate", "req/s", rate(a), rate(b), 0), texts("Bound by", a.binds || "–", b.binds || "–"),
+      ...(known(a.capacity[0] ?? b.capacity[0]) ? [line("Capacity", "req/s", a.capacity, b.capacity, 1)] : []), texts("Bound by", a.binds || "–", b.binds || "–"),
       group("Settings"), ...axes.map((axis, i) => texts(axis.label, setting(a, i), setting(b, i))),
-      group("At the operating point"),
+      group("At the operating point"), line("Rate", "req/s", rate(a), rate(b), 0),
       ...metrics.map((m, i) => line(m.label, m.unit, at(a, i), at(b, i), m.better, m.factor)),
     ];
   }

@@ -172,8 +172,10 @@
     if (!best) return element("now").replaceChildren(make("p", { class: "worse" }, "No simulated load meets these limits."));
     const choice = choices[best.choice], point = choice.points?.[best.at];
     const rows = [make("p", { class: "winner" }, choice.name), make("p", {}, make("b", {}, number(best.value, 4)), ` ${objective.unit}`)];
-    rows.push(answer ? difference(best.value, answer.objective[0]) : make("p", { class: "muted" }, "No configuration meets the requested limits."));
-    rows.push(make("p", { class: "muted" }, `${choice.gpus.toLocaleString("en")} GPUs, $ ${number(choice.price)} per hour${point && point[0] < 1e299 ? `, ${number(point[0])} requests/s` : ""}`));
+    rows.push(answer ? difference(best.value, study.objectiveAt(answer, answer.at)) : make("p", { class: "muted" }, "No configuration meets the requested limits."));
+    const rate = point && point[0] < 1e299 ? `${number(point[0])} requests/s` : "", capacity = study.isRequested() && known(choice.capacity[0]);
+    const load = capacity ? `, at the capacity of ${study.estimate(...choice.capacity).filter(Boolean).join(" ± ")} requests/s. Metrics are of ${rate}, the lower end of its interval` : rate && `, at ${rate}`;
+    rows.push(make("p", { class: "muted" }, `${choice.gpus.toLocaleString("en")} GPUs, $ ${number(choice.price)} per hour${load}.`));
     element("now").replaceChildren(...rows);
   }
   function difference(value, from) {

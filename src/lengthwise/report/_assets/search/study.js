@@ -40,11 +40,11 @@ const study = (() => {
   }
   const isRequested = () => plan.limits.every((limit, i) => bounds[i] === limit.bound);
 
-  // The objective at one of a choice's points; null where it is only known at the operating point.
+  // The objective at one of a choice's simulated loads; null where it is only known at the operating point.
   function objectiveAt(choice, at) {
-    const point = choice.points[at], operating = at === choice.at;
+    const operating = at === choice.at;
+    if (plan.live === "rate") return (3600 * choice.points[at][0]) / choice.price;
     if (operating && known(choice.objective[0])) return choice.objective[0];
-    if (plan.live === "rate") return (3600 * point[0]) / choice.price;
     return operating ? ({ price: choice.price, gpus: choice.gpus }[plan.live] ?? null) : null;
   }
   function best() {
@@ -92,6 +92,6 @@ const study = (() => {
   theme.start(() => { opened ? draw() : show(0); opened = true; });
   return {
     get plan() { return plan; }, get bounds() { return bounds; },
-    parts, element, known, number, estimate, metric, value, amount, sign, meetsLimits, isRequested, best, setBound, wide, options, make, simulated,
+    parts, element, known, number, estimate, metric, value, amount, sign, meetsLimits, isRequested, objectiveAt, best, setBound, wide, options, make, simulated,
   };
 })();
