@@ -64,22 +64,26 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
         merged += rep.ordered
         rep.ordered = 0
     for i in range(merged):
-        S.batch_order[r, rep.ordered] = S.tmp_slot[i]
-        S.slots[S.tmp_slot[i]].place = rep.ordered
+        _put(S, r, rep.ordered, S.tmp_slot[i])
         rep.ordered += 1
 
 
 @jit_cold
 def _compact(S, r):
-    """Take what has left the decoding sequences out of ``batch_order``."""
-    count = 0
+    """Take what has left the decoding sequences out of ``batch_order``. Its slot may be in use on another replica."""
+    count, first = 0, r * S.batch_order.shape[1]
     for i in range(S.replicas[r].ordered):
         slot = S.batch_order[r, i]
-        if S.slots[slot].place == i:
-            S.batch_order[r, count] = slot
-            S.slots[slot].place = count
+        if S.slots[slot].place == first + i:
+            _put(S, r, count, slot)
             count += 1
     S.replicas[r].ordered = count
+
+
+@jit
+def _put(S, r, i, slot):
+    S.batch_order[r, i] = slot
+    S.slots[slot].place = r * S.batch_order.shape[1] + i
 
 
 @jit
@@ -321,8 +325,7 @@ def _retract(S, r, now_s, rank):
     generated, limits = 0, 0
     for i in range(kept):
         slot = S.tmp_slot[i]
-        S.batch_order[r, i] = slot
-        S.slots[slot].place = i
+        _put(S, r, i, slot)
         generated += S.slots[slot].generated
         limits += S.max_tokens[S.slots[slot].index]
     rep.ordered = kept

@@ -45,7 +45,8 @@ blocks (or ``transfer_blocks``), the first ``cached`` have contents that others 
 preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
 ``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
 began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
-bin became. Under SGLang's rules, ``place`` is that in ``State.batch_order`` or -1."""
+bin became. Under SGLang's rules, ``place`` is that in ``State.batch_order``, counted through
+all rows, or -1."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
