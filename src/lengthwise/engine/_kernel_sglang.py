@@ -265,13 +265,23 @@ def _try_exact(S, r, slot):
         if left - paged + freed - S.tmp_key[i] * count <= count:
             return NO_MEMORY
         freed += S.tmp_tie[i]
-    if q.context > w.left_chunk and w.left_chunk <= 0:
+    if q.context > w.left_chunk and (w.left_chunk <= 0 or _has_part(S)):
         return NO_TOKENS
     if q.context <= w.left_chunk:
         _add(S, slot, q.context, min(S.max_tokens[q.index], CLIP_TOKENS))
     else:
         _add(S, slot, w.left_chunk, 0)
     return ADMITTED
+
+
+@jit_cold
+def _has_part(S):
+    """Return whether the step computes a prompt in part."""
+    w, has_part = S.work[0], False
+    for i in range(w.prompts):
+        q = S.slots[S.prompt_slot[w.flight, i]]
+        has_part = has_part or q.prefilled + S.prompt_chunk[w.flight, i] < q.context
+    return has_part
 
 
 @jit_cold

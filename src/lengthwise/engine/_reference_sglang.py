@@ -156,8 +156,8 @@ class _PrefillPass:
                 return None
             freed += occupied
         whole = self.left_chunk is None or q.context <= self.left_chunk
-        if not whole and self.left_chunk is not None and self.left_chunk <= 0:
-            return False
+        if not whole and self.left_chunk is not None and (self.left_chunk <= 0 or self.replica.chunked is not None):
+            return False  # A second prompt in part would take the place of the first.
         self.add(q, q.context if whole else self.left_chunk or 0, min(q.max_tokens, self.clip) if whole else 0)
         return True
 
