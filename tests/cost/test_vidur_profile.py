@@ -57,6 +57,7 @@ def network_rows(name, workers, devices):
 @pytest.fixture
 def few_trees(monkeypatch):
     monkeypatch.setattr("lengthwise.cost.regression.TREES", 40)
+    monkeypatch.setattr("lengthwise.cost.regression.THREADS", 1)
 
 
 @pytest.fixture

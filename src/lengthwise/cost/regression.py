@@ -120,6 +120,7 @@ def _cell(axis: Floats, at: Floats) -> tuple[Ints, Floats]:
 
 
 TREES, DEPTH, MIN_SPLIT = 250, 32, 2
+THREADS = -1  # one for each processor; scikit-learn's threads change the process's warning filters at the same time
 
 
 def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
@@ -129,7 +130,7 @@ def fit_forest(x: Floats, y: Floats) -> RandomForestRegressor:
     except ImportError as error:
         raise MissingExtraError("the estimator random_forest", "profiles") from error
     forest = RandomForestRegressor(
-        n_estimators=TREES, max_depth=DEPTH, min_samples_split=MIN_SPLIT, oob_score=True, n_jobs=-1, random_state=0
+        n_estimators=TREES, max_depth=DEPTH, min_samples_split=MIN_SPLIT, oob_score=True, n_jobs=THREADS, random_state=0
     )
     return forest.fit(np.asarray(x, dtype=np.float32).reshape(len(x), -1), y)
 

@@ -108,13 +108,13 @@ def sessions(result: Result) -> str:
     table = scenario_of(result).get("workload", {})
     groups, turns = table.get("groups", {}), table.get("sessions", {}).get("turns", 1)
     count = groups.get("count", 0)
-    facts = {
+    parts = {
         "{:g} sessions/s": table.get("session_rate"),
         "{:g} turns": turns if turns != 1 else None,
         "{:g} tool calls a turn": table.get("tools", {}).get("calls"),
         f"{counted(count, 'system prompt')} of {{}} tokens": _lengths(groups["system_prompt"]) if groups else None,
     }
-    return ", ".join(text.format(value) for text, value in facts.items() if value is not None)
+    return ", ".join(text.format(value) for text, value in parts.items() if value is not None)
 
 
 def _lengths(table: Any) -> str:
