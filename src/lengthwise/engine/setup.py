@@ -492,7 +492,7 @@ def _check_sglang(workload: Workload, deployment: Deployment) -> None:
     if workload.max_tokens is None:
         raise InputError(
             'scheduler "sglang" admits requests by their max_tokens, and this workload has none; give max_tokens '
-            '([workload] max_tokens = 512, "2x output" or "model" in a scenario), or take another scheduler'
+            '([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take another scheduler'
         )
     problems = {
         "disaggregation": deployment.decode is not None,
