@@ -24,11 +24,12 @@ class Scenario(Section):
     description: str = ""
     workload: sections.WorkloadSection
     deployment: sections.DeploymentSection
-    engine: sections.EngineSection = sections.EngineSection()
-    scheduler: sections.SchedulerSection = sections.SchedulerSection()
-    predictor: sections.PredictorSection = sections.PredictorSection()
-    slo: sections.SloSection = sections.SloSection()
-    run: sections.RunSection = sections.RunSection()
+    # Defaults are not validated: each would build a validator of its section when the module is imported.
+    engine: sections.EngineSection = sections.EngineSection.model_construct()
+    scheduler: sections.SchedulerSection = sections.SchedulerSection.model_construct()
+    predictor: sections.PredictorSection = sections.PredictorSection.model_construct()
+    slo: sections.SloSection = sections.SloSection.model_construct()
+    run: sections.RunSection = sections.RunSection.model_construct()
     search: sections.SearchSection | None = None
     lab: sections.LabSection | None = None
     schedule: sections.ScheduleSection | None = None
@@ -333,6 +334,19 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             notes.append(
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
+    notes += _cache_notes(scenario, source)
+    return scenario.with_origin(source, folder, notes)
+
+
+def _cache_notes(scenario: Scenario, source: str) -> list[str]:
+    """Return notes on settings of the prefix cache without effect. Raises ScenarioError if no variant has a size."""
+    notes = list[str]()
+    tables = {one.name: one.engine.kv_offloading for one in scenario.variant_scenarios()}
+    unsized = [repr(name) for name, table in tables.items() if table and "size_gb" not in table.model_fields_set]
+    if len(unsized) == len(tables):
+        raise_if_any([Problem(("engine", "kv_offloading", "size_gb"), "is missing")], source)
+    elif unsized:
+        notes.append(f"engine.kv_offloading has no size_gb, and thus no effect, in {', '.join(unsized)}")
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
@@ -349,7 +363,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
         )
-    return scenario.with_origin(source, folder, notes)
+    return notes
 
 
 def _has(table: Any, path: KeyPath) -> bool:

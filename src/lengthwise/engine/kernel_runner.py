@@ -380,7 +380,7 @@ def _view(rows: Array) -> Array:
 
 def ready() -> bool:
     """Return whether a compiled kernel exists, in this process or in the disk cache."""
-    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("run")
+    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("lengthwise.engine.kernel.run")
 
 
 @lru_cache(maxsize=1)
@@ -394,7 +394,7 @@ def _compiled(state_type: Any, decode_type: Any) -> Any:
 
 def _rules_signature(state_type: Any) -> Any:
     rank = _jit.function_type(signatures()["rank"])
-    return _jit.i8(_jit.address_type(state_type), _jit.i8, _jit.f8, rank)
+    return _jit.i8(_jit.pointer_to(state_type), _jit.i8, _jit.f8, rank)
 
 
 def _rules(state: State, *, sglang: bool) -> Any:
@@ -403,7 +403,7 @@ def _rules(state: State, *, sglang: bool) -> Any:
     if _jit.DISABLED:
         return function
     if (key := (_kind(state), sglang)) not in _RULES:
-        _RULES[key] = _jit.compile_argument(function, _rules_signature(_jit.type_of(state)))
+        _RULES[key] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
     return _RULES[key]
 
 
