@@ -116,6 +116,9 @@ def load_test_script(launch: Launch, model: str) -> str:
 def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *, manifest: bool) -> str:
     """Return the text of README.md. ``manifest`` states whether the folder has a kubernetes.yaml."""
     d = deployment
+    priced = (
+        " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
+    )
     vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
     both = [note for note in vllm if note in sglang]
     steps = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
@@ -138,8 +141,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         claim,
         (
             f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, {d.parallel.replicas} replica(s), "
-            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices. This was simulated, not measured; below "
-            "is how to measure it."
+            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
+            "measured; below is how to measure it."
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),

@@ -37,7 +37,10 @@ def run(
         list[str] | None,
         Option(metavar="GB", help="Memory for the KV cache of a replica, as 64 or 64GiB; 1 GB: 1e9 bytes; repeatable."),
     ] = None,
-    memory_price: Annotated[float | None, Option(metavar="USD", help="Price of a GB of memory for an hour.")] = None,
+    memory_price: Annotated[
+        float | None,
+        Option(metavar="USD", help="Price of a GB of memory for an hour; default: engine.kv_offloading's."),
+    ] = None,
     load: Annotated[
         list[str] | None,
         Option(metavar="NAME=GB/S", help="Load prefixes from NAME at this rate of each GPU; repeatable."),

@@ -46,6 +46,7 @@ class KVStorage:
     write_gb_per_s: float = 3.0
     latency_s: float = 0.0  # of each read and of each write
     shared: bool = False  # whether replicas find what others have written
+    usd_per_gb_hour: float = 0.0  # price of a GB for an hour; 0: the price of the GPUs includes it
 
     def __post_init__(self) -> None:
         if not self.size_gb >= 0:
@@ -55,6 +56,15 @@ class KVStorage:
                 raise InputError(f"kv_offloading.storage.{name} must be above 0; it is {getattr(self, name)}")
         if not 0 <= self.latency_s < float("inf"):
             raise InputError(f"kv_offloading.storage.latency_s must be at least 0 and finite; it is {self.latency_s}")
+        if not 0 <= self.usd_per_gb_hour < float("inf"):
+            raise InputError(
+                f"kv_offloading.storage.usd_per_gb_hour must be at least 0 and finite; it is {self.usd_per_gb_hour}"
+            )
+        if self.usd_per_gb_hour and self.size_gb == float("inf"):
+            raise InputError(
+                "kv_offloading.storage must have a finite size_gb where a GB has a price; it has usd_per_gb_hour "
+                f"{self.usd_per_gb_hour:g} and no limit. Give size_gb, or leave the price out"
+            )
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,11 @@ class KVOffloading:
     load: str = "always"  # or "if_faster": only where loading takes less time than computing the tokens would
     outputs: bool = False  # whether blocks of outputs are stored, too, when their request ends
     storage: KVStorage | None = None  # behind the CPU memory
+    usd_per_gb_hour: float = 0.0  # price of a GB of CPU memory for an hour; 0: the price of the GPUs includes it
 
     def __post_init__(self) -> None:
-        for name, value in (("size_gb", self.size_gb), ("latency_s", self.latency_s)):
-            if not 0 <= value < float("inf"):
+        for name in ("size_gb", "latency_s", "usd_per_gb_hour"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise InputError(f"kv_offloading.{name} must be at least 0 and finite; it is {value}")
         if not self.gb_per_s > 0:
             raise InputError(f"kv_offloading.gb_per_s must be above 0; it is {self.gb_per_s}")
@@ -306,8 +317,13 @@ class Deployment:
 
     @property
     def price_per_hour_usd(self) -> float:
-        """Return the price of all GPUs for an hour."""
-        return self.gpus * self.gpu.price_per_hour_usd
+        """Return the price for an hour of all GPUs, and of the memory behind their prefix caches if that has one."""
+        usd = self.gpus * self.gpu.price_per_hour_usd
+        if (offloading := self.limits.kv_offloading) is not None:
+            usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
+            if (storage := offloading.storage) is not None and storage.usd_per_gb_hour:
+                usd += (1 if storage.shared else self.parallel.replicas) * storage.size_gb * storage.usd_per_gb_hour
+        return usd
 
     @property
     def gpus(self) -> int:
