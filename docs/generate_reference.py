@@ -51,6 +51,7 @@ SCENARIO_TABLES = {
     "engine.kv_offloading": sections.KVOffloadingTable,
     "engine.kv_offloading.storage": sections.KVStorageTable,
     "scheduler": sections.SchedulerSection,
+    "scheduler.sglang": sections.SglangTable,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,
@@ -228,18 +229,10 @@ def kinds() -> str:
 
 def policy_arguments() -> str:
     """Return the arguments and the result of a policy, by axis."""
-    makers = {
-        "rank": policy.rank,
-        "batching": policy.batching,
-        "memory": policy.memory,
-        "router": policy.router,
-        "preemption": policy.preemption,
-        "binning": policy.binning,
-    }
     out = []
-    for axis, maker in makers.items():
-        takes = ", ".join(f"`{name}`" for name in contracts.ARGUMENTS[axis])
-        text = " ".join((inspect.getdoc(maker) or "").removeprefix("Decorator: ").split())
+    for axis, arguments in contracts.ARGUMENTS.items():
+        takes = ", ".join(f"`{name}`" for name in arguments)
+        text = " ".join((inspect.getdoc(getattr(policy, axis)) or "").removeprefix("Decorator: ").split())
         out.append(f"**{axis}** ({'also preemption; ' if axis == 'rank' else ''}takes {takes}): {text}\n")
     return "\n".join(out).replace("``", "`")
 

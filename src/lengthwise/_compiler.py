@@ -192,6 +192,8 @@ def _numba_type(kind: _native.Type) -> Any:
             return types.BaseTuple.from_types(parts, named)
         case _native.Pointer(signature):
             return _Function(_numba_signature(signature))
+        case _native.Reference(target):
+            return _Pointer(_numba_type(target))
 
 
 def _numba_signature(signature: _native.Signature) -> Any:

@@ -34,13 +34,14 @@ from lengthwise._native import (
     i8_2d,
     none,
     pair_of_floats,
+    pointer_to,
     triple_of_ints,
     type_of,
 )
 
 __all__ = [
     "DISABLED", "by_pointer", "cache_folder", "compile_now", "f8", "f8_1d", "function_type", "i8", "i8_1d", "i8_2d",
-    "is_cached", "jit", "jit_cold", "none", "pair_of_floats", "source_stamp", "triple_of_ints", "type_of",
+    "is_cached", "jit", "jit_cold", "none", "pair_of_floats", "pointer_to", "source_stamp", "triple_of_ints", "type_of",
 ]  # fmt: skip
 
 _COMPILED = (

@@ -101,7 +101,19 @@ class Pointer:
         yield value.address
 
 
-Type = Scalar | Array | Tuple | Pointer
+@dataclass(frozen=True)
+class Reference:
+    """The address of a named tuple, which only compiled callers have (``by_pointer``)."""
+
+    target: Tuple
+    layout = "q"
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Raise TypeError: Python has no such value."""
+        raise TypeError(f"only compiled functions call a function that takes a pointer; got {value!r}")
+
+
+Type = Scalar | Array | Tuple | Pointer | Reference
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,11 @@ def none(*arguments: Type) -> Signature:
 def function_type(signature: Signature) -> Pointer:
     """Return the compiled type of an argument that is a function of this signature."""
     return Pointer(signature)
+
+
+def pointer_to(target: Tuple) -> Reference:
+    """Return the compiled type of a named tuple that is passed by pointer."""
+    return Reference(target)
 
 
 def type_of(value: Any) -> Type:

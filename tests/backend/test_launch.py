@@ -266,7 +266,7 @@ def by_the_moon(now_s):
 def test_no_rank_is_dropped_in_silence(name):
     d = deployment(scheduler=Scheduler(rank=name))
     launch = vllm_launch(d)
-    stock = name in {"fcfs", "fcfs_preempted_first"}
+    stock = name in {"fcfs", "fcfs_preempted_first", "queue_order"}
     assert bool(message(launch, "Requests were ordered by")) != stock
     assert bool(message(sglang_launch(d), "Requests were ordered by")) != stock
     reported = bool(message(launch, "send"))

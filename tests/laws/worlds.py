@@ -17,9 +17,10 @@ from lengthwise.schema.deployment import (
     KvPlan,
     Parallelism,
     Scheduler,
+    SglangSettings,
 )
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
-from lengthwise.schema.workload import After, Predictions, SharedPrefixes, Workload
+from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
 INFINITY = float("inf")
@@ -165,7 +166,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         "preemption_interval_steps": draw(st.sampled_from([1, 4, 50])),
     }
     if draw(st.booleans()):
-        name = draw(st.sampled_from(sorted(named())))
+        name = draw(st.sampled_from(sorted(name for name, one in named().items() if one.sglang is None)))
         chosen = scheduler(name)
         return Scheduler(
             chosen.rank,
@@ -236,3 +237,33 @@ def deployments(draw: st.DrawFn) -> Deployment:
         KvPlan(blocks, block_size, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5),
         max_model_len=max_len,
     )
+
+
+@st.composite
+def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests with limits on replicas that SGLang's rules schedule, with any settings, rank and router."""
+    workload, other = draw(workloads()), draw(deployments())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    prompt, output, n = workload.prompt_tokens, workload.output_tokens, len(workload)
+    limit = np.ceil(output * rng.uniform(1, draw(st.sampled_from([1.0, 1.5, 8.0])), n)).astype(np.int64)
+    limit[rng.random(n) < 0.1] = UNCAPPED
+    limit[prompt + limit > other.max_model_len] = UNCAPPED
+    exact = (rng.random(n) < draw(st.sampled_from([0.0, 0.0, 0.6]))) & (limit < UNCAPPED)
+    limit = np.where(exact, output, limit)
+    chunked = draw(st.booleans())
+    settings = SglangSettings(
+        draw(st.sampled_from([0.0, 0.1, 1.0, 1.6])), draw(st.sampled_from([16, 64, 16384])), chunked,
+        chunked and draw(st.booleans()),
+    )  # fmt: skip
+    limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False)
+    ranks = [*sorted(known("rank")), *["queue_order"] * 8]
+    made = Scheduler(
+        draw(st.sampled_from(ranks)),
+        router=draw(st.sampled_from(ROUTERS)),
+        max_wait_s=draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
+        sglang=settings,
+    )
+    parallel = dataclasses.replace(other.parallel, pp=1)
+    tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)
+    deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
+    return dataclasses.replace(workload, max_tokens=limit, ignore_eos=exact), deployment

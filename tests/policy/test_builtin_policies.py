@@ -105,6 +105,7 @@ def test_every_router_has_its_own_description() -> None:
 ORDERS = {
     "fcfs": "abcd",
     "fcfs_preempted_first": "dcab",
+    "queue_order": "abcd",
     "sjf": "cadb",
     "ljf": "bdac",
     "shortest_prompt": "dbca",

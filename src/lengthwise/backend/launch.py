@@ -190,7 +190,7 @@ ORDERED_BY_PRIORITY = {
 }
 """Ranks that an engine follows if clients send the key as ``priority``."""
 
-ARRIVAL = ("fcfs", "fcfs_preempted_first")
+ARRIVAL = ("fcfs", "fcfs_preempted_first", "queue_order")
 
 _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 

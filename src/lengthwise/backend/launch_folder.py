@@ -12,6 +12,7 @@ from typing import Any
 
 from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest
 from lengthwise.backend.launch import (
+    ARRIVAL,
     PLACEHOLDER,
     Launch,
     comment,
@@ -208,7 +209,7 @@ def load_test(
             "Prompts begin alike as simulated. Later turns have random tokens in place of the earlier outputs, so that "
             "the engine's cache finds less of them than the simulated one."
         )
-    if workload.priority is not None or deployment.scheduler.rank not in ("fcfs", "fcfs_preempted_first"):
+    if workload.priority is not None or deployment.scheduler.rank not in ARRIVAL:
         notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
 

@@ -37,6 +37,8 @@ def sglang_launch(
     deployment.require_one_side("a launch command")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     eviction = d.limits.radix_eviction_policy if _has_radix_cache(d) else None
+    own = d.scheduler.sglang
+    is_chunked = own.chunked_prefill if own else launch.chunks_prompts(d)
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
@@ -60,9 +62,10 @@ def sglang_launch(
         "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
         "--disable-radix-cache": not d.limits.enable_prefix_caching,
         "--radix-eviction-policy": eviction if eviction in _EVICTION_FLAGS else None,
-        "--chunked-prefill-size": chunk_tokens if launch.chunks_prompts(d) else -1,
-        "--enable-mixed-chunk": launch.chunks_prompts(d),
-        "--max-prefill-tokens": launch.step_tokens(d),
+        "--chunked-prefill-size": chunk_tokens if is_chunked else -1,
+        "--enable-mixed-chunk": own.enable_mixed_chunk if own else is_chunked,
+        "--max-prefill-tokens": own.max_prefill_tokens if own else launch.step_tokens(d),
+        "--schedule-conservativeness": f"{own.schedule_conservativeness:g}" if own else None,
         "--schedule-policy": "fcfs",
         "--enable-priority-scheduling": by_priority,
         "--schedule-low-priority-values-first": by_priority,
@@ -96,11 +99,7 @@ def _notes(d: Deployment) -> Iterator[str]:
             yield f"SGLang has no KV cache of {dtype}; it takes the weights' dtype."
     if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
-    yield (
-        f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
-        f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "
-        "(--schedule-conservativeness)."
-    )
+    yield from _memory_notes(d)
     if d.limits.kv_offloading:
         yield "CPU memory behind the prefix cache was simulated as vLLM uses it; the command leaves SGLang's off."
     eviction = d.limits.radix_eviction_policy
@@ -115,10 +114,21 @@ def _notes(d: Deployment) -> Iterator[str]:
             "`priority`, even if --schedule-low-priority-values-first calls these the most important."
         )
     yield (
-        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} chose the victim; SGLang retracts by priority, "
-        "if requests have one, else those with the shortest output so far."
-    )
-    yield (
         "--mem-fraction-static is the simulated share of weights and KV cache; lower it if SGLang runs out of memory "
         "for other purposes."
+    )
+
+
+def _memory_notes(d: Deployment) -> Iterator[str]:
+    if d.scheduler.sglang is not None:
+        yield "Steps were simulated one after the other; SGLang prepares the next one meanwhile (overlap schedule)."
+        return
+    yield (
+        f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
+        f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "
+        "(--schedule-conservativeness)."
+    )
+    yield (
+        f"When memory ran out, {launch.policy_name(d.scheduler.victim)} chose the victim; SGLang retracts by priority, "
+        "if requests have one, else those with the shortest output so far."
     )

@@ -110,10 +110,7 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
             "the largest priority, the latest arrival among equals" if by_priority else "the request admitted last"
         )
         yield f"When memory ran out, {victim} chose the victim; vLLM preempts {preempts}."
-    if not launch.chunks_prompts(d):
-        batching = launch.policy_name(d.scheduler.batching)
-        other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
-        yield _BATCHINGS.get(batching, other)
+    yield from _batching_notes(d)
     if launch.max_resident_seqs(d) > launch.step_tokens(d):
         yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {launch.step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:
@@ -128,6 +125,15 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
         yield "Add --node-rank (0, 1, ...) and --master-addr on each node, and --headless on all but the first."
     if device != "cuda":
         yield "On a CPU the engine shows whether the command is valid, not how fast it serves: float32, no graphs."
+
+
+def _batching_notes(d: Deployment) -> Iterator[str]:
+    if d.scheduler.sglang is not None:
+        yield "Requests were scheduled by SGLang's rules, which admit by max_tokens; vLLM's are those of vllm_v1."
+    if not launch.chunks_prompts(d):
+        batching = launch.policy_name(d.scheduler.batching)
+        other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
+        yield _BATCHINGS.get(batching, other)
 
 
 def _offloading_notes(d: Deployment) -> Iterator[str]:

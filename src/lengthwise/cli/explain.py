@@ -139,6 +139,8 @@ def show(variant: Variant, found: Explanation) -> None:
         ],
     )
     typer.echo()
+    if variant.scenario.engine.name:
+        _show_engines(variant)
     tokens = kv.num_blocks * kv.block_size
     memory = [
         ("memory", gib(d.gpu.memory_bytes), ""),
@@ -183,6 +185,21 @@ def show(variant: Variant, found: Explanation) -> None:
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
     for note in found.notes:
         typer.echo(f"note: {note}")
+
+
+def _show_engines(variant: Variant) -> None:
+    """Print the defaults of the scenario's engine beside those of the other ones, and what the scenario has."""
+    from lengthwise.config.sections import ENGINES
+
+    order = sorted(ENGINES, key=lambda name: name != variant.scenario.engine.name)
+    defaults = [ENGINES[name].of(name, variant.deployment.gpu) for name in order]
+    rows = []
+    for section, keys in defaults[0].items():
+        for key in keys:
+            values = [str(one[section][key]) for one in defaults]
+            rows.append((f"{section}.{key}", *values, str(getattr(getattr(variant.scenario, section), key))))
+    print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
+    typer.echo()
 
 
 def _caches(found: Explanation) -> list[tuple[str, str]]:

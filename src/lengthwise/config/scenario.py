@@ -82,10 +82,31 @@ class Scenario(Section):
         return f"{source}:{resolved(place, self.folder)}" if colon else source
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
-        """Return a copy with this file, folder and notes. A scenario without a name is named like the file."""
+        """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
+
+        Settings that it does not have become those of the engine that it names.
+        """
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
+        for key, defaults in changed.engine_defaults().items():
+            section = getattr(changed, key)
+            given = section.model_fields_set
+            values = dict(section) | {name: value for name, value in defaults.items() if name not in given}
+            # Defaults do not count as given: a variant with another engine has that engine's.
+            changed.__dict__[key] = type(section).model_construct(given, **values)
         return changed
+
+    def engine_defaults(self) -> dict[str, dict[str, Any]]:
+        """Return the settings by section that the named engine has by default. Empty for an unknown GPU."""
+        from lengthwise import catalog
+
+        if self.engine.name is None:
+            return {}
+        try:
+            gpu = catalog.gpu(self.file_or_name(self.deployment.gpu))
+        except InputError:
+            return {}  # It is reported where the deployment is built.
+        return sections.ENGINES[self.engine.name].of(self.engine.name, gpu)
 
     def variant_scenarios(self) -> list[Self]:
         """Return a complete scenario for each variant, with its name; without variants, this scenario alone."""
@@ -157,7 +178,7 @@ _NO_TBT = (
     "times between tokens are pooled over requests, so that no single request can be judged by them; "
     "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
 )
-_SHORT = {"scheduler": "policy", "predictor": "kind"}
+_SHORT = {"engine": "name", "scheduler": "policy", "predictor": "kind"}
 _VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
 KeyPath = tuple[str, ...]
 

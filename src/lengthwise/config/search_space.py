@@ -28,7 +28,12 @@ _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
 """The settings that may be an axis: dotted key to section."""
-_AXES = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
+_AXES = {
+    "engine": "engine.name",
+    "scheduler": "scheduler.policy",
+    "batch": "engine.max_num_seqs",
+    "chunk": "engine.max_num_batched_tokens",
+}
 REPLICAS = "deployment.replicas"
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics that a limit bounds from below; all others are bounded from above."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -29,8 +29,9 @@ from lengthwise.config.values import (
     seconds,
 )
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schema.deployment import KVOffloading, KVStorage
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
 from lengthwise.schema.errors import UnknownNameError
+from lengthwise.schema.specs import GpuSpec
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
@@ -300,8 +301,13 @@ class KVOffloadingTable(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes."""
+    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes.
 
+    ``name``, or ``engine = "sglang"`` for short, names an engine: scheduler, host and the limits that the scenario does
+    not set are that engine's own.
+    """
+
+    name: Literal["vllm", "sglang"] | None = None
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
@@ -316,6 +322,53 @@ class EngineSection(Section):
     radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
     kv_offloading: KVOffloadingTable | None = None  # CPU memory behind the prefix cache
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
+
+
+class EngineDefaults(NamedTuple):
+    """What an engine takes where no setting is given, by the GPU's memory where that decides."""
+
+    version: str
+    policy: str
+    block_size: int
+    prefix_cache: str
+    # From each number of GiB on: (max_num_batched_tokens, max_num_seqs).
+    limits_by_gib: tuple[tuple[float, tuple[int, int]], ...]
+    smallest_on: str = "no GPU"  # part of the names of GPUs with the smallest limits, whatever their memory
+
+    def of(self, host: str, gpu: GpuSpec) -> dict[str, dict[str, Any]]:
+        """Return the settings by section, for a GPU."""
+        gib = 0 if self.smallest_on in gpu.name.lower() else gpu.memory_bytes / 2**30
+        tokens, seqs = next(limits for least, limits in reversed(self.limits_by_gib) if gib >= least)
+        limits = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "block_size": self.block_size}
+        return {
+            "scheduler": {"policy": self.policy},
+            "deployment": {"host": host},
+            "engine": limits | {"prefix_cache": self.prefix_cache},
+        }
+
+
+ENGINES = {
+    "vllm": EngineDefaults(
+        "vLLM 0.32", "vllm_v1", 16, "vllm",
+        ((0, (2048, 256)), (70, (8192, 1024)), (160, (16384, 1024))), smallest_on="a100",
+    ),
+    "sglang": EngineDefaults(
+        "SGLang 0.5.23", "sglang", 1, "sglang",
+        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))),
+    ),
+}  # fmt: skip
+"""Defaults of servers: vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and the least ``max_running_requests``."""
+
+
+class SglangTable(Section):
+    """SGLang's own settings of its scheduler, named as its flags; its chunk size is engine.max_num_batched_tokens."""
+
+    schedule_conservativeness: Annotated[NotNan, Field(ge=0, le=1e6)] = SglangSettings.schedule_conservativeness
+    max_prefill_tokens: Count = (
+        SglangSettings.max_prefill_tokens
+    )  # of a step, beyond which no other request is admitted
+    chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
+    enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
 
 
 class SchedulerSection(Section):
@@ -339,6 +392,7 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
+    sglang: SglangTable | None = None  # settings of policy "sglang"
 
 
 class SloSection(Section):

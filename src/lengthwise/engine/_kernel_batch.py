@@ -7,10 +7,11 @@ from lengthwise.cost._lookup import decode_attention, entry, masked_attention, m
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import assign_return_number, join, remove_partial
 from lengthwise.engine._kernel_memory import (
+    add_prompt,
     blocks_to_admit,
-    charge,
     claim_blocks,
     expire,
+    note_admission,
     preempt,
     preempt_for_partial,
     rank_residents,
@@ -41,7 +42,7 @@ RESERVE_BLOCK, ADMIT_AFTER_PREEMPTION = contracts.RESERVE_BLOCK, contracts.ADMIT
 
 
 @jit
-def form(S, r, now_s, rank, victim, batching, memory, preemption):
+def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noqa: C901  one sequence
     """Form the next step of replica ``r`` in ``S.work``. Return False if there is nothing to run."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
@@ -56,6 +57,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
+    if S.params[rep.side].sglang == 1:
+        return rules(S, r, now_s, rank) == 1
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False
@@ -273,18 +276,7 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
         if params.prefix_caching == 1:
             cache_blocks(S, r, q, q.prefilled + chunk)
         remove_partial(S, r, slot)
-        _add_prompt(S, slot, chunk)
-
-
-@jit
-def _add_prompt(S, slot, chunk):
-    w = S.work[0]
-    S.prompt_slot[w.flight, w.prompts] = slot
-    S.prompt_chunk[w.flight, w.prompts] = chunk
-    w.prompts += 1
-    w.seqs += 1
-    w.prompt_tokens += chunk
-    w.longest = max(w.longest, chunk)
+        add_prompt(S, slot, chunk)
 
 
 @jit
@@ -315,28 +307,6 @@ def _take_blocks(S, r, q, blocks, found, tokens):
         S.results[q.index].cached_tokens = found * params.block_size
 
 
-@jit
-def _note_admission(S, r, slot, now_s, rank):
-    """Count a request that has left the queue among the residents, and charge its tenant at the first admission."""
-    rep, q = S.replicas[r], S.slots[slot]
-    if q.admission < 0 and S.params[0].tracks_service == 1:
-        charge(S, q)
-        if S.params[0].rank_every_step == 1:
-            update_ranks(S, rep.queue, now_s, rank)
-    S.counters[0].admissions += 1
-    q.admission = S.counters[0].admissions
-    q.waiting = 0
-    q.generated_at_admission = q.generated
-    q.queued_for_s += now_s - q.queued_at_s
-    result = S.results[q.index]
-    if result.scheduled_s != result.scheduled_s:
-        result.scheduled_s = now_s
-    result.replica = r
-    S.running[r] += 1
-    S.waiting[rep.queue] -= 1
-    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
-
-
 @jit_cold
 def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
     """Admit the requests whose load has ended. Return their number, or -1 if no other request may be admitted."""
@@ -364,8 +334,8 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
         rep.free_blocks -= blocks - q.blocks
         q.blocks = blocks
         cache_blocks(S, r, q, q.prefilled + chunk)
-        _note_admission(S, r, slot, now_s, rank)
-        _add_prompt(S, slot, chunk)
+        note_admission(S, r, slot, now_s, rank)
+        add_prompt(S, slot, chunk)
         admitted += 1
     return admitted
 
@@ -445,7 +415,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
             return
         queue_pop(S, rep.queue)
         _take_blocks(S, r, q, blocks, found, cached + chunk)
-        _note_admission(S, r, slot, now_s, rank)
+        note_admission(S, r, slot, now_s, rank)
         admitted += 1
         bin_batch = q.bin_batch
         if q.swapped == 1:
@@ -454,4 +424,4 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
             assign_return_number(S, slot)
             join(S, rep.idle_group, slot)
         else:
-            _add_prompt(S, slot, chunk)
+            add_prompt(S, slot, chunk)

@@ -56,6 +56,8 @@ def free_blocks_of(S, r, q, has_ended):
     else:
         S.replicas[r].free_blocks += q.blocks
     q.blocks = 0
+    q.place = -1
+    S.replicas[r].batch_is_full = 0
 
 
 @jit_cold
@@ -261,7 +263,11 @@ def enqueue(S, queue_index, now_s, slot, rank):
     request.waiting = 1
     key = rank_key(S, now_s, slot, rank)
     note_overdue_time(S, queue_index, now_s, request)
-    queue_push(S, queue_index, key, request.index, slot)
+    tie = request.index
+    if S.params[0].sglang == 1:  # It admits requests with equal keys in the order of entry.
+        S.counters[0].entries += 1
+        tie = S.counters[0].entries
+    queue_push(S, queue_index, key, tie, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
     if S.params[0].preempts_by_policy == 1 and S.pool_slot[S.queues[queue_index].offset] == slot:
@@ -287,6 +293,40 @@ def update_ranks(S, queue_index, now_s, rank):
     queue_rebuild(S, queue_index)
     if late and S.params[0].preempts_by_policy == 1:
         _flag_preemption_check(S, queue_index)
+
+
+@jit
+def note_admission(S, r, slot, now_s, rank):
+    """Count a request that has left the queue among the residents, and charge its tenant at the first admission."""
+    rep, q = S.replicas[r], S.slots[slot]
+    if q.admission < 0 and S.params[0].tracks_service == 1:
+        charge(S, q)
+        if S.params[0].rank_every_step == 1:
+            update_ranks(S, rep.queue, now_s, rank)
+    S.counters[0].admissions += 1
+    q.admission = S.counters[0].admissions
+    q.waiting = 0
+    q.generated_at_admission = q.generated
+    q.queued_for_s += now_s - q.queued_at_s
+    result = S.results[q.index]
+    if result.scheduled_s != result.scheduled_s:
+        result.scheduled_s = now_s
+    result.replica = r
+    S.running[r] += 1
+    S.waiting[rep.queue] -= 1
+    rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
+
+
+@jit
+def add_prompt(S, slot, chunk):
+    """Put ``chunk`` tokens of a prompt into the step in ``work``."""
+    w = S.work[0]
+    S.prompt_slot[w.flight, w.prompts] = slot
+    S.prompt_chunk[w.flight, w.prompts] = chunk
+    w.prompts += 1
+    w.seqs += 1
+    w.prompt_tokens += chunk
+    w.longest = max(w.longest, chunk)
 
 
 @jit_cold

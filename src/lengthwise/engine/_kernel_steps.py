@@ -28,6 +28,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_sglang import lower_ratio, merge_prompts
 from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended, wake
 from lengthwise.schema.records import Status
 
@@ -323,7 +324,8 @@ def end_step(S, D, r, now_s, rank, router):
     rep.in_flight -= 1
     rep.steps_since_admit += 1
     rep.steps_since_check += 1
-    g = flight.group
+    g, is_alone = flight.group, S.groups[rep.idle_group].members == 0
+    is_mixed = S.groups[g].members > 0
     if S.groups[g].members > 0:
         if flight.rests == 0:
             _advance_group(S, r, g, now_s)
@@ -345,6 +347,8 @@ def end_step(S, D, r, now_s, rank, router):
             _add_partial(S, r, slot)
         else:
             _end_prompt(S, D, r, slot, now_s, rank, router)
+    if S.params[rep.side].sglang == 1 and flight.prompts > 0:
+        merge_prompts(S, r, f, is_mixed, is_alone)
     flight.prompts = 0
 
 
@@ -512,7 +516,7 @@ def can_repeat(S, r, end_s, until_s):
     g = S.flights[S.work[0].flight].group
     group = S.groups[g]
     only_group = rep.partials == 0 and S.groups[rep.idle_group].members == 0
-    no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs
+    no_admission = queue.length == 0 or S.running[r] >= params.max_num_seqs or rep.batch_is_full == 1
     only_group = only_group and S.tiers[r].loading == 0
     before = end_s < min(until_s, rep.deadline_s, queue.deadline_s, queue.overdue_at_s) and end_s <= params.limit_s
     no_check = rep.check_preemption == 0 and rep.steps_since_check + 1 < params.preemption_interval_steps
@@ -530,6 +534,8 @@ def end_in_place(S, r, end_s):
     S.counters[0].last_s = max(S.counters[0].last_s, end_s)
     _advance_group(S, r, g, end_s)
     rep.free_blocks -= S.block_needs[g, S.groups[g].steps % S.params[0].block_size]
+    if S.params[rep.side].sglang == 1:
+        lower_ratio(S, r)
     rep.in_flight -= 1
     rep.steps_since_check += 1
     w.swap_s = 0.0

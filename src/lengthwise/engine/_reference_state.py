@@ -535,6 +535,26 @@ class Transfer:
             self.blocks = 0
 
 
+@dataclass
+class LastStep:
+    """When a request got its last token, and the number of its last return from a step to the idle residents.
+
+    The number breaks ties between victims.
+    """
+
+    token_s: float | None = None
+    return_number: int = 0
+
+
+@dataclass
+class SglangState:
+    """What SGLang's rules know of a request: its client's limit, and for how many tokens steps have been formed."""
+
+    max_tokens: int = 0
+    ignore_eos: bool = False
+    kv_tokens: int = 0
+
+
 @dataclass(eq=False)
 class Request:
     """A request that has passed the front end. In the kernel it is a ``kernel_layout.slot_t``.
@@ -542,8 +562,6 @@ class Request:
     ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. Of its ``blocks``, the
     first are ``cached``, so that other requests find them (``BlockPool`` and ``RadixCache`` each have their own
     record of them). The cache of a ``swapped`` request is in host memory.
-    ``return_number`` is the sequence number of its last return from a step to the idle residents, and breaks ties
-    between victims.
     """
 
     index: int
@@ -553,14 +571,14 @@ class Request:
     wait: Wait
     generated: int = 0
     prefilled: int = 0
-    last_token_s: float | None = None
+    last: LastStep = field(default_factory=LastStep)
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
     cached: Any = ()
-    return_number: int = 0
     admission: Admission = Admission()
     transfer: Transfer | None = None
+    sglang: SglangState = field(default_factory=SglangState)
 
     @property
     def context(self) -> int:
@@ -631,6 +649,7 @@ class Replica:
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
         loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
         finished: Requests that have ended since the last step was formed.
+        sglang: What forms its steps by SGLang's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -646,6 +665,7 @@ class Replica:
         self.loading: dict[Request, Offload] = {}
         self.finished: list[Request] = []
         self.tier = Tier(setup.params, storage)
+        self.sglang: Any = None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0

@@ -41,12 +41,12 @@ INFINITY = float("inf")
 
 def run(
     state, decode_state, rank, victim, batching, memory, router, preemption, binning,
-    decode_batching, decode_memory, decode_router,
+    decode_batching, decode_memory, decode_router, rules,
 ):  # fmt: skip
     """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
     ``decode_state`` and the last three policies belong to the decode side, if there is one. Decode replicas are
-    scheduled first.
+    scheduled first. ``rules`` forms the steps of an engine that has its own rules instead of policies.
     """
     S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]
@@ -72,7 +72,7 @@ def run(
             for k in range(count):
                 _schedule(
                     S, D, S.tmp_order[k], now_s, count - 1 - k, preemptions, rank, victim,
-                    decode_batching if decoding else batching, decode_memory if decoding else memory, preemption,
+                    decode_batching if decoding else batching, decode_memory if decoding else memory, preemption, rules,
                 )  # fmt: skip
             if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
@@ -149,6 +149,8 @@ def _rejection(S, i, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
+    if params.sglang == 1:
+        return REFUSED if S.max_tokens[i] < 1 else NONE
     S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     S.work[0].prompt_tokens = 0
     S.work[0].longest = 0
@@ -199,6 +201,7 @@ def _new_slot(S, i):
     q.cached_segment = -1
     q.inserted = 0
     q.transfer_blocks = 0
+    q.place = -1
     q.queued_at_s = q.arrival_s
     q.queued_for_s = 0.0
     q.charged_tokens = 0.0
@@ -290,7 +293,7 @@ def _final_status(S):
     first = len(S.results)
     for queue_index in range(len(S.queues)):
         for i in range(S.queues[queue_index].length):
-            first = min(first, S.pool_index[S.queues[queue_index].offset + i])
+            first = min(first, S.slots[S.pool_slot[S.queues[queue_index].offset + i]].index)
     for r in range(len(S.replicas)):
         for i in range(S.replicas[r].partials):
             first = min(first, S.slots[S.partials[r, i]].index)
@@ -303,7 +306,7 @@ def _final_status(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption):
+def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption, rules):
     """Fill a replica's pipeline with steps.
 
     A step of decodes only is repeated without an event while nothing else can happen. ``left`` replicas are still to be
@@ -315,7 +318,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
+        if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption, rules):
             if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 if params.offload_blocks > 0:
                     touch_ended(S, r, now_s)

@@ -33,7 +33,7 @@ slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
-    cached cached_segment inserted prefill_replica decode_replica transfer_blocks
+    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place
     """,
     "arrival_s last_token_s queued_at_s queued_for_s charged_tokens",
 )
@@ -45,7 +45,8 @@ blocks (or ``transfer_blocks``), the first ``cached`` have contents that others 
 preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
 ``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
 began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
-bin became."""
+bin became. Under SGLang's rules, ``place`` is that in ``State.batch_order``, counted through
+all rows, or -1."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
@@ -53,18 +54,20 @@ replica_t = _record(
     """
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
-    incoming gaps steps tokens
+    incoming gaps steps tokens batch_is_full ordered
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
-    comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s
+    comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
     """,
 )
 """A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
 (``transfer_blocks``) have no resident. ``idle_group`` is the number of the group of decoding residents that are not
 in flight. ``partials`` counts half-computed prompts; ``incoming``, at a decode replica, counts transfers, which use its
 row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first timeout of a resident.
-``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding."""
+``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding.
+``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are SGLang's
+(``_kernel_sglang``)."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -89,6 +92,12 @@ has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 MAX_READS = 16
 """How often a request begins to read from storage, at most. vLLM has no limit, and two requests can then evict what the
 other has read without end."""
+
+CLIP_TOKENS = 4096
+"""SGLang's rules: output tokens beyond which a limit reserves no more memory (``CLIP_MAX_NEW_TOKENS``)."""
+
+RETRACT_STEPS = 20
+"""SGLang's rules: decode steps of every remaining request that the ratio after a retraction covers."""
 
 offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended num_reads wakes")
 """What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
@@ -138,13 +147,13 @@ result_t = np.dtype(
 counter_t = _record(
     """
     slots free_slots next released admissions preemptions returns step_rows gap_rows pool_top events problem
-    problem_value batches sent_children
+    problem_value batches sent_children entries
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
 )
 """Global counters. ``next`` is the next request without parents. ``sent_children`` is the size of the heap of requests
-whose last parent has finished. The front end is free at ``front_free_s``; at ``entry_s`` the next request leaves the
-front end (infinity: no request is on its way)."""
+whose last parent has finished. ``entries`` counts entries into queues under SGLang's rules. The front end is free at
+``front_free_s``; at ``entry_s`` the next request leaves the front end (infinity: no request is on its way)."""
 
 param_t = _record(
     """
@@ -153,11 +162,13 @@ param_t = _record(
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
-    offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared
+    offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
+    max_prefill_tokens enable_mixed_chunk
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
+    initial_token_ratio least_token_ratio token_ratio_decay
     """,
 )
 """Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``
@@ -166,9 +177,12 @@ batching policy's plan for one request on an empty replica."""
 
 work_t = _record(
     """
-    flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred
+    flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
+    left_chunk allocated ends
     """,
-    "swap_s",
+    "swap_s reserved",
 )
 """The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree, and
-``deferred`` requests are in ``State.deferred``."""
+``deferred`` requests are in ``State.deferred``. By SGLang's rules a step may have ``left_input`` more prompt tokens,
+and ``left_chunk`` in a chunk; its prompts take ``allocated`` tokens of the pool, and ``reserved`` are kept free for
+these and the rest of all outputs. ``ends`` outputs of known length are in ``State.tmp_key``."""

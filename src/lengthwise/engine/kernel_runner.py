@@ -11,6 +11,8 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
+from lengthwise.engine._kernel_sglang import form_as_sglang, form_by_policies
+from lengthwise.engine._reference_sglang import NewTokenRatio
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_error
 from lengthwise.policy.compile import signatures
@@ -36,7 +38,8 @@ class State(NamedTuple):
     step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
     ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
     ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
-    both are empty if it does not see sessions. ``tmp_*`` are work arrays.
+    both are empty if it does not see sessions. ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang schedules;
+    ``batch_order`` [replicas, sequences] has its decoding sequences in their order. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -77,6 +80,9 @@ class State(NamedTuple):
     prompt: Array
     output: Array
     predicted: Array
+    max_tokens: Array
+    ignore_eos: Array
+    batch_order: Array
     predicted_start: Array
     predicted_total: Array
     gittins_rank: Array
@@ -212,6 +218,9 @@ def new_state(setup: Setup, log_rows: int) -> State:
         prompt=columns.prompt,
         output=columns.output,
         predicted=columns.predicted,
+        max_tokens=columns.max_tokens,
+        ignore_eos=columns.ignore_eos,
+        batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
         predicted_total=columns.prediction_rows.total_tokens,
         gittins_rank=columns.prediction_rows.gittins_rank,
@@ -311,6 +320,7 @@ def _param_rows(setup: Setup) -> Array:
     front = setup.deployment.cost.front
     for row, side in zip(rows, setup.sides, strict=True):
         parameters = {f"parameter_{i}": value for i, value in enumerate(side.policies.batching.all_parameters)}
+        ratio = NewTokenRatio(side.params.schedule_conservativeness)
         values = vars(side.params) | parameters | {
             "decode_replicas": setup.decode_side.params.replicas if setup.decode_side else 0,
             "stride": _stride(setup),
@@ -324,6 +334,9 @@ def _param_rows(setup: Setup) -> Array:
             "transfer_token_s": side.kv_transfer.token_s,
             "serial_transfers": side.kv_transfer.one_at_a_time,
             "tier_row": side.params.replicas * (2 if side.params.router_prefix == 2 else 1),
+            "initial_token_ratio": ratio.initial,
+            "least_token_ratio": ratio.least,
+            "token_ratio_decay": ratio.decay,
         }  # fmt: skip
         for name in kernel_layout.param_t.names or ():
             row[name] = values[name]
@@ -340,6 +353,7 @@ def _replica_rows(setup: Setup) -> Array:
     rows["idle_group"] = number * (_stride(setup) + 1)
     rows["queue"] = 0 if setup.params.central_queue else number
     rows["deadline_s"] = np.inf
+    rows["new_token_ratio"] = NewTokenRatio(setup.params.schedule_conservativeness).initial
     return _view(rows)
 
 
@@ -373,12 +387,29 @@ def ready() -> bool:
 def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
     axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
-    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes))
+    rules = _jit.function_type(_rules_signature(state_type))
+    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes), rules)
     return _jit.compile_now(kernel.run, signature, cached=True)
+
+
+def _rules_signature(state_type: Any) -> Any:
+    rank = _jit.function_type(signatures()["rank"])
+    return _jit.i8(_jit.pointer_to(state_type), _jit.i8, _jit.f8, rank)
+
+
+def _rules(state: State, *, sglang: bool) -> Any:
+    """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
+    function = form_as_sglang if sglang else form_by_policies
+    if _jit.DISABLED:
+        return function
+    if (key := (_kind(state), sglang)) not in _RULES:
+        _RULES[key] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
+    return _RULES[key]
 
 
 # Kernels by the structure of their state: to derive its compiled type each time takes longer than a short run.
 _KERNELS: dict[Kind, Any] = {}
+_RULES: dict[tuple[Kind, bool], Any] = {}
 
 
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
@@ -386,7 +417,8 @@ def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
     state = new_state(setup, log_rows)
     decode = (setup.decode_side or setup).functions
     return (
-        state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router
+        state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router,
+        _rules(state, sglang=setup.params.sglang),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import kernel_layout
+from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
 from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
@@ -23,6 +24,7 @@ from lengthwise.engine._reference_state import (
     Queue,
     Replica,
     Request,
+    SglangState,
     Step,
     Transfer,
     Wait,
@@ -64,6 +66,9 @@ class Reference:
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
         if params.central_queue:
             self.queues = self.queues[:1]
+        if params.sglang:
+            for rep in self.replicas:
+                rep.sglang = self._sglang_replica(rep)
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
         self.wakes_s: dict[int, float] = {}
@@ -82,6 +87,22 @@ class Reference:
         self.now_s = self.front_free_s = 0.0
         self.entry_s = math.inf
         self._update_entry_time()
+
+    def _sglang_replica(self, rep: Replica) -> SglangReplica:
+        params = self.s.params
+        limits = SglangLimits(
+            params.block_size,
+            params.max_num_seqs,
+            params.max_prefill_tokens,
+            params.chunked_prefill_size or None,
+            params.enable_mixed_chunk,
+            params.schedule_conservativeness,
+        )
+
+        def preempt(step: Step, q: Request) -> None:
+            self._preempt(rep, step, q)
+
+        return SglangReplica(limits, rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt)
 
     def run(self) -> EngineOutput:
         """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
@@ -174,6 +195,8 @@ class Reference:
             self._update_entry_time()
             arrival_s = float(self.arrival_s[i])
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
+            if params.sglang:
+                q.sglang = SglangState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
             rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -192,6 +215,8 @@ class Reference:
         """Return why even an empty replica could not serve the request, or ``NONE`` if it could."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
+        if self.s.params.sglang:
+            return Rejection.REFUSED_BY_MEMORY_POLICY if q.sglang.max_tokens < 1 else Rejection.NONE
         chunk_tokens = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
@@ -293,16 +318,18 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.pending = True
+        if rep.sglang is not None:
+            rep.sglang.end(step)
         rep.steps_since_admit += 1
         rep.steps_since_check += 1
-        for q in sorted(step.paused, key=lambda q: q.return_number):
+        for q in sorted(step.paused, key=lambda q: q.last.return_number):
             self._to_idle(rep, q)
-        for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
+        for last in sorted(times := Counter(q.last.token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
         finishing = [q for q in step.decodes if q.generated + 1 == q.output]
         for q in sorted(finishing, key=lambda q: q.admission.number):
             self._emit(rep, q, now)
-        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.return_number):
+        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number):
             self._emit(rep, q, now)
         for q, chunk_tokens in step.prompts:
             q.prefilled += chunk_tokens
@@ -310,17 +337,17 @@ class Reference:
             if q.prefilled < q.context:
                 self._to_idle(rep, q)
                 continue
-            if q.last_token_s is not None:
-                rep.count_gap(now - q.last_token_s, 1)
+            if q.last.token_s is not None:
+                rep.count_gap(now - q.last.token_s, 1)
             self._emit(rep, q, now)
         return True
 
     def _emit(self, rep: Replica, q: Request, now: float) -> None:
-        if q.last_token_s is None:
+        if q.last.token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += 1
-        q.last_token_s = now
+        q.last.token_s = now
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -336,7 +363,7 @@ class Reference:
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
         self.returns += 1
-        q.return_number = self.returns
+        q.last.return_number = self.returns
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
@@ -378,7 +405,7 @@ class Reference:
         if q.blocks:
             self._cache_blocks(rep, q, q.computed, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached = 0, ()
+        q.blocks, q.cached, q.sglang.kv_tokens = 0, (), 0
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -469,6 +496,8 @@ class Reference:
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
         self._expire(rep, now)
+        if rep.sglang is not None:
+            return self._form_as_sglang(rep, step)
         if not rep.idle and not rep.queue.waiting and not rep.loaded:
             return step
         admit, tokens, flags = self._plan(rep, step)
@@ -494,6 +523,19 @@ class Reference:
             rep.idle = [q for q in rep.idle if not q.decoding]
         return step
 
+    def _form_as_sglang(self, rep: Replica, step: Step) -> Step:
+        rep.sglang.form(step)
+        taken, step.prompts = step.prompts, []
+        for q, chunk in taken:
+            if q in rep.idle:
+                rep.idle.remove(q)
+                step.prompts.append((q, chunk))
+            else:
+                self._note_admission(rep, q)
+                self._place(rep, step, q, chunk)
+        rep.idle = [q for q in rep.idle if q not in step.decodes]
+        return step
+
     def _plan(self, rep: Replica, step: Step, next_tokens: int = 0) -> tuple[int, int, int]:
         decodes, params = sum(q.decoding for q in rep.idle), rep.s.params
         admit, tokens, flags = rep.s.functions.batching(
@@ -514,7 +556,7 @@ class Reference:
         if not (params.preempts_by_policy and check and rep.queue.waiting):
             return
         may_leave = [q for q in rep.idle if q.generated > q.admission.generated]
-        candidates = sorted((self._rank_key(q), q.return_number, q) for q in may_leave)
+        candidates = sorted((self._rank_key(q), q.last.return_number, q) for q in may_leave)
         free_blocks, free_seqs, left = rep.pool.free, params.max_num_seqs - len(rep.running), len(candidates)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, trial_blocks, trial_seqs = left, free_blocks, free_seqs
@@ -637,7 +679,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self._key(self.s.functions.victim, q), q.return_number
+        return self._key(self.s.functions.victim, q), q.last.return_number
 
     def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params

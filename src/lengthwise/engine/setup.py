@@ -14,7 +14,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer
+from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer, SglangSettings
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
@@ -83,7 +83,8 @@ class Dependents(NamedTuple):
 class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
-    ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it.
+    ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it. ``max_tokens``
+    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang schedules.
     """
 
     arrival_s: Array
@@ -95,6 +96,8 @@ class Columns:
     tenant: Array
     draws: Array
     previous_turn: Array
+    max_tokens: Array
+    ignore_eos: Array
 
 
 class Params:
@@ -116,6 +119,8 @@ class Params:
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
+        sglang: Whether steps are formed by SGLang's rules. Only these read the next four.
+        chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
     """
 
     def __init__(
@@ -162,6 +167,11 @@ class Params:
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
+        self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
+        chunk_blocks = max(1, limits.max_num_batched_tokens // kv.block_size)
+        self.chunked_prefill_size = chunk_blocks * kv.block_size if sglang.chunked_prefill else 0
+        self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
+        self.schedule_conservativeness = sglang.schedule_conservativeness
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
@@ -317,6 +327,7 @@ def _side(
     policies = _policies(deployment)
     _check(workload, deployment, policies)
     _check_max_tokens(workload, deployment.max_model_len)
+    _check_sglang(workload, deployment)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -325,17 +336,25 @@ def _side(
     arrival_s = np.array(workload.arrival_s)
     if workload.concurrency:  # In a closed loop a request arrives when another one ends.
         arrival_s[workload.concurrency :] = np.nan
+    output = np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1))
+    max_tokens, ignore_eos = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    if deployment.scheduler.sglang is not None:
+        ignore_eos = np.zeros(n, np.bool_) if workload.ignore_eos is None else workload.ignore_eos
+        max_tokens = _limits_in_cache(workload, deployment, ignore_eos)
+        output = np.minimum(output, np.maximum(max_tokens, 1))
     draws, sees_sessions = policies.router.uses("draw_a", "draw_b"), policies.router.uses("previous_replica")
     columns = Columns(
         arrival_s=arrival_s,
         prompt=_column(workload.prompt_tokens),
-        output=np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1)),
+        output=output,
         predicted=_column(workload.predicted_tokens, np.zeros(n)),
         prediction_rows=rows,
         priority=_column(workload.priority, np.zeros(n, np.int64)),
         tenant=_column(workload.tenant, np.zeros(n, np.int64)),
         draws=np.random.default_rng(seed).random((n, 2)) if draws else np.zeros((n, 2)),
         previous_turn=_column(workload.previous_turn if sees_sessions else np.zeros(0, np.int64)),
+        max_tokens=_column(max_tokens),
+        ignore_eos=_column(ignore_eos),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -352,6 +371,15 @@ def _side(
         nodes=nodes,
         **side_fields,
     )
+
+
+def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Array) -> Array:
+    """Return ``max_tokens`` cut to what SGLang can admit on an empty replica. Below 1, it refuses the prompt."""
+    prompt, size = workload.prompt_tokens, deployment.kv.block_size
+    room = deployment.kv.num_blocks * size - -(-prompt // size) * size - (size + 1) * (1 + ignore_eos)
+    assert workload.max_tokens is not None
+    limits: Array = np.minimum(workload.max_tokens, np.minimum(room, deployment.max_model_len - prompt))
+    return limits
 
 
 def _policies(deployment: Deployment) -> Policies:
@@ -454,6 +482,30 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
             f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
             "several requests; take a trace that names sessions, [workload.sessions], or another router"
         )
+
+
+def _check_sglang(workload: Workload, deployment: Deployment) -> None:
+    """Raise InputError for what SGLang's rules do not cover, or if requests have no ``max_tokens``."""
+    if deployment.scheduler.sglang is None:
+        return
+    limits = deployment.limits
+    if workload.max_tokens is None:
+        raise InputError(
+            'scheduler "sglang" admits requests by their max_tokens, and this workload has none; give max_tokens '
+            '([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take another scheduler'
+        )
+    problems = {
+        "disaggregation": deployment.decode is not None,
+        "pipeline parallelism": len(deployment.cost.stage_layers) > 1,
+        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
+        "max_step_seqs": limits.max_step_seqs is not None,
+        "a prefix cache": limits.enable_prefix_caching,
+    }
+    for name, is_set in problems.items():
+        if is_set:
+            raise InputError(
+                f'scheduler "sglang" is not modelled with {name} yet; leave that out, or take another scheduler'
+            )
 
 
 def _check_max_tokens(workload: Workload, max_model_len: int) -> None:

@@ -17,6 +17,12 @@ def fcfs_preempted_first(arrival_s, last_preemption):
     return -float(last_preemption) if last_preemption > 0 else arrival_s
 
 
+@rank(starvation="no later request precedes it")
+def queue_order():
+    """First come, first served; under scheduler sglang a preempted request returns to the end of the queue."""
+    return 0.0
+
+
 @rank
 def sjf(predicted_tokens):
     """Shortest predicted output first."""

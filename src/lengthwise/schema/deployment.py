@@ -170,6 +170,30 @@ _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
 
 
 @dataclass(frozen=True)
+class SglangSettings:
+    """SGLang's own settings of its scheduler, named as its flags. ``max_num_batched_tokens`` is its chunk size."""
+
+    schedule_conservativeness: float = 1.0  # scales what admission reserves for outputs; 0 reserves nothing
+    max_prefill_tokens: int = 16384  # prompt tokens of a step, beyond which it admits no other request
+    chunked_prefill: bool = True  # False: prompts are computed in one piece (SGLang's chunked_prefill_size -1)
+    enable_mixed_chunk: bool = False  # True: running requests decode beside the chunks of prompts
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.schedule_conservativeness < float("inf"):
+            raise InputError(
+                f"schedule_conservativeness must be at least 0 and finite; it is {self.schedule_conservativeness}"
+            )
+        tokens = self.max_prefill_tokens
+        if not isinstance(tokens, int | np.integer) or tokens < 1:
+            raise InputError(f"max_prefill_tokens must be a whole number of at least 1; it is {tokens!r}")
+        if self.enable_mixed_chunk and not self.chunked_prefill:
+            raise InputError(
+                "enable_mixed_chunk needs chunked_prefill = true, as decodes join chunks; set it, or leave "
+                "enable_mixed_chunk out"
+            )
+
+
+@dataclass(frozen=True)
 class Scheduler:
     """A scheduler: one policy for each kind of decision, given by its name or as a policy object."""
 
@@ -187,6 +211,8 @@ class Scheduler:
     batch_wait_s: float = float("inf")  # longest time that a bin waits to be full, from when its first request was sent
     # Preemptions are considered when an arrival ranks before all waiting requests, and again after this many steps.
     preemption_interval_steps: int = 50
+    # SGLang forms the steps, admits by max_tokens and retracts. Of the policies, only ``rank`` and ``router`` apply.
+    sglang: SglangSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "batch_wait_s"):
@@ -195,6 +221,17 @@ class Scheduler:
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
+        if self.sglang is not None:
+            self._check_sglang()
+
+    def _check_sglang(self) -> None:
+        for name in ("victim", "batching", "memory", "preemption_mode", "preemption", "binning"):
+            value, default = getattr(self, name), getattr(type(self), name)
+            if value != default:
+                raise InputError(
+                    f'scheduler "sglang" has its own rules instead of a {name}; it is {value!r}. Leave {name} out, or '
+                    "take another scheduler"
+                )
 
 
 NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a placeholder that no request gets

@@ -48,7 +48,7 @@ def question_of(scenario: Scenario) -> tuple[laboratory.Question, ScenarioBench]
     bench = ScenarioBench(scenario, {one.title: one for one in section.predictors})
     own = scheduler(scenario)
     # The baseline forms steps and gives memory as the scenario does, but schedules in order of arrival.
-    rank = own.rank if own.rank in ("fcfs", "fcfs_preempted_first") else "fcfs_preempted_first"
+    rank = own.rank if own.rank in ("fcfs", "fcfs_preempted_first", "queue_order") else "fcfs_preempted_first"
     base = replace(own, rank=rank, victim="latest_admitted", preemption="never", binning=None, max_wait_s=float("inf"))
     on = scenario.deployment
     gpus = f"{on.gpus} x {on.gpu}" if on.gpus > 1 else on.gpu

@@ -16,7 +16,7 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler
+from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler, SglangSettings
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -119,7 +119,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
     PolicyError if its router needs prefixes or sessions that the workload does not have.
     """
-    section, limits = scenario.deployment, scenario.engine.model_dump()
+    section, limits = scenario.deployment, scenario.engine.model_dump(exclude={"name"})
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
     if (offloading := limits["kv_offloading"]) is not None:
@@ -203,7 +203,15 @@ def scheduler(scenario: Scenario) -> Scheduler:
     own: dict[str, Any] = {
         key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
     }
-    chosen = replace(_base_scheduler(section.policy, scenario), **own)
+    base = _base_scheduler(section.policy, scenario)
+    if "sglang" in own:
+        if base.sglang is None:
+            raise InputError(
+                f'scheduler.sglang has settings of policy = "sglang"; the policy is {section.policy!r}. Change it, or '
+                "leave sglang out"
+            )
+        own["sglang"] = SglangSettings(**own["sglang"])
+    chosen = replace(base, **own)
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
 

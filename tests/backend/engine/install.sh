@@ -1,6 +1,6 @@
 #!/bin/sh
 # vLLM's CPU build in an environment of its own: sh install.sh FOLDER. A few minutes and 2.5 GB. Beside FOLDER,
-# SGLang's memory cache, without its requirements: folder sglang-mem-cache.
+# SGLang's memory cache and scheduler, without its requirements: folder sglang-mem-cache.
 #
 # torch, torchvision and torchaudio from PyPI are CUDA builds where no CPU build is at hand; the latter two
 # then break the import of transformers, and a text model needs neither. xgrammar would bring triton (1 GB).
@@ -18,8 +18,8 @@ pip() { "$folder/bin/python" -m pip "$@" --quiet --disable-pip-version-check --n
 
 add_sglang() {
   cache="$(dirname "$folder")/sglang-mem-cache"
-  [ -e "$cache/.made-of-sglang-$sglang" ] && return
-  say "unpacking the memory cache of SGLang $sglang (39 MB) ..."
+  [ -e "$cache/.made-of-sglang-$sglang-scheduler" ] && return
+  say "unpacking the memory cache and the scheduler of SGLang $sglang (39 MB) ..."
   rm -rf "$cache"
   mkdir -p "$cache"
   pip download --no-deps --only-binary=:all: --python-version 3.11 --implementation cp \
@@ -32,10 +32,11 @@ from zipfile import ZipFile
 folder = Path(sys.argv[1])
 wheel = next(folder.glob("sglang-*.whl"))
 with ZipFile(wheel) as packed:
-    packed.extractall(folder, [name for name in packed.namelist() if name.startswith("sglang/srt/mem_cache/")])
+    parts = tuple(f"sglang/srt/{part}" for part in ("mem_cache/", "managers/schedule", "managers/scheduler_components/"))
+    packed.extractall(folder, [name for name in packed.namelist() if name.startswith(parts)])
 wheel.unlink()
 PY
-  touch "$cache/.made-of-sglang-$sglang"
+  touch "$cache/.made-of-sglang-$sglang-scheduler"
 }
 
 if [ -e "$stamp" ]; then

@@ -1,0 +1,351 @@
+"""SGLang's scheduler (0.5.23) on one replica: admission by clients' limits, chunked prompts, retraction.
+
+The rules are those of its ``Scheduler``, ``PrefillAdder``, ``NewTokenRatioTracker`` and
+``ScheduleBatch.retract_decode`` without a radix cache, with or without overlap of steps. A test compares every step
+with SGLang's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lengthwise.engine._reference_state import BlockPool, Request, Step
+from lengthwise.engine.kernel_layout import CLIP_TOKENS, RETRACT_STEPS
+
+INITIAL_RATIO, MIN_RATIO_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
+
+
+@dataclass
+class NewTokenRatio:
+    """Share of the running requests' remaining limits for which an admission reserves memory.
+
+    It begins at 0.7 times ``schedule_conservativeness`` (at most 1) and falls with each decode step, in 600 steps to
+    0.14 of that. A retraction sets it to the share of the limits that the remaining requests are expected to reach.
+    """
+
+    conservativeness: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.initial = min(INITIAL_RATIO * self.conservativeness, 1.0)
+        self.least = min(self.initial * MIN_RATIO_FACTOR, 1.0)
+        self.decay = (self.initial - self.least) / DECAY_STEPS
+        self.now = self.initial
+
+    def after_step(self) -> None:
+        """Lower the ratio after a decode step without a retraction."""
+        self.now = max(self.now - self.decay, self.least)
+
+    def after_retraction(self, remaining: list[Request]) -> None:
+        """Set the ratio by the requests that remain."""
+        tokens = sum(q.generated for q in remaining) + RETRACT_STEPS * len(remaining)
+        self.now = min(1.0, tokens / (sum(q.sglang.max_tokens for q in remaining) + 1))
+
+    def reset(self) -> None:
+        """Set the initial ratio, as an idle replica does."""
+        self.now = self.initial
+
+
+@dataclass(frozen=True)
+class SglangLimits:
+    """Limits of a replica, named as in SGLang; ``chunked_prefill_size`` None computes complete prompts."""
+
+    page_size: int
+    max_running_requests: int
+    max_prefill_tokens: int = 16384
+    chunked_prefill_size: int | None = 8192
+    enable_mixed_chunk: bool = False
+    schedule_conservativeness: float = 1.0
+    clip_tokens: int = CLIP_TOKENS
+
+
+class _PrefillPass:
+    """The budgets of one pass over the queue (``PrefillAdder`` and ``PrefillBudget``)."""
+
+    def __init__(self, replica: SglangReplica, decodes: int) -> None:
+        limits, self.replica = replica.limits, replica
+        self.size, self.clip, self.ratio = limits.page_size, limits.clip_tokens, replica.ratio.now
+        self.left_input = limits.max_prefill_tokens - decodes
+        chunk = limits.chunked_prefill_size
+        self.left_chunk = None if chunk is None else chunk - decodes
+        self.reserved: float = decodes
+        self.allocated = decodes
+        total = 0.0
+        for q in replica.running:  # One after the other: ``sum`` rounds differently from Python 3.12 on.
+            total += self._reserve_of(q)
+        self.reserved += total
+        self.states: list[tuple[float, int]] | None = None
+        self.prompts: list[tuple[Request, int]] = []
+
+    def _reserve_of(self, q: Request) -> float:
+        return min(q.sglang.max_tokens - q.generated, self.clip) * (1.0 if q.sglang.ignore_eos else self.ratio)
+
+    @property
+    def left_total(self) -> float:
+        """Return the free tokens beyond all reservations."""
+        return self.replica.free_tokens - self.reserved
+
+    @property
+    def has_memory(self) -> bool:
+        """Return whether tokens are free beyond the reservations, and beyond what this pass allocates."""
+        return self.left_total > 0 and self.replica.free_tokens - self.allocated > 0
+
+    @property
+    def has_tokens(self) -> bool:
+        """Return whether the step may have more prompt tokens."""
+        return self.left_input > 0 and (self.left_chunk is None or self.left_chunk > 0)
+
+    def add(self, q: Request, tokens: int, new_tokens: int) -> None:
+        """Put ``tokens`` of a prompt into the step, and reserve ``new_tokens`` for its output."""
+        pages = -(-tokens // self.size) * self.size
+        self.prompts.append((q, tokens))
+        self.allocated += pages + self.size
+        self.reserved += pages + self.size + new_tokens
+        self.left_input -= pages
+        if self.left_chunk is not None:
+            self.left_chunk -= pages
+
+    def resume(self, q: Request) -> bool:
+        """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt.
+
+        Where SGLang would run out of memory, the chunk is cut to what is free.
+        """
+        assert self.left_chunk is not None
+        left, tokens = q.context - q.sglang.kv_tokens, min(self.left_chunk, int(self.left_total))
+        tokens = tokens if tokens > 0 else self.left_chunk
+        tokens = min(left, tokens, self.replica.free_tokens + -q.sglang.kv_tokens % self.size)
+        if tokens > 0:
+            self.add(q, tokens, min(q.sglang.max_tokens, self.clip) if tokens == left else 0)
+        return tokens == left
+
+    def admit(self, q: Request) -> bool | None:
+        """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are."""
+        if q.sglang.ignore_eos:
+            return self._admit_exact(q)
+        new_tokens = min(max(q.sglang.max_tokens - q.generated, 0), self.clip)
+        if q.context + new_tokens + self.size >= self.left_total:
+            return None
+        pages = -(-q.context // self.size) * self.size
+        if self.left_chunk is None:
+            if self.prompts and pages >= self.left_input:
+                return False
+        elif pages > self.left_chunk:
+            tokens = self.left_chunk // self.size * self.size
+            if tokens > 0:
+                self.add(q, tokens, 0)
+            return tokens > 0
+        self.add(q, q.context, min(q.sglang.max_tokens, self.clip))
+        return True
+
+    def _admit_exact(self, q: Request) -> bool | None:
+        """Admit a request of known length if memory suffices at the end of each request, the shortest first."""
+        paged = -(-q.context // self.size) * self.size + self.size
+        left = self.replica.free_tokens - self.allocated
+        if paged > min(left, self.left_total):
+            return None
+        if self.states is None:
+            known = [q, *self.replica.running, *(one for one, _ in self.prompts)]
+            self.states = sorted(filter(None, map(self._state_of, known)), key=lambda state: state[0])
+        elif (state := self._state_of(q)) is not None:
+            longer = (i for i, other in enumerate(self.states) if state[0] <= other[0])
+            self.states.insert(next(longer, max(len(self.states) - 1, 0)), state)
+        freed = 0
+        for i, (tokens, occupied) in enumerate(self.states):
+            count = len(self.states) - i
+            if left - paged + freed - tokens * count <= count:
+                return None
+            freed += occupied
+        complete = self.left_chunk is None or q.context <= self.left_chunk
+        if not complete and self.left_chunk is not None and (self.left_chunk <= 0 or self.replica.chunked is not None):
+            return False  # A second prompt in part would take the place of the first.
+        self.add(
+            q, q.context if complete else self.left_chunk or 0, min(q.sglang.max_tokens, self.clip) if complete else 0
+        )
+        return True
+
+    def _state_of(self, q: Request) -> tuple[float, int] | None:
+        tokens = q.sglang.max_tokens * (1.0 if q.sglang.ignore_eos else self.ratio) - q.generated
+        return (tokens, q.context) if tokens > 0 else None
+
+
+class SglangReplica:
+    """A replica that forms steps as SGLang does. ``form`` forms a step, and ``end`` notes that it has ended.
+
+    With overlap (SGLang's default), ``end`` of a step comes after ``form`` of the next one. That one therefore decodes
+    sequences which have just ended, except where ``max_tokens`` ends them; what it computes for those is lost, as is
+    the last token of a retracted request. A request that ends has its ``sglang.kv_tokens`` set to 0.
+
+    Attributes:
+        waiting: The queue, in the order of entry. A request with a smaller ``wait.key`` is admitted first.
+        running: Sequences that decode, in the order in which their prefills have ended.
+        is_full: Whether an admission failed since the last request left ``running``: the queue is not tried again.
+        chunked: The request whose prompt is computed in part.
+    """
+
+    def __init__(
+        self,
+        limits: SglangLimits,
+        pool: BlockPool,
+        waiting: list[Request],
+        update_keys: Callable[[], None],
+        preempt: Callable[[Step, Request], None],
+    ) -> None:
+        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again."""
+        self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
+        self.pool, self.waiting = pool, waiting
+        self._update_keys, self._preempt = update_keys, preempt
+        self.running: list[Request] = []
+        self.is_full = False
+        self.chunked: Request | None = None
+        self._last: Step | None = None
+        self._pending: Step | None = None  # formed, and not ended
+
+    @property
+    def free_tokens(self) -> int:
+        """Return the tokens of the free pages."""
+        return self.pool.free * self.limits.page_size
+
+    @property
+    def free_rows(self) -> int:
+        """Return how many other requests may have memory."""
+        pending = self._pending
+        members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
+        chunked = [] if self.chunked is None else [self.chunked]
+        return self.limits.max_running_requests - len(
+            {q for q in (*self.running, *chunked, *members) if q.sglang.kv_tokens}
+        )
+
+    def form(self, step: Step) -> None:
+        """Fill the next step; it stays empty if the replica is idle."""
+        self._merge()
+        self._prefill(step)
+        if not step.prompts and self.running:
+            self._decode(step)
+        is_idle = not step.prompts and not step.decodes
+        if is_idle and self._pending is None:
+            self.ratio.reset()
+        self._last, self._pending = step, None if is_idle else step
+
+    def end(self, step: Step) -> None:
+        """Note that a step has ended."""
+        if self._pending is step:
+            self._pending = None
+
+    def _resize(self, q: Request, kv_tokens: int) -> None:
+        pages = -(-kv_tokens // self.limits.page_size)
+        self.pool.take(pages - q.blocks)
+        q.blocks, q.sglang.kv_tokens = pages, kv_tokens
+
+    def _merge(self) -> None:
+        """Move the prompts of the last step to ``running``, and take out what has ended."""
+        last, self._last = self._last, None
+        if last is not None and last.prompts:
+            members = [*(q for q, _ in last.prompts), *(last.decodes)]
+            merged = [q for q in members if q.sglang.kv_tokens and q is not self.chunked]
+            if len(merged) < len(members):
+                self.is_full = False
+            if merged and not self.running:
+                self.is_full = False  # SGLang takes the new batch with a flag of its own.
+            self.running += merged
+        left = [q for q in self.running if q.sglang.kv_tokens]
+        if len(left) < len(self.running):
+            self.is_full = False
+        self.running = left
+        if self.chunked is not None and not self.chunked.sglang.kv_tokens:
+            self.chunked = None
+
+    def _prefill(self, step: Step) -> None:
+        """Fill a step with prompts, and in a mixed one with decodes, if a prompt can run."""
+        limits = self.limits
+        if not self._tries_queue():
+            return
+        taken, rows = _PrefillPass(self, len(self.running) if limits.enable_mixed_chunk else 0), self.free_rows
+        if self.chunked is not None and taken.resume(self.chunked):
+            self.chunked = None
+        if self.chunked is None or taken.prompts:
+            self._admit(taken, rows + len(taken.prompts))
+        step.prompts = taken.prompts
+        for q, tokens in step.prompts:
+            self._resize(q, q.sglang.kv_tokens + tokens)
+        if step.prompts and limits.enable_mixed_chunk and self.running:
+            self._leave_out_ending()
+            if self.running and self._fits(self.running):
+                self._extend(self.running)
+                step.decodes, self.running = self.running, []
+
+    def _leave_out_ending(self) -> bool:
+        """Take out of ``running`` what the pending step ends by ``max_tokens``. Return whether there was something."""
+        pending = self._pending
+        if pending is None:
+            return False
+        members = {*(q for q, _ in pending.prompts), *pending.decodes}
+        left = [q for q in self.running if q not in members or q.generated + 1 < q.sglang.max_tokens]
+        is_any = len(left) < len(self.running)
+        self.running, self.is_full = left, self.is_full and not is_any
+        return is_any
+
+    def _tries_queue(self) -> bool:
+        """Return whether a prompt may run: one that is computed in part always continues."""
+        self.is_full = self.is_full and bool(self.running)
+        if self.chunked is not None:
+            return True
+        if self.is_full or not self.waiting:
+            return False
+        self.is_full = min(self.limits.max_running_requests - len(self.running), self.free_rows) <= 0
+        return not self.is_full
+
+    def _admit(self, taken: _PrefillPass, rows: int) -> None:
+        """Admit waiting requests in order, until one cannot be admitted. The step may have ``rows`` prompts."""
+        most = min(self.limits.max_running_requests - len(self.running), rows)
+        self._update_keys()
+        for q in sorted(self.waiting, key=lambda q: q.wait.key):
+            if taken.has_memory and not taken.has_tokens:
+                return
+            self.is_full = self.is_full or len(taken.prompts) >= most
+            if self.is_full:
+                return
+            admitted = taken.admit(q)
+            if admitted:
+                self.waiting.remove(q)
+                if taken.prompts[-1][1] < q.context:
+                    self.chunked = q
+            if admitted is None or (admitted and not taken.has_memory):
+                self.is_full = bool(taken.prompts or self.running)
+                return
+            if not admitted or not taken.has_tokens:
+                return
+
+    def _fits(self, sequences: list[Request]) -> bool:
+        """Return whether each of the sequences can have one more token."""
+        return sum(q.sglang.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.pool.free
+
+    def _extend(self, sequences: list[Request]) -> None:
+        for q in sequences:
+            self._resize(q, q.sglang.kv_tokens + 1)
+
+    def _decode(self, step: Step) -> None:
+        some_end = self._leave_out_ending()
+        if not self.running or (some_end and not self._fits(self.running)):
+            return
+        if self._fits(self.running):
+            self.ratio.after_step()
+        else:
+            self._retract(step)
+        step.decodes = list(self.running)
+        self._extend(step.decodes)
+
+    def _retract(self, step: Step) -> None:
+        """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first.
+
+        The last one fits alone, by its limit, once the prompt that is computed in part is retracted, too.
+        """
+        order = sorted(self.running, key=lambda q: (q.generated, -q.prompt), reverse=True)
+        retracted = False
+        while len(order) > 1 and (not retracted or not self._fits(order)):
+            self._preempt(step, order.pop())
+            retracted = True
+        if not self._fits(order) and self.chunked is not None:
+            self._preempt(step, self.chunked)
+            self.chunked = None
+        self.running, self.is_full = order, False
+        self.ratio.after_retraction(order)
