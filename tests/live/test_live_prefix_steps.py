@@ -109,7 +109,7 @@ class Recorder(Reference):
         self.filled = {}  # full blocks of requests that decode, those of outputs included
 
     def _loadable(self, rep, q, found):
-        nodes = self._nodes(q)[found : q.context // rep.s.params.block_size]
+        nodes = self._prefix_nodes(q)[found : q.context // rep.s.params.block_size]
         loadable = super()._loadable(rep, q, found)
         missing = next((node for node in nodes if node not in rep.tier.pool.chunks), None)
         if self.exact_steps is None and (self.offloads[q.index].num_reads > 1 or missing in self._not_stored_yet(rep)):
@@ -119,7 +119,7 @@ class Recorder(Reference):
     def _not_stored_yet(self, rep):
         """The nodes of outputs that vLLM has stored, and the engine stores when their request ends."""
         requests = [q for q, blocks in self.filled.items() if self.offloads[q.index].stored < blocks]
-        nodes = {node for q in requests for node in self._nodes(q)[self.offloads[q.index].stored : self.filled[q]]}
+        nodes = {node for q in requests for node in self._prefix_nodes(q)[self.offloads[q.index].stored : self.filled[q]]}
         return nodes.difference(rep.tier.pool.chunks)
 
     def _touch_ended(self, rep):

@@ -361,6 +361,7 @@ def test_a_misspelled_host_of_a_space_is_reported():
         loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))
 
 
+@pytest.mark.slow  # compiles the rules of SGLang
 def test_a_search_compares_the_schedulers_of_engines():
     text = SMALL.replace("osl = 20", "osl = 20\nmax_tokens = 60").replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', "")
     text = text.replace('model = "llama-3-8b"', 'model = "llama-3-8b"\ngpu = "H100"')
