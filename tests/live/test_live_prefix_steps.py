@@ -119,7 +119,9 @@ class Recorder(Reference):
     def _not_stored_yet(self, rep):
         """The nodes of outputs that vLLM has stored, and the engine stores when their request ends."""
         requests = [q for q, blocks in self.filled.items() if self.offloads[q.index].stored < blocks]
-        nodes = {node for q in requests for node in self._prefix_nodes(q)[self.offloads[q.index].stored : self.filled[q]]}
+        nodes = {
+            node for q in requests for node in self._prefix_nodes(q)[self.offloads[q.index].stored : self.filled[q]]
+        }
         return nodes.difference(rep.tier.pool.chunks)
 
     def _touch_ended(self, rep):
