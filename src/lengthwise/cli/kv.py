@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -83,8 +81,7 @@ def run(
         from lengthwise.usecases.kv import Prices, study
         from lengthwise.usecases.variants import build
 
-        price = Prices(math.nan if memory_price is None else memory_price)
-        price = price if sources is None else replace(price, sources=sources)
+        price = Prices(memory_price) if sources is None else Prices(memory_price, sources)
         (built,) = build(scenario)
         with progress.simulating(quiet=quiet) as advance:
             found = study(built, memory_gb, price, prompts_only=prompts_only, progress=advance)

@@ -137,7 +137,7 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
     if net.value <= 0:
         limit = max(_worth(study, size) / size.gb for size in priced)
         pays = "may not pay" if high > 0 else "does not pay"
-        loss = f"the size with the smallest loss, {best.name}, costs {_usd(study, best)}"
+        loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it costs {_usd(study, best)}"
         return [f"{price}, memory {pays}: {loss}. It would pay below ${limit:.2g} for a GB and hour."]
     pays = "pays" if low > 0 else "may pay"
     answer = (

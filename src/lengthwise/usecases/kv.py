@@ -185,7 +185,7 @@ class Prices:
     Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one.
     """
 
-    usd_per_gb_hour: float = math.nan
+    usd_per_gb_hour: float | None = None
     sources: tuple[tuple[str, float], ...] = (CPU_MEMORY,)
 
 
@@ -199,10 +199,11 @@ def study(
     """
     deployed, run = variant.deployment, variant.scenario.run
     deployed.require_one_side("kv")
-    if not (math.isnan(prices.usd_per_gb_hour) or 0 < prices.usd_per_gb_hour < math.inf):
-        raise InputError(f"--memory-price must be above 0 and finite; it is {prices.usd_per_gb_hour:g}")
-    if math.isnan(prices.usd_per_gb_hour) and (offloading := deployed.limits.kv_offloading) is not None:
-        prices = replace(prices, usd_per_gb_hour=offloading.usd_per_gb_hour or math.nan)
+    usd_per_gb_hour, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
+    if usd_per_gb_hour is None:
+        usd_per_gb_hour = (0.0 if offloading is None else offloading.usd_per_gb_hour) or math.nan
+    elif not 0 < usd_per_gb_hour < math.inf:
+        raise InputError(f"--memory-price must be above 0 and finite; it is {usd_per_gb_hour:g}")
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
@@ -234,8 +235,8 @@ def study(
     savings = _Savings(deployed, reuses, pools, hours)
     pool = replace(of_pools.at(deployed.kv.num_blocks, POOL), is_given=True)
     rows = [savings.of(pool if row.name == POOL else row) for row in sizes.rows(memory_gb, pool.blocks)]
-    if not math.isnan(prices.usd_per_gb_hour):
-        rows = [savings.priced(row, prices.usd_per_gb_hour) for row in rows]
+    if not math.isnan(usd_per_gb_hour):
+        rows = [savings.priced(row, usd_per_gb_hour) for row in rows]
     notes = [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
     if prompts_only:
         notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
@@ -260,7 +261,7 @@ def study(
         prefix_tokens=tuple(loading.prefix_tokens.tolist()),
         compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
         loadings=tuple(loading.compared(*source) for source in prices.sources),
-        usd_per_gb_hour=prices.usd_per_gb_hour,
+        usd_per_gb_hour=usd_per_gb_hour,
         gpu_usd_per_s=savings.gpu_usd_per_s,
         notes=tuple(notes),
     )
