@@ -107,6 +107,15 @@ def test_what_the_simulated_memory_brings_is_in_the_points_of_the_bound():
     )
 
 
+def test_the_curve_of_all_tiers_names_them(tmp_path):
+    for study, label in (
+        (TIERED, "this memory, the GPU pool and the storage"),
+        (replace(TIERED, tiers=TIERS[:2]), "this memory and the GPU pool"),
+    ):
+        write_kv_html(tmp_path / "page.html", study)
+        assert f"found by {label}" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_a_column_without_numbers_is_left_out():
     assert {"net, $/h", "$ per saved s"} <= set(size_rows(STUDY)[0])
     assert set(size_rows(TIERED)[0]) - set(size_rows(STUDY)[0]) == {"with the pool, %"}

@@ -126,7 +126,10 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([row(0, 600, 5, hash_ids=[1, 2, 3])], "line 1: .* has at most 2 blocks of 512 tokens; it has 3 hash_ids"),
+        (
+            [row(0, 600, 5, hash_ids=[1, 2, 3])],
+            "line 1: .* has at most 2 blocks of 512 tokens \\(block_size in each row\\); it has 3 hash_ids",
+        ),
         ([row(0, 600, 5, hash_ids=[1]), row(1, 600, 5, hash_ids=[1, -2])], "line 2: hash_ids must be a list of whole"),
         (
             [{"timestamp": 0, "hash_ids": [1], "output_length": 4}, row(1, 5, 5)],

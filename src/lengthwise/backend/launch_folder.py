@@ -192,10 +192,11 @@ def load_test(
     }
     environment = {"PYTHONHASHSEED": "0"}  # the client seeds the prompts' tokens by a string's hash
     command = ("vllm", "bench", "serve", *flags(pairs), "--metadata", f"simulated_rate_rps={rate_rps:g}")
+    sent_rps = (count - 1) / span_s if (span_s := workload.arrival_s[count - 1] - workload.arrival_s[0]) else rate_rps
     arrivals = (
         f"{workload.concurrency} requests are kept in the system, as simulated."
         if workload.concurrency
-        else f"Requests leave at the simulated times, {rate_rps:g} a second on average."
+        else f"Requests leave at the simulated times, {sent_rps:.3g} a second on average (claim: {rate_rps:.3g})."
     )
     notes = [
         f"The first {count} of {len(workload)} requests are sent. {arrivals}",

@@ -170,15 +170,15 @@ def _figures(study: KvStudy) -> list[Figure]:
         return [size.gb if in_gb else size.tokens for size in sizes]
 
     unit = "GB of KV cache per replica" if in_gb else "tokens of KV cache"
-    shares = [size.token_share for size in study.curve]
     named = [size for size in study.sizes if size.is_given]
     curves = [
-        line_of("tokens found", 0, x(study.curve), [share.value for share in shares]),
+        line_of("tokens found", 0, x(study.curve), [size.token_share.value for size in study.curve]),
         marks_of("tokens found", 0, x(study.sizes), [size.token_share for size in study.sizes]) | {"silent": True},
     ]
     if math.isfinite(study.curve[-1].hierarchy_share.value):
         behind = [size.hierarchy_share.value for size in study.curve]
-        curves.append(line_of("found by the GPU pool and this memory behind it", 1, x(study.curve), behind))
+        others = ", the GPU pool and the storage" if len(study.tiers) > 2 else " and the GPU pool"
+        curves.append(line_of(f"found by this memory{others}", 1, x(study.curve), behind))
     drawn = [
         figure_of(
             "hits",

@@ -209,7 +209,7 @@ def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
     if len(ids) > -(-prompt_tokens // block_tokens):
         return (
             f"a prompt of {prompt_tokens} tokens has at most {-(-prompt_tokens // block_tokens)} blocks of "
-            f"{block_tokens} tokens; it has {len(ids)} hash_ids"
+            f"{block_tokens} tokens (block_size in each row); it has {len(ids)} hash_ids"
         )
     return None
 
