@@ -486,26 +486,12 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
 
 def _check_sglang(workload: Workload, deployment: Deployment) -> None:
     """Raise InputError for what SGLang's rules do not cover, or if requests have no ``max_tokens``."""
-    if deployment.scheduler.sglang is None:
-        return
-    limits = deployment.limits
-    if workload.max_tokens is None:
+    deployment.require_known_rules()
+    if deployment.scheduler.sglang is not None and workload.max_tokens is None:
         raise InputError(
             'scheduler "sglang" admits requests by their max_tokens, and this workload has none; give max_tokens '
             '([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take another scheduler'
         )
-    problems = {
-        "disaggregation": deployment.decode is not None,
-        "pipeline parallelism": len(deployment.cost.stage_layers) > 1,
-        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
-        "max_step_seqs": limits.max_step_seqs is not None,
-        "a prefix cache": limits.enable_prefix_caching,
-    }
-    for name, is_set in problems.items():
-        if is_set:
-            raise InputError(
-                f'scheduler "sglang" is not modelled with {name} yet; leave that out, or take another scheduler'
-            )
 
 
 def _check_max_tokens(workload: Workload, max_model_len: int) -> None:
