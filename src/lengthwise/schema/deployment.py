@@ -377,13 +377,12 @@ class Deployment:
 
     def require_known_rules(self) -> None:
         """Raise InputError for parts of the deployment that the rules of its scheduler do not cover yet."""
-        limits = self.limits
         parts = {
             "disaggregation": self.decode is not None,
             "pipeline parallelism": len(self.cost.stage_layers) > 1,
-            "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
-            "max_step_seqs": limits.max_step_seqs is not None,
-            "a prefix cache": limits.enable_prefix_caching,
+            "max_in_flight above 1": (self.limits.max_in_flight or 1) > 1,
+            "max_step_seqs": self.limits.max_step_seqs is not None,
+            "a prefix cache": self.limits.enable_prefix_caching,
         }
         if self.scheduler.sglang is not None and any(parts.values()):
             names = " or ".join(name for name, is_set in parts.items() if is_set)
