@@ -122,9 +122,9 @@ flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
-"""A queue. Its ``room`` places in the pool begin at ``offset``; ``length`` of them are in use. ``deadline_s`` is the
-first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has waited
-``max_wait_s``). Both may be of a request that has left."""
+"""A queue. Its ``room`` places of ``State.queued_*`` begin at ``offset``; ``length`` of them are in use. ``deadline_s``
+is the first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has
+waited ``max_wait_s``). Both may be of a request that has left."""
 
 step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks waiting", "start_s end_s")
 gap_t = _record("count", "gap_s")
@@ -146,7 +146,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions preemptions returns step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions preemptions returns step_rows gap_rows queued_top events problem
     problem_value batches sent_children entries
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",
