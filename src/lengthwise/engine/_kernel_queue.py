@@ -1,4 +1,4 @@
-"""Binary heaps: of waiting requests by (key, order of arrival) in one pool, of events, and of sent children."""
+"""Binary heaps: of waiting requests by (key, order of arrival), of events, and of sent children."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def key_of(S, function, now_s, q):
 
 @jit
 def push_event(S, end_s, r):
-    """Add the end of a step of replica ``r``, or of the transfer of request i if ``r`` is (replicas + i)."""
+    """Add the end of a step of replica ``r``, or event i of requests (``handle_event``) if ``r`` is (replicas + i)."""
     i = S.counters[0].events
     S.counters[0].events += 1
     while i > 0:

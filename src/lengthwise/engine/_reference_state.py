@@ -19,7 +19,7 @@ class Wait:
     """A request's place in a queue, and how long it has waited.
 
     Attributes:
-        since_s: Start of the current wait, or None while the request is on a replica.
+        since_s: Start of the current wait, or None while the request is resident.
         before_s: Seconds of the earlier waits.
         key: Key in the queue, as last ranked. The smallest key is admitted first.
         bin_batch: Number of the batch that its bin became, or 0 without bins.
@@ -137,7 +137,7 @@ class BlockPool:
 
 @dataclass(eq=False)
 class RadixSegment:
-    """A segment of consecutive pages of SGLang's radix tree, by their ``pages``' nodes. ``holders`` requests hold it.
+    """A segment of SGLang's radix tree. ``pages`` are the nodes of its consecutive pages; ``holders`` requests hold it.
 
     ``used`` and ``created`` are times of the tree's own clock, ``hits`` the requests that inserted the segment.
     """
@@ -190,8 +190,8 @@ class RadixCache:
     """The KV blocks (pages) of a replica, with SGLang's prefix cache (SGLang 0.5.23, mem_cache/radix_cache.py).
 
     The tree has each page once. Pages that a request has computed enter it when a step with a part of the request's
-    prompt ends, and when the request ends; a preempted request keeps out what it has decoded. Only leaves that no
-    request holds are evicted, a complete segment at a time.
+    prompt ends, and when the request ends. Preemption inserts nothing, so the decoded tokens of a preempted request do
+    not enter. Only leaves that no request holds are evicted, a complete segment at a time.
 
     Attributes:
         caches_when: When a request's full pages are inserted.
@@ -341,9 +341,9 @@ class PrefixIndex:
 
 @dataclass
 class Chunk:
-    """A block in CPU memory or in storage. It can be read from ``ready_s`` on; ``loads`` read it now.
+    """A block in CPU memory or in storage. It can be read from ``ready_s`` on.
 
-    It is in no other transfer from ``busy_until_s`` on.
+    ``loads`` is the number of loads that read it now; all its other transfers end by ``busy_until_s``.
     """
 
     ready_s: float
@@ -436,9 +436,9 @@ class Tier:
         return self.loads.end_s(len(nodes), start_s)
 
     def read(self, nodes: list[int], now_s: float) -> list[int]:
-        """Start to read into CPU memory what only the storage has of the nodes, from the first on. Return positions.
+        """Start to read into CPU memory the nodes that only the storage has. Return their positions.
 
-        Each makes room for itself, so that it may evict what the same request has found before (vLLM's rule).
+        It stops at a node that is in neither or has no room. Making room may evict what it found before (vLLM's rule).
         """
         found = []
         for k, node in enumerate(nodes):
@@ -474,9 +474,9 @@ class Tier:
         return node in self.storage.chunks and self.storage.chunks[node].ready_s <= now_s
 
     def _write(self, nodes: list[int], now_s: float, stored_s: float) -> None:
-        """Write the nodes that the storage does not have from ``stored_s`` on, if they fit.
+        """From ``stored_s`` on, write the nodes that the storage lacks, if they fit.
 
-        Until the end, all of them stay in CPU memory. Of those written, the first count as the last used one.
+        Until the write ends, all nodes stay in CPU memory. The first node written counts as the last used.
         """
         missing = [node for node in nodes if node not in self.storage.chunks]
         if missing and self.storage.make_room(len(missing), now_s):
@@ -548,7 +548,7 @@ class LastStep:
 
 @dataclass
 class SglangState:
-    """What SGLang's rules know of a request: its client's limit, and for how many tokens steps have been formed."""
+    """What SGLang's rules know of a request: its client's limits, and the tokens for which it holds KV memory."""
 
     max_tokens: int = 0
     ignore_eos: bool = False
@@ -647,8 +647,8 @@ class Replica:
         flights: Steps in the pipeline, the oldest first.
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
-        loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
-        just_ended: Requests that have ended since the last step was formed.
+        loading: Requests that wait outside of ``running``: for their load from ``tier`` or, after its end, for a step.
+        just_ended: Requests that have ended, or are prefilled for another replica, since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """

@@ -839,8 +839,7 @@ class Reference:
     def _load(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
         """Start a load that continues the ``found`` blocks. Return False if blocks are short.
 
-        A load cannot be preempted, so that blocks which prompts in progress and other loads still need are not free
-        for it.
+        A load cannot be preempted. It therefore leaves the blocks that prompts in progress and other loads still need.
         """
         params, first, end = rep.s.params, len(found), len(found) + len(chunks)
         blocks = self._blocks_to_admit(rep, step, q, end * params.block_size, found)
@@ -898,7 +897,7 @@ class Reference:
             offload.stored = end
 
     def _end_offloading(self, q: Request) -> None:
-        """Let the request's blocks be stored and count as used when its replica has formed its next step."""
+        """Let its replica store the request's blocks and count them as used when it next forms a step or finds none."""
         offload = self.offloads[q.index]
         if offload.replica >= 0:
             offload.tokens = self._storable_tokens(q, q.computed)
