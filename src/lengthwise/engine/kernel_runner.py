@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
-from lengthwise.engine._kernel_sglang import form_as_sglang, form_by_policies
+from lengthwise.engine._kernel_sglang import form_as_sglang, no_rules
 from lengthwise.engine._reference_sglang import NewTokenRatio
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_error
@@ -29,16 +29,16 @@ class State(NamedTuple):
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
-    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
-    read from ``chunk_ready_s`` on and is in no other transfer from ``chunk_busy_until_s`` on, and ``is_used`` says
-    which blocks of a request count as used at its end (3: it has read them from storage). ``storages`` and ``stored``,
-    by node, are the storage behind the CPU memory.
-    ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
-    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
-    ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
-    both are empty if it does not see sessions. ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang schedules;
-    ``batch_order`` [replicas, sequences] has its decoding sequences in their order. ``tmp_*`` are work arrays.
+    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
+    ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. ``is_used`` is nonzero for blocks
+    of a request that count as used at its end (3: read from storage). ``storages`` and ``stored``, by node, are the
+    storage behind the CPU memory. ``loading`` are slots of requests that wait for a load, and ``deferred`` those that
+    are out of the queue while a step is formed. Block k of request i is
+    ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
+    arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the request before in the
+    session, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang schedules; ``batch_order`` [replicas, sequences] has
+    its decoding sequences in their order. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -61,11 +61,11 @@ class State(NamedTuple):
     prompt_chunk: Array
     partials: Array
     queues: Array
-    pool_key: Array
-    pool_index: Array
-    pool_slot: Array
+    queued_key: Array
+    queued_index: Array
+    queued_slot: Array
     event_s: Array
-    event_replica: Array
+    event_number: Array
     pending: Array
     waiting: Array
     running: Array
@@ -168,7 +168,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
     events += 2 * loads
     counters = _rows(kernel_layout.counter_t, 1)
-    counters["released"], counters["pool_top"] = setup.released, pool * (queues == 1)
+    counters["released"], counters["queued_top"] = setup.released, pool * (queues == 1)
     counters["bin_deadline_s"] = np.inf
     counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.serial_s + cost.front.request_s
     flights = _rows(kernel_layout.flight_t, replicas * stride)
@@ -199,11 +199,11 @@ def new_state(setup: Setup, log_rows: int) -> State:
         prompt_chunk=np.empty((replicas * stride, seqs), np.int64),
         partials=np.empty((replicas, seqs), np.int64),
         queues=queue_rows,
-        pool_key=np.empty(pool, np.float64),
-        pool_index=np.empty(pool, np.int64),
-        pool_slot=np.empty(pool, np.int64),
+        queued_key=np.empty(pool, np.float64),
+        queued_index=np.empty(pool, np.int64),
+        queued_slot=np.empty(pool, np.int64),
         event_s=np.empty(events, np.float64),
-        event_replica=np.empty(events, np.int64),
+        event_number=np.empty(events, np.int64),
         pending=np.zeros(replicas, np.int64),
         waiting=np.zeros(replicas, np.int64),
         running=np.zeros(replicas, np.int64),
@@ -397,7 +397,7 @@ def _rules_signature(state_type: Any) -> Any:
 
 def _rules(state: State, *, sglang: bool) -> Any:
     """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
-    function = form_as_sglang if sglang else form_by_policies
+    function = form_as_sglang if sglang else no_rules
     if _jit.DISABLED:
         return function
     if (key := (_kind(state), sglang)) not in _RULES:

@@ -141,7 +141,7 @@ def generate_sessions(
     per_session = sessions.turns * (1 + (tools.calls * (1 + tools.fan_out_share * tools.fan_out) if tools else 0))
     count = int(num_requests / per_session) + 10
     while True:
-        steps = _Steps.draw(count, sessions, lengths, seed)
+        steps = _SessionRequests.draw(count, sessions, lengths, seed)
         if steps.requests >= num_requests:
             break
         if count > _MAX_DRAWS_PER_REQUEST * num_requests:
@@ -174,10 +174,10 @@ def generate_sessions(
 def find_sessions(workload: Workload) -> Workload:
     """Return the workload with the columns "session" and "turn" of ``extra``, found by its shared prefixes.
 
-    A request continues the one whose full blocks its own prompt begins with, the longest if there are several. That
-    one's last full block must have been new, since otherwise both may only share a system prompt; the prompt must be
-    longer than that one's prompt and output; and no other request continues it. A request that continues none starts
-    a session. The workload does not change if it has sessions or no prefixes.
+    A request continues the earlier one whose full blocks its prompt begins with; of several, the longest. The earlier
+    one's last full block must have been new, since otherwise both may only share a system prompt. Its prompt and output
+    together must be shorter than the new prompt, and no other request may continue it. A request that continues none
+    starts a session. The workload does not change if it has sessions or no prefixes.
     """
     prefixes = workload.prefixes
     if prefixes is None or "session" in workload.extra:
@@ -209,7 +209,7 @@ def _streams(seed: int) -> list[np.random.Generator]:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _SessionRequests:
     """The requests of sessions one after the other, without parallel ones, which are columns [steps, fan_out]."""
 
     session: Ints  # [steps], from 0 and not decreasing
@@ -230,8 +230,8 @@ class _Steps:
         return len(self.session) + int(self.joins.sum()) * parallel
 
     @classmethod
-    def draw(cls, count: int, sessions: Sessions, lengths: Lengths, seed: int) -> _Steps:
-        """Draw ``count`` sessions and end them at the limit of the context. More sessions begin with the same ones."""
+    def draw(cls, count: int, sessions: Sessions, lengths: Lengths, seed: int) -> _SessionRequests:
+        """Draw ``count`` sessions and end them at the limit of the context. A larger ``count`` only adds sessions."""
         for_turns, for_calls, for_groups, *others = _streams(seed)
         for_lengths, for_think, for_tool, for_result, for_fork, for_parallel, *_ = others
         tools = sessions.tools
@@ -306,7 +306,7 @@ def _answers(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Ints, 
     return drawn.prompt, answer
 
 
-def _workload(steps: _Steps, n: int, sessions: Sessions) -> Workload:
+def _workload(steps: _SessionRequests, n: int, sessions: Sessions) -> Workload:
     """Return the first ``n`` requests of the sessions, all with arrival 0."""
     block_tokens = sessions.block_tokens
     fan_out = steps.parallel_prompt.shape[1]
@@ -351,7 +351,7 @@ def _workload(steps: _Steps, n: int, sessions: Sessions) -> Workload:
         max_tokens=cap if (cap < UNCAPPED).any() else None,
         ignore_eos=ignore_eos.astype(bool) if ignore_eos.any() else None,
         extra=extra,
-        # By what sessions may have, since by chance a draw may have no later turn.
+        # Depends on the settings: a draw may have no later turn by chance.
         after=After(start, parent, delay_s) if sessions.has_turns else None,
         prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if has_prefixes else None,
     )
