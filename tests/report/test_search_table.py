@@ -98,7 +98,7 @@ def test_ranks_ties_scouts_and_what_binds_are_marked(studies) -> None:
         row = next(line for line in lines if f" {choice.name} " in line)
         assert [i for i, cell in enumerate(row.split("│")) if "*" in cell] == [heads[choice.bottleneck.binds]]
     assert len({choice.bottleneck.binds for choice in study.plans[0].choices[:10]}) > 1
-    assert "Limited metrics: at the lower end of the interval of req/s." in flat(printed(study, 160))
+    assert "Columns of limits show the metrics at the lower end of the interval of req/s." in flat(printed(study, 160))
 
 
 def test_only_the_top_is_listed_and_the_rest_counted(studies) -> None:
