@@ -259,7 +259,7 @@ OWN_BOUND = {
 }
 SHORTER = 1 / 6000
 """The worlds here last for seconds: 300 s become 50 ms (time has no scale, law 15)."""
-OWN = sorted(name for name, one in named().items() if not name.startswith("vidur") and one.sglang is None)
+OWN = sorted(name for name, one in named().items() if not name.startswith("vidur") and not one.engine_rules)
 
 
 @pytest.mark.parametrize("name", sorted(named()))

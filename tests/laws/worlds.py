@@ -166,7 +166,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         "preemption_interval_steps": draw(st.sampled_from([1, 4, 50])),
     }
     if draw(st.booleans()):
-        name = draw(st.sampled_from(sorted(name for name, one in named().items() if one.sglang is None)))
+        name = draw(st.sampled_from(sorted(name for name, one in named().items() if not one.engine_rules)))
         chosen = scheduler(name)
         return Scheduler(
             chosen.rank,

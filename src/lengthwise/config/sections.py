@@ -30,7 +30,7 @@ from lengthwise.config.values import (
 from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
 from lengthwise.schedule.controls import Strategy
-from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import UnknownNameError
 
 Rate = Annotated[NotNan, Field(gt=0)]
@@ -327,6 +327,14 @@ class SglangTable(Section):
     enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
 
 
+class TrtllmTable(Section):
+    """TensorRT-LLM's own settings of its scheduler; its max_num_tokens is engine.max_num_batched_tokens."""
+
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
+    enable_chunked_prefill: bool = TrtllmSettings.enable_chunked_prefill  # false: prompts are computed in one piece
+    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = "FIRST_COME_FIRST_SERVED"
+
+
 class SchedulerSection(Section):
     """A named scheduler, policies of single axes that replace its own, or a user's own policies.
 
@@ -349,6 +357,7 @@ class SchedulerSection(Section):
     batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
     sglang: SglangTable | None = None  # settings of policy "sglang"
+    trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
 
 
 class SloSection(Section):

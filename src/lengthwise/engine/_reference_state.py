@@ -635,6 +635,7 @@ class Replica:
         loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
         finished: Requests that have ended since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
+        trtllm: What forms its steps by TensorRT-LLM's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -651,6 +652,7 @@ class Replica:
         self.finished: list[Request] = []
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
+        self.trtllm: Any = None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0

@@ -14,7 +14,17 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer, SglangSettings
+from lengthwise.schema.deployment import (
+    CAPACITY_POLICIES,
+    CHUNKING_POLICIES,
+    PREFIX_CACHES,
+    Deployment,
+    KVOffloading,
+    KVStorage,
+    KVTransfer,
+    SglangSettings,
+    TrtllmSettings,
+)
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
@@ -84,7 +94,7 @@ class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
     ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it. ``max_tokens``
-    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang schedules.
+    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules.
     """
 
     arrival_s: Array
@@ -121,6 +131,9 @@ class Params:
         tracks_service: Whether the service that each tenant has received is counted.
         sglang: Whether steps are formed by SGLang's rules. Only these read the next four.
         chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
+        trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
+        trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.
+        longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
     """
 
     def __init__(
@@ -172,6 +185,13 @@ class Params:
         self.chunked_prefill_size = chunk_blocks * kv.block_size if sglang.chunked_prefill else 0
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
+        trtllm = scheduler.trtllm or TrtllmSettings()
+        self.trtllm = 1 + CAPACITY_POLICIES.index(trtllm.capacity_scheduler_policy) if scheduler.trtllm else 0
+        self.trtllm_chunking = 0
+        if trtllm.enable_chunked_prefill:
+            self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(trtllm.context_chunking_policy)
+        is_whole = self.trtllm > 0 and self.trtllm_chunking == 0
+        self.longest_prompt = self.token_budget if is_whole else self.max_model_len
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
@@ -327,7 +347,7 @@ def _side(
     policies = _policies(deployment)
     _check(workload, deployment, policies)
     _check_max_tokens(workload, deployment.max_model_len)
-    _check_sglang(workload, deployment)
+    _check_engine_rules(workload, deployment)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -338,7 +358,7 @@ def _side(
         arrival_s[workload.concurrency :] = np.nan
     output = np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1))
     max_tokens, ignore_eos = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    if deployment.scheduler.sglang is not None:
+    if deployment.scheduler.engine_rules:
         ignore_eos = np.zeros(n, np.bool_) if workload.ignore_eos is None else workload.ignore_eos
         max_tokens = _limits_in_cache(workload, deployment, ignore_eos)
         output = np.minimum(output, np.maximum(max_tokens, 1))
@@ -374,11 +394,13 @@ def _side(
 
 
 def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Array) -> Array:
-    """Return ``max_tokens`` cut to what SGLang can admit on an empty replica. Below 1, it refuses the prompt."""
+    """Return ``max_tokens`` cut to what the engine can admit on an empty replica. Below 1, it refuses the prompt."""
     prompt, size = workload.prompt_tokens, deployment.kv.block_size
-    room = deployment.kv.num_blocks * size - -(-prompt // size) * size - (size + 1) * (1 + ignore_eos)
-    assert workload.max_tokens is not None
-    limits: Array = np.minimum(workload.max_tokens, np.minimum(room, deployment.max_model_len - prompt))
+    room = deployment.kv.num_blocks * size - prompt
+    if deployment.scheduler.sglang is not None:
+        room -= -prompt % size + (size + 1) * (1 + ignore_eos)
+    given = UNCAPPED if workload.max_tokens is None else workload.max_tokens
+    limits: Array = np.minimum(given, np.minimum(room, deployment.max_model_len - prompt))
     return limits
 
 
@@ -484,16 +506,27 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
         )
 
 
-def _check_sglang(workload: Workload, deployment: Deployment) -> None:
-    """Raise InputError for what SGLang's rules do not cover, or if requests have no ``max_tokens``."""
-    if deployment.scheduler.sglang is None:
+def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
+    """Raise InputError for what an engine's own rules do not cover, or if requests lack the ``max_tokens`` they need."""
+    rules, limits = deployment.scheduler.engine_rules, deployment.limits
+    if not rules:
         return
-    limits = deployment.limits
-    if workload.max_tokens is None:
+    trtllm = deployment.scheduler.trtllm
+    if workload.max_tokens is None and (trtllm is None or trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"):
+        policy = "" if trtllm is None else " with GUARANTEED_NO_EVICT"
+        other = "take another scheduler" if trtllm is None else 'capacity_scheduler_policy = "MAX_UTILIZATION"'
         raise InputError(
-            'scheduler "sglang" admits requests by their max_tokens, and this workload has none; give max_tokens '
-            '([workload] max_tokens = 512, "2x output" or "model" in a scenario), or take another scheduler'
+            f'scheduler "{rules}"{policy} admits requests by their max_tokens, and this workload has none; give '
+            f'max_tokens ([workload] max_tokens = 512, "2x output" or "model" in a scenario), or {other}'
         )
+    if trtllm is not None:
+        least = max(limits.max_num_seqs, deployment.kv.block_size if trtllm.enable_chunked_prefill else 1)
+        if limits.max_num_batched_tokens < least:
+            raise InputError(
+                'scheduler "trtllm" needs a max_num_batched_tokens (max_num_tokens) of at least max_num_seqs '
+                f"(max_batch_size), and with chunks of at least a block: {least}; it is "
+                f"{limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
+            )
     problems = {
         "disaggregation": deployment.decode is not None,
         "pipeline parallelism": len(deployment.cost.stage_layers) > 1,
@@ -504,7 +537,7 @@ def _check_sglang(workload: Workload, deployment: Deployment) -> None:
     for name, is_set in problems.items():
         if is_set:
             raise InputError(
-                f'scheduler "sglang" is not modelled with {name} yet; leave that out, or take another scheduler'
+                f'scheduler "{rules}" is not modelled with {name} yet; leave that out, or take another scheduler'
             )
 
 

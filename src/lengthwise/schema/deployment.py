@@ -182,6 +182,36 @@ class SglangSettings:
             )
 
 
+CAPACITY_POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
+CHUNKING_POLICIES = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
+
+
+@dataclass(frozen=True)
+class TrtllmSettings:
+    """TensorRT-LLM's own settings of its scheduler, named as its options. ``max_num_batched_tokens`` is max_num_tokens.
+
+    ``GUARANTEED_NO_EVICT`` reserves memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one
+    step, and pauses the requests that started last when memory runs out.
+    """
+
+    capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"  # one of ``CAPACITY_POLICIES``
+    enable_chunked_prefill: bool = False  # False: prompts are computed in one piece
+    context_chunking_policy: str = "FIRST_COME_FIRST_SERVED"  # of chunks: one of ``CHUNKING_POLICIES``
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("capacity_scheduler_policy", CAPACITY_POLICIES),
+            ("context_chunking_policy", CHUNKING_POLICIES),
+        ):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, str(getattr(self, name)), known)
+        if self.context_chunking_policy != CHUNKING_POLICIES[0] and not self.enable_chunked_prefill:
+            raise InputError(
+                f"context_chunking_policy {self.context_chunking_policy!r} needs enable_chunked_prefill = true; set it, "
+                "or leave context_chunking_policy out"
+            )
+
+
 @dataclass(frozen=True)
 class Scheduler:
     """A scheduler: one policy for each kind of decision, given by its name or as a policy object."""
@@ -202,6 +232,8 @@ class Scheduler:
     preemption_interval_steps: int = 50
     # SGLang forms the steps, admits by max_tokens and retracts. Of the policies, only ``rank`` and ``router`` apply.
     sglang: SglangSettings | None = None
+    # TensorRT-LLM forms the steps, admits and pauses. Of the policies, only ``rank`` and ``router`` apply.
+    trtllm: TrtllmSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "batch_wait_s"):
@@ -210,15 +242,22 @@ class Scheduler:
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
-        if self.sglang is not None:
-            self._check_sglang()
+        if self.engine_rules:
+            self._check_engine_rules()
 
-    def _check_sglang(self) -> None:
+    @property
+    def engine_rules(self) -> str:
+        """Return the engine whose own rules form the steps instead of policies: "sglang", "trtllm", or "" for none."""
+        return "sglang" if self.sglang is not None else "trtllm" if self.trtllm is not None else ""
+
+    def _check_engine_rules(self) -> None:
+        if self.sglang is not None and self.trtllm is not None:
+            raise InputError("a scheduler has the rules of one engine; give sglang or trtllm, not both")
         for name in ("victim", "batching", "memory", "preemption_mode", "preemption", "binning"):
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:
                 raise InputError(
-                    f'scheduler "sglang" has its own rules instead of a {name}; it is {value!r}. Leave {name} out, or '
+                    f'scheduler "{self.engine_rules}" has its own rules instead of a {name}; it is {value!r}. Leave {name} out, or '
                     "take another scheduler"
                 )
 

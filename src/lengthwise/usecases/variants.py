@@ -16,7 +16,15 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler, SglangSettings
+from lengthwise.schema.deployment import (
+    Deployment,
+    EngineLimits,
+    KVOffloading,
+    KVStorage,
+    Scheduler,
+    SglangSettings,
+    TrtllmSettings,
+)
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -204,13 +212,14 @@ def scheduler(scenario: Scenario) -> Scheduler:
         key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
     }
     base = _base_scheduler(section.policy, scenario)
-    if "sglang" in own:
-        if base.sglang is None:
-            raise InputError(
-                f'scheduler.sglang has settings of policy = "sglang"; the policy is {section.policy!r}. Change it, or '
-                "leave sglang out"
-            )
-        own["sglang"] = SglangSettings(**own["sglang"])
+    for engine, settings in (("sglang", SglangSettings), ("trtllm", TrtllmSettings)):
+        if engine in own:
+            if base.engine_rules != engine:
+                raise InputError(
+                    f'scheduler.{engine} has settings of policy = "{engine}"; the policy is {section.policy!r}. '
+                    f"Change it, or leave {engine} out"
+                )
+            own[engine] = settings(**own[engine])
     chosen = replace(base, **own)
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
