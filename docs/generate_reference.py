@@ -52,6 +52,7 @@ SCENARIO_TABLES = {
     "engine.kv_offloading.storage": sections.KVStorageTable,
     "scheduler": sections.SchedulerSection,
     "scheduler.sglang": sections.SglangTable,
+    "scheduler.trtllm": sections.TrtllmTable,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,

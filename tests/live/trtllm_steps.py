@@ -1,10 +1,10 @@
 """TensorRT-LLM's own scheduler, stepped without a model: python trtllm_steps.py SOURCES WORLDS.
 
-SOURCES is a folder with TensorRT-LLM's package ``tensorrt_llm``. Of it only ``_torch/pyexecutor/scheduler/scheduler.py``
-is executed, as it is. What that imports from compiled code, the requests and the counts of KV blocks, are plain objects
-here, with the formulas of ``kvCacheManager.cpp`` (no reuse of blocks, no sliding window) and ``llmRequest.h``. Reads a
-JSON list of worlds and prints a JSON list of their steps. A step is [[[request, prompt tokens], ...], [decoding request,
-...], [paused request, ...], free blocks], each list by request.
+SOURCES is a folder with TensorRT-LLM's package ``tensorrt_llm``. Of it only
+``_torch/pyexecutor/scheduler/scheduler.py`` is executed, as it is. What that imports from compiled code, the requests
+and the counts of KV blocks, are plain objects here, with the formulas of ``kvCacheManager.cpp`` (no reuse of blocks, no
+sliding window) and ``llmRequest.h``. Reads a JSON list of worlds and prints a JSON list of their steps. A step is
+[[[request, prompt tokens], ...], [decoding request, ...], [paused request, ...], free blocks], each list by request.
 """
 
 import enum
@@ -193,12 +193,12 @@ def run(made, world):
             blocks.resize(q.request_id, blocks.tokens[q.request_id] + 1)
         prompts = [[q.request_id, q.context_chunk_size] for q in step.context_requests]
         decodes, paused = ([q.request_id for q in each] for each in (step.generation_requests, step.paused_requests))
-        ended = [q for q in step.generation_requests if q.add_token()]
+        finished = [q for q in step.generation_requests if q.add_token()]
         for q in step.context_requests:
             q.context_current_position += q.context_chunk_size
             if q.context_remaining_length == 0 and q.add_token():
-                ended.append(q)
-        for q in ended:
+                finished.append(q)
+        for q in finished:
             blocks.remove(q.request_id)
             active.remove(q)
         lines.append([sorted(prompts), sorted(decodes), sorted(paused), blocks.free])

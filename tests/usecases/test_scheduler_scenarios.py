@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise import config, policy
-from lengthwise.schema.deployment import Scheduler, SglangSettings
+from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
 from lengthwise.usecases import search, variants
 
@@ -137,6 +137,18 @@ def test_sglang_has_its_own_settings():
         built({"sglang": table})
     with pytest.raises(ScenarioError, match="schedule_conservativeness"):
         built({"policy": '"sglang"', "sglang": "{ schedule_conservativeness = -1 }"})
+
+
+def test_trtllm_has_its_own_settings():
+    limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
+    assert built({"policy": '"trtllm"'}, text=limits) == policy.scheduler("trtllm")
+    table = '{ enable_chunked_prefill = true, context_chunking_policy = "EQUAL_PROGRESS" }'
+    made = built({"policy": '"trtllm"', "rank": '"sjf"', "trtllm": table}, text=limits)
+    assert made == Scheduler("sjf", trtllm=TrtllmSettings("GUARANTEED_NO_EVICT", True, "EQUAL_PROGRESS"))
+    with pytest.raises(InputError, match="scheduler.trtllm has settings .* the policy is 'sglang'"):
+        built({"policy": '"sglang"', "trtllm": table}, text=limits)
+    with pytest.raises(ScenarioError, match="MAX_UTILIZATION"):
+        built({"policy": '"trtllm"', "trtllm": '{ capacity_scheduler_policy = "max_utilization" }'})
 
 
 def test_bins_need_predictions():

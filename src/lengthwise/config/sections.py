@@ -330,8 +330,10 @@ class SglangTable(Section):
 class TrtllmTable(Section):
     """TensorRT-LLM's own settings of its scheduler; its max_num_tokens is engine.max_num_batched_tokens."""
 
+    # memory for every max_tokens, or for one step; the latter pauses requests when memory runs out
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
     enable_chunked_prefill: bool = TrtllmSettings.enable_chunked_prefill  # false: prompts are computed in one piece
+    # of prompts that do not fit in a step
     context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = "FIRST_COME_FIRST_SERVED"
 
 

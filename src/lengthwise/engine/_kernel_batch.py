@@ -30,6 +30,7 @@ from lengthwise.engine._kernel_tiers import (
     restore_deferred,
     start_load,
 )
+from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.policy import contracts
 
 COMPUTE, STARTED, DEFERRED, SHORT = range(4)
@@ -60,6 +61,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):  # noqa: C901
     expire(S, r, now_s)
     if S.params[rep.side].sglang == 1:
         return form_as_sglang(S, r, now_s, rank)
+    if S.params[rep.side].trtllm > 0:
+        return form_as_trtllm(S, r, now_s, rank)
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False

@@ -75,7 +75,7 @@ class TrtllmReplica:
         """
         fitting, left = [q for q in active if q.decoding], self.pool.free
         left -= sum(map(self._blocks_until_completion, fitting))
-        for q in active:
+        for q in sorted(active, key=lambda q: q.blocks == 0):  # By other ranks a prompt could wait for one behind it.
             if not q.decoding:
                 left -= self._blocks_until_completion(q)
                 if left < 0:

@@ -37,8 +37,9 @@ class State(NamedTuple):
     step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
     ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
     ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
-    both are empty if it does not see sessions. ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang schedules;
-    ``batch_order`` [replicas, sequences] has its decoding sequences in their order. ``tmp_*`` are work arrays.
+    both are empty if it does not see sessions. ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or
+    TensorRT-LLM schedules; ``batch_order`` [replicas, sequences] has its residents, of SGLang those that decode, in
+    their order. ``tmp_*`` are work arrays.
     """
 
     params: Array

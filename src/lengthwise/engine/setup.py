@@ -185,19 +185,22 @@ class Params:
         self.chunked_prefill_size = chunk_blocks * kv.block_size if sglang.chunked_prefill else 0
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
-        trtllm = scheduler.trtllm or TrtllmSettings()
-        self.trtllm = 1 + CAPACITY_POLICIES.index(trtllm.capacity_scheduler_policy) if scheduler.trtllm else 0
-        self.trtllm_chunking = 0
-        if trtllm.enable_chunked_prefill:
-            self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(trtllm.context_chunking_policy)
-        is_whole = self.trtllm > 0 and self.trtllm_chunking == 0
-        self.longest_prompt = self.token_budget if is_whole else self.max_model_len
+        self._read_trtllm(scheduler.trtllm)
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
         self.bins = 0 if scheduler.binning is None else policies.binning.bins
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
+
+    def _read_trtllm(self, settings: TrtllmSettings | None) -> None:
+        self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
+        if settings is not None:
+            self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
+            if settings.enable_chunked_prefill:
+                self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(settings.context_chunking_policy)
+            else:
+                self.longest_prompt = self.token_budget
 
 
 @dataclass(frozen=True)
@@ -507,7 +510,7 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
 
 
 def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
-    """Raise InputError for what an engine's own rules do not cover, or if requests lack the ``max_tokens`` they need."""
+    """Raise InputError for what an engine's own rules do not cover, or if they need ``max_tokens`` that do not exist."""
     rules, limits = deployment.scheduler.engine_rules, deployment.limits
     if not rules:
         return

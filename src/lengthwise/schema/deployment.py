@@ -188,10 +188,11 @@ CHUNKING_POLICIES = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
 
 @dataclass(frozen=True)
 class TrtllmSettings:
-    """TensorRT-LLM's own settings of its scheduler, named as its options. ``max_num_batched_tokens`` is max_num_tokens.
+    """TensorRT-LLM's own settings of its scheduler, named as its options.
 
-    ``GUARANTEED_NO_EVICT`` reserves memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one
-    step, and pauses the requests that started last when memory runs out.
+    Its max_num_tokens is ``max_num_batched_tokens``, its max_batch_size is ``max_num_seqs``. ``GUARANTEED_NO_EVICT`` reserves
+    memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one step, and pauses the requests that
+    started last when memory runs out.
     """
 
     capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"  # one of ``CAPACITY_POLICIES``
@@ -257,8 +258,8 @@ class Scheduler:
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:
                 raise InputError(
-                    f'scheduler "{self.engine_rules}" has its own rules instead of a {name}; it is {value!r}. Leave {name} out, or '
-                    "take another scheduler"
+                    f'scheduler "{self.engine_rules}" has its own rules instead of a {name}; it is {value!r}. '
+                    f"Leave {name} out, or take another scheduler"
                 )
 
 

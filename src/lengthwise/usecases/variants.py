@@ -212,14 +212,14 @@ def scheduler(scenario: Scenario) -> Scheduler:
         key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
     }
     base = _base_scheduler(section.policy, scenario)
-    for engine, settings in (("sglang", SglangSettings), ("trtllm", TrtllmSettings)):
-        if engine in own:
-            if base.engine_rules != engine:
+    for name, settings in (("sglang", SglangSettings), ("trtllm", TrtllmSettings)):
+        if name in own:
+            if base.engine_rules != name:
                 raise InputError(
-                    f'scheduler.{engine} has settings of policy = "{engine}"; the policy is {section.policy!r}. '
-                    f"Change it, or leave {engine} out"
+                    f'scheduler.{name} has settings of policy = "{name}"; the policy is {section.policy!r}. '
+                    f"Change it, or leave {name} out"
                 )
-            own[engine] = settings(**own[engine])
+            own[name] = settings(**own[name])
     chosen = replace(base, **own)
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
