@@ -230,18 +230,10 @@ def kinds() -> str:
 
 def policy_arguments() -> str:
     """Return the arguments and the result of a policy, by axis."""
-    makers = {
-        "rank": policy.rank,
-        "batching": policy.batching,
-        "memory": policy.memory,
-        "router": policy.router,
-        "preemption": policy.preemption,
-        "binning": policy.binning,
-    }
     out = []
-    for axis, maker in makers.items():
-        takes = ", ".join(f"`{name}`" for name in contracts.ARGUMENTS[axis])
-        text = " ".join((inspect.getdoc(maker) or "").removeprefix("Decorator: ").split())
+    for axis, arguments in contracts.ARGUMENTS.items():
+        takes = ", ".join(f"`{name}`" for name in arguments)
+        text = " ".join((inspect.getdoc(getattr(policy, axis)) or "").removeprefix("Decorator: ").split())
         out.append(f"**{axis}** ({'also preemption; ' if axis == 'rank' else ''}takes {takes}): {text}\n")
     return "\n".join(out).replace("``", "`")
 

@@ -33,10 +33,10 @@ LIMITS = {
     "src_lines": 93_430,
     "modules": 500,
     "benchmark_lines": 8_000,
-    "docs_generator_lines": 1_501,
+    "docs_generator_lines": 1_500,
     "import_cycles": 0,
     "functions_over_8_parameters": 9,
-    "records_over_15_fields": 3,
+    "records_over_15_fields": 2,
 }
 OPTIONS_OR_COLUMNS = re.compile(r"/cli/|/policy/|/engine/_?kernel|_kernel\.py$")
 """Modules whose functions may have more than 8 parameters: one for each option of a command, or compiled columns."""

@@ -169,6 +169,10 @@ def jit_cold(function: Function) -> Any:
     return numba.njit(**_OPTIONS, **_INSIDE, forceinline=False, pipeline_class=_HelperCompiler)(function)
 
 
+_POINTERS: dict[str, Any] = {}
+"""Types of pointers by their names."""
+
+
 class _Pointer(types.Type):  # type: ignore[misc]
     """The type of a pointer to a named tuple that does not change."""
 
@@ -177,6 +181,7 @@ class _Pointer(types.Type):  # type: ignore[misc]
         # Symbols contain the names of types, and that of the kernel's state has 20 kB.
         digest = hashlib.sha256(target.name.encode()).hexdigest()[:10]
         super().__init__(name=f"Pointer({target.instance_class.__name__} {digest})")
+        _POINTERS.setdefault(self.name, self)
 
 
 @register_model(_Pointer)
@@ -227,9 +232,42 @@ def _point(_context: Any, target: Any) -> Any:
     return _Pointer(target)(target), store
 
 
+class _Address(types.Type):  # type: ignore[misc]
+    """The type of a pointer of this name in signatures that are saved: it does not contain the named tuple's."""
+
+
+@register_model(_Address)
+class _AddressModel(PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, models: Any, address: _Address) -> None:
+        super().__init__(models, address, cgutils.voidptr_t)
+
+
+def _to_address(_context: Any, pointer: Any) -> Any:
+    return _Address(pointer.name)(pointer), _cast
+
+
+def _from_address(_context: Any, address: Any) -> Any:
+    return _POINTERS[address.name](address), _cast
+
+
+def _cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.bitcast(arguments[0], context.get_value_type(signature.return_type))
+
+
+def address_type(target: Any) -> Any:
+    """Return the type of ``address_of`` a named tuple of a compiled type."""
+    return _Address(_Pointer(target).name)
+
+
 def _unchanged(value: Any) -> Any:
     return value
 
+
+address_of: Function = _unchanged if DISABLED else intrinsic(_to_address)
+"""Return a pointer as an address: an argument of functions that the compiled caller itself gets as an argument."""
+
+at_address: Function = _unchanged if DISABLED else intrinsic(_from_address)
+"""Return the pointer of an address."""
 
 by_pointer: Function = _unchanged if DISABLED else intrinsic(_point)
 """Return a named tuple as a pointer to a copy of it, which is valid until the compiled caller returns.
@@ -239,9 +277,9 @@ one tripled the kernel's compile time.
 """
 
 
-def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
+def compile_now(function: Function, signature: Any, *, cached: bool, options: dict[str, Any] = _OPTIONS) -> Any:
     """Compile a function for one signature, or load it from disk if ``cached``. Numba's errors are passed on."""
-    dispatcher = numba.njit(**_OPTIONS, pipeline_class=_EntryCompiler)(function)
+    dispatcher = numba.njit(**options, pipeline_class=_EntryCompiler)(function)
     if DISABLED:
         return dispatcher
     if cached:
@@ -251,16 +289,21 @@ def compile_now(function: Function, signature: Any, *, cached: bool) -> Any:
     except Exception:
         if not cached:
             raise
-        dispatcher = _recompile(function, signature)
+        dispatcher = _recompile(function, signature, options)
     dispatcher.disable_compile()
     return dispatcher
 
 
-def _recompile(function: Function, signature: Any) -> Any:
+def compile_argument(function: Function, signature: Any) -> Any:
+    """Compile a function that Python only passes to compiled code, or load it from disk."""
+    return compile_now(function, signature, cached=True, options=_OPTIONS | {"no_cpython_wrapper": True})
+
+
+def _recompile(function: Function, signature: Any, options: dict[str, Any]) -> Any:
     """Remove the function's cache files, which may be damaged (full disk, killed writer), and compile it."""
     for path in cache_folder().glob(f"*{function.__qualname__}-*"):
         path.unlink(missing_ok=True)
-    dispatcher = numba.njit(**_OPTIONS, pipeline_class=_EntryCompiler)(function)
+    dispatcher = numba.njit(**options, pipeline_class=_EntryCompiler)(function)
     _enable_cache(dispatcher, function)
     dispatcher.compile(signature)
     return dispatcher

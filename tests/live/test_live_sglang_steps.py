@@ -18,7 +18,7 @@ from plugin_engines import ROOT
 from lengthwise import policy
 from lengthwise.engine import deploy
 from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
-from lengthwise.engine._reference_state import BlockPool, Request, Step, Wait
+from lengthwise.engine._reference_state import BlockPool, Request, RulesState, Step, Wait
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
 from lengthwise.schema.deployment import EngineLimits, Scheduler, SglangSettings
@@ -139,11 +139,11 @@ def overlapping_steps(one):
 
     def update_keys():
         for q in waiting:
-            q.wait.key = -q.max_tokens if one["policy"] == "lof" else 0
+            q.wait.key = -q.rules.max_tokens if one["policy"] == "lof" else 0
 
     def release(q):
         pool.release((), q.blocks)
-        q.blocks = q.kv_tokens = 0
+        q.blocks = q.rules.kv_tokens = 0
 
     def preempt(_step, q):
         release(q)
@@ -158,7 +158,7 @@ def overlapping_steps(one):
         pool, waiting, update_keys, preempt,
     )  # fmt: skip
     requests = [
-        Request(i, arrival, prompt, output, Wait(arrival), max_tokens=cap, ignore_eos=exact)
+        Request(i, arrival, prompt, output, Wait(arrival), rules=RulesState(cap, exact))
         for i, (arrival, prompt, output, cap, exact) in enumerate(one["requests"])
     ]
     lines, last = [], None
@@ -170,7 +170,7 @@ def overlapping_steps(one):
         retracted.clear()
         if last is not None:
             staying = [q for q, _ in last.prompts if q is not unfinished] + last.decodes
-            for q in [q for q in staying if q.kv_tokens]:
+            for q in [q for q in staying if q.rules.kv_tokens]:
                 q.generated += 1
                 if q.generated == q.output:
                     release(q)

@@ -145,7 +145,7 @@ def test_trtllm_has_its_own_settings():
     table = '{ enable_chunked_prefill = true, context_chunking_policy = "EQUAL_PROGRESS" }'
     made = built({"policy": '"trtllm"', "rank": '"sjf"', "trtllm": table}, text=limits)
     assert made == Scheduler("sjf", trtllm=TrtllmSettings("GUARANTEED_NO_EVICT", True, "EQUAL_PROGRESS"))
-    with pytest.raises(InputError, match="scheduler.trtllm has settings .* the policy is 'sglang'"):
+    with pytest.raises(InputError, match=r"scheduler\.trtllm has settings .* the policy is 'sglang'"):
         built({"policy": '"sglang"', "trtllm": table}, text=limits)
     with pytest.raises(ScenarioError, match="MAX_UTILIZATION"):
         built({"policy": '"trtllm"', "trtllm": '{ capacity_scheduler_policy = "max_utilization" }'})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import jit, jit_cold
+from lengthwise._jit import address_of, jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import assign_return_number, join, remove_partial
@@ -20,7 +20,6 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
-from lengthwise.engine._kernel_sglang import form_as_sglang
 from lengthwise.engine._kernel_tiers import (
     count_loadable,
     find_loaded,
@@ -30,7 +29,6 @@ from lengthwise.engine._kernel_tiers import (
     restore_deferred,
     start_load,
 )
-from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.policy import contracts
 
 COMPUTE, STARTED, DEFERRED, SHORT = range(4)
@@ -44,7 +42,7 @@ RESERVE_BLOCK, ADMIT_AFTER_PREEMPTION = contracts.RESERVE_BLOCK, contracts.ADMIT
 
 
 @jit
-def form(S, r, now_s, rank, victim, batching, memory, preemption):  # noqa: C901  one sequence
+def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noqa: C901  one sequence
     """Form the next step of replica ``r`` in ``S.work``. Return False if there is nothing to run."""
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
@@ -59,10 +57,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption):  # noqa: C901
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
-    if S.params[rep.side].sglang == 1:
-        return form_as_sglang(S, r, now_s, rank)
-    if S.params[rep.side].trtllm > 0:
-        return form_as_trtllm(S, r, now_s, rank)
+    if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
+        return rules(address_of(S), r, now_s, rank) == 1
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False

@@ -1,11 +1,12 @@
 """Forms a step by SGLang's rules: admission by clients' limits, chunked prompts, retraction (``_reference_sglang``).
 
-All residents that decode are in the idle group while a step is formed, since a replica has one step at a time.
+The kernel gets ``form_as_sglang`` as an argument, so that only runs with these rules compile them. All residents that
+decode are in the idle group while a step is formed, since a replica has one step at a time.
 """
 
 from __future__ import annotations
 
-from lengthwise._jit import jit, jit_cold
+from lengthwise._jit import at_address, jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
@@ -16,9 +17,9 @@ ADMITTED, NO_TOKENS, NO_MEMORY = range(3)
 UNLIMITED = 1 << 60
 
 
-@jit_cold
-def form_as_sglang(S, r, now_s, rank):
-    """Form the next step of replica ``r`` in ``S.work``. Return False if there is nothing to run."""
+def form_as_sglang(state, r, now_s, rank):
+    """Form the next step of replica ``r`` in ``State.work``. Return 0 if there is nothing to run."""
+    S = at_address(state)
     rep, w = S.replicas[r], S.work[0]
     if _tries_queue(S, r):
         _prefill(S, r, now_s, rank)
@@ -31,7 +32,12 @@ def form_as_sglang(S, r, now_s, rank):
         take_decodes(S, r)
     if w.seqs == 0:
         rep.new_token_ratio = S.params[0].initial_token_ratio
-    return w.seqs > 0
+    return 1 if w.seqs > 0 else 0
+
+
+def form_by_policies(_state, _r, _now_s, _rank):
+    """Take the place of ``form_as_sglang`` where policies form the steps: it is not called."""
+    return 0
 
 
 @jit
@@ -104,11 +110,11 @@ def _tries_queue(S, r):
 def _prefill(S, r, now_s, rank):
     rep, w, params = S.replicas[r], S.work[0], S.params[0]
     decodes = S.groups[rep.idle_group].members
-    beside = decodes if params.enable_mixed_chunk == 1 else 0
-    w.left_input = params.max_prefill_tokens - beside
-    w.left_chunk = params.chunked_prefill_size - beside if params.chunked_prefill_size > 0 else UNLIMITED
-    w.allocated = beside
-    w.reserved = beside + _reserved_tokens(S, r)
+    decoding = decodes if params.enable_mixed_chunk == 1 else 0
+    w.left_input = params.max_prefill_tokens - decoding
+    w.left_chunk = params.chunked_prefill_size - decoding if params.chunked_prefill_size > 0 else UNLIMITED
+    w.allocated = decoding
+    w.reserved = decoding + _reserved_tokens(S, r)
     w.ends = 0
     resumed = 0
     if rep.partials > 0:
@@ -328,21 +334,21 @@ def _retract(S, r, now_s, rank):
     rep, size = S.replicas[r], S.params[0].block_size
     group = S.groups[rep.idle_group]
     count = _order_by_output(S, r)
-    kept = count
-    while kept > 1 and (kept == count or _is_short(S, rep, group, size)):
-        kept -= 1
-        preempt(S, r, S.tmp_slot[kept], now_s, rank)
+    left = count
+    while left > 1 and (left == count or _is_short(S, rep, group, size)):
+        left -= 1
+        preempt(S, r, S.tmp_slot[left], now_s, rank)
     if _is_short(S, rep, group, size) and rep.partials > 0:
         preempt(S, r, S.partials[r, 0], now_s, rank)
     generated, limits = 0, 0
-    for i in range(kept):
+    for i in range(left):
         slot = S.tmp_slot[i]
         put(S, r, i, slot)
         generated += S.slots[slot].generated
         limits += S.max_tokens[S.slots[slot].index]
-    rep.ordered = kept
+    rep.ordered = left
     rep.batch_is_full = 0
-    rep.new_token_ratio = min(1.0, (generated + RETRACT_STEPS * kept) / (limits + 1))
+    rep.new_token_ratio = min(1.0, (generated + RETRACT_STEPS * left) / (limits + 1))
 
 
 @jit

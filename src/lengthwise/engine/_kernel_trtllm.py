@@ -1,12 +1,13 @@
 """Forms a step by TensorRT-LLM's rules: who fits in memory, then who fits in the step (``_reference_trtllm``).
 
-All residents that decode are in the idle group while a step is formed, since a replica has one step at a time. The
-prompts that may run are in ``State.tmp_slot``, and the tokens of each that are in the step in ``State.tmp_tie``.
+The kernel gets ``form_as_trtllm`` as an argument, so that only runs with these rules compile them. All residents that
+decode are in the idle group while a step is formed, since a replica has one step at a time. The prompts that may run
+are in ``State.tmp_slot``, and the tokens of each that are in the step in ``State.tmp_tie``.
 """
 
 from __future__ import annotations
 
-from lengthwise._jit import jit, jit_cold
+from lengthwise._jit import at_address, jit, jit_cold
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
 from lengthwise.engine._kernel_queue import queue_pop, queue_push
@@ -17,9 +18,9 @@ COMPLETE, FIRST_COME_FIRST_SERVED = 0, 1
 INFINITY = float("inf")
 
 
-@jit_cold
-def form_as_trtllm(S, r, now_s, rank):
-    """Form the next step of replica ``r`` in ``S.work``. Return False if there is nothing to run."""
+def form_as_trtllm(state, r, now_s, rank):
+    """Form the next step of replica ``r`` in ``State.work``. Return 0 if there is nothing to run."""
+    S = at_address(state)
     rep, w, params = S.replicas[r], S.work[0], S.params[0]
     queue, room = S.queues[rep.queue], params.max_num_seqs - S.running[r]
     if queue.length > 0 and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
@@ -29,10 +30,7 @@ def form_as_trtllm(S, r, now_s, rank):
     if params.trtllm == MAX_UTILIZATION:
         left = rep.free_blocks - S.block_needs[rep.idle_group, group.steps % params.block_size]
         in_order = left < 0 or (room > 0 and queue.length > 0 and _precedes_resident(S, r))
-    if in_order:
-        prompts = _pause_until_fit(S, r, now_s, room, rank)
-    else:
-        prompts = _fit_after_residents(S, r, left, room)
+    prompts = _pause_until_fit(S, r, now_s, room, rank) if in_order else _fit_after_residents(S, r, left, room)
     _divide(S, prompts, params.token_budget - group.members)
     _start(S, r, prompts, now_s, rank)
     if group.members > 0:
@@ -40,7 +38,7 @@ def form_as_trtllm(S, r, now_s, rank):
     # While only the same sequences decode, those that wait still do not fit. In order, they also count for residents.
     is_settled = not in_order and params.central_queue == 0 and params.rank_every_step == 0
     rep.batch_is_full = 1 if is_settled and w.prompts == 0 else 0
-    return w.seqs > 0
+    return 1 if w.seqs > 0 else 0
 
 
 @jit
@@ -52,7 +50,7 @@ def _precedes(S, slot, key, index):
 
 @jit
 def _precedes_resident(S, r):
-    """Return whether the first waiting request may be before a resident. ``last_*`` are those of the last one so far."""
+    """Return whether the first waiting request may be before a resident: before the last one so far."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
     key, index = S.pool_key[at], S.pool_index[at]
@@ -227,8 +225,8 @@ def _divide_equally(S, prompts, budget):
 
 @jit_cold
 def _start(S, r, prompts, now_s, rank):
-    """Put prompts with tokens into the step, with the blocks of all their tokens, and the others back into the queue."""
-    rep, params = S.replicas[r], S.params[0]
+    """Put prompts with tokens into the step, with blocks for all their tokens, and the others back into the queue."""
+    rep = S.replicas[r]
     for i in range(prompts):
         slot = S.tmp_slot[i]
         q = S.slots[slot]

@@ -535,6 +535,29 @@ class Transfer:
             self.blocks = 0
 
 
+@dataclass
+class LastStep:
+    """When a request got its last token, and the number of its last return from a step to the idle residents.
+
+    The number breaks ties between victims.
+    """
+
+    token_s: float | None = None
+    return_number: int = 0
+
+
+@dataclass
+class RulesState:
+    """What an engine's own rules know of a request.
+
+    Its client's limit, and, for SGLang's rules, for how many tokens of the context steps have been formed.
+    """
+
+    max_tokens: int = 0
+    ignore_eos: bool = False
+    kv_tokens: int = 0
+
+
 @dataclass(eq=False)
 class Request:
     """A request that has passed the front end. In the kernel it is a ``kernel_layout.slot_t``.
@@ -542,8 +565,6 @@ class Request:
     ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. Of its ``blocks``, the
     first are ``cached``, so that other requests find them (``BlockPool`` and ``RadixCache`` each have their own
     record of them). The cache of a ``swapped`` request is in host memory.
-    ``return_number`` is the sequence number of its last return from a step to the idle residents, and breaks ties
-    between victims. Under SGLang's rules, steps have been formed for the first ``kv_tokens`` tokens of the context.
     """
 
     index: int
@@ -553,17 +574,14 @@ class Request:
     wait: Wait
     generated: int = 0
     prefilled: int = 0
-    last_token_s: float | None = None
+    last: LastStep = field(default_factory=LastStep)
     decoding: bool = False
     swapped: bool = False
     blocks: int = 0
     cached: Any = ()
-    return_number: int = 0
     admission: Admission = Admission()
     transfer: Transfer | None = None
-    max_tokens: int = 0
-    ignore_eos: bool = False
-    kv_tokens: int = 0
+    rules: RulesState = field(default_factory=RulesState)
 
     @property
     def context(self) -> int:

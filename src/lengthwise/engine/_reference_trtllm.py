@@ -84,7 +84,7 @@ class TrtllmReplica:
         return fitting
 
     def _blocks_until_completion(self, q: Request) -> int:
-        return self.limits.blocks_for(q.prompt + q.max_tokens) - q.blocks
+        return self.limits.blocks_for(q.prompt + q.rules.max_tokens) - q.blocks
 
     def _pause_until_fit(self, step: Step, active: list[Request]) -> list[Request]:
         """Return the requests that fit for one step, up to the first that does not.

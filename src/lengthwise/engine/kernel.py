@@ -41,12 +41,12 @@ INFINITY = float("inf")
 
 def run(
     state, decode_state, rank, victim, batching, memory, router, preemption, binning,
-    decode_batching, decode_memory, decode_router,
+    decode_batching, decode_memory, decode_router, rules,
 ):  # fmt: skip
     """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
     ``decode_state`` and the last three policies belong to the decode side, if there is one. Decode replicas are
-    scheduled first.
+    scheduled first. ``rules`` forms the steps of an engine that has its own rules instead of policies.
     """
     S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]
@@ -72,7 +72,7 @@ def run(
             for k in range(count):
                 _schedule(
                     S, D, S.tmp_order[k], now_s, count - 1 - k, preemptions, rank, victim,
-                    decode_batching if decoding else batching, decode_memory if decoding else memory, preemption,
+                    decode_batching if decoding else batching, decode_memory if decoding else memory, preemption, rules,
                 )  # fmt: skip
             if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
@@ -309,7 +309,7 @@ def _final_status(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption):
+def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption, rules):
     """Fill a replica's pipeline with steps.
 
     A step of decodes only is repeated without an event while nothing else can happen. ``left`` replicas are still to be
@@ -321,7 +321,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption):
+        if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption, rules):
             if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
                 if params.offload_blocks > 0:
                     touch_ended(S, r, now_s)

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
+from lengthwise.engine._kernel_sglang import form_as_sglang, form_by_policies
+from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.engine._reference_sglang import NewTokenRatio
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_error
@@ -387,12 +389,29 @@ def ready() -> bool:
 def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
     axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
-    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes))
+    rules = _jit.function_type(_rules_signature(state_type))
+    signature = _jit.i8(state_type, decode_type, *(s[axis] for axis in axes), rules)
     return _jit.compile_now(kernel.run, signature, cached=True)
+
+
+def _rules_signature(state_type: Any) -> Any:
+    rank = _jit.function_type(signatures()["rank"])
+    return _jit.i8(_jit.address_type(state_type), _jit.i8, _jit.f8, rank)
+
+
+def _rules(state: State, engine: str) -> Any:
+    """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
+    function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": form_by_policies}[engine]
+    if _jit.DISABLED:
+        return function
+    if (key := (_kind(state), engine)) not in _RULES:
+        _RULES[key] = _jit.compile_argument(function, _rules_signature(_jit.type_of(state)))
+    return _RULES[key]
 
 
 # Kernels by the structure of their state: to derive its compiled type each time takes longer than a short run.
 _KERNELS: dict[Kind, Any] = {}
+_RULES: dict[tuple[Kind, str], Any] = {}
 
 
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
@@ -400,7 +419,8 @@ def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
     state = new_state(setup, log_rows)
     decode = (setup.decode_side or setup).functions
     return (
-        state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router
+        state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router,
+        _rules(state, setup.deployment.scheduler.engine_rules),
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from lengthwise.engine._reference_state import (
     Queue,
     Replica,
     Request,
+    RulesState,
     Step,
     Transfer,
     Wait,
@@ -214,7 +215,7 @@ class Reference:
             arrival_s = float(self.arrival_s[i])
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
             if params.sglang or params.trtllm:
-                q.max_tokens, q.ignore_eos = int(columns.max_tokens[i]), bool(columns.ignore_eos[i])
+                q.rules = RulesState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
             rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -236,7 +237,7 @@ class Reference:
         if self.s.params.sglang or self.s.params.trtllm:
             if q.prompt > self.s.params.longest_prompt:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-            return Rejection.REFUSED_BY_MEMORY_POLICY if q.max_tokens < 1 else Rejection.NONE
+            return Rejection.REFUSED_BY_MEMORY_POLICY if q.rules.max_tokens < 1 else Rejection.NONE
         chunk = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
         if chunk <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
@@ -342,14 +343,14 @@ class Reference:
             rep.sglang.end(step)
         rep.steps_since_admit += 1
         rep.steps_since_check += 1
-        for q in sorted(step.paused, key=lambda q: q.return_number):
+        for q in sorted(step.paused, key=lambda q: q.last.return_number):
             self._to_idle(rep, q)
-        for last in sorted(times := Counter(q.last_token_s for q in step.decodes)):  # type: ignore[type-var]
+        for last in sorted(times := Counter(q.last.token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
         finishing = [q for q in step.decodes if q.generated + 1 == q.output]
         for q in sorted(finishing, key=lambda q: q.admission.number):
             self._emit(rep, q, now)
-        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.return_number):
+        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number):
             self._emit(rep, q, now)
         for q, chunk in step.prompts:
             q.prefilled += chunk
@@ -357,17 +358,17 @@ class Reference:
             if q.prefilled < q.context:
                 self._to_idle(rep, q)
                 continue
-            if q.last_token_s is not None:
-                rep.count_gap(now - q.last_token_s, 1)
+            if q.last.token_s is not None:
+                rep.count_gap(now - q.last.token_s, 1)
             self._emit(rep, q, now)
         return True
 
     def _emit(self, rep: Replica, q: Request, now: float) -> None:
-        if q.last_token_s is None:
+        if q.last.token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
         q.generated += 1
-        q.last_token_s = now
+        q.last.token_s = now
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
@@ -383,7 +384,7 @@ class Reference:
 
     def _to_idle(self, rep: Replica, q: Request) -> None:
         self.returns += 1
-        q.return_number = self.returns
+        q.last.return_number = self.returns
         rep.idle.append(q)
 
     def _end_request(self, rep: Replica, q: Request, status: Status, now: float) -> None:
@@ -425,7 +426,7 @@ class Reference:
         if q.blocks:
             self._cache_blocks(rep, q, q.computed, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached, q.kv_tokens = 0, (), 0
+        q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -580,7 +581,7 @@ class Reference:
         if not (params.preempts_by_policy and check and rep.queue.waiting):
             return
         may_leave = [q for q in rep.idle if q.generated > q.admission.generated]
-        candidates = sorted((self._rank_key(q), q.return_number, q) for q in may_leave)
+        candidates = sorted((self._rank_key(q), q.last.return_number, q) for q in may_leave)
         free_blocks, free_seqs, left = rep.pool.free, params.max_num_seqs - len(rep.running), len(candidates)
         for w in sorted(rep.queue.waiting, key=Request.queue_order)[: params.max_num_seqs]:
             k, trial_blocks, trial_seqs = left, free_blocks, free_seqs
@@ -703,7 +704,7 @@ class Reference:
         return True
 
     def _victim_order(self, q: Request) -> tuple[float, int]:
-        return self._key(self.s.functions.victim, q), q.return_number
+        return self._key(self.s.functions.victim, q), q.last.return_number
 
     def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params

@@ -22,8 +22,8 @@ from lengthwise.schema.deployment import (
     KVOffloading,
     KVStorage,
     KVTransfer,
+    Scheduler,
     SglangSettings,
-    TrtllmSettings,
 )
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
@@ -180,12 +180,7 @@ class Params:
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
-        self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
-        chunk_blocks = max(1, limits.max_num_batched_tokens // kv.block_size)
-        self.chunked_prefill_size = chunk_blocks * kv.block_size if sglang.chunked_prefill else 0
-        self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
-        self.schedule_conservativeness = sglang.schedule_conservativeness
-        self._read_trtllm(scheduler.trtllm)
+        self._read_engine_rules(scheduler)
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
@@ -193,9 +188,14 @@ class Params:
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
 
-    def _read_trtllm(self, settings: TrtllmSettings | None) -> None:
+    def _read_engine_rules(self, scheduler: Scheduler) -> None:
+        self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
+        chunk_blocks = max(1, self.token_budget // self.block_size)
+        self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
+        self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
+        self.schedule_conservativeness = sglang.schedule_conservativeness
         self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
-        if settings is not None:
+        if (settings := scheduler.trtllm) is not None:
             self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
             if settings.enable_chunked_prefill:
                 self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(settings.context_chunking_policy)
@@ -510,7 +510,7 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
 
 
 def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
-    """Raise InputError for what an engine's own rules do not cover, or if they need ``max_tokens`` that do not exist."""
+    """Raise InputError for what an engine's own rules do not cover, or if they need ``max_tokens`` and have none."""
     rules, limits = deployment.scheduler.engine_rules, deployment.limits
     if not rules:
         return

@@ -190,9 +190,9 @@ CHUNKING_POLICIES = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
 class TrtllmSettings:
     """TensorRT-LLM's own settings of its scheduler, named as its options.
 
-    Its max_num_tokens is ``max_num_batched_tokens``, its max_batch_size is ``max_num_seqs``. ``GUARANTEED_NO_EVICT`` reserves
-    memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one step, and pauses the requests that
-    started last when memory runs out.
+    Its max_num_tokens is ``max_num_batched_tokens``, its max_batch_size is ``max_num_seqs``. ``GUARANTEED_NO_EVICT``
+    reserves memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one step, and pauses the
+    requests that started last when memory runs out.
     """
 
     capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"  # one of ``CAPACITY_POLICIES``
@@ -208,8 +208,8 @@ class TrtllmSettings:
                 raise UnknownNameError(name, str(getattr(self, name)), known)
         if self.context_chunking_policy != CHUNKING_POLICIES[0] and not self.enable_chunked_prefill:
             raise InputError(
-                f"context_chunking_policy {self.context_chunking_policy!r} needs enable_chunked_prefill = true; set it, "
-                "or leave context_chunking_policy out"
+                f"context_chunking_policy {self.context_chunking_policy!r} needs enable_chunked_prefill = true; set "
+                "it, or leave context_chunking_policy out"
             )
 
 
