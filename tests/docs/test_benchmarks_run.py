@@ -22,6 +22,7 @@ FIDELITY = SHARED / "data" / "traces"
         "apps --only greedy",
         "cost",
         "drift --only cost",
+        "engines --only speed",
         "exegpt --only choices",
         "gateway --only rerank",
         "kv --only router_gain.agents",

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, entries, run
 from test_kernel_agrees import assert_same, outcome
+from worlds import sglang_worlds
 
 from lengthwise.policy import known, named, resolve
 from lengthwise.schema.records import Status
@@ -248,6 +249,33 @@ def test_no_bin_delays_a_request_too_long(workload, deployment):
 
 class BinnedBatches(Binned, Batches):
     """Both bounds of Multi-Bin."""
+
+
+class Entered(Doorkeeper):
+    """By SGLang's rules a request enters the queue when it arrives, and at its end when it was retracted."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.entries = {}
+
+    def _enqueue(self, queue, q, now):
+        self.entries.pop(q.index, None)
+        self.entries[q.index] = None
+        super()._enqueue(queue, q, now)
+
+    def passes(self, q, w):
+        assert q is not w
+        assert next(i for i in self.entries if i in (q.index, w.index)) == q.index
+
+
+@HALF
+@given(sglang_worlds(), st.sampled_from(RANKS), st.sampled_from([0.0, 0.05, 0.3, INFINITY]))
+def test_by_sglangs_rules_no_request_passes_an_overdue_one_or_without_a_rank_an_earlier_one(world, rank, max_wait_s):
+    workload, deployment = world[0].without_dependencies(), world[1]
+    for kind, by in ((Bounded, rank), (Entered, "queue_order")):
+        scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s)
+        if kind is Bounded or max_wait_s == INFINITY:
+            observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
 
 
 OWN_BOUND = {

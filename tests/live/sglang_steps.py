@@ -4,6 +4,7 @@ SGLANG is the folder that holds SGLang's package. Its scheduling functions are t
 KV pool, the batches and the requests that they work on are plain objects, so that neither a GPU nor SGLang's
 requirements are needed. Reads a JSON list of worlds and prints a JSON list of their steps. A step is [kind, [[request,
 tokens], ...], [retracted request, ...], free tokens, new token ratio]: kind is "prefill", "mixed", "decode" or "idle".
+Steps end with "two prompts in part" where SGLang takes the second one for the only one, and the first for computed.
 """
 
 import ast
@@ -131,7 +132,7 @@ class Batch:
     """``ScheduleBatch`` without tensors. ``main`` adds the methods that decide about memory and retraction."""
 
     is_prefill_only = return_logprob = False
-    input_embeds = None
+    input_embeds, parts = None, 0
 
     def __init__(self, reqs, *, batch_is_full=False):
         self.reqs, self.batch_is_full, self.chunked_req, self.decoding_reqs = reqs, batch_is_full, None, None
@@ -176,6 +177,7 @@ class Batch:
         self.kind = "prefill"
         pool = self.token_to_kv_pool_allocator
         self.tokens = [[q.number, q.extend_len] for q in self.reqs]
+        self.parts = sum(q.extend_end < len(q.full_untruncated_fill_ids) for q in self.reqs)
         for q in self.reqs:
             pool.rows -= not q.kv.holds_kv
             pool.resize(q, q.extend_end)
@@ -356,6 +358,8 @@ def run(scope, steps, world):
         made.retracted = []
         plan = made.get_next_batch_to_run(running, last)
         running, batch = plan.running_batch, plan.batch_to_run
+        if batch is not None and batch.parts > 1:
+            return [*lines, "two prompts in part"]
         if batch is not None:
             made.result_queue.append((SimpleNamespace(reqs=list(batch.reqs)), None))
         if batch is None and (last is None or not world["overlap"]):

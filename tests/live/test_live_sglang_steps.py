@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -193,20 +194,25 @@ def sglang_steps(worlds, python):
 
 
 def compared(seeds, python):
-    """Compare all steps of random worlds. Return how many there are of each kind, and the retractions."""
+    """Compare all steps of random worlds. Return the counts of kinds and retractions, and the steps that differ."""
     worlds = [world(seed) for seed in seeds]
-    counts = Counter()
+    counts, different = Counter(), []
     for seed, one, expected in zip(seeds, worlds, sglang_steps(worlds, python), strict=True):
-        for number, (found, of_sglang) in enumerate(zip(own_steps(one), expected, strict=True)):
-            assert found == of_sglang, (seed, number, found, of_sglang)
-            counts[found[0]] += 1
-            counts["retractions"] += len(found[2])
+        own = own_steps(one)
+        if isinstance(expected[-1], str):  # From here on SGLang computes a prompt incompletely.
+            own = own[: len(expected[:-1])]
+            counts[expected.pop()] += 1
+        for number, (found, of_sglang) in enumerate(zip_longest(own, expected)):
+            if found != of_sglang:
+                different.append((seed, number, found, of_sglang))
+        counts += Counter(line[0] for line in expected)
+        counts["retractions"] += sum(len(line[2]) for line in expected)
         counts["steps"] += len(expected)
-        counts["chunks"] += sum(len(line[1]) for line in expected if line[0] != "decode")
-    return counts
+    return counts, different
 
 
 def test_every_step_is_that_of_sglang():
-    counts = compared(range(WORLDS), sys.executable)
+    counts, different = compared(range(WORLDS), sys.executable)
+    assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
     assert min(counts[kind] for kind in ("prefill", "mixed", "decode", "idle", "retractions")) > WORLDS / 2, counts

@@ -321,3 +321,15 @@ def test_a_search_carries_the_engines_host_to_its_questions_and_back():
 def test_a_misspelled_host_of_a_space_is_reported():
     with pytest.raises(ScenarioError, match="must be one of default, vllm, sglang, trtllm"):
         loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))
+
+
+def test_a_search_compares_the_schedulers_of_engines():
+    text = SMALL.replace("osl = 20", "osl = 20\nmax_tokens = 60").replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', "")
+    text = text.replace('model = "llama-3-8b"', 'model = "llama-3-8b"\ngpu = "H100"')
+    text += 'scheduler = ["vllm_v1", "sglang"]\n'
+    with search.threads(1) as workers:
+        (plan,) = search_module.plan(loads(text), workers).plans
+    assert {c.settings["scheduler.policy"] for c in plan.choices} == {"vllm_v1", "sglang"}
+    assert {c.status for c in plan.choices} <= {Status.RANKED, Status.SCOUTED}
+    with pytest.raises(InputError, match="admits requests by their max_tokens"), search.threads(1) as workers:
+        search_module.plan(loads(text.replace("max_tokens = 60", "")), workers)

@@ -517,10 +517,11 @@ def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
     trtllm = deployment.scheduler.trtllm
     if workload.max_tokens is None and (trtllm is None or trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"):
         policy = "" if trtllm is None else " with GUARANTEED_NO_EVICT"
-        other = "take another scheduler" if trtllm is None else 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+        other = "another scheduler" if trtllm is None else 'capacity_scheduler_policy = "MAX_UTILIZATION"'
         raise InputError(
             f'scheduler "{rules}"{policy} admits requests by their max_tokens, and this workload has none; give '
-            f'max_tokens ([workload] max_tokens = 512, "2x output" or "model" in a scenario), or {other}'
+            'max_tokens ([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take '
+            f"{other}"
         )
     if trtllm is not None:
         least = max(limits.max_num_seqs, deployment.kv.block_size if trtllm.enable_chunked_prefill else 1)
