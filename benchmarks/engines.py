@@ -1,6 +1,7 @@
 """Schedulers of real engines: steps that differ from the engine's own scheduler, and simulated requests per second.
 
-``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG.
+``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` a clone of
+TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
 import sys
@@ -16,7 +17,7 @@ from simulate import LIMITS, LOAD, chat, check
 
 from lengthwise import deploy, policy, simulate
 
-STEPS, WORLDS, SCHEDULERS = 100_000, 200, ("vllm_v1", "sglang")
+STEPS, WORLDS, SCHEDULERS = 100_000, 200, ("vllm_v1", "sglang", "trtllm")
 RATE_RPS = 4.5 * LOAD
 
 
@@ -35,12 +36,27 @@ def sglang(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"engines.sglang_steps_different": {"value": different, "worlds": worlds, **counts}}
 
 
+def trtllm(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return how many steps differ from those of TensorRT-LLM's own classes in the same random worlds."""
+    sys.path.append(str(ROOT / "tests" / "live"))
+    from test_live_trtllm_steps import SOURCES, compared, trtllm_steps, world
+
+    if not SOURCES.exists():
+        raise FileNotFoundError(f"no {SOURCES}: clone TensorRT-LLM, or set LENGTHWISE_TRTLLM")
+    worlds = [world(seed) for seed in range(3 if quick else WORLDS)]
+    counts, different = compared(worlds, trtllm_steps(worlds))
+    return {"engines.trtllm_steps_different": {"value": len(different), "worlds": len(worlds), **counts}}
+
+
 def speed(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return simulated requests per CPU second by scheduler, where clients limit outputs to twice their lengths."""
     workload, rows = chat(100_000 if quick else 1_000_000, RATE_RPS), {}
     workload = replace(workload, max_tokens=np.minimum(2 * workload.output_tokens, 4096 - workload.prompt_tokens))
     for name in SCHEDULERS:
-        made = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS, scheduler=policy.scheduler(name))
+        chosen = policy.scheduler(name)
+        if chosen.trtllm:
+            chosen = replace(chosen, trtllm=replace(chosen.trtllm, enable_chunked_prefill=True))
+        made = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS, scheduler=chosen)
         run = partial(simulate, workload, made, max_log_steps=0)
         check(run(), workload)
         rates = [len(workload) / cpu_s for cpu_s in cpu_seconds(run, 3 if quick else 5)]
@@ -49,8 +65,8 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 TARGETS = {f"engines.requests_per_s.{name}": (300_000, "higher", "1/s") for name in SCHEDULERS}
-TARGETS |= {"engines.sglang_steps_different": (0, "lower", "steps")}
-SECTIONS = Sections("engines", __doc__, {"sglang": "engines:sglang", "speed": "engines:speed"}, TARGETS)
+TARGETS |= {f"engines.{name}_steps_different": (0, "lower", "steps") for name in ("sglang", "trtllm")}
+SECTIONS = Sections("engines", __doc__, {name: f"engines:{name}" for name in ("sglang", "trtllm", "speed")}, TARGETS)
 
 if __name__ == "__main__":
     SECTIONS.main()
