@@ -60,15 +60,15 @@ class Requests(NamedTuple):
 
     arrival_s: np.ndarray
     queued_s: np.ndarray
-    first_s: np.ndarray
+    first_token_s: np.ndarray
     last_s: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
 
 
-def latencies(arrival_s: Any, first_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
-    tpot = (last_s - first_s) / np.maximum(output - 1, 1)
-    return {"ttft": first_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
+def latencies(arrival_s: Any, first_token_s: Any, last_s: Any, output: Any) -> dict[str, np.ndarray]:
+    tpot = (last_s - first_token_s) / np.maximum(output - 1, 1)
+    return {"ttft": first_token_s - arrival_s, "tpot": tpot, "latency": last_s - arrival_s}
 
 
 def figures(shared: Path, quick: bool) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
 def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
     folder = shared / ROOT / "measured_runs" / run.folder
     r, other = read_requests(folder), summary(folder)
-    measured = latencies(r.arrival_s, r.first_s, r.last_s, r.output)
+    measured = latencies(r.arrival_s, r.first_token_s, r.last_s, r.output)
     done = simulate(Workload(r.arrival_s, r.prompt, r.output), deployment(shared, run), max_log_steps=0).requests
     own = latencies(done.arrival_s, done.first_token_s, done.finished_s, r.output)
     return {name: compared(measured[name], own[name], other[name], draws) for name in LATENCIES}

@@ -299,7 +299,7 @@ class RankOperators(Operators):
         layer = seconds(self.layer(tokens) + self.all_reduces(tokens))
         layer = layer + seconds(self.decode(seqs, kv)) * (np.asarray(seqs) > 0)
         layer = layer + prompts * seconds(self.prefill(chunk, 0)) + host.launch_s * (np.asarray(prompts) > 0)
-        ends = seconds(self.first(tokens) + self.head(seqs + prompts))
+        ends = seconds(self.embedding(tokens) + self.head(seqs + prompts))
         return self.model.layers * layer + ends + host.step_s + host.sequence_s * (seqs + prompts)
 
     def tables(self, host: HostOverhead, loop: Loop) -> CostTables:
@@ -315,7 +315,7 @@ class RankOperators(Operators):
             made[0] = 0.0
             return made
 
-        works = {"layer_s": self.layer, "comm_s": self.all_reduces, "first_s": self.first}
+        works = {"layer_s": self.layer, "comm_s": self.all_reduces, "embedding_s": self.embedding}
         by_tokens = {name: table(work, tokens) for name, work in works.items()}
         by_tokens["layer_s"] = host.with_launches(by_tokens["layer_s"], seqs)
         return CostTables(

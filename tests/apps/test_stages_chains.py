@@ -42,17 +42,17 @@ def world(chunks, gpus=4, fast=False, **kw):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from(sorted(METHODS)), st.integers(0, 2))
 def test_no_task_in_a_chain_starts_before_its_predecessor_has_finished(chunks, name, seed):
     tasks, stages = world(chunks, seed=seed)
-    end_s, first_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
+    end_s, first_token_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
     for staged in chosen_stages(stages, METHODS[name]):
         for m, live in staged.live.items():
             load, run = stages.load.models[m], live.run
             now = np.isfinite(run.finish_s) & (live.start_s + run.finish_s <= staged.end_s + 1e-6)
             now &= np.isinf(end_s[load.task])
             end_s[load.task[now]] = (live.start_s + run.finish_s)[now]
-            first_s[load.task[now]] = (live.start_s + run.first_s)[now]
+            first_token_s[load.task[now]] = (live.start_s + run.first_token_s)[now]
     assert np.isfinite(end_s).all()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    assert (first_s[child] >= end_s[tasks.parent] - 1e-6).all()
+    assert (first_token_s[child] >= end_s[tasks.parent] - 1e-6).all()
 
 
 def test_a_single_chain_takes_what_its_links_take_one_after_another():

@@ -38,7 +38,7 @@ def back_and_forth(rows, rounds, **kw):
 
 def ends_and_starts(tasks, stages, made):
     """(when each task ended, when its first token came in its last run), on the clock."""
-    end_s, first_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
+    end_s, first_token_s = np.full(len(tasks), np.inf), np.full(len(tasks), np.inf)
     for staged in made:
         for m, live in staged.live.items():
             load = stages.load.models[m]
@@ -46,8 +46,8 @@ def ends_and_starts(tasks, stages, made):
             own = load.task[now]
             fresh = np.isinf(end_s[own])
             end_s[own[fresh]] = (live.start_s + live.run.finish_s)[now][fresh]
-            first_s[own[fresh]] = (live.start_s + live.run.first_s)[now][fresh]
-    return end_s, first_s
+            first_token_s[own[fresh]] = (live.start_s + live.run.first_token_s)[now][fresh]
+    return end_s, first_token_s
 
 
 @settings(max_examples=25)
@@ -55,11 +55,11 @@ def ends_and_starts(tasks, stages, made):
 def test_no_task_starts_before_its_parents_have_finished(n, seed, name, cyclic):
     tasks, stages = back_and_forth(n, 2, seed=seed) if cyclic else pairs(n, seed=seed)
     made = chosen_stages(stages, METHODS[name])
-    end_s, first_s = ends_and_starts(tasks, stages, made)
+    end_s, first_token_s = ends_and_starts(tasks, stages, made)
     assert np.isfinite(end_s).all()
-    assert (first_s <= end_s).all()
+    assert (first_token_s <= end_s).all()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
-    assert (first_s[child] >= end_s[tasks.parent] - 1e-6).all()
+    assert (first_token_s[child] >= end_s[tasks.parent] - 1e-6).all()
 
 
 def test_a_pipeline_of_two_models_is_sooner_than_one_after_the_other_and_not_sooner_than_its_parts():

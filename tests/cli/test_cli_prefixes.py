@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
+
+from lengthwise import config
+from lengthwise.usecases.kv import study_trace
+from lengthwise.usecases.requests import workload_by_seed
+from lengthwise.workload import write
 
 CHAT = """
 [workload]
@@ -73,6 +79,29 @@ def test_simulate_reports_what_the_cache_saved(cli, chat, tmp_path):
     assert "share of prompt tokens cached" in page.read_text()
 
 
+def test_workload_show_describes_the_sessions_of_a_scenario_and_of_its_trace(cli, chat, tmp_path):
+    chat.write_text(chat.read_text().replace("output = 8\n", "output = 8\nmax_tokens = 8\n"))
+    drawn = cli("workload", "show", chat)
+    assert drawn.code == 0, drawn.err
+    requests = workload_by_seed(config.load(chat))(0)
+    write(requests, tmp_path / "chat.parquet")
+    assert cli("workload", "show", tmp_path / "chat.parquet").out.splitlines()[1:] == drawn.out.splitlines()[1:]
+    found = study_trace(requests, None, None).sizes[-1].token_share.value
+    count = len(requests.session_starts_s)
+    for words in (
+        f"{count}, {len(requests) / count:.3g} requests each",
+        "500 ms (median), 500 ms (p90) until the next request",
+        f"{found:.1%} of the prompt tokens: a prefix cache without limit finds them",
+        "of 100% of the requests; 100.0% of the outputs end there",
+        "sessions a second",
+        "requests a second while as many sessions end as start",
+        "if requests took no time",
+    ):
+        assert words in drawn.out
+    plain = cli("workload", "show", "chat-1m", "--num-requests", "50").out
+    assert not any(word in plain for word in ("sessions", "shared", "max_tokens", "think"))
+
+
 @pytest.mark.parametrize("has_prefixes", [True, False], ids=["caching off", "no prefixes"])
 def test_other_reports_have_no_word_of_it(cli, tmp_path, has_prefixes):
     text = (CHAT if has_prefixes else PLAIN).partition("[[variants]]")[0]
@@ -85,6 +114,36 @@ def test_other_reports_have_no_word_of_it(cli, tmp_path, has_prefixes):
     assert '"prefix_cache' not in out.read_text()
     assert "By turn of the session" not in page.read_text()
     assert "share of prompt tokens cached" not in page.read_text()
+
+
+def test_explain_shows_the_rules_and_sizes_of_the_cache_and_its_tiers(cli, chat):
+    off = cli("explain", chat, "--variant", "computed").out
+    assert "off; prompts share prefixes, which engine.enable_prefix_caching = true would find" in off
+    assert "prefixes are cached in" not in off
+    tiers = {"size_gb": "4", "latency": "50us", "load": "if_faster", "storage.size_gb": "30", "storage.shared": "true"}
+    settings = [part for key, value in tiers.items() for part in ("--set", f"engine.kv_offloading.{key}={value}")]
+    finished = cli("explain", chat, "--variant", "cached", *settings, "--set", "deployment.num_blocks=500")
+    assert finished.code == 0, finished.err
+    for words in (
+        "vLLM's, full blocks of 16 tokens, least recently used evicted first",
+        "blocks of prompts; 25 GB/s of each GPU in each direction, 50.0 us each; loads where faster than computing",
+        "all blocks of the CPU memory, replicas find what others have written; reads 6 GB/s, writes 3 GB/s of each",
+    ):
+        assert words in finished.out
+    context = int(re.search(r"contexts of ([\d,]+) tokens", finished.out)[1].replace(",", ""))
+    block_gb = 2 * 16 * 8 * 64 * 2 * 16 / 1e9  # keys and values of 16 layers, 8 heads of 64, 2 bytes, 16 tokens
+    for name, gb in (("KV cache of the GPUs", 500 * block_gb), ("CPU memory", 4), ("storage of all replicas", 30)):
+        size, tokens, contexts = re.search(rf"{name} +([\d.]+) GB +([\d,]+) +([\d,]+)", finished.out).groups()
+        count = int(tokens.replace(",", ""))
+        assert float(size) == pytest.approx(gb, rel=1e-3)
+        assert count == pytest.approx(gb / block_gb * 16, abs=16)
+        assert int(contexts.replace(",", "")) == count // context
+    unlimited = cli(
+        "explain", chat, "--variant", "cached", *settings[:4], "--set", "engine.kv_offloading.storage={}"
+    ).out
+    assert re.search(r"storage +no limit", unlimited)
+    tree = ("--set", "engine.prefix_cache=sglang", "--set", "engine.page_size=1")
+    assert "SGLang's radix tree, pages of 1 token, eviction lru" in cli("explain", chat, *tree).out
 
 
 def test_explain_tells_the_story_of_a_request(cli, chat):

@@ -101,6 +101,20 @@ def test_help_imports_nothing_heavy():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_wrong_model_name_is_reported_before_anything_of_the_simulation_is_imported():
+    code = (
+        "import sys\nfrom lengthwise.cli import main\n"
+        "main(['simulate', 'examples/chat-70b.toml', '--set', 'deployment.model=llama-2-70'])\n"
+        "late = {'numba', 'llvmlite', 'scipy', 'polars', 'rich', 'lengthwise.metrics.summary', "
+        "'lengthwise.schema.plan', "
+        "'lengthwise.predict.distribution', 'lengthwise.cost.roofline_tables', 'lengthwise.engine.kernel_runner'}\n"
+        "sys.exit(str(late & set(sys.modules) or 'none'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "Did you mean: llama-2-70b" in done.stderr
+    assert done.stderr.splitlines()[-1] == "none"
+
+
 def test_a_closed_pipe_ends_quietly():
     command = f"{sys.executable} -c 'from lengthwise.cli import main; raise SystemExit(main())' catalog models"
     done = subprocess.run(

@@ -39,7 +39,34 @@ GOLDEN = [
         text(workload=BASE["workload"] + "\nmax_tokens = { kind = 'multiple', times = 0.5 }"),
         "workload.max_tokens.times: must be at least 1; it is 0.5",
     ),
-    (text(workload=BASE["workload"] + "\nmax_tokens = 'many'"), "workload.max_tokens: must be a table; it is 'many'"),
+    (
+        text(workload=BASE["workload"] + "\nmax_tokens = 'many'"),
+        (
+            'workload.max_tokens: must be a number of tokens, "none", or a table with a kind (fixed, uniform, zipf, '
+            "lognormal, truncated_normal, skew_normal, quantiles, empirical, none, multiple); it is 'many'"
+        ),
+    ),
+    (
+        text(workload=BASE["workload"] + "\n[workload.groups]\ncount = 1\nsystem_prompt = 'long'"),
+        (
+            "workload.groups.system_prompt: must be a number of tokens, or a table with a kind (fixed, uniform, zipf, "
+            "lognormal, truncated_normal, skew_normal, quantiles, empirical); it is 'long'"
+        ),
+    ),
+    (
+        text(workload=BASE["workload"] + "\n[workload.tools]\ncalls = 1\ntokens = { low = 5 }"),
+        (
+            "workload.tools.tokens.kind: is missing; it is one of fixed, uniform, zipf, lognormal, truncated_normal, "
+            "skew_normal, quantiles, empirical"
+        ),
+    ),
+    (
+        text(workload=BASE["workload"] + "\narrivals = 5"),
+        (
+            "workload.arrivals: must be the name of a kind, or a table with a kind (poisson, constant, gamma, weibull, "
+            "elis, all_at_once, rate_profile); it is 5"
+        ),
+    ),
     (text(workload=BASE["workload"] + "\ntenants = 0"), "workload.tenants: must be at least 1, or a list; it is 0"),
     (text(workload=BASE["workload"] + "\ntenants = [1, -1]"), "workload.tenants.1: must be above 0; it is -1"),
     (

@@ -204,3 +204,13 @@ def test_files_that_are_no_scenarios(tmp_path):
     (tmp_path / "x.ini").write_text("")
     with pytest.raises(ScenarioError, match=r"ends in \.toml, \.yaml or \.yml"):
         config.load(tmp_path / "x.ini")
+
+
+def test_defaults_of_tables_are_those_of_empty_tables():
+    """The defaults are not validated when the module is imported; as a part of a file they would be."""
+    sections = ("engine", "scheduler", "predictor", "slo", "run")
+    left_out = config.loads('workload = {preset = "chat-1m"}\ndeployment = {model = "opt-125m", gpu = "A100-80GB"}')
+    for name in sections:
+        default = getattr(left_out, name)
+        assert default == type(default).model_validate({})
+        assert default.model_dump() == type(default).model_validate({}).model_dump()

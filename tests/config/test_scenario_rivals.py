@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lengthwise.config import load, loads
-from lengthwise.schema.errors import ScenarioError
+from lengthwise.schema.errors import InputError, ScenarioError
+from lengthwise.usecases.variants import build
 
 SERVED = '[deployment]\nmodel = "llama-3.1-8b"\ngpu = "H100"\n'
 TRACE = '[workload]\ntrace = "t.csv"\n'
@@ -67,3 +68,24 @@ def test_a_setting_that_variants_set_themselves_is_noted():
     """
     (note,) = loads(text, overrides=["deployment.tp=4", "deployment.replicas=2"]).notes
     assert note == "--set deployment.tp does not change the variants that set it themselves: 'a'"
+
+
+def test_variants_give_the_size_of_a_cpu_memory_whose_other_keys_are_shared():
+    text = "[workload]\nisl = 9\nosl = 9\nrequest_rate = 1\n" + SERVED
+    variants = '[[variants]]\nname = "a"\nengine.kv_offloading.size_gb = 64\n[[variants]]\nname = "b"\n'
+    shared = ["engine.kv_offloading.load=if_faster", "engine.kv_offloading.storage.shared=true"]
+    found = loads(text + variants, overrides=shared)
+    assert found.notes == ("engine.kv_offloading has no size_gb, and thus no effect, in 'b'",)
+    memory = found.only("a").engine.kv_offloading
+    assert (memory.size_gb, memory.load, memory.storage.shared) == (64, "if_faster", True)
+    for lacking in (text, text + '[[variants]]\nname = "b"\n'):
+        with pytest.raises(ScenarioError, match=r"^scenario: engine.kv_offloading.size_gb: is missing$"):
+            loads(lacking, overrides=shared)
+
+
+def test_the_error_of_a_variant_without_cpu_memory_names_it():
+    text = "[workload]\nisl = 9\nosl = 9\nrequest_rate = 1\n" + SERVED + "[engine]\nenable_prefix_caching = true\n"
+    variants = '[[variants]]\nname = "a"\nengine.kv_offloading.size_gb = 64\n[[variants]]\nname = "b"\n'
+    with pytest.raises(InputError, match=r"storage needs CPU memory") as caught:
+        build(loads(text + variants, overrides=["engine.kv_offloading.storage.shared=true"]))
+    assert caught.value.__notes__ == ["in variant 'b' of scenario"]

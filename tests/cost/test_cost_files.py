@@ -13,7 +13,7 @@ from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import OutputError, ProfileError
 
 MODEL = catalog.model("llama-2-7b")
-ARRAYS = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s", "stage_layers")
+ARRAYS = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s", "stage_layers")
 
 
 @pytest.fixture(scope="module")

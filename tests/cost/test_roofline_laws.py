@@ -20,7 +20,7 @@ LIMITS = EngineLimits(max_num_seqs=64, max_num_batched_tokens=512)
 MODELS = st.sampled_from(sorted(catalog.models()))
 GPUS = st.sampled_from(sorted(catalog.gpus()))
 DTYPES = st.sampled_from([None, "fp8", "int4"])
-TABLES = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
+TABLES = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
 
 
 def tables_of(model, gpu, parallel, limits=LIMITS, length=2048, **more):
@@ -81,7 +81,7 @@ def test_operators_add_up_to_the_tables(model, gpu, cut, seqs_and_kv, prompts):
     if seqs:
         attention += tables.decode_s[seqs, np.searchsorted(grid_axis(64 * 2048), kv)]
     layer = tables.layer_s[tokens] + tables.comm_s[tokens] + attention
-    expected = model.layers * layer + tables.first_s[tokens] + tables.head_s[size] + tables.host_s[size]
+    expected = model.layers * layer + tables.embedding_s[tokens] + tables.head_s[size] + tables.host_s[size]
     expected += (pp - 1) * tables.send_s[tokens]
     assert sum(row.seconds for row in rows) == pytest.approx(expected, rel=1e-9)
     assert {row.bound for row in rows} <= {"compute", "memory", "network", "latency"}

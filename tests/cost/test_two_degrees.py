@@ -49,7 +49,7 @@ def test_each_stage_takes_the_time_of_its_degree():
     assert both.stages_s == [a.stages_s[0], b.stages_s[1], b.stages_s[2]]
     assert both.layer_s == pytest.approx(a.layer_s * 2 / 6 + b.layer_s * 4 / 6)
     assert both.send_s == pytest.approx((a.send_s + b.send_s) / 2)
-    assert (both.first_s, both.host_s, both.head_s) == (a.first_s, a.host_s, b.head_s)
+    assert (both.embedding_s, both.host_s, both.head_s) == (a.embedding_s, a.host_s, b.head_s)
 
 
 @ENGINES

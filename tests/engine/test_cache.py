@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import numba
 import pytest
 
 import lengthwise
@@ -62,6 +62,8 @@ def stamp_of(package, monkeypatch):
     "edited",
     [
         "_jit.py",
+        "_native.py",
+        "_compiler.py",
         "engine/kernel.py",
         "engine/_kernel_groups.py",
         "engine/_kernel_queue.py",
@@ -89,10 +91,10 @@ def test_a_rename_changes_the_stamp(copy, monkeypatch):
 
 def test_flags_that_change_code_change_the_stamp(copy, monkeypatch):
     before = stamp_of(copy, monkeypatch)
-    monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
+    monkeypatch.setenv("NUMBA_BOUNDSCHECK", "1")
     assert stamp_of(copy, monkeypatch) != before
     monkeypatch.undo()
-    monkeypatch.setattr(numba, "__version__", "0.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"0.0 of {name}")
     assert stamp_of(copy, monkeypatch) != before
 
 
@@ -102,10 +104,21 @@ def test_the_cache_is_written_to_the_configured_folder(tmp_path):
     assert float(value) == 7.0
     assert _jit.source_stamp() == stamp
     written = sorted(path.suffix for path in (tmp_path / "compiled" / stamp).iterdir())
-    assert written == [".nbc", ".nbi"]
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+    assert written == [".code"]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.code")}
     assert run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path)) == [value, stamp]
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")} == times, "read, not written anew"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.code")} == times, "read, not written anew"
+
+
+@pytest.mark.slow
+def test_each_processor_has_its_own_code(tmp_path):
+    """Two processors may share a home folder, and code for one may have instructions that the other lacks."""
+    values = [
+        run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path), NUMBA_CPU_NAME=name)
+        for name in ("generic", "x86-64-v2", "generic")
+    ]
+    assert values[0] == values[1] == values[2]
+    assert len(list(tmp_path.rglob("*.code"))) == 2
 
 
 def test_an_empty_name_is_no_folder(monkeypatch, tmp_path):
@@ -115,14 +128,23 @@ def test_an_empty_name_is_no_folder(monkeypatch, tmp_path):
     assert _jit.cache_folder().is_absolute()
 
 
-def test_a_broken_cache_file_is_recreated(tmp_path):
-    value, _ = run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path))
-    (index,) = tmp_path.rglob("*.nbi")
-    shutil.copy(index, index.with_suffix(".old"))
-    (data,) = tmp_path.rglob("*.nbc")
-    data.unlink()
-    assert run(ONE_POLICY, LENGTHWISE_CACHE_DIR=str(tmp_path))[0] == value
-    assert data.exists()
+def test_code_from_the_cache_runs_without_the_compiler(tmp_path):
+    program = "import sys\n" + ONE_POLICY + "print('numba' in sys.modules)"
+    first, second = (run(program, LENGTHWISE_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert (first[-1], second[-1]) == ("True", "False")
+    assert first[:-1] == second[:-1]
+
+
+def test_a_second_simulation_does_not_import_the_compiler():
+    """The kernel and all policies of a run come from the cache."""
+    program = """
+import sys
+from lengthwise import Poisson, deploy, preset, simulate
+records = simulate(preset("chat-1m").generate(50, Poisson(3.0), seed=0), deploy("llama-2-70b", "A100-80GB", tp=4))
+print((records.requests.status == 0).all(), "numba" in sys.modules)
+"""
+    run(program)
+    assert run(program) == ["True", "False"]
 
 
 @pytest.mark.slow
@@ -136,9 +158,9 @@ def test_a_helper_edited_in_another_file_is_recompiled(copy, tmp_path):
     assert "scaled(remaining_tokens)" in ranks.read_text()
     where = {"package": copy, "LENGTHWISE_CACHE_DIR": str(tmp_path / "cache")}
     value, stamp = run(ONE_POLICY, **where)
-    compiled = sorted((tmp_path / "cache").rglob("*.nb?"))
+    compiled = sorted((tmp_path / "cache").rglob("*.code"))
     assert (float(value), run(ONE_POLICY, **where)) == (7.0, [value, stamp])
-    assert compiled == sorted((tmp_path / "cache").rglob("*.nb?")), "read, not compiled"
+    assert compiled == sorted((tmp_path / "cache").rglob("*.code")), "read, not compiled"
     helper.write_text(HELPER.replace("1.0", "2.0"))
     doubled, stamp_after = run(ONE_POLICY, **where)
     assert float(doubled) == 14.0

@@ -144,7 +144,7 @@ def test_a_host_by_name_is_that_of_the_engine(name):
     launches_s = tables.layer_s - own.layer_s
     assert np.allclose(launches_s[: len(seqs)], 0.0)
     assert np.allclose(launches_s[len(seqs) :], given.launch_s)
-    for part in ("comm_s", "first_s", "head_s", "prefill_s", "decode_s"):
+    for part in ("comm_s", "embedding_s", "head_s", "prefill_s", "decode_s"):
         assert np.array_equal(getattr(tables, part), getattr(own, part))
     slow_log_sd = slow_front_log_sd(tables.front, FRONT_SLOW_S)
     assert tables.evidence.errors == (*own.evidence.errors, PartError("front", 0.7, slow_log_sd))

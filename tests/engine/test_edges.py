@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -185,16 +187,117 @@ def test_tokens_are_integers(tokens):
         Workload([0.0], tokens, [1])
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x80\x04cut"])
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_damaged_machine_code_is_recompiled(tmp_path, monkeypatch, damage, ending):
+def _cached_plus_one():
+    return _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)
+
+
+def _compile_and_call(x):
+    return _cached_plus_one()(x)
+
+
+def _damaged(content):
+    """The code with one bit of its last quarter changed, which might still link."""
+    at = len(content) * 3 // 4
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    "damage", [lambda _: b"", lambda content: content[:100], lambda content: content + b"0", _damaged]
+)
+def test_damaged_machine_code_is_recompiled(tmp_path, monkeypatch, damage):
     monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
-    _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)
-    files = list(tmp_path.rglob(f"*.{ending}"))
-    assert files
-    files[0].write_bytes(damage)
+    _cached_plus_one()
+    (file,) = tmp_path.rglob("*plus_one*.code")
+    intact = file.read_bytes()
+    file.write_bytes(damage(intact))
     for _ in range(2):
-        assert _jit.compile_now(_plus_one, _jit.i8(_jit.i8), cached=True)(1) == 2
+        assert _cached_plus_one()(1) == 2
+    assert len(file.read_bytes()) == len(intact), "the file was written anew"
+    assert [path.name for path in tmp_path.rglob("*.*")] == [file.name], "no temporary files remain"
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+def test_machine_code_of_another_function_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    _cached_plus_one()
+    _jit.compile_now(_twice, _jit.i8(_jit.i8), cached=True)
+    (own,), (other,) = tmp_path.rglob("*plus_one*.code"), tmp_path.rglob("*twice*.code")
+    own.write_bytes(other.read_bytes())
+    assert _cached_plus_one()(5) == 6
+
+
+def _twice(x):
+    return 2 * x
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+def test_several_threads_compile_and_call_the_same_function(tmp_path, monkeypatch):
+    monkeypatch.setenv("LENGTHWISE_CACHE_DIR", str(tmp_path))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(_compile_and_call, range(20))) == list(range(1, 21))
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (np.zeros((2, 3)),),
+        (np.zeros((2, 3)), 1, 2),
+        (np.zeros((2, 3), np.int64), 1),
+        (np.zeros(6), 1),
+        (np.zeros((3, 2)).T, 1),
+        (np.zeros((4, 3))[::2], 1),
+        ([[0.0]], 1),
+        (np.zeros((2, 3)), "one"),
+        (np.zeros((2, 3)), 1.5),
+    ],
+    ids=str,
+)
+def test_a_compiled_function_refuses_other_types(wrong):
+    function = _jit.compile_now(_last_of_row, _jit.f8(_jit.type_of(np.zeros((1, 1))), _jit.i8), cached=False)
+    assert function(np.arange(6.0).reshape(2, 3), 1) == 5.0
+    with pytest.raises(TypeError, match="compiled"):
+        function(*wrong)
+
+
+def _last_of_row(table, row):
+    return table[row, -1]
+
+
+@pytest.mark.skipif(_jit.DISABLED, reason="nothing is compiled")
+def test_all_kinds_of_arguments_arrive():
+    inner = _jit.f8(_jit.f8, _jit.i8)
+    given = Parts(np.arange(6.0).reshape(2, 3), Pair(np.arange(3), True))
+    signature = _jit.pair_of_floats(_jit.function_type(inner), _jit.type_of(given), _jit.f8, _jit.type_of(False))
+    scale = _jit.compile_now(_scaled, inner, cached=False)
+    function = _jit.compile_now(_combined, signature, cached=False)
+    for flag in (False, True):
+        assert function(scale, given, 0.5, flag) == pytest.approx(_combined(_scaled, given, 0.5, flag))
+    with pytest.raises(TypeError, match="takes a compiled function"):
+        function(_scaled, given, 0.5, True)
+
+
+class Pair(NamedTuple):
+    numbers: np.ndarray
+    chosen: bool
+
+
+class Parts(NamedTuple):
+    table: np.ndarray
+    pair: Pair
+
+
+def _scaled(value, times):
+    return value * times
+
+
+def _combined(scale, parts, offset, flag):
+    total = offset
+    for row in range(parts.table.shape[0]):
+        for column in range(parts.table.shape[1]):
+            total += scale(parts.table[row, column], parts.pair.numbers[column])
+    return total + (1000.0 if parts.pair.chosen and flag else 0.0), math.frexp(total)[0]
 
 
 def test_helpers_run_and_raise_alike_when_compiled_and_from_the_cache(tmp_path, monkeypatch):

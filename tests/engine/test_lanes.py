@@ -29,4 +29,4 @@ def test_with_indices_checked(tmp_path):
     ]
     result = subprocess.run(program, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert list(tmp_path.rglob("*run*.nbi")), "the kernel was compiled in this lane"
+    assert list(tmp_path.rglob("*kernel.run*.code")), "the kernel was compiled in this lane"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from lengthwise import engine
 from lengthwise.lab import Contestant, gap_closed, lab, ratio
 from lengthwise.lab.experiment import at_rate, run_values
+from lengthwise.metrics import summarize
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.lab import LoadUnit
+from lengthwise.schema.workload import SharedPrefixes
 
 
 def of(table, policy, predictor, load):
@@ -123,6 +126,22 @@ def test_waiting_counts_every_stay_in_the_queue(small) -> None:
     assert found["wait.max"] == r.queued_for_s.max() > first_s.max()
     assert found["wait.mean"] == pytest.approx(r.queued_for_s.mean())
     assert found["waiting_share"] == pytest.approx(r.queued_for_s.sum() / (r.finished_s - r.arrival_s).sum())
+
+
+def test_cached_tokens_are_found_and_not_recomputed(small) -> None:
+    bench, n = small.Bench(60), 60
+    prefixes = SharedPrefixes(16, np.arange(n + 1), np.arange(n) % 2)
+    workload = replace(at_rate(bench.requests(0, ""), 50.0), prefixes=prefixes)
+    plain = bench.deployment(Scheduler(), 4)
+    cached = replace(plain, limits=replace(plain.limits, enable_prefix_caching=True))
+    records = engine.simulate(workload, cached, engine="reference")
+    found = run_values(records, 4, np.ones(n), cached)
+    assert found["hit_rate"] == pytest.approx(16 * (n - 2) / workload.prompt_tokens.sum(), rel=0.1)
+    assert found["hit_rate"] == pytest.approx(summarize(records, cached, workload=workload).prefix_cache.hit_rate.value)
+    assert "loaded_share" not in found
+    assert records.requests.preemptions.sum() == found["recomputed_tokens_per_request"] == 0
+    uncached = run_values(engine.simulate(workload, plain, engine="reference"), 4, np.ones(n), plain)
+    assert "hit_rate" not in uncached
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=8), st.floats(0, 1))

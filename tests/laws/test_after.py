@@ -1,4 +1,4 @@
-"""Requests that come after others: when they are sent, and what becomes of them."""
+"""Law 51, requests that come after others: when they are sent, and what becomes of them."""
 
 from __future__ import annotations
 

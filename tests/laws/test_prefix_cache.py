@@ -1,9 +1,10 @@
-"""Laws of the prefix cache: kernel and reference agree, and what is found was computed before."""
+"""Laws 1 and 59 to 61, with a prefix cache: the engines agree, and what is found was computed before, in this run."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
 from lengthwise.schema.deployment import Scheduler
+from lengthwise.schema.records import Status
 from lengthwise.schema.workload import After, Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -79,6 +81,35 @@ def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_lim
     block_size = deployment.kv.block_size
     assert (found % block_size == 0).all()
     assert (found < workload.prompt_tokens).all()
+
+
+def tokens_of(workload):
+    """Return the tokens of each prompt with its output, where equal numbers are equal tokens."""
+    found, fresh, shared = [], itertools.count(), {}
+    prefixes = workload.prefixes
+    for i, (prompt, output) in enumerate(zip(workload.prompt_tokens, workload.output_tokens, strict=True)):
+        if (before := prefixes.turns[i]) >= 0:
+            begin = found[before]
+        else:
+            size = prefixes.block_tokens
+            ids = prefixes.block_ids[prefixes.start[i] : prefixes.start[i + 1]][: prompt // size].tolist()
+            begin = [shared.setdefault((one, k), next(fresh)) for one in ids for k in range(size)]
+        found.append([*begin, *itertools.islice(fresh, prompt + output - len(begin))])
+    return found
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(turns_and_groups(), caching_deployments())
+def test_what_is_found_was_computed_by_an_earlier_request_and_is_computed_no_more(workload, deployment):
+    records = simulate(workload, deployment)
+    r, tokens = records.requests, tokens_of(workload)
+    for i in np.flatnonzero(r.cached_tokens > 0):
+        begin = tokens[i][: r.cached_tokens[i]]
+        earlier = np.flatnonzero(r.scheduled_s <= r.scheduled_s[i])
+        assert any(tokens[j][: len(begin)] == begin for j in earlier if j != i)
+    if not r.preemptions.any() and deployment.limits.timeout_s == INFINITY:
+        computed = r.prompt_tokens - r.cached_tokens + r.output_tokens - 1
+        assert records.totals.tokens.sum() == computed[r.status == Status.FINISHED].sum()
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ SECONDS = (
     "decode_attention_s",
     "host_s",
     "head_s",
-    "first_s",
+    "embedding_s",
     "send_s",
     "swap_s",
     "kv_block_s",

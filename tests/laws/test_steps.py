@@ -19,7 +19,7 @@ PARTS = (
     "decode_attention_s",
     "host_s",
     "head_s",
-    "first_s",
+    "embedding_s",
     "send_s",
     "swap_s",
 )

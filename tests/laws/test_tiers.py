@@ -1,4 +1,4 @@
-"""Laws of the CPU memory behind the prefix cache: kernel and reference agree, and loads cost what they must."""
+"""Laws 54 to 56, CPU memory and storage behind the prefix cache: the engines agree, loads cost what they must."""
 
 from __future__ import annotations
 

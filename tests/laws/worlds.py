@@ -65,7 +65,7 @@ def cost_tables(
     return CostTables(
         layer_s=scale * (1e-3 + 2e-3 * t + bump),
         comm_s=scale * (1e-4 + 1e-4 * t),
-        first_s=scale * 1e-5 * t,
+        embedding_s=scale * 1e-5 * t,
         send_s=scale * (1e-5 + 1e-5 * t),
         head_s=scale * (1e-4 + 1e-4 * b),
         host_s=scale * (2e-4 + 1e-4 * b),

@@ -79,10 +79,10 @@ def test_steps_cost_what_the_engine_charges(tmp_path):
     own = step_seconds(step_parts(log, deployment), values)
     cost = apply(deployment.cost, values | {"host_step": values["log_step"]})
     prefill = (
-        32 * (cost.layer_s[700] + _read(cost.prefill_s, 700)) + cost.first_s[700] + cost.head_s[1] + cost.host_s[1]
+        32 * (cost.layer_s[700] + _read(cost.prefill_s, 700)) + cost.embedding_s[700] + cost.head_s[1] + cost.host_s[1]
     )
     assert own[0] == pytest.approx(prefill, rel=1e-6)
-    decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.first_s[1] + cost.head_s[1] + cost.host_s[1]
+    decode = 32 * (cost.layer_s[1] + cost.decode_s[1, 1]) + cost.embedding_s[1] + cost.head_s[1] + cost.host_s[1]
     assert own[1] == pytest.approx(decode, rel=1e-6)
 
 

@@ -28,7 +28,7 @@ def run_of(deployment, slower: float, *, load: str = "high", repeat: int = 0):
     rng = np.random.default_rng(1)
     arrival_s = np.cumsum(rng.exponential(0.2, N))
     workload = Workload(arrival_s - arrival_s[0], rng.integers(100, 900, N), rng.integers(20, 90, N))
-    parts = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
+    parts = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
     cost = replace(deployment.cost, **{part: slower * getattr(deployment.cost, part) for part in parts})
     records = simulate(workload, replace(deployment, cost=cost))
     return _circle.Run("wide", load, repeat, RunResult(records, workload, "bench"))

@@ -23,7 +23,7 @@ def test_every_model_of_the_catalog_has_operators_that_profiles_know(name):
     assert {one.name for one in operators} <= set(OPERATOR_PARTS)
     assert len({one.key for one in operators}) == len(operators)
     parts = {OPERATOR_PARTS[one.name] for one in operators}
-    assert parts == {"layer", "first", "head", "host", "prefill", "decode"}
+    assert parts == {"layer", "embedding", "head", "host", "prefill", "decode"}
 
 
 def test_shards_of_the_same_shape_are_measured_once():

@@ -39,7 +39,7 @@ def step_costs(
     return CostTables(
         layer_s=floor_s + token_s * tokens,
         comm_s=nothing,
-        first_s=nothing,
+        embedding_s=nothing,
         send_s=nothing,
         head_s=nothing,
         host_s=nothing,

@@ -22,7 +22,7 @@ BATCH = 4
 def deployment():
     """One server whose steps all take 10 ms."""
     made = deploy("llama-3.2-1b", "H100", limits=EngineLimits(max_num_seqs=BATCH, max_num_batched_tokens=8192))
-    names = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "prefill_s", "decode_s")
+    names = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "prefill_s", "decode_s")
     nothing = {name: np.zeros_like(getattr(made.cost, name)) for name in names}
     return replace(made, cost=replace(made.cost, **nothing, host_s=np.full_like(made.cost.host_s, STEP_S)))
 

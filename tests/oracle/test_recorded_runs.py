@@ -66,5 +66,5 @@ def test_clocks_are_joined_by_the_shortest_hand_over(shared, recorded):
     folder = shared("data/profiles/llmservingsim/measured_runs/RTX4090/Llama-3.1-8B")
     requests = recorded.read_requests(folder)
     assert (requests.queued_s - requests.arrival_s).min() == pytest.approx(0, abs=1e-6)
-    assert (requests.first_s > requests.arrival_s).all()
+    assert (requests.first_token_s > requests.arrival_s).all()
     assert len(requests.prompt) == 300

@@ -74,7 +74,7 @@ def synthetic_tables(stages: int) -> CostTables:
     return CostTables(
         layer_s=TICK_S * (800 + 4 * np.floor(tokens / 8)),
         comm_s=TICK_S * (50 + np.floor(tokens / 8)),
-        first_s=0 * tokens,
+        embedding_s=0 * tokens,
         send_s=TICK_S * (8 + np.floor(tokens / 4)),
         head_s=none,
         host_s=none,

@@ -73,8 +73,8 @@ def no_chunks(max_num_seqs):
     return max_num_seqs, 0, CHUNKED
 
 
-def never_two(waiting, token_budget):
-    return (1 if waiting == 1 else 0), token_budget, CHUNKED
+def never_two(num_waiting, token_budget):
+    return (1 if num_waiting == 1 else 0), token_budget, CHUNKED
 
 
 def keeps_all(total_blocks):

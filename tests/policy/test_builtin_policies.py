@@ -166,10 +166,10 @@ PLANS = {
 def test_plans_worked_by_hand():
     assert set(PLANS) == set(policy.known("batching"))
     for name, plan in PLANS.items():
-        assert of("batching", name, decodes=3, waiting=5, num_running=3, token_budget=64, max_num_seqs=8) == plan
-    assert of("batching", "static", waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
-    assert of("batching", "static", prefills=1, waiting=5, max_num_seqs=8)[0] == 0
-    assert of("batching", "windowed", waiting=5, max_num_seqs=8)[0] == 8
+        assert of("batching", name, decodes=3, num_waiting=5, num_running=3, token_budget=64, max_num_seqs=8) == plan
+    assert of("batching", "static", num_waiting=5, token_budget=64, max_num_seqs=8)[0] == 8
+    assert of("batching", "static", prefills=1, num_waiting=5, max_num_seqs=8)[0] == 0
+    assert of("batching", "windowed", num_waiting=5, max_num_seqs=8)[0] == 8
     assert of("batching", "windowed", num_running=3, steps_since_admit=49, max_num_seqs=8)[0] == 0
     assert of("batching", "windowed", num_running=3, steps_since_admit=50, max_num_seqs=8)[0] == 8
     assert of("batching", "windowed", num_running=3, ended_since_admit=1, max_num_seqs=8)[0] == 8

@@ -46,9 +46,9 @@ def preempt_the_unlucky(last_preemption, admission, priority):
 
 
 @batching
-def small_steps(decodes, waiting, in_flight, token_budget, max_num_seqs):
+def small_steps(decodes, num_waiting, in_flight, token_budget, max_num_seqs):
     """Half the budget while a queue stands, one admission a step."""
-    budget = token_budget // 2 if waiting > 4 else token_budget
+    budget = token_budget // 2 if num_waiting > 4 else token_budget
     return min(1 + in_flight, max_num_seqs), max(budget - decodes, 1), CHUNKED
 
 

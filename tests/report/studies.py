@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.plan import (
@@ -37,6 +38,18 @@ def study(*, plans: int = 2, **options) -> Study:
     made = (plan("chat", (2.0, 0.08), **options), plan("summaries", (6.0, 0.2), **options))[:plans]
     swaps = () if plans == 1 else tuple(swap(a, b) for a in made for b in made)
     return Study("Which deployment?", made, swaps)
+
+
+def cached(made: Study, **found: float) -> Study:
+    """The study where the prefix cache has shares of the prompt tokens, less at each further place."""
+
+    def at(c: Choice, place: int) -> Choice:
+        shares = {name: Estimate(share / (1 + place)) for name, share in found.items()}
+        points = tuple(replace(p, values=p.values | shares) for p in c.points)
+        return replace(c, points=points, at=points[c.points.index(c.at)] if c.at and c.points else c.at)
+
+    plans = (replace(p, choices=tuple(at(c, i) for i, c in enumerate(p.choices))) for p in made.plans)
+    return replace(made, plans=tuple(plans))
 
 
 def swap(of: Plan, used: Plan) -> Swap:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import driving
 import pytest
-from driving import until
+from driving import until, without_plotly
 from rich.console import Console
 
 from lengthwise.lab import answer, decision
@@ -74,6 +74,19 @@ def test_the_terminal_shows_the_worth_at_every_load(found) -> None:
     assert "90 % of capacity (7.20 requests/s), batch 8" in text
     assert re.search(r"sjf\s+│ noisy\s+│\s+20.0 ± 2.0", text)
     assert "preempted" not in text  # no request was
+
+
+def test_hit_rates_are_shown_where_a_cache_has_some(found, tmp_path) -> None:
+    write_lab_html(tmp_path / "plain.html", found)
+    cells = [replace(c, values=c.values | {"hit_rate": Estimate(0.8123, 0.01)}) for c in found.cells]
+    cached = replace(found, cells=tuple(cells))
+    write_lab_html(tmp_path / "cached.html", cached)
+    plain, page = ((tmp_path / f"{name}.html").read_text("utf-8") for name in ("plain", "cached"))
+    assert page.count("Prompt tokens cached, %") == 6
+    assert "81.2" in page
+    assert "Prompt tokens" not in without_plotly(plain)
+    assert "cached, %" in printed(cached)
+    assert "cached" not in printed(found)
 
 
 def test_the_terminal_output_is_not_wider_than_requested(found) -> None:

@@ -81,6 +81,17 @@ def test_a_capacity_is_apart_from_the_rate_of_the_metrics(studies, tmp_path) -> 
     assert made["points"][made["at"]][0] == pytest.approx(first.at.rate_rps, rel=1e-4)
 
 
+def test_hit_rates_are_in_the_answer_the_listing_and_the_figures(studies, page, tmp_path) -> None:
+    write_search_html(tmp_path / "cached.html", studies.cached(studies.study(), hit_rate=0.8123))
+    text = (tmp_path / "cached.html").read_text()
+    card = re.search(r'<article class="card answer">.*?</article>', text, re.DOTALL)[0]
+    assert "Prompt tokens cached" in card
+    assert "81.2 %" in card
+    assert '<button type="button">Prompt tokens cached %</button>' in text
+    assert "hit_rate" in [one["name"] for one in drawn(text)["plans"][0]["metrics"]]
+    assert "Prompt tokens" not in without_plotly(page)
+
+
 def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     plan = studies.study().plans[0]
     box = page[page.index('data-plan="0"') : page.index('data-plan="1"')]

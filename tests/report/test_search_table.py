@@ -65,6 +65,16 @@ def test_a_limit_that_binds_far_below_its_bound_is_explained_with_the_rate_of_it
     assert "which jumps past its bound at a higher rate" in reason
 
 
+def test_hit_rates_are_a_column_where_a_cache_has_some(studies) -> None:
+    plain = studies.study(plans=1)
+    text = printed(studies.cached(plain, hit_rate=0.8123, loaded_share=0.25), 160)
+    row = next(line for line in text.splitlines() if plain.plans[0].best.name in line)
+    assert [cell.strip() for cell in row.split("│")[-3:-1]] == ["81.2", "25.0"]
+    assert "cached: share of the prompt tokens in the prefix cache. loaded: from CPU memory behind it." in flat(text)
+    assert "loaded" not in printed(studies.cached(plain, hit_rate=0.8), 160)
+    assert "cached" not in printed(plain, 160)
+
+
 def test_the_cost_models_error_and_notes_are_shown(studies) -> None:
     study = studies.study(plans=1)
     plan = study.plans[0]

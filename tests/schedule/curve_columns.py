@@ -6,7 +6,8 @@ import numpy as np
 
 from lengthwise import schedule
 
-NAMES = {"pp": "stages", "batch": "prefill_batch", "first_s": "prefill_s", "residents": "decode_batch"}
+NAMES = {"pp": "stages", "batch": "prefill_batch", "residents": "decode_batch"}
+CUT = ("prefill_tp", "prefill_pp", "prefill_replicas")
 
 
 class Columns:
@@ -18,9 +19,9 @@ class Columns:
     def __getattr__(self, name):
         if hasattr(self.of, name):
             return getattr(self.of, name)
-        if name.startswith("prefill_"):
+        if name in CUT:
             cuts = np.array([row.prefill_cut or (0, 0, 0) for row in self.rows]).reshape(-1, 3)
-            return cuts[:, ("prefill_tp", "prefill_pp", "prefill_replicas").index(name)]
+            return cuts[:, CUT.index(name)]
         if name == "fits":
             return self.throughput_rps > 0
         return np.array([getattr(row, NAMES.get(name, name)) for row in self.rows])

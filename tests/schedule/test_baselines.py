@@ -97,7 +97,7 @@ def test_one_request_at_a_time_takes_its_prompt_and_its_tokens(opt, four_a40, op
     for at in rows(got, tp=4, pp=1):
         assert got.latency_s[at] == pytest.approx(prompt_s + tokens_s.sum(), rel=0.01)
         assert got.throughput_rps[at] * got.latency_s[at] == pytest.approx(1, rel=1e-6)
-        assert got.first_s[at] == pytest.approx(prompt_s, rel=0.01)
+        assert got.prefill_s[at] == pytest.approx(prompt_s, rel=0.01)
         assert got.residents[at] == pytest.approx(1, rel=1e-6)
 
 

@@ -27,7 +27,7 @@ def prefills_s(tables, prompts, layers=40, first=True, last=True):
     )
     lone = np.arange(1, prompts.max() + 1)
     attention = each - (tables.layer_s + tables.comm_s + tables.send_s)[lone]
-    ends = first * (tables.first_s[tokens] + tables.host_s[batch])
+    ends = first * (tables.embedding_s[tokens] + tables.host_s[batch])
     ends = ends + (tables.head_s[batch] if last else tables.send_s[tokens])
     return layers * ((tables.layer_s + tables.comm_s)[tokens] + attention[prompts - 1].sum(axis=1)) + ends
 

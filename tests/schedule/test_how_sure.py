@@ -109,7 +109,7 @@ def test_a_sample_is_of_something():
 
 def scaled(tables, by):
     """All seconds of all degrees times as much."""
-    names = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
+    names = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
     return {
         tp: dataclasses.replace(cost, **{name: by * getattr(cost, name) for name in names})
         for tp, cost in tables.items()

@@ -66,7 +66,7 @@ def test_attention_of_prompts_is_its_mean_and_not_that_of_a_mean_prompt(three_st
         three_stages,
         **{
             name: 0.0 * getattr(three_stages, name)
-            for name in ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s")
+            for name in ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s")
         },
     )
     each = [float(prefill_visit_s(attention, TaskLengths.fixed(p, 1), 1, 40)) for p in range(1, 513)]

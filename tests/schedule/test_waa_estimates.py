@@ -20,7 +20,7 @@ FIXED = TaskLengths.fixed(256, 33)
 
 
 def scaled(tables, factor):
-    names = ("layer_s", "comm_s", "first_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
+    names = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "host_s", "prefill_s", "decode_s")
     return {tp: replace(t, **{n: factor * getattr(t, n) for n in names}) for tp, t in tables.items()}
 
 

@@ -13,13 +13,15 @@ from observers import LAW, may_get_stuck
 from servers import deployment, step_costs
 from worlds import deployments, workloads
 
-from lengthwise.metrics import Slo
+from lengthwise.engine import simulate
+from lengthwise.metrics import Slo, summarize
 from lengthwise.schema.deployment import Scheduler
+from lengthwise.schema.metric_names import PREFIX_CACHE
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search.limits import WAITS, SloLimits, good_share
-from lengthwise.search.measurement import WARMUP_SHARE, Window, simulated_window
+from lengthwise.search.measurement import WARMUP_SHARE, Window, simulated_window, window_metrics
 
 ONE = deployment(step_costs(0.0, 0.01), max_num_seqs=1)
 
@@ -60,6 +62,41 @@ def test_requests_and_gaps_are_conserved(workload, deployment):
     assert window.as_records().end_s == pytest.approx(workload.arrival_s[-1] - window.start_s)
     if workload.after is None:
         assert window.start_s == pytest.approx(WARMUP_SHARE * workload.arrival_s[-1])
+
+
+def sharing(n, seed, *, is_on=True):
+    """A queue of prompts of 48 to 95 tokens on one replica, of which two begin with the same 16, 32 or 48 tokens."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(1, 4, n)
+    prefixes = SharedPrefixes(
+        16, np.concatenate([[0], np.cumsum(blocks)]), np.concatenate(list(map(np.arange, blocks)))
+    )
+    workload = Workload(np.arange(n) * 0.01, rng.integers(48, 96, n), rng.integers(1, 9, n), prefixes=prefixes)
+    limits = dataclasses.replace(ONE.limits, max_num_seqs=4, enable_prefix_caching=is_on)
+    return workload, dataclasses.replace(ONE, limits=limits)
+
+
+@given(st.integers(2, 60), st.integers(0, 2**32 - 1))
+@LAW
+def test_the_hit_rate_is_of_the_prompts_scheduled_in_the_window(n, seed):
+    workload, cached = sharing(n, seed)
+    window = simulated_window(workload, cached, 0)
+    r = window.records.requests
+    rows = [i for i in range(n) if window.start_s < r.scheduled_s[i] <= window.end_s]
+    found = sum(r.cached_tokens[i] for i in rows) / max(1, sum(workload.prompt_tokens[i] for i in rows))
+    assert window.prefix_cache() == {"hit_rate": pytest.approx(found) if rows else pytest.approx(np.nan, nan_ok=True)}
+    complete = Window(cached, simulate(workload, cached), None, -1.0, 1e9, shares_prefixes=True)
+    summary = summarize(complete.records, cached, workload=workload)
+    assert complete.prefix_cache()["hit_rate"] == pytest.approx(summary.prefix_cache.hit_rate.value)
+
+
+def test_there_is_no_hit_rate_without_a_cache_or_shared_prefixes():
+    workload, cached = sharing(9, 0)
+    values = window_metrics(simulated_window(workload, cached, 0), 0.0)
+    assert {"hit_rate"} == values.keys() & PREFIX_CACHE.keys()
+    alone = dataclasses.replace(workload, prefixes=None)
+    for other, deployed in ((alone, cached), sharing(9, 0, is_on=False)):
+        assert not window_metrics(simulated_window(other, deployed, 0), 0.0).keys() & PREFIX_CACHE.keys()
 
 
 def test_without_sums_the_beginning_is_not_run():

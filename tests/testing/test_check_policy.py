@@ -73,8 +73,8 @@ def counts(arrival_s):
 
 
 @policy.batching
-def never_two(waiting, token_budget):
-    return (1 if waiting == 1 else 0), token_budget, policy.CHUNKED
+def never_two(num_waiting, token_budget):
+    return (1 if num_waiting == 1 else 0), token_budget, policy.CHUNKED
 
 
 @policy.batching
@@ -83,8 +83,8 @@ def odd_flags(max_num_seqs, token_budget):
 
 
 @policy.batching
-def stops_when_full(num_running, waiting, token_budget, max_num_seqs):
-    return (0 if num_running == 0 and waiting > 900 else max_num_seqs), token_budget, policy.CHUNKED
+def stops_when_full(num_running, num_waiting, token_budget, max_num_seqs):
+    return (0 if num_running == 0 and num_waiting > 900 else max_num_seqs), token_budget, policy.CHUNKED
 
 
 @policy.memory

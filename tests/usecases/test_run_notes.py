@@ -67,6 +67,25 @@ def test_hosts_by_name_have_no_serial_front():
             assert not front_note(deployment(requested).cost, 1e5)
 
 
+@pytest.mark.parametrize(
+    ("limits", "share"),
+    [
+        ("max_tokens = 6", "60"),
+        ("max_tokens = 8", "20"),
+        ("max_tokens = 9", ""),
+        ("", ""),
+        ("max_tokens = 6\nignore_eos = true", ""),
+    ],
+)
+def test_a_simulation_reports_outputs_that_end_at_the_limit(tmp_path, limits, share):
+    rows = "".join(f"{i},9,{4 + i % 5}\n" for i in range(50))
+    (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    deployed = '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n[run]\nmodel_draws = 0\n'
+    (outcome,) = simulate.run(config.loads(f'[workload]\ntrace = "t.csv"\n{limits}\n{deployed}', folder=tmp_path))
+    expected = [f"{share} % of outputs end at max_tokens; other limits change the load."] if share else []
+    assert [note for note in outcome.notes if "max_tokens" in note] == expected
+
+
 @pytest.mark.parametrize(("sessions", "notes"), [(150, 1), (2000, 0)])
 def test_a_run_that_ends_while_sessions_fill_it_is_no_steady_load(sessions, notes, tmp_path):
     """Sessions of ten turns, 10 s apart, start at 1/s: the load rises for some 100 s, and falls as long."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise import config, policy
+from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
 from lengthwise.usecases import search, variants
@@ -172,3 +173,56 @@ def test_tenants_are_drawn():
     assert np.mean(variant.workload(0).tenant) == pytest.approx(0.1, abs=0.03)
     with pytest.raises(ScenarioError, match="tenants"):
         config.loads(TEXT.replace("isl = 200", "isl = 200\ntenants = 0"))
+
+
+ENGINES = """
+engine = "sglang"
+workload = { isl = 200, osl = 20, max_tokens = 40, request_rate = 1.0, num_requests = 10 }
+deployment = { model = "llama-3-8b", gpu = "H100" }
+"""
+
+
+def engine_settings(scenario):
+    engine = scenario.engine
+    limits = (engine.max_num_batched_tokens, engine.max_num_seqs, engine.block_size, engine.prefix_cache)
+    return scenario.scheduler.policy, scenario.deployment.host, *limits
+
+
+def test_a_named_engine_has_its_scheduler_host_and_limits():
+    one = config.loads(ENGINES)
+    assert engine_settings(one) == ("sglang", "sglang", 8192, 2048, 1, "sglang")
+    assert engine_settings(config.loads(ENGINES, overrides=["engine=vllm"])) == (
+        "vllm_v1", "vllm", 8192, 1024, 16, "vllm"
+    )  # fmt: skip
+    assert engine_settings(config.loads(ENGINES, overrides=["engine=trtllm"])) == (
+        "trtllm", "trtllm", 8192, 2048, 32, "vllm"
+    )  # fmt: skip
+    small = config.loads(ENGINES, overrides=["deployment.gpu=A100-80GB", "engine=vllm"])
+    assert engine_settings(small)[2:4] == (2048, 256)
+    made = variants.deployment(one)
+    assert made.scheduler == policy.scheduler("sglang")
+    assert made.kv.block_size == 1
+    assert config.loads(one.to_toml()).model_dump() == one.model_dump()
+
+
+def test_what_a_scenario_gives_precedes_the_defaults_of_its_engine():
+    given = ["engine.block_size=16", "deployment.host=default", "scheduler.rank=sjf", "workload.predicted=oracle"]
+    one = config.loads(ENGINES, overrides=given)
+    assert engine_settings(one) == ("sglang", "default", 8192, 2048, 16, "sglang")
+    assert variants.deployment(one).scheduler.rank == "sjf"
+
+
+def test_variants_and_searches_take_the_defaults_of_their_own_engine():
+    both = config.loads(ENGINES + '[[variants]]\nname = "a"\nengine = "vllm"\n[[variants]]\nname = "b"\n')
+    assert [variant.deployment.scheduler.sglang is None for variant in variants.build(both)] == [True, False]
+    engines = ("vllm", "sglang", "trtllm")
+    axis = ENGINES.replace('engine = "sglang"', "") + f"[search]\nspace = {{ engine = {list(engines)} }}\n"
+    (question,) = search.questions(config.loads(axis))
+    made = [question.bench.build({"engine.name": name}) for name in engines]
+    assert [one.limits.block_size for one in made] == [16, 1, 32]
+    assert [one.cost.host_s[0] for one in made] == [ENGINE_HOSTS[name].step_s for name in engines]
+
+
+def test_an_unknown_engine_is_reported():
+    with pytest.raises(ScenarioError, match=r"engine.name.*'vllm', 'sglang' or 'trtllm'"):
+        config.loads(ENGINES.replace('"sglang"', '"sgl"'))

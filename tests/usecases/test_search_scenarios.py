@@ -126,6 +126,29 @@ def test_keys_of_the_cpu_memory_behind_the_cache_are_axes():
         loads(text.replace("batch = [4, 32]", "kv_offloading.size_gb = [-1, 4]"))
 
 
+def test_configurations_have_the_replicas_of_the_scenario_unless_the_space_has_some():
+    for space, expected in (("", {2}), ("replicas = [1, 3]", {1, 3})):
+        text = SMALL.replace("batch = [4, 32]", space)
+        (question,) = requested(text, "deployment.replicas=2", "search.max_gpus=3")
+        assert {one["deployment.replicas"] for one in question.space.candidates()} == expected
+    own = "[[search.any_of]]\nreplicas = [1]\n[[search.any_of]]\nbatch = [4]\n"
+    (question,) = requested(SMALL.replace("batch = [4, 32]", "") + own, "deployment.replicas=2")
+    assert [one["deployment.replicas"] for one in question.space.candidates()] == [1, 1, 2, 2]
+    assert "deployment.replicas" not in requested()[0].space.values()
+
+
+@pytest.mark.parametrize(("objective", "gpus"), [("requests_per_dollar", 2), ("fewest_gpus", 1)])
+def test_a_search_uses_the_replicas_of_the_scenario_or_reports_that_it_finds_them(objective, gpus):
+    text = SMALL.replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', 'gpu = ["H100"]')
+    found = loads(text, overrides=["deployment.replicas=2", f"search.objective={objective}", "run.model_draws=0"])
+    with search.threads(1) as workers:
+        (plan,) = search_module.plan(found, workers).plans
+    best = plan.choices[0]
+    assert (best.status, best.gpus) == (Status.RANKED, gpus)
+    text = "the fewest that the rate needs; deployment.replicas = 2 is not used"
+    assert plan.metadata["replicas"] == ("2 in each configuration" if gpus == 2 else text)
+
+
 def test_an_unknown_name_in_the_space_ends_the_search():
     with pytest.raises(UnknownNameError, match="H1000"), search.threads(1) as workers:
         search_module.plan(loads(SMALL.replace('"L40S"', '"H1000"')), workers)

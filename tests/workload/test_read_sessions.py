@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import OrderedDict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from lengthwise.predict import samples_of
 from lengthwise.schema.errors import TraceError
-from lengthwise.workload import read
+from lengthwise.schema.workload import UNCAPPED
+from lengthwise.workload import detect, read
 from lengthwise.workload.session_rows import Recorded, recorded_calls, workload_of
 
 
@@ -283,11 +286,102 @@ def test_single_spans_and_conversation_ids(tmp_path):
     assert w.extra["model"].tolist() == ["m", "m"]
 
 
+def as_python(one: dict) -> dict:
+    """The span as the console exporter of Python's SDK writes it."""
+    times = {name: date(one[f"{name}TimeUnixNano"]) for name in ("start", "end")}
+    attributes = {a["key"]: int(v) if k == "intValue" else v for a in one["attributes"] for k, v in a["value"].items()}
+    context = {"trace_id": one["traceId"], "span_id": "0x1", "trace_state": "[]"}
+    return {"name": "chat", "context": context, "attributes": attributes} | {f"{n}_time": t for n, t in times.items()}
+
+
+def as_go(one: dict) -> dict:
+    """The span as Go's stdouttrace writes it, with nanoseconds."""
+    times = {f"{name.title()}Time": date(one[f"{name}TimeUnixNano"]) for name in ("start", "end")}
+    attributes = [
+        {"Key": name, "Value": {"Type": "INT64" if type(value) is int else "STRING", "Value": value}}
+        for name, value in as_python(one)["attributes"].items()
+    ]
+    return {"Name": "chat", "SpanContext": {"TraceID": one["traceId"], "SpanID": "1"}, "Attributes": attributes} | times
+
+
+def date(nanoseconds: str) -> str:
+    seconds, rest = divmod(int(nanoseconds), 10**9)
+    return datetime.fromtimestamp(seconds, UTC).strftime(f"%Y-%m-%dT%H:%M:%S.{rest:09}Z")
+
+
+CALLS = (
+    span(100, 102, 50, 10, **{"gen_ai.request.model": "m", "gen_ai.request.max_tokens": 20}),
+    span(103.25, 105, 70, 5, **{"gen_ai.operation.name": "chat"}),
+    span(104, 104.5, 9, 9, trace="u"),
+    span(104, 104.5, 9, 9, trace="u", **{"gen_ai.operation.name": "execute_tool"}),
+)
+FORMS = {
+    "a span on each line": [json.dumps(one) for one in CALLS],
+    "resources with metrics and logs between": [
+        json.dumps(otlp(*CALLS[:2])), '{"resourceMetrics": []}', '{"resourceLogs": []}', "{}",
+        json.dumps({"resourceSpans": [{}, {"scopeSpans": [{"scope": {}}, {"spans": CALLS[2:]}]}]}),
+    ],
+    "a resource on each line (Java)": [json.dumps(one) for one in otlp(*CALLS)["resourceSpans"]],
+    "one object on several lines": [json.dumps(otlp(*CALLS), indent=2)],
+    "a list of spans": [json.dumps(CALLS, indent=1)],
+    "Python's console": [json.dumps(as_python(one), indent=4) for one in CALLS],
+    "Go's stdout": [json.dumps(as_go(one)) for one in CALLS],
+    "Go's stdout on several lines": [json.dumps(as_go(one), indent="\t") for one in CALLS],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_spans_are_the_same_in_every_form(tmp_path, form):
+    expected = read(put(tmp_path, "otlp.jsonl", otlp(*CALLS)))
+    (tmp_path / "spans.json").write_text("\n".join(FORMS[form]) + "\n")
+    assert detect(tmp_path / "spans.json") == "otel"
+    found = read(tmp_path / "spans.json")
+    assert found.prompt_tokens.tolist() == expected.prompt_tokens.tolist() == [50, 70, 9]
+    assert found.max_tokens.tolist() == expected.max_tokens.tolist() == [20, UNCAPPED, UNCAPPED]
+    assert found.after.delay_s.tolist() == expected.after.delay_s.tolist() == [0, 1.25, 0]
+    assert found.extra["model"].tolist() == ["m", "", ""]
+    for column in (lambda w: w.arrival_s, lambda w: w.prefixes.turns, lambda w: w.extra["session"]):
+        assert column(found).tolist() == column(expected).tolist()
+
+
+def test_the_exporters_of_the_python_sdk_write_the_same_requests(tmp_path):
+    trace = pytest.importorskip("opentelemetry.sdk.trace")
+    export = pytest.importorskip("opentelemetry.sdk.trace.export")
+    encoder = pytest.importorskip("opentelemetry.exporter.otlp.proto.common.trace_encoder")
+    from google.protobuf.json_format import MessageToJson
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    console, spans = io.StringIO(), InMemorySpanExporter()
+    provider = trace.TracerProvider()
+    for exporter in (export.ConsoleSpanExporter(out=console), spans):
+        provider.add_span_processor(export.SimpleSpanProcessor(exporter))
+    for at_s, prompt in ((1_700_000_000, 50), (1_700_000_003, 90)):
+        attributes = {"gen_ai.conversation.id": "c", "gen_ai.request.max_tokens": 32, "gen_ai.operation.name": "chat"}
+        one = provider.get_tracer("test").start_span("chat m", attributes=attributes, start_time=at_s * 10**9)
+        one.set_attributes({"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": 8})
+        one.end(at_s * 10**9 + 5 * 10**8)
+    message = encoder.encode_spans(spans.get_finished_spans())
+    (tmp_path / "console.txt").write_text(console.getvalue())
+    (tmp_path / "otlp.json").write_text(MessageToJson(message))
+    (tmp_path / "lines.jsonl").write_text(MessageToJson(message, indent=None) + "\n")
+    for name in ("console.txt", "otlp.json", "lines.jsonl"):
+        w = read(tmp_path / name)
+        assert (w.prompt_tokens.tolist(), w.output_tokens.tolist(), w.max_tokens.tolist()) == (
+            [50, 90],
+            [8, 8],
+            [32, 32],
+        )
+        assert parents(w) == [[], [0]]
+        assert w.after.delay_s.tolist() == [0, 2.5]
+        assert w.prefixes.turns.tolist() == [-1, 0]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (otlp(), "no span in it has gen_ai.usage.input_tokens and gen_ai.usage.output_tokens of at least 1"),
-        ({"resourceSpans": [{}]}, "line 1: must hold spans as OpenTelemetry writes them .KeyError: 'scopeSpans'"),
+        ({"resourceSpans": [{}]}, "no span in it has gen_ai.usage.input_tokens"),
+        (otlp({"traceId": "t"}), "line 1: must hold spans as OpenTelemetry writes them .KeyError: 'startTimeUnixNano'"),
         (otlp(span(1, 2, 3, 4) | {"startTimeUnixNano": "x"}), "line 1: must hold spans .*ValueError"),
     ],
 )

@@ -71,7 +71,9 @@ def test_each_prompt_is_the_context_and_new_tokens(sessions, n, seed):
     session, turn = w.extra["session"], w.extra["turn"]
     assert session[0] == 0
     assert (np.diff(session) >= 0).all()
-    assert len(np.unique(w.arrival_s)) == session[-1] + 1
+    assert np.array_equal(w.session_starts_s, np.unique(w.arrival_s))
+    assert len(w.session_starts_s) == session[-1] + 1
+    assert np.array_equal(w.without_dependencies().session_starts_s, w.arrival_s)
     limit = sessions.max_context_tokens
     assert limit is None or (w.prompt_tokens + w.output_tokens <= limit).all()
     assert w.after is None or (w.after.delay_s >= 0).all()

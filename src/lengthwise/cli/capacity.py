@@ -69,24 +69,25 @@ def show(found: list[VariantCapacity]) -> None:
     from lengthwise import report
     from lengthwise.cli.tables import console, print_table
     from lengthwise.report.formatting import two_digits
-    from lengthwise.report.search_text import metric_name
+    from lengthwise.report.search_text import metric_name, prefix_cache_metrics
 
-    limits = found[0].limits
-    rows = []
+    limits, rows = found[0].limits, []
+    cached = prefix_cache_metrics(sustained.at for sustained in found)
     for sustained in found:
         capacity = sustained.capacity
         if sustained.at is None:
-            rate, half_width, model, metrics = "0", "", "", ["-"] * (1 + len(limits))
+            rate, half_width, model, metrics = "0", "", "", ["-"] * (1 + len(limits) + len(cached))
         else:
             rate = f"{capacity.rate_rps.value:.4g}"
             half_width = two_digits(capacity.rate_rps.half_width) if capacity.rate_rps.has_interval else "unknown"
             model = report.model_text(capacity.rate_rps)
             metrics = [report.metric_text(limit.metric, sustained.at.value(limit.metric)) for limit in sustained.limits]
             metrics.insert(0, f"{sustained.at.rate_rps:.4g}")
+            metrics += [report.metric_text(name, sustained.at.value(name)) for name in cached]
         binds, top = metric_name(capacity.binds), f"{capacity.ceiling.rate_rps:.4g}"
         rows.append([sustained.name, rate, half_width, model, binds, top, *metrics])
     head = ["", "requests/s", "±", "(model)", "bound by", "at most", "simulated/s"]
-    limited = [metric_name(limit.metric) for limit in limits]
+    limited = [*(metric_name(limit.metric) for limit in limits), *(metric_name(name) for name in cached)]
     print_table([*head, *limited], rows, drops=["at most", *reversed(limited), "simulated/s"])
     out = console()
     out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)

@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.usecases.explain import Explanation, LargestBatch, RequestExplanation, Step
+    from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
@@ -132,12 +132,15 @@ def show(variant: Variant, found: Explanation) -> None:
             ("parallelism", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
+            *_caches(found),
             ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
             ("fit", fit_note(evidence.fit) if evidence.fit else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),
         ],
     )
     typer.echo()
+    if variant.scenario.engine.name:
+        _show_engines(variant)
     tokens = kv.num_blocks * kv.block_size
     memory = [
         ("memory", gib(d.gpu.memory_bytes), ""),
@@ -151,6 +154,10 @@ def show(variant: Variant, found: Explanation) -> None:
     ]  # fmt: skip
     print_table(("the fullest GPU of a replica", "size", "of what"), memory)
     typer.echo()
+    if found.tiers:
+        head = ("prefixes are cached in", "size", "tokens", f"contexts of {found.context_tokens:,} tokens")
+        print_table(head, [_tier_row(tier, found.context_tokens) for tier in found.tiers])
+        typer.echo()
     print_table(
         ("context of each request", "fit at once", "limited by"),
         [_fit_row(fit, d.limits.max_num_seqs) for fit in found.fits],
@@ -178,6 +185,54 @@ def show(variant: Variant, found: Explanation) -> None:
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
     for note in found.notes:
         typer.echo(f"note: {note}")
+
+
+def _show_engines(variant: Variant) -> None:
+    """Print the defaults of the scenario's engine beside those of the other ones, and what the scenario has."""
+    from lengthwise.config.sections import ENGINES
+
+    order = sorted(ENGINES, key=lambda name: name != variant.scenario.engine.name)
+    defaults = [ENGINES[name].of(name, variant.deployment.gpu) for name in order]
+    rows = []
+    for section, keys in defaults[0].items():
+        for key in keys:
+            values = [str(one[section][key]) for one in defaults]
+            rows.append((f"{section}.{key}", *values, str(getattr(getattr(variant.scenario, section), key))))
+    print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
+    typer.echo()
+
+
+def _caches(found: Explanation) -> list[tuple[str, str]]:
+    """Return a row for the prefix cache and for each tier behind it: rules and speeds. The sizes have a table."""
+    limits = found.deployment.limits
+    if not limits.enable_prefix_caching:
+        text = "off; prompts share prefixes, which engine.enable_prefix_caching = true would find"
+        return [("prefix cache", text)] if found.shares_prefixes else []
+    size = f"{limits.block_size} token{'s' if limits.block_size > 1 else ''}"
+    kinds = {
+        "vllm": f"vLLM's, full blocks of {size}, least recently used evicted first",
+        "sglang": f"SGLang's radix tree, pages of {size}, eviction {limits.radix_eviction_policy}",
+    }
+    rows, offloading = [("prefix cache", kinds[limits.prefix_cache])], limits.kv_offloading
+    if offloading is not None and len(found.tiers) > 1:
+        blocks = "prompts and outputs" if offloading.outputs else "prompts"
+        wait = f", {duration(offloading.latency_s)} each" if offloading.latency_s else ""
+        when = "always" if offloading.load == "always" else "where faster than computing"
+        speed = f"{offloading.gb_per_s:g} GB/s of each GPU in each direction{wait}"
+        rows.append(("CPU memory", f"blocks of {blocks}; {speed}; loads {when}"))
+    if offloading is not None and offloading.storage is not None and len(found.tiers) > 2:
+        storage = offloading.storage
+        wait = f", {duration(storage.latency_s)} each" if storage.latency_s else ""
+        speed = f"reads {storage.read_gb_per_s:g} GB/s, writes {storage.write_gb_per_s:g} GB/s of each replica{wait}"
+        shared = "replicas find what others have written" if storage.shared else "of each replica"
+        rows.append(("storage", f"all blocks of the CPU memory, {shared}; {speed}"))
+    return rows
+
+
+def _tier_row(tier: CacheTier, context_tokens: int) -> tuple[str, str, str, str]:
+    if math.isinf(tier.tokens):
+        return tier.name, "no limit", "", ""
+    return tier.name, f"{tier.gb:,.4g} GB", f"{tier.tokens:,.0f}", f"{tier.tokens // context_tokens:,.0f}"
 
 
 def _scheduler(variant: Variant) -> str:

@@ -57,8 +57,8 @@ COMMANDS = {
     "profile show": "Show a profile's operators: sizes, times, noise, share of the roofline, gaps.",
     "profile fit": "Fit cost tables to a profile: errors on held-out points by estimator, operator and region.",
     "profile check": "Compare a new profile with an old one and name the operators that changed.",
-    "workload": "Summarize traces and presets.",
-    "workload show": "Show counts, rates, quantiles and a sketch of the lengths of a trace or a preset.",
+    "workload": "Summarize traces, scenarios and presets.",
+    "workload show": "Show counts, rates, sessions and a sketch of the lengths of a trace, a scenario or a preset.",
     "catalog": "List models, GPUs, nodes, policies and presets.",
 }
 """Summary of each command and group, in the order of the help page."""
@@ -85,7 +85,11 @@ GROUPS = {
         "lengthwise profile check new.parquet old.parquet",
     ),
     "profile import": ("lengthwise profile import aiconfigurator systems/data --system h200_sxm --out p.parquet",),
-    "workload": ("lengthwise workload show chat-1m", "lengthwise workload show trace.csv --format azure"),
+    "workload": (
+        "lengthwise workload show chat-1m",
+        "lengthwise workload show trace.csv --format azure",
+        "lengthwise workload show examples/multi-turn.toml",
+    ),
 }
 """Examples of the program and of its groups. Other names in COMMANDS are commands."""
 

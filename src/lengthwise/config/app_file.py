@@ -199,7 +199,10 @@ class _Builder:
         return None
 
     def _model(self, name: str, section: ModelSection) -> Model:
-        limits = section.engine.model_dump()
+        limits = section.engine.model_dump(exclude={"name"})
+        if section.engine.name is not None:
+            text = "is for scenarios, where it sets the scheduler; leave it out"
+            self.problems.add(text, "models", name, "engine", "name")
         if limits["max_step_seqs"] == "per_stage":
             text = "must be a number: plans differ in their stages"
             self.problems.add(text, "models", name, "engine", "max_step_seqs")

@@ -24,11 +24,12 @@ class Scenario(Section):
     description: str = ""
     workload: sections.WorkloadSection
     deployment: sections.DeploymentSection
-    engine: sections.EngineSection = sections.EngineSection()
-    scheduler: sections.SchedulerSection = sections.SchedulerSection()
-    predictor: sections.PredictorSection = sections.PredictorSection()
-    slo: sections.SloSection = sections.SloSection()
-    run: sections.RunSection = sections.RunSection()
+    # Defaults are not validated: each would build a validator of its section when the module is imported.
+    engine: sections.EngineSection = sections.EngineSection.model_construct()
+    scheduler: sections.SchedulerSection = sections.SchedulerSection.model_construct()
+    predictor: sections.PredictorSection = sections.PredictorSection.model_construct()
+    slo: sections.SloSection = sections.SloSection.model_construct()
+    run: sections.RunSection = sections.RunSection.model_construct()
     search: sections.SearchSection | None = None
     lab: sections.LabSection | None = None
     schedule: sections.ScheduleSection | None = None
@@ -81,10 +82,31 @@ class Scenario(Section):
         return f"{source}:{resolved(place, self.folder)}" if colon else source
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
-        """Return a copy with this file, folder and notes. A scenario without a name is named like the file."""
+        """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
+
+        Settings that it does not have become those of the engine that it names.
+        """
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
+        for key, defaults in changed.engine_defaults().items():
+            section = getattr(changed, key)
+            given = section.model_fields_set
+            values = dict(section) | {name: value for name, value in defaults.items() if name not in given}
+            # Defaults do not count as given: a variant with another engine has that engine's.
+            changed.__dict__[key] = type(section).model_construct(given, **values)
         return changed
+
+    def engine_defaults(self) -> dict[str, dict[str, Any]]:
+        """Return the settings by section that the named engine has by default. Empty for an unknown GPU."""
+        from lengthwise import catalog
+
+        if self.engine.name is None:
+            return {}
+        try:
+            gpu = catalog.gpu(self.file_or_name(self.deployment.gpu))
+        except InputError:
+            return {}  # It is reported where the deployment is built.
+        return sections.ENGINES[self.engine.name].of(self.engine.name, gpu)
 
     def variant_scenarios(self) -> list[Self]:
         """Return a complete scenario for each variant, with its name; without variants, this scenario alone."""
@@ -156,7 +178,7 @@ _NO_TBT = (
     "times between tokens are pooled over requests, so that no single request can be judged by them; "
     "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
 )
-_SHORT = {"scheduler": "policy", "predictor": "kind"}
+_SHORT = {"engine": "name", "scheduler": "policy", "predictor": "kind"}
 _VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
 KeyPath = tuple[str, ...]
 
@@ -312,6 +334,19 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             notes.append(
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
+    notes += _cache_notes(scenario, source)
+    return scenario.with_origin(source, folder, notes)
+
+
+def _cache_notes(scenario: Scenario, source: str) -> list[str]:
+    """Return notes on settings of the prefix cache without effect. Raises ScenarioError if no variant has a size."""
+    notes = list[str]()
+    tables = {one.name: one.engine.kv_offloading for one in scenario.variant_scenarios()}
+    unsized = [repr(name) for name, table in tables.items() if table and "size_gb" not in table.model_fields_set]
+    if len(unsized) == len(tables):
+        raise_if_any([Problem(("engine", "kv_offloading", "size_gb"), "is missing")], source)
+    elif unsized:
+        notes.append(f"engine.kv_offloading has no size_gb, and thus no effect, in {', '.join(unsized)}")
     cached = scenario.engine.enable_prefix_caching or any(
         v.engine.get("enable_prefix_caching") for v in scenario.variants
     )
@@ -328,7 +363,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
         )
-    return scenario.with_origin(source, folder, notes)
+    return notes
 
 
 def _has(table: Any, path: KeyPath) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lengthwise import search
 from lengthwise.config.files import Table, merged
@@ -19,14 +19,21 @@ from lengthwise.config.validation import Problem, validated
 from lengthwise.config.values import Section, seconds
 from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.plan import Limit
+
+if TYPE_CHECKING:
+    from lengthwise.schema.plan import Limit
 
 _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
 """The settings that may be an axis: dotted key to section."""
-_AXES = {"scheduler": "scheduler.policy", "batch": "engine.max_num_seqs", "chunk": "engine.max_num_batched_tokens"}
+_AXES = {
+    "engine": "engine.name",
+    "scheduler": "scheduler.policy",
+    "batch": "engine.max_num_seqs",
+    "chunk": "engine.max_num_batched_tokens",
+}
 REPLICAS = "deployment.replicas"
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics that a limit bounds from below; all others are bounded from above."""
@@ -136,11 +143,12 @@ def _reasons_against(key: str, value: Any) -> list[str]:
     if key == REPLICAS and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
-    required |= {"size_gb": 0} if section is KVOffloadingTable else {}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]
 
 
 def _limit(metric: str, bound: Any) -> Limit:
+    from lengthwise.schema.plan import Limit
+
     value = seconds(bound)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f'must be a number or a text with a unit ("200ms"); it is {bound!r}')  # noqa: TRY004

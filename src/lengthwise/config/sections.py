@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from lengthwise import cost as costs
 from lengthwise import policy, predict
 from lengthwise.config.values import (
     Arrivals,
@@ -27,11 +28,10 @@ from lengthwise.config.values import (
     input_error_as_value_error,
     seconds,
 )
-from lengthwise.cost import HOST_NAMES, HostOverhead
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schedule.controls import Strategy
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import UnknownNameError
+from lengthwise.schema.specs import GpuSpec
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
@@ -219,8 +219,8 @@ class WorkloadSection(Section):
 class HostTable(Section):
     """Seconds that an engine's host adds to each step, to each sequence of a step, and to each request."""
 
-    step_s: HostSeconds = HostOverhead().step_s
-    sequence_s: HostSeconds = HostOverhead().sequence_s
+    step_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().step_s)
+    sequence_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().sequence_s)
     request_s: HostSeconds = 0.0  # delays each request on its own
     serial_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
     launch_s: HostSeconds = 0.0  # launches a layer's kernels in a step of more than max_num_seqs tokens
@@ -255,9 +255,9 @@ class DeploymentSection(Section):
         return self.tp * self.pp * self.replicas
 
     @property
-    def host_overhead(self) -> str | HostOverhead:
+    def host_overhead(self) -> str | costs.HostOverhead:
         """Return the overhead of the engine's host: a name of ``cost.HOST_NAMES``, or its seconds."""
-        return self.host if isinstance(self.host, str) else HostOverhead(**self.host.model_dump())
+        return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
 
     @field_validator("cost")
     @classmethod
@@ -271,8 +271,8 @@ class DeploymentSection(Section):
     @field_validator("host")
     @classmethod
     def _check_host(cls, host: str | HostTable) -> str | HostTable:
-        if isinstance(host, str) and host not in HOST_NAMES:
-            raise ValueError(f"must be one of {', '.join(HOST_NAMES)}, or a table of step_s and sequence_s")
+        if isinstance(host, str) and host not in costs.HOST_NAMES:
+            raise ValueError(f"must be one of {', '.join(costs.HOST_NAMES)}, or a table of step_s and sequence_s")
         return host
 
 
@@ -289,7 +289,8 @@ class KVStorageTable(Section):
 class KVOffloadingTable(Section):
     """CPU memory behind the prefix cache of each replica, as vLLM's offloading connector uses it."""
 
-    size_gb: Annotated[NotNan, Field(ge=0, le=1e6)]  # of one replica, all of its GPUs together; 0: none
+    # Of one replica, all of its GPUs together; 0: none. The scenario or one of its variants must give it.
+    size_gb: Annotated[NotNan, Field(ge=0, le=1e6)] = 0.0
     gb_per_s: Annotated[NotNan, Field(gt=0)] = KVOffloading.gb_per_s  # between a GPU and CPU memory, in each direction
     latency: Wait = 0.0  # of each load and of each store
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
@@ -298,8 +299,13 @@ class KVOffloadingTable(Section):
 
 
 class EngineSection(Section):
-    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes."""
+    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes.
 
+    ``name``, or ``engine = "sglang"`` for short, names an engine: scheduler, host and the limits that the scenario does
+    not set are that engine's own.
+    """
+
+    name: Literal["vllm", "sglang", "trtllm"] | None = None
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
@@ -314,6 +320,44 @@ class EngineSection(Section):
     radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
     kv_offloading: KVOffloadingTable | None = None  # CPU memory behind the prefix cache
     max_in_flight: UpTo1024 | None = None  # steps in a replica's pipeline at a time; None: one for each stage
+
+
+class EngineDefaults(NamedTuple):
+    """What an engine takes where no setting is given, by the GPU's memory where that decides."""
+
+    version: str
+    policy: str
+    block_size: int
+    prefix_cache: str
+    # From each number of GiB on: (max_num_batched_tokens, max_num_seqs).
+    limits_by_gib: tuple[tuple[float, tuple[int, int]], ...]
+    smallest_on: str = "no GPU"  # part of the names of GPUs with the smallest limits, whatever their memory
+
+    def of(self, host: str, gpu: GpuSpec) -> dict[str, dict[str, Any]]:
+        """Return the settings by section, for a GPU."""
+        gib = 0 if self.smallest_on in gpu.name.lower() else gpu.memory_bytes / 2**30
+        tokens, seqs = next(limits for least, limits in reversed(self.limits_by_gib) if gib >= least)
+        limits = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "block_size": self.block_size}
+        return {
+            "scheduler": {"policy": self.policy},
+            "deployment": {"host": host},
+            "engine": limits | {"prefix_cache": self.prefix_cache},
+        }
+
+
+ENGINES = {
+    "vllm": EngineDefaults(
+        "vLLM 0.32", "vllm_v1", 16, "vllm",
+        ((0, (2048, 256)), (70, (8192, 1024)), (160, (16384, 1024))), smallest_on="a100",
+    ),
+    "sglang": EngineDefaults(
+        "SGLang 0.5.23", "sglang", 1, "sglang",
+        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))),
+    ),
+    "trtllm": EngineDefaults("TensorRT-LLM", "trtllm", 32, "vllm", ((0, (8192, 2048)),)),
+}  # fmt: skip
+"""Defaults of servers: vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and the least ``max_running_requests``, and
+TensorRT-LLM's ``BuildConfig``. The last one's prefix cache is not modelled."""
 
 
 class SglangTable(Section):
@@ -433,19 +477,19 @@ Kind = Literal[
     "none", "oracle", "constant", "ecdf", "bucket_ecdf", "lognormal_error", "bin_neighbour", "confusion",
     "quantised", "same", "reversed", "model", "default",
 ]  # fmt: skip
-# By kind: the class, the required keys and the optional keys.
-_PREDICTORS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
+# By kind: the class in ``predict``, the required keys and the optional keys.
+_PREDICTORS: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]] = {
     "none": (None, (), ()),
-    "oracle": (predict.Oracle, (), ()),
-    "constant": (predict.Constant, (), ("tokens", "conditional")),
-    "ecdf": (predict.Ecdf, (), ("conditional",)),
-    "bucket_ecdf": (predict.BucketEcdf, (), ("buckets", "conditional")),
-    "lognormal_error": (predict.LogNormalError, ("sigma",), ("bias", "half_life_tokens", "exact_lengths")),
-    "bin_neighbour": (predict.BinNeighbour, ("boundaries", "p"), ("split", "half_life_tokens")),
-    "confusion": (predict.Confusion, ("boundaries", "matrix"), ()),
-    "quantised": (predict.Quantised, ("boundaries",), ()),
-    "same": (predict.Same, (), ("tokens",)),
-    "reversed": (predict.Reversed, (), ("pivot",)),
+    "oracle": ("Oracle", (), ()),
+    "constant": ("Constant", (), ("tokens", "conditional")),
+    "ecdf": ("Ecdf", (), ("conditional",)),
+    "bucket_ecdf": ("BucketEcdf", (), ("buckets", "conditional")),
+    "lognormal_error": ("LogNormalError", ("sigma",), ("bias", "half_life_tokens", "exact_lengths")),
+    "bin_neighbour": ("BinNeighbour", ("boundaries", "p"), ("split", "half_life_tokens")),
+    "confusion": ("Confusion", ("boundaries", "matrix"), ()),
+    "quantised": ("Quantised", ("boundaries",), ()),
+    "same": ("Same", (), ("tokens",)),
+    "reversed": ("Reversed", (), ("pivot",)),
     "model": (None, ("file",), ("conditional",)),
     "default": (None, (), ("conditional",)),
 }
@@ -530,11 +574,17 @@ class PredictorSection(Section):
             # If only inner boundaries are given, add the smallest and the largest length.
             inner = len(edges) == 1 or (self.matrix is not None and len(edges) == len(self.matrix) - 1)
             own["boundaries"] = [0.0, *edges, LAST_CLASS_RATIO * edges[-1]] if inner and min(edges) > 0 else edges
-        return _PREDICTORS[self.kind][0](**own)
+        return getattr(predict, str(_PREDICTORS[self.kind][0]))(**own)
 
 
 _QUANTILE = re.compile(r"p([0-9]{1,2}(?:\.[0-9]+)?)")
 _FIXED = re.compile(r"([1-9][0-9]{0,6}) tokens?")
+
+
+def _strategies() -> list[str]:
+    from lengthwise.schedule.controls import Strategy
+
+    return [one.value for one in Strategy]
 
 
 class ScheduleSection(Section):
@@ -552,7 +602,7 @@ class ScheduleSection(Section):
     latency_bound: Seconds = math.inf
     bound_for: Text = "p99"
     gpus: Count | None = None  # None: tp x pp x replicas of [deployment]
-    strategies: list[Text] = Field(default_factory=lambda: [one.value for one in Strategy], min_length=1)
+    strategies: list[Text] = Field(default_factory=_strategies, min_length=1)
     worst_case: bool = True
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
     # Systems to compare with, or "all"; each is simulated in all its configurations (seconds to a minute).
@@ -573,7 +623,7 @@ class ScheduleSection(Section):
     @field_validator("strategies")
     @classmethod
     def _check_strategies(cls, names: list[str]) -> list[str]:
-        return _all_known("strategy", names, [one.value for one in Strategy])
+        return _all_known("strategy", names, _strategies())
 
     @field_validator("baselines")
     @classmethod

@@ -93,8 +93,10 @@ def raise_if_any(
 
 _Error = Mapping[str, Any]  # an entry of ``ValidationError.errors()``
 _UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {
-    "prompt": LENGTHS, "output": LENGTHS, "max_tokens": LIMITS, "arrivals": ARRIVALS,
+    "prompt": LENGTHS, "output": LENGTHS, "system_prompt": LENGTHS, "tokens": LENGTHS, "max_tokens": LIMITS,
+    "arrivals": ARRIVALS,
 }  # fmt: skip
+_SHORT_FORMS = {"max_tokens": 'a number of tokens, "none"', "arrivals": "the name of a kind"}  # beside tables
 _TYPES = ("int", "float", "str", "bool")
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _REQUIREMENTS: dict[str, str] = {
@@ -157,6 +159,9 @@ def _problem(entry: _Error, root: type[BaseModel]) -> Problem:  # noqa: PLR0911
             return Problem(path, "must not be empty")
         case "union_tag_not_found":
             return Problem((*path, "kind"), f"is missing; it is one of {', '.join(_UNIONS[path[-1]])}")
+        case "model_attributes_type" if path and path[-1] in _UNIONS:
+            short, kinds = _SHORT_FORMS.get(path[-1], "a number of tokens"), ", ".join(_UNIONS[path[-1]])
+            return Problem(path, f"must be {short}, or a table with a kind ({kinds}){_given(entry)}")
     text, value = _requirement(entry), entry["input"]
     if entry["type"] == "value_error" and f"it is {value!r}" in text:
         return Problem(path, text)

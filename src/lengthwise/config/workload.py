@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,11 @@ import numpy.typing as npt
 from lengthwise import workload as w
 from lengthwise.config.files import resolved
 from lengthwise.config.sections import SessionsTable, WorkloadSection
-from lengthwise.predict.sample_files import Served, served
 from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import Workload
+
+if TYPE_CHECKING:
+    from lengthwise.predict.sample_files import Served
 
 Ints = npt.NDArray[np.int64]
 LOG = "log"
@@ -38,6 +41,8 @@ def read_trace(
     found = format or w.detect(path)
     if found not in (None, LOG):
         return w.read(path, format, time_scale=time_scale, sort=sort)
+    from lengthwise.predict.sample_files import served
+
     try:
         log = served(path)
     except InputError as error:

@@ -18,7 +18,7 @@ _SLOPE_SPAN = 256
 class PackedCost(NamedTuple):
     """Cost tables as arrays for compiled code. The slopes continue the tables beyond their last row."""
 
-    by_tokens: Floats  # columns: layer, comm, first (token embedding), send
+    by_tokens: Floats  # columns: layer, comm, (token) embedding, send
     tokens_slope: Floats
     by_seqs: Floats  # columns: head, host
     seqs_slope: Floats
@@ -35,7 +35,7 @@ class PackedCost(NamedTuple):
 
 def pack(cost: CostTables) -> PackedCost:
     """Return the cost tables in the layout for compiled code."""
-    by_tokens = np.column_stack([cost.layer_s, cost.comm_s, cost.first_s, cost.send_s])
+    by_tokens = np.column_stack([cost.layer_s, cost.comm_s, cost.embedding_s, cost.send_s])
     by_seqs = np.column_stack([cost.head_s, cost.host_s])
     return PackedCost(
         np.ascontiguousarray(by_tokens),

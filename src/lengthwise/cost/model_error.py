@@ -18,7 +18,7 @@ from lengthwise.schema.deployment import Deployment
 DRAWS = 16
 LEVEL = 0.9
 MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
-_NAMES = ("layer", "comm", "first", "send", "head", "host", "prefill", "decode", "masked")
+_NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
 CONTEXT = "context"  # prefill attention beyond that of the same chunk without context
 FIT_ERROR_LIMIT = 0.2

@@ -294,7 +294,7 @@ class Operators:
         times = 3 if self.model.encoder_layers else 2
         return [self._all_reduce("all-reduce", self.model.hidden * tokens).times(times)]
 
-    def first(self, tokens: Any) -> list[Work]:
+    def embedding(self, tokens: Any) -> list[Work]:
         """Return the work of the token embedding."""
         works = [self.kernels.stream("embedding", 2 * self.model.hidden * self.wide * tokens)]
         if self.tp > 1:

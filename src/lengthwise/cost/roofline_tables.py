@@ -77,7 +77,7 @@ def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[
     errors = {
         "layer": max(gemm, log_sd(MOE)) if model.ffn.experts else gemm,
         "comm": comm,
-        "first": round(STREAM_LOG_SD * transfer, 3),
+        "embedding": round(STREAM_LOG_SD * transfer, 3),
         "send": comm,
         "head": log_sd(WIDE_GEMM),
         "host": HOST_LOG_SD,
@@ -189,7 +189,7 @@ def roofline(
     return CostTables(
         layer_s=host.with_launches(_seconds_table(ops.layer, tokens), limits.max_num_seqs),
         comm_s=_seconds_table(ops.all_reduces, tokens),
-        first_s=_seconds_table(ops.first, tokens),
+        embedding_s=_seconds_table(ops.embedding, tokens),
         send_s=_seconds_table(ops.send, tokens),
         head_s=_seconds_table(ops.head, seqs),
         host_s=host.seconds(seqs),
@@ -225,7 +225,7 @@ def operators(
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens, seqs = decode_seqs + sum(chunk for chunk, _ in prefill), decode_seqs + len(prefill)
     layers, stages = model.layers, parallel.pp
-    works = [("first", 1, ops.first(tokens)), ("layer", layers, ops.layer(tokens))]
+    works = [("embedding", 1, ops.embedding(tokens)), ("layer", layers, ops.layer(tokens))]
     works += [("prefill", layers, ops.prefill(chunk, context)) for chunk, context in prefill]
     works += [("decode", layers, ops.decode(decode_seqs, kv_tokens))] if decode_seqs else []
     works.append(("comm", layers, ops.all_reduces(tokens)))

@@ -41,7 +41,7 @@ from lengthwise.schema.specs import ModelSpec
 FORMAT = "lengthwise-cost-tables"
 VERSION = 1
 
-_BY_TOKENS = ("layer_s", "comm_s", "first_s", "send_s")
+_BY_TOKENS = ("layer_s", "comm_s", "embedding_s", "send_s")
 _BY_SEQS = ("head_s", "host_s")
 _ATTENTION = ("prefill_s", "decode_s")
 _SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)

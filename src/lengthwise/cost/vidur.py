@@ -223,7 +223,7 @@ def monotone_tables(
     tables = CostTables(
         layer_s=layer,
         comm_s=comm,
-        first_s=zeros,
+        embedding_s=zeros,
         send_s=by_tokens.get(SEND_RECV, zeros),
         head_s=np.zeros(limits.max_num_seqs + 1),
         host_s=np.zeros(limits.max_num_seqs + 1),

@@ -67,7 +67,7 @@ def compose(ops: Mapping[str, Floats], model: ModelSpec, stage_layers: Ints, sou
     return CostTables(
         layer_s=seconds(layer_ms),
         comm_s=seconds(comm_ms),
-        first_s=zeros,
+        embedding_s=zeros,
         send_s=seconds(ops[SEND_RECV][rounded] if SEND_RECV in ops else zeros),
         head_s=np.zeros(HIGHEST_BATCH + 1),
         host_s=np.zeros(HIGHEST_BATCH + 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lengthwise._jit import address_of, jit, jit_cold
+from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import assign_return_number, join, remove_partial
@@ -58,7 +58,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     w.swap_s = 0.0
     expire(S, r, now_s)
     if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
-        return rules(address_of(S), r, now_s, rank) == 1
+        return rules(S, r, now_s, rank) == 1
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False

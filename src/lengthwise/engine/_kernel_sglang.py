@@ -6,7 +6,7 @@ decode are in the idle group while a step is formed, since a replica has one ste
 
 from __future__ import annotations
 
-from lengthwise._jit import at_address, jit, jit_cold
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
@@ -17,9 +17,8 @@ ADMITTED, NO_TOKENS, NO_MEMORY = range(3)
 UNLIMITED = 1 << 60
 
 
-def form_as_sglang(state, r, now_s, rank):
-    """Form the next step of replica ``r`` in ``State.work``. Return 0 if there is nothing to run."""
-    S = at_address(state)
+def form_as_sglang(S, r, now_s, rank):
+    """Form the next step of replica ``r`` in ``S.work``. Return 0 if there is nothing to run."""
     rep, w = S.replicas[r], S.work[0]
     if _tries_queue(S, r):
         _prefill(S, r, now_s, rank)
@@ -35,7 +34,7 @@ def form_as_sglang(state, r, now_s, rank):
     return 1 if w.seqs > 0 else 0
 
 
-def form_by_policies(_state, _r, _now_s, _rank):
+def form_by_policies(_S, _r, _now_s, _rank):
     """Take the place of ``form_as_sglang`` where policies form the steps: it is not called."""
     return 0
 

@@ -116,13 +116,13 @@ def _with_masked_pairs(S, cost, kv_tokens, prefill_s, decode_s):
 @jit
 def _pipeline(S, r, now_s, prefill_s, decode_s):
     rep, w, cost = S.replicas[r], S.work[0], S.cost
-    layer_s, comm_s, first_s, send_s, head_s, host_s = _table_rows(S, cost)
+    layer_s, comm_s, embedding_s, send_s, head_s, host_s = _table_rows(S, cost)
     last = len(cost.stage_layers) - 1
     end_s, layers = now_s, 0.0
     for p in range(last + 1):
         stage_s = cost.stage_layers[p] * (layer_s + comm_s + prefill_s + decode_s)
         if p == 0:
-            stage_s += first_s + host_s + w.swap_s
+            stage_s += embedding_s + host_s + w.swap_s
         stage_s += head_s if p == last else send_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
@@ -133,7 +133,7 @@ def _pipeline(S, r, now_s, prefill_s, decode_s):
     rep.decode_attention_s += layers * decode_s
     rep.host_s += host_s
     rep.head_s += head_s
-    rep.first_s += first_s
+    rep.embedding_s += embedding_s
     rep.send_s += last * send_s
     return end_s
 
@@ -144,8 +144,8 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
     rep, w = S.replicas[r], S.work[0]
     prefill_a, decode_a = _attention(S, one, kv_tokens)
     prefill_b, decode_b = _attention(S, other, kv_tokens)
-    layer_a, comm_a, first_a, send_a, head_a, host_a = _table_rows(S, one)
-    layer_b, comm_b, first_b, send_b, head_b, host_b = _table_rows(S, other)
+    layer_a, comm_a, embedding_a, send_a, head_a, host_a = _table_rows(S, one)
+    layer_b, comm_b, embedding_b, send_b, head_b, host_b = _table_rows(S, other)
     last, end_s = len(one.stage_layers) - 1, now_s
     layer_s, comm_s, prefill_s, decode_s, send_s = 0.0, 0.0, 0.0, 0.0, 0.0
     for p in range(last + 1):
@@ -155,7 +155,7 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
         send = send_b if b else send_a
         stage_s = n * (layer + comm + prefill + decode)
         if p == 0:
-            stage_s += (first_b if b else first_a) + (host_b if b else host_a) + w.swap_s
+            stage_s += (embedding_b if b else embedding_a) + (host_b if b else host_a) + w.swap_s
         stage_s += (head_b if b else head_a) if p == last else send
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
@@ -170,7 +170,7 @@ def _pipeline_by_stage(S, one, other, stage_other, r, now_s, kv_tokens):
     rep.decode_attention_s += decode_s
     rep.host_s += host_b if stage_other[0] == 1 else host_a
     rep.head_s += head_b if stage_other[last] == 1 else head_a
-    rep.first_s += first_b if stage_other[0] == 1 else first_a
+    rep.embedding_s += embedding_b if stage_other[0] == 1 else embedding_a
     rep.send_s += send_s
     return end_s
 

@@ -27,17 +27,17 @@ INFINITY = float("inf")
 def start_load(S, r, slot, first, end, now_s):
     """Start the load of blocks ``first`` to ``end`` of a request that has left the queue and taken its blocks."""
     q, params, tier = S.slots[slot], S.params[0], S.tiers[r]
-    load, result = S.offloads[q.index], S.results[q.index]
+    offload, result = S.offloads[q.index], S.results[q.index]
     end_s = max(now_s, tier.loads_until_s) + (params.offload_latency_s + (end - first) * params.offload_block_s)
     _count_loads(S, r, q.index, first, end, 1)
     _move_to(S, q.index, r)
     tier.loads_until_s = end_s
-    load.state = LOADING
-    load.slot = slot
-    load.load_first = first
-    load.load_end = end
-    load.stored = end
-    load.offered = max(load.offered, end)
+    offload.state = LOADING
+    offload.slot = slot
+    offload.load_first = first
+    offload.load_end = end
+    offload.stored = end
+    offload.offered = max(offload.offered, end)
     read = 0
     for k in range(S.request_blocks_start[q.index] + first, S.request_blocks_start[q.index] + end):
         read += S.is_used[k] == READ
@@ -61,8 +61,8 @@ def count_loadable(S, r, q, found, now_s):
 
     The block of the last token can be loaded: then that token alone is computed.
     """
-    params, load = S.params[0], S.offloads[q.index]
-    reads = params.storage_blocks > 0 and load.num_reads < MAX_READS
+    params, offload = S.params[0], S.offloads[q.index]
+    reads = params.storage_blocks > 0 and offload.num_reads < MAX_READS
     while params.load_if_faster == 1:
         at, end_s, loads = _estimate_load(S, r, q, found, reads, now_s)
         begin = found * params.block_size
@@ -88,8 +88,8 @@ def count_loadable(S, r, q, found, now_s):
             break
     if read > 0 or ready_s > now_s:
         _move_to(S, q.index, r)
-        if load.wakes == 0:
-            load.wakes = 1
+        if offload.wakes == 0:
+            offload.wakes = 1
             push_event(S, ready_s, len(S.replicas) + len(S.results) + q.index)
         return -1
     return -1 if loads else at - found
@@ -158,10 +158,10 @@ def _read(S, r, q, found, now_s):  # noqa: C901  two passes over a request's blo
         return 0
     end_s = max(now_s, tier.reads_until_s) + (params.storage_latency_s + read * params.storage_read_block_s)
     tier.reads_until_s = end_s
-    load, base = S.offloads[q.index], S.request_blocks_start[q.index]
+    offload, base = S.offloads[q.index], S.request_blocks_start[q.index]
     _move_to(S, q.index, r)
-    load.num_reads += 1
-    load.offered = max(load.offered, at)
+    offload.num_reads += 1
+    offload.offered = max(offload.offered, at)
     passed = 0
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
         passed += S.node_length[run]
@@ -251,11 +251,11 @@ def restore_deferred(S, r, now_s):
 @jit_cold
 def end_load(S, i):
     """End the load of request ``i``, which then waits for a step."""
-    load = S.offloads[i]
-    _count_loads(S, load.replica, i, load.load_first, load.load_end, -1)
-    load.state = LOADED
-    S.tiers[load.replica].loaded += 1
-    S.pending[load.replica] = 1
+    offload = S.offloads[i]
+    _count_loads(S, offload.replica, i, offload.load_first, offload.load_end, -1)
+    offload.state = LOADED
+    S.tiers[offload.replica].loaded += 1
+    S.pending[offload.replica] = 1
 
 
 @jit
@@ -267,11 +267,11 @@ def is_loaded(S, q):
 @jit_cold
 def find_loaded(S, r, q):
     """Let requests find the loaded blocks of a request in the GPU's prefix cache. The last token is left to compute."""
-    load, block_size = S.offloads[q.index], S.params[0].block_size
-    if load.state == LOADED:
-        load.state = FOUND
-        cache_blocks(S, r, q, load.load_end * block_size)
-        q.prefilled = min(load.load_end * block_size, q.context - 1)
+    offload, block_size = S.offloads[q.index], S.params[0].block_size
+    if offload.state == LOADED:
+        offload.state = FOUND
+        cache_blocks(S, r, q, offload.load_end * block_size)
+        q.prefilled = min(offload.load_end * block_size, q.context - 1)
 
 
 @jit_cold
@@ -287,12 +287,12 @@ def leave_loading(S, r, at):
 
 @jit_cold
 def _move_to(S, i, r):
-    load, base = S.offloads[i], S.request_blocks_start[i]
-    if load.replica != r:
-        S.is_used[base : base + load.offered] = 0
-        load.replica = r
-        load.stored = 0
-        load.offered = 0
+    offload, base = S.offloads[i], S.request_blocks_start[i]
+    if offload.replica != r:
+        S.is_used[base : base + offload.offered] = 0
+        offload.replica = r
+        offload.stored = 0
+        offload.offered = 0
 
 
 @jit_cold
@@ -316,13 +316,13 @@ def note_end(S, r, q):
     i = q.index
     if S.params[0].offload_blocks == 0 or S.replicas[r].side == 1 or S.offloads[i].replica < 0:
         return
-    load = S.offloads[i]
-    tier = S.tiers[load.replica]
-    load.tokens = _storable_tokens(S, i, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+    offload = S.offloads[i]
+    tier = S.tiers[offload.replica]
+    offload.tokens = _storable_tokens(S, i, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
     before, after = NONE, tier.first_ended  # In the order of arrival.
     while after != NONE and after < i:
         before, after = after, S.offloads[after].next_ended
-    load.next_ended = after
+    offload.next_ended = after
     if before == NONE:
         tier.first_ended = i
     else:
@@ -344,12 +344,12 @@ def touch_ended(S, r, now_s):
 
 @jit_cold
 def _touch(S, r, i):
-    load, row, passed, base = S.offloads[i], S.params[0].tier_row + r, 0, S.request_blocks_start[i]
+    offload, row, passed, base = S.offloads[i], S.params[0].tier_row + r, 0, S.request_blocks_start[i]
     for run in range(S.node_start[i], S.node_start[i + 1]):
         passed += S.node_length[run]
     for run in range(S.node_start[i + 1] - 1, S.node_start[i] - 1, -1):
         passed -= S.node_length[run]
-        for k in range(min(load.offered, passed + S.node_length[run]) - 1, passed - 1, -1):
+        for k in range(min(offload.offered, passed + S.node_length[run]) - 1, passed - 1, -1):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
             if block != NONE and S.is_used[base + k] != 0:
                 unlink(S, row, block)
@@ -358,31 +358,31 @@ def _touch(S, r, i):
 
 @jit_cold
 def _store(S, r, i, tokens, now_s, computed_s):
-    load, row, end = S.offloads[i], S.params[0].tier_row + r, tokens // S.params[0].block_size
+    offload, row, end = S.offloads[i], S.params[0].tier_row + r, tokens // S.params[0].block_size
     _move_to(S, i, r)
-    if end <= load.stored:
+    if end <= offload.stored:
         return
-    load.offered = max(load.offered, end)
+    offload.offered = max(offload.offered, end)
     new, passed, base = 0, 0, S.request_blocks_start[i]
     for run in range(S.node_start[i], S.node_start[i + 1]):
-        for k in range(max(load.stored, passed), min(end, passed + S.node_length[run])):
+        for k in range(max(offload.stored, passed), min(end, passed + S.node_length[run])):
             block = S.cache_table[row, place_of(S, row, S.node_first[run] + k - passed)]
             new += block == NONE
             if block == NONE or S.chunk_ready_s[r, block] <= now_s:
                 S.is_used[base + k] |= USED
         passed += S.node_length[run]
-    _count_loads(S, r, i, load.stored, end, 1)  # So that they are not evicted here.
+    _count_loads(S, r, i, offload.stored, end, 1)  # So that they are not evicted here.
     fits = _evict(S, r, new - (S.params[0].offload_blocks - S.pools[row].evictable), now_s)
-    _count_loads(S, r, i, load.stored, end, -1)
+    _count_loads(S, r, i, offload.stored, end, -1)
     if not fits:
         return
     if new > 0:
         tier = S.tiers[r]
         start_s = max(computed_s, tier.stores_until_s)
         tier.stores_until_s = start_s + (S.params[0].offload_latency_s + new * S.params[0].offload_block_s)
-        _insert(S, r, i, load.stored, end)
-        _write(S, r, i, load.stored, end, now_s)
-    load.stored = end
+        _insert(S, r, i, offload.stored, end)
+        _write(S, r, i, offload.stored, end, now_s)
+    offload.stored = end
 
 
 @jit_cold

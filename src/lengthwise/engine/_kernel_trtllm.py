@@ -7,7 +7,7 @@ are in ``State.tmp_slot``, and the tokens of each that are in the step in ``Stat
 
 from __future__ import annotations
 
-from lengthwise._jit import at_address, jit, jit_cold
+from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
 from lengthwise.engine._kernel_queue import queue_pop, queue_push
@@ -18,9 +18,8 @@ COMPLETE, FIRST_COME_FIRST_SERVED = 0, 1
 INFINITY = float("inf")
 
 
-def form_as_trtllm(state, r, now_s, rank):
-    """Form the next step of replica ``r`` in ``State.work``. Return 0 if there is nothing to run."""
-    S = at_address(state)
+def form_as_trtllm(S, r, now_s, rank):
+    """Form the next step of replica ``r`` in ``S.work``. Return 0 if there is nothing to run."""
     rep, w, params = S.replicas[r], S.work[0], S.params[0]
     queue, room = S.queues[rep.queue], params.max_num_seqs - S.running[r]
     if queue.length > 0 and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):

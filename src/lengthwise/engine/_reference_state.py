@@ -496,7 +496,7 @@ class Offload:
             or finds stored.
         read: Blocks that it has read from storage.
         num_reads: How often it has begun to read from storage.
-        load: Blocks from where to where its load goes, or None if it has no load.
+        load_range: First block and end of its load, or None if it has no load.
         end_s: When its load ends, or infinity.
         is_loaded: Whether its load has ended.
         is_cached: Whether the loaded blocks can be found in the GPU's pool.
@@ -508,7 +508,7 @@ class Offload:
     used: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     num_reads: int = 0
-    load: tuple[int, int] | None = None
+    load_range: tuple[int, int] | None = None
     end_s: float = math.inf
     is_loaded: bool = False
     is_cached: bool = False
@@ -722,7 +722,8 @@ class Replica:
         row["kv_read"] += kv_tokens
         row["swap_s"] += step.swap_s
         for part in (
-            "layer_s", "comm_s", "prefill_attention_s", "decode_attention_s", "host_s", "head_s", "first_s", "send_s",
+            "layer_s", "comm_s", "prefill_attention_s", "decode_attention_s", "host_s", "head_s", "embedding_s",
+            "send_s",
         ):  # fmt: skip
             row[part] += getattr(cost, part)
         bins = len(self.series)

@@ -59,7 +59,7 @@ replica_t = _record(
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
-    comm_s prefill_attention_s decode_attention_s host_s head_s first_s send_s swap_s kv_block_s new_token_ratio
+    comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
     last_key
     """,
 )
@@ -67,7 +67,7 @@ replica_t = _record(
 (``transfer_blocks``) have no resident. ``idle_group`` is the number of the group of decoding residents that are not
 in flight. ``partials`` counts half-computed prompts; ``incoming``, at a decode replica, counts transfers, which use its
 row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first timeout of a resident.
-``layer_s`` are seconds of the layers without attention and collectives, ``first_s`` seconds of the token embedding.
+``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding.
 ``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are of engines' own rules
 (``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the last order of one
 (``last_key``, ``last_index``)."""

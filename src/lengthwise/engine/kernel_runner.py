@@ -382,7 +382,7 @@ def _view(rows: Array) -> Array:
 
 def ready() -> bool:
     """Return whether a compiled kernel exists, in this process or in the disk cache."""
-    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("run")
+    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("lengthwise.engine.kernel.run")
 
 
 @lru_cache(maxsize=1)
@@ -396,7 +396,7 @@ def _compiled(state_type: Any, decode_type: Any) -> Any:
 
 def _rules_signature(state_type: Any) -> Any:
     rank = _jit.function_type(signatures()["rank"])
-    return _jit.i8(_jit.address_type(state_type), _jit.i8, _jit.f8, rank)
+    return _jit.i8(_jit.pointer_to(state_type), _jit.i8, _jit.f8, rank)
 
 
 def _rules(state: State, engine: str) -> Any:
@@ -405,7 +405,7 @@ def _rules(state: State, engine: str) -> Any:
     if _jit.DISABLED:
         return function
     if (key := (_kind(state), engine)) not in _RULES:
-        _RULES[key] = _jit.compile_argument(function, _rules_signature(_jit.type_of(state)))
+        _RULES[key] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
     return _RULES[key]
 
 

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 _TOTALS = (
     "steps", "tokens", "busy_s", "layer_s", "comm_s", "prefill_attention_s", "decode_attention_s", "host_s", "head_s",
-    "first_s", "send_s", "swap_s", "kv_block_s",
+    "embedding_s", "send_s", "swap_s", "kv_block_s",
 )  # fmt: skip
 
 

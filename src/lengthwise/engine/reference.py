@@ -142,7 +142,7 @@ class Reference:
             while any(self._end_step(rep, now) for rep in self.replicas):
                 self._handle_entries(now)
             ends = [(q, rep) for rep in self.decode_replicas for q, end_s in rep.incoming.items() if end_s == now]
-            ends += [(q, rep) for rep in self.replicas for q, load in rep.loading.items() if load.end_s == now]
+            ends += [(q, rep) for rep in self.replicas for q, offload in rep.loading.items() if offload.end_s == now]
             for q, rep in sorted(ends, key=lambda end: end[0].index):
                 if q in rep.incoming:
                     self._receive(rep, q)
@@ -183,7 +183,7 @@ class Reference:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
-        loads = [load.end_s for rep in self.prefill_replicas for load in rep.loading.values()]
+        loads = [offload.end_s for rep in self.prefill_replicas for offload in rep.loading.values()]
         return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *self.wakes_s.values()]))
 
     def _next_request(self) -> int | None:
@@ -238,23 +238,23 @@ class Reference:
             if q.prompt > self.s.params.longest_prompt:
                 return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
             return Rejection.REFUSED_BY_MEMORY_POLICY if q.rules.max_tokens < 1 else Rejection.NONE
-        chunk = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
-        if chunk <= 0:
+        chunk_tokens = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
+        if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
-        blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk, 0)
+        blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk_tokens, 0)
         if blocks >= 0 and self.s.decode_side:
             blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
         return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
 
-    def _blocks_when_empty(self, side: Setup, q: Request, context: int, chunk: int, generated: int) -> int:
+    def _blocks_when_empty(self, side: Setup, q: Request, context: int, chunk_tokens: int, generated: int) -> int:
         peak = context + side.remaining_integer(q, generated) if side.params.needs_peak else 0
         predicted, _ = side.predicted_at(q.index, generated)
-        return side.memory_blocks(context, chunk, predicted, side.params.total_blocks, 0, peak)
+        return side.memory_blocks(context, chunk_tokens, predicted, side.params.total_blocks, 0, peak)
 
     def _route(self, side: Setup, replicas: list[Replica], q: Request) -> Replica:
         a, b = side.columns.draws[q.index]
         prefix, block_size = side.params.router_prefix, side.params.block_size
-        nodes = self._nodes(q)[: q.prompt // block_size] if prefix else []
+        nodes = self._prefix_nodes(q)[: q.prompt // block_size] if prefix else []
         found, indexed = [0] * len(replicas), [0] * len(replicas)
         if prefix == 1:
             found = [rep.pool.count(nodes) for rep in replicas]
@@ -352,8 +352,8 @@ class Reference:
             self._emit(rep, q, now)
         for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number):
             self._emit(rep, q, now)
-        for q, chunk in step.prompts:
-            q.prefilled += chunk
+        for q, chunk_tokens in step.prompts:
+            q.prefilled += chunk_tokens
             self._cache_blocks(rep, q, q.prefilled, "computed")
             if q.prefilled < q.context:
                 self._to_idle(rep, q)
@@ -416,10 +416,10 @@ class Reference:
         if rep.s.params.prefix_caching and event in rep.pool.caches_when:
             size, prompt = rep.s.params.block_size, int(self.s.columns.prompt[q.index])
             if full := tokens // size:
-                nodes, priority = self._nodes(q)[:full], -int(self.s.columns.priority[q.index])
+                nodes, priority = self._prefix_nodes(q)[:full], -int(self.s.columns.priority[q.index])
                 q.cached = rep.pool.cache(q.cached, nodes, prompt // size, priority)
 
-    def _nodes(self, q: Request) -> list[int]:
+    def _prefix_nodes(self, q: Request) -> list[int]:
         return [int(node) for node in self.s.nodes.of(q.index)]
 
     def _free_blocks(self, rep: Replica, q: Request, event: str) -> None:
@@ -676,15 +676,15 @@ class Reference:
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission.number):
-            chunk = min(q.context - q.prefilled, prompt_budget - step.prompt_tokens)
-            if step.seqs == rep.s.params.max_step_seqs or chunk <= 0:
+            chunk_tokens = min(q.context - q.prefilled, prompt_budget - step.prompt_tokens)
+            if step.seqs == rep.s.params.max_step_seqs or chunk_tokens <= 0:
                 return
             if q in rep.idle:
-                need = max(0, rep.s.blocks_for(q.prefilled + chunk) - q.blocks)
+                need = max(0, rep.s.blocks_for(q.prefilled + chunk_tokens) - q.blocks)
                 if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
-                    self._cache_blocks(rep, q, q.prefilled + chunk, "scheduled")
-                    step.prompts.append((q, chunk))
+                    self._cache_blocks(rep, q, q.prefilled + chunk_tokens, "scheduled")
+                    step.prompts.append((q, chunk_tokens))
 
     def _claim_blocks(
         self, rep: Replica, step: Step, q: Request, need: int, reserve: int = 0, *, reserve_when_alone: bool = False
@@ -750,10 +750,10 @@ class Reference:
                 return
             found = self._find_cached(rep, q, flags)
             cached = len(found) * params.block_size
-            chunk = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
-            if chunk <= 0:
+            chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
+            if chunk_tokens <= 0:
                 return
-            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
+            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
                 return
             if params.offload_blocks and not q.swapped and flags & contracts.CHUNKED:
                 loadable, deferred = self._loadable(rep, q, len(found))
@@ -765,17 +765,17 @@ class Reference:
                     if not self._load(rep, step, q, found, loadable):
                         return
                     continue
-            blocks = self._blocks_to_admit(rep, step, q, cached + chunk, found)
+            blocks = self._blocks_to_admit(rep, step, q, cached + chunk_tokens, found)
             if blocks < 0:
                 return
             self._take_blocks(rep, q, blocks, found)
             if q.admission.number < 0:
                 self.results[q.index]["cached_tokens"] = cached
             if not q.swapped:
-                self._cache_blocks(rep, q, cached + chunk, "scheduled")
+                self._cache_blocks(rep, q, cached + chunk_tokens, "scheduled")
             self._note_admission(rep, q)
             admitted, batch = admitted + 1, q.wait.bin_batch
-            self._place(rep, step, q, chunk)
+            self._place(rep, step, q, chunk_tokens)
 
     def _take_blocks(self, rep: Replica, q: Request, blocks: int, found: Any) -> None:
         rep.queue.waiting.remove(q)
@@ -810,24 +810,24 @@ class Reference:
             ):
                 return -1
             offload = rep.loading[q]
-            assert offload.load is not None
+            assert offload.load_range is not None
             if not offload.is_cached:
                 offload.is_cached = True
-                self._cache_blocks(rep, q, offload.load[1] * params.block_size, "scheduled")
-                q.prefilled = min(offload.load[1] * params.block_size, q.context - 1)
-            chunk = min(q.context - q.prefilled, left)
-            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk)[0] <= 0:
+                self._cache_blocks(rep, q, offload.load_range[1] * params.block_size, "scheduled")
+                q.prefilled = min(offload.load_range[1] * params.block_size, q.context - 1)
+            chunk_tokens = min(q.context - q.prefilled, left)
+            if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
                 return -1
-            blocks = self._blocks_to_admit(rep, step, q, q.prefilled + chunk)
+            blocks = self._blocks_to_admit(rep, step, q, q.prefilled + chunk_tokens)
             if blocks < 0:
                 return -1
             del rep.loading[q]
             rep.pool.take(blocks - q.blocks)
-            q.blocks, offload.load = blocks, None
-            self._cache_blocks(rep, q, q.prefilled + chunk, "scheduled")
+            q.blocks, offload.load_range = blocks, None
+            self._cache_blocks(rep, q, q.prefilled + chunk_tokens, "scheduled")
             self._note_admission(rep, q)
             admitted += 1
-            self._place(rep, step, q, chunk)
+            self._place(rep, step, q, chunk_tokens)
         return admitted
 
     def _loadable(self, rep: Replica, q: Request, found: int) -> tuple[list[Chunk], bool]:
@@ -837,7 +837,7 @@ class Reference:
         those that another request loads in the pool. Chunks whose load ends later than their computation are left out.
         """
         params, tier, offload = rep.s.params, rep.tier, self.offloads[q.index]
-        nodes = self._nodes(q)[found : q.context // params.block_size]
+        nodes = self._prefix_nodes(q)[found : q.context // params.block_size]
         reads, begin = params.storage_blocks > 0 and offload.num_reads < MAX_READS, found * params.block_size
         while params.load_if_faster and (count := tier.count(nodes, self.now_s, reads=reads)):
             tokens = min(begin + count * params.block_size, q.context - 1) - begin
@@ -885,7 +885,7 @@ class Reference:
             chunk.loads += 1
         offload = self.offloads[q.index]
         offload.move_to(rep.number)
-        offload.load, offload.end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
+        offload.load_range, offload.end_s, offload.is_loaded, offload.is_cached = (first, end), end_s, False, False
         offload.used.update(range(first, end))
         offload.stored = end
         q.wait.end(self.now_s)
@@ -903,9 +903,9 @@ class Reference:
     def _end_load(self, rep: Replica, q: Request) -> None:
         offload = rep.loading[q]
         offload.is_loaded, offload.end_s = True, math.inf
-        assert offload.load is not None
-        first, end = offload.load
-        for chunk in rep.tier.find(self._nodes(q)[first:end]):
+        assert offload.load_range is not None
+        first, end = offload.load_range
+        for chunk in rep.tier.find(self._prefix_nodes(q)[first:end]):
             chunk.loads -= 1
 
     def _store(self, rep: Replica, q: Request, tokens: int, computed_s: float) -> None:
@@ -915,7 +915,7 @@ class Reference:
         end = tokens // params.block_size
         if end <= offload.stored:
             return
-        nodes = self._nodes(q)[offload.stored : end]
+        nodes = self._prefix_nodes(q)[offload.stored : end]
         for k, node in enumerate(nodes, start=offload.stored):
             if node not in rep.tier.pool.chunks or rep.tier.pool.chunks[node].ready_s <= self.now_s:
                 offload.used.add(k)
@@ -937,10 +937,10 @@ class Reference:
         for q in finished:
             self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
         for q in finished:
-            nodes = self._nodes(q)
+            nodes = self._prefix_nodes(q)
             rep.tier.pool.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 
-    def _place(self, rep: Replica, step: Step, q: Request, chunk: int) -> None:
+    def _place(self, rep: Replica, step: Step, q: Request, chunk_tokens: int) -> None:
         row = self.results[q.index]
         if math.isnan(row["scheduled_s"]):
             row["scheduled_s"] = self.now_s
@@ -950,13 +950,13 @@ class Reference:
             step.swap_s += q.blocks * rep.s.params.swap_s_per_block
             self._to_idle(rep, q)
         else:
-            step.prompts.append((q, chunk))
+            step.prompts.append((q, chunk_tokens))
 
     def _find_cached(self, rep: Replica, q: Request, flags: int) -> Any:
         """Return the cached blocks with which a waiting request begins. At least its last token is computed."""
         if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
             return rep.pool.find([])
-        return rep.pool.find(self._nodes(q)[: (q.context - 1) // rep.s.params.block_size])
+        return rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // rep.s.params.block_size])
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
         """Return how many prompt tokens after the cached ones fit in the step, or 0 if the prompt must wait."""
@@ -966,11 +966,11 @@ class Reference:
         if not step.prompts and q.wait.last_preemption > 0:
             return q.context
         if flags & contracts.PADDED:
-            longest = max([q.context, *(chunk for _, chunk in step.prompts)])
+            longest = max([q.context, *(chunk_tokens for _, chunk_tokens in step.prompts)])
             return q.context if (len(step.prompts) + 1) * longest <= prompt_budget else 0
         return q.context if q.context <= left else 0
 
-    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk: int, found: Any = None) -> int:
+    def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk_tokens: int, found: Any = None) -> int:
         """Return the blocks that a request gets, ``found`` included, or -1 if it must wait.
 
         To the memory policy, found blocks that other requests hold are free, since the request takes none for them, and
@@ -981,9 +981,9 @@ class Reference:
         loading = [p for p in rep.loading if p is not q]
         peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        blocks = rep.s.memory_blocks(q.context, chunk, predicted, free, len(residents), peak)
+        blocks = rep.s.memory_blocks(q.context, chunk_tokens, predicted, free, len(residents), peak)
         if blocks >= 0:
-            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk), q.blocks)
+            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk_tokens), q.blocks)
             if blocks > free:
                 raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks
@@ -999,11 +999,11 @@ class Reference:
 
     def _launch(self, rep: Replica, step: Step) -> None:
         kv_tokens = sum(q.context for q in step.decodes)
-        prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
+        prompts = [(chunk_tokens, q.prefilled) for q, chunk_tokens in step.prompts]
         rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
         if rep.s.params.offload_blocks:
-            for q, chunk in step.prompts:
-                self._store(rep, q, self._storable_tokens(q, q.prefilled + chunk), step.end_s)
+            for q, chunk_tokens in step.prompts:
+                self._store(rep, q, self._storable_tokens(q, q.prefilled + chunk_tokens), step.end_s)
         self._touch_ended(rep)
         # Count rounds: ``round_steps[0]`` is the marked step, which at first is the step that prefilled. When it has
         # left the pipeline, a round ends and the step launched now is marked.

@@ -22,7 +22,7 @@ class StepCost:
     decode_attention_s: float
     host_s: float
     head_s: float
-    first_s: float  # token embedding
+    embedding_s: float
     send_s: float
     stages_s: list[float]
 
@@ -37,7 +37,7 @@ class _LayerCost:
     decode: float
     host: float
     head: float
-    first: float  # token embedding
+    embedding: float  # of tokens
     send: float
 
 
@@ -68,12 +68,12 @@ class CostReader:
         for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
             stage_s = n * (read.layer + read.comm + read.prefill + read.decode)
             if p == 0:
-                stage_s += read.first + read.host + swap_s
+                stage_s += read.embedding + read.host + swap_s
             stages.append(stage_s + (read.head if p == last else read.send))
         if self._other is None and not self._by_stage:
             n = float(cost.stage_layers.sum())
             sums = n * one.layer, n * one.comm, n * one.prefill, n * one.decode
-            return StepCost(*sums, one.host, one.head, one.first, last * one.send, stages)
+            return StepCost(*sums, one.host, one.head, one.embedding, last * one.send, stages)
         # Sums in the kernel's order: stage by stage.
         layer = comm = prefill = decode = send = 0.0
         for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
@@ -82,8 +82,8 @@ class CostReader:
             prefill += n * read.prefill
             decode += n * read.decode
             send += read.send if p < last else 0.0
-        host, head, first = by_stage[0].host, by_stage[-1].head, by_stage[0].first
-        return StepCost(layer, comm, prefill, decode, host, head, first, send, stages)
+        host, head, embedding = by_stage[0].host, by_stage[-1].head, by_stage[0].embedding
+        return StepCost(layer, comm, prefill, decode, host, head, embedding, send, stages)
 
     def recompute_steps(self, tokens: int, swap_s: float | None, decodes: int, kv_tokens: int) -> float:
         """Return what a preemption costs, in decode steps of the replica's batch.
@@ -119,7 +119,7 @@ class CostReader:
             decode=self._decode(decodes, kv_tokens, len(prompts)) + self._masked_s(decodes, keys, kv_tokens),
             host=_row(cost.host_s, seqs),
             head=_row(cost.head_s, seqs),
-            first=_row(cost.first_s, tokens),
+            embedding=_row(cost.embedding_s, tokens),
             send=_row(cost.send_s, tokens),
         )
 

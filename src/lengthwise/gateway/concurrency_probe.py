@@ -18,7 +18,7 @@ class RequestTimes:
     """When a request was sent, and when its first and its last token arrived."""
 
     sent_s: float
-    first_s: float
+    first_token_s: float
     last_s: float
 
 
@@ -40,9 +40,9 @@ def probe_max_num_seqs(server: Server, desired: int) -> int:
 
 def max_concurrent(times: Sequence[RequestTimes]) -> int:
     """Return how many requests ran at once at most: all of them if no request waited for the end of another."""
-    if not any(late.sent_s < early.first_s and early.last_s < late.first_s for late in times for early in times):
+    if not any(b.sent_s < a.first_token_s and a.last_s < b.first_token_s for b in times for a in times):
         return len(times)
-    return max(sum(one.first_s <= other.first_s <= one.last_s for one in times) for other in times)
+    return max(sum(one.first_token_s <= other.first_token_s <= one.last_s for one in times) for other in times)
 
 
 async def _request_times(client: Client, body: bytes) -> RequestTimes | None:

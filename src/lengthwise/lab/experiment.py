@@ -326,8 +326,13 @@ def saturated_rps(workload: Workload, deployment: Deployment, engine_name: str) 
     return (len(queued_s) - 1 - first) / float(queued_s[-1] - queued_s[first])
 
 
-def run_values(records: Records, max_num_seqs: int, isolated: Floats) -> dict[str, float]:
-    """Return one run's values, named as in ``schema.lab.Cell``. ``isolated`` has the requests' times alone ([n])."""
+def run_values(
+    records: Records, max_num_seqs: int, isolated: Floats, deployment: Deployment | None = None
+) -> dict[str, float]:
+    """Return one run's values, named as in ``schema.lab.Cell``. ``isolated`` has the requests' times alone ([n]).
+
+    ``deployment`` is given where prompts share prefixes: its cache then has a hit rate.
+    """
     r = records.requests
     done = r.status == Status.FINISHED
     if not done.any():
@@ -336,8 +341,16 @@ def run_values(records: Records, max_num_seqs: int, isolated: Floats) -> dict[st
     slowdown = jct_s / isolated[done]
     left_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
     in_system = np.arange(len(left_s)) - np.searchsorted(left_s, r.arrival_s, side="right")
-    # Tokens that are computed once each: all but the last output token.
+    # Tokens that are computed once each: all but the last output token, and those that were cached or loaded.
     once = (r.prompt_tokens + np.maximum(r.output_tokens, 1) - 1)[done].sum()
+    found: Run = {}
+    if deployment is not None and deployment.limits.enable_prefix_caching:
+        assert r.cached_tokens is not None
+        assert r.loaded_tokens is not None
+        cached, loaded, prompt = (int(c[done].sum()) for c in (r.cached_tokens, r.loaded_tokens, r.prompt_tokens))
+        once -= cached + loaded
+        found["hit_rate"] = cached / prompt
+        found |= {"loaded_share": loaded / prompt} if deployment.offload_blocks else {}
     recomputed = max(0.0, float(records.totals.tokens.sum() - once))
     return {
         "jct.mean": float(jct_s.mean()),
@@ -354,6 +367,7 @@ def run_values(records: Records, max_num_seqs: int, isolated: Floats) -> dict[st
         "preemptions_per_request": float(r.preemptions.sum() / len(r.status)),
         "recomputed_tokens_per_request": recomputed / len(r.status),
         "served": float(done.mean()),
+        **found,
     }
 
 
@@ -473,7 +487,8 @@ class _Runner:
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise
-        return run_values(records, batch * deployment.parallel.replicas, self.isolated[seed])
+        full, cache = batch * deployment.parallel.replicas, deployment if workload.prefixes is not None else None
+        return run_values(records, full, self.isolated[seed], cache)
 
     def _run_all(self, tasks: Sequence[K], work: Callable[[K], R]) -> dict[K, R]:
         results: dict[int, R] = {}

@@ -30,8 +30,8 @@ class Request:
     arrival_s: float  # when it was due, or sent where only that is known
     prompt_tokens: int
     output_tokens: int
-    first_s: float = UNKNOWN  # first token
-    last_s: float = UNKNOWN  # last token
+    first_token_s: float = UNKNOWN
+    last_token_s: float = UNKNOWN
     scheduled_s: float = UNKNOWN
     queued_s: float = UNKNOWN
     gap_s: Sequence[float] = ()
@@ -68,7 +68,7 @@ def run_result(results: Results, name: str) -> RunResult:
     def times(attribute: str) -> Any:
         return np.array([getattr(row, attribute) for row in rows], float) - zero_s
 
-    arrival_s, first_s, last_s, queued_s = (times(each) for each in ("arrival_s", "first_s", "last_s", "queued_s"))
+    arrival_s, first_s, last_s, queued_s = map(times, ("arrival_s", "first_token_s", "last_token_s", "queued_s"))
     status = np.array([row.status for row in rows])
     finished = [row for row in rows if row.status == Status.FINISHED]
     tokens = _token_times(rows, zero_s)
@@ -112,7 +112,8 @@ def _token_times(rows: Sequence[Request], zero_s: float) -> TokenTimes | None:
     if not any(len(row.gap_s) for row in rows):
         return None
     at_s: list[Any] = [
-        row.first_s - zero_s + np.cumsum([0.0, *row.gap_s]) if math.isfinite(row.first_s) else [] for row in rows
+        row.first_token_s - zero_s + np.cumsum([0.0, *row.gap_s]) if math.isfinite(row.first_token_s) else []
+        for row in rows
     ]
     tokens = [np.full(len(at), int(len(at) == row.output_tokens)) for at, row in zip(at_s, rows, strict=True)]
     start = np.concatenate([[0], np.cumsum([len(part) for part in at_s])]).astype(np.int64)

@@ -27,7 +27,7 @@ TIME_USES = {
     "decode_attention": "decode_attention_s",
     "linear": "layer_s",
     "communication": "comm_s",
-    "embedding": "first_s",
+    "embedding": "embedding_s",
     "head": "head_s",
     "send": "send_s",
     "swap": "swap_s",
@@ -343,12 +343,12 @@ SENT_SHARE = 0.95  # of the requests of sessions, when a run is no longer fillin
 def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
     """Return from when to when about as many sessions run, in seconds, or None without sessions that start over time.
 
-    The number of running sessions rises until SENT_SHARE of the requests come no later in their sessions, and falls
+    The number of running sessions rises for as long as sessions take to send SENT_SHARE of their requests, and falls
     after the last session has started.
     """
     if workload.after is None or workload.concurrency is not None:
         return None
-    starts_s = workload.arrival_s[np.diff(workload.after.start) == 0]
+    starts_s = workload.session_starts_s
     since_s = records.requests.arrival_s - workload.arrival_s
     sent = np.isfinite(since_s)
     if not sent.any() or not starts_s.max() > starts_s.min():

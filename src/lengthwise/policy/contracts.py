@@ -21,8 +21,9 @@ RANK_ARGUMENTS = (
     "queued_for_s", "priority", "admission", "last_preemption", "service_tokens", "batch",
 )  # fmt: skip
 BATCHING_ARGUMENTS = (
-    "decodes", "prefills", "waiting", "num_running", "in_flight", "token_budget", "max_num_seqs", "steps_since_admit",
-    "ended_since_admit", "phase_steps", "phase_rounds", "step_prompts", "step_tokens", "next_tokens", "stages",
+    "decodes", "prefills", "num_waiting", "num_running", "in_flight", "token_budget", "max_num_seqs",
+    "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds", "step_prompts", "step_tokens",
+    "next_tokens", "stages",
     "parameter_0", "parameter_1", "parameter_2", "parameter_3", "parameter_4", "parameter_5",
 )  # fmt: skip
 PARAMETERS = sum(name.startswith("parameter_") for name in BATCHING_ARGUMENTS)
@@ -40,7 +41,7 @@ OF_PREFIXES = ("prefix_tokens", "previous_replica")
 """The arguments of routers that only workloads with prefixes have."""
 PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
-    "recompute_steps", "num_running", "waiting", "queued_for_s", "preemptions",
+    "recompute_steps", "num_running", "num_waiting", "queued_for_s", "preemptions",
 )  # fmt: skip
 BINNING_ARGUMENTS = ("predicted_tokens", "prompt_tokens")
 
@@ -182,7 +183,7 @@ def preemption(function: Function) -> Policy:
     the queue, and then at the interval of ``Scheduler``. Each call pairs the next waiting request that lacks a slot or
     memory with the last running one, both by ``rank``. The calls end when one returns at most 0. ``recompute_steps`` is
     the cost of resuming the running request, in decode steps of the current batch. These steps delay all
-    ``num_running`` and ``waiting`` requests. ``preemptions`` is how often the running request has been preempted.
+    ``num_running`` and ``num_waiting`` requests. ``preemptions`` is how often the running request has been preempted.
     """
     return make("preemption", function)
 

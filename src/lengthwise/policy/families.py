@@ -91,11 +91,11 @@ def worth(factor: float = 1.0, max_preemptions: int = 1_000_000) -> Policy:
 
     def gain(
         waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running,
-        waiting, preemptions,
+        num_waiting, preemptions,
     ):  # fmt: skip
         saved = running_remaining_tokens - waiting_remaining_tokens
         if waiting_key < running_key and preemptions < max_preemptions:
-            return saved - factor * recompute_steps * (num_running + waiting)
+            return saved - factor * recompute_steps * (num_running + num_waiting)
         return 0.0
 
     return _named("preemption", f"worth(factor={factor:g}, max_preemptions={max_preemptions})", gain)

@@ -7,7 +7,7 @@ from lengthwise.policy.contracts import DECODES_REST, DECODES_WAIT, NEW_PHASE, O
 _UNBOUNDED = 1 << 60
 
 
-def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
+def rra(num_waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
     """Phases: B_E new requests are prefilled, then N_D decode iterations follow (ExeGPT's RRA).
 
     Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with prefills of B_E / M new requests
@@ -18,16 +18,16 @@ def rra(waiting, num_running, in_flight, stages, phase_steps, phase_rounds, para
     parts = min(most, parameter_0)
     starts = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if starts else phase_steps
-    if waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
+    if num_waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     share = parameter_0 * (place + 1) // parts - parameter_0 * place // parts
-    equal = (waiting + parts - place - 1) // (parts - place)
+    equal = (num_waiting + parts - place - 1) // (parts - place)
     return min(share, equal), _UNBOUNDED, DECODES_WAIT + DECODES_REST + (NEW_PHASE if starts else 0)
 
 
 def rra_steady(
-    decodes, waiting, num_running, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens, next_tokens,
-    parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
+    decodes, num_waiting, num_running, in_flight, stages, phase_steps, phase_rounds, step_prompts, step_tokens,
+    next_tokens, parameter_0, parameter_1, parameter_2, parameter_3, parameter_4, parameter_5,
 ):  # fmt: skip
     """As ``rra``, with prefill batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
@@ -39,13 +39,13 @@ def rra_steady(
     parts = min(most, parameter_0)
     starts = num_running == 0 or phase_rounds >= parameter_1
     place = 0 if starts else phase_steps
-    if waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
+    if num_waiting == 0 or place >= parts or (in_flight >= most and num_running > 0):
         return 0, 0, DECODES_WAIT
     low, high = 1000 - parameter_3, 1000 + parameter_3
     share = parameter_0 * (place + 1) // parts - parameter_0 * place // parts
     new = max(share, (low * parameter_5 + 1000 * most - 1) // (1000 * most) - decodes)
     new = max(min(new, high * parameter_5 // (1000 * most) - decodes), 1)
-    equal = (waiting + step_prompts + parts - place - 1) // (parts - place)
+    equal = (num_waiting + step_prompts + parts - place - 1) // (parts - place)
     mean, after = parameter_4 * share // parameter_0, step_tokens + next_tokens
     short = new <= equal and 1000 * step_tokens < low * mean
     fits = 1000 * after <= high * mean
@@ -61,7 +61,7 @@ def prefill(parameter_0):
     return parameter_0, _UNBOUNDED, DECODES_WAIT
 
 
-def prefill_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
+def prefill_steady(num_waiting, step_prompts, step_tokens, next_tokens, parameter_0, parameter_1, parameter_2):
     """As ``prefill``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or as
@@ -69,7 +69,7 @@ def prefill_steady(waiting, step_prompts, step_tokens, next_tokens, parameter_0,
     """
     low, high = 1000 - parameter_1, 1000 + parameter_1
     after = step_tokens + next_tokens
-    short = waiting > 0 and 1000 * step_tokens < low * parameter_2
+    short = num_waiting > 0 and 1000 * step_tokens < low * parameter_2
     fits = 1000 * after <= high * parameter_2
     more = fits and (step_prompts < parameter_0 or short)
     if step_prompts > 0 and not (more or (short and step_tokens + after < 2 * parameter_2)):

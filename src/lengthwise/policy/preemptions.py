@@ -19,8 +19,9 @@ def by_rank(waiting_key, running_key):
 
 @preemption
 def is_improvement(
-    waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running, waiting
-):
+    waiting_key, running_key, waiting_remaining_tokens, running_remaining_tokens, recompute_steps, num_running,
+    num_waiting,
+):  # fmt: skip
     """A preemption must save more predicted steps than the steps by which it delays all requests."""
     saved = running_remaining_tokens - waiting_remaining_tokens
-    return saved - recompute_steps * (num_running + waiting) if waiting_key < running_key else 0.0
+    return saved - recompute_steps * (num_running + num_waiting) if waiting_key < running_key else 0.0

@@ -22,7 +22,6 @@ from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
 from lengthwise.schema.records import RunResult
 
 NAMES = {key: metric.label + ("/s" if metric.unit == "1/s" else "") for key, metric in (LATENCIES | OTHERS).items()}
-NAMES["hit_rate"] = "Prompt tokens cached"
 POINTS, BINS = 300, 150
 ERROR_COLUMNS = {"y": "error", "low": "low", "high": "high"}  # of a figure, by attribute of ``MetricError``
 

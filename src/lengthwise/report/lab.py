@@ -19,7 +19,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
-from lengthwise.schema.metric_names import LESS, MORE, NEITHER
+from lengthwise.schema.metric_names import LESS, MORE, NEITHER, PREFIX_CACHE
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ METRICS = (
     Metric("requests_per_s", "Requests", "/s", 1.0, MORE),
     Metric("preemptions_per_request", "Preemptions/request", "", 1.0, LESS),
     Metric("recomputed_tokens_per_request", "Recomputed tokens/request", "", 1.0, LESS),
+    Metric("hit_rate", "Prompt tokens cached", "%", 100.0, MORE),
+    Metric("loaded_share", "Prompt tokens loaded", "%", 100.0, NEITHER),
     Metric("found_full", "Batch full on arrival", "%", 100.0, NEITHER),
     Metric("served", "Served", "%", 100.0, MORE),
 )
@@ -56,6 +58,7 @@ BY_NAME = {metric.name: metric for metric in METRICS}
 LISTED = (  # columns of the page's tables
     "gap_closed", "jct.mean", "jct.p50/fcfs", "jct.p99/fcfs", "jct.p50/oracle", "jct.p99/oracle", "slowdown.mean",
     "slowdown.p99", "wait.max", "requests_per_s", "preemptions_per_request", "recomputed_tokens_per_request",
+    "hit_rate", "loaded_share",
 )  # fmt: skip
 TERMINAL_HEADS = {
     "gap_closed": "gap closed, %",
@@ -68,6 +71,8 @@ TERMINAL_HEADS = {
     "requests_per_s": "req/s",
     "preemptions_per_request": "preemptions/request",
     "recomputed_tokens_per_request": "recomputed tokens/request",
+    "hit_rate": "cached, %",
+    "loaded_share": "loaded, %",
 }
 NAMES = {FCFS: "FCFS", ORACLE: "oracle (SJF, lengths known)"}  # the two ends of the gap
 
@@ -113,8 +118,9 @@ def _grid(cells: list[Cell], decision: Verdict) -> SplitTable:
     made = boxed_table()
     made.add_column("policy")
     made.add_column("predictor")
-    # A column of preemptions that is 0 in every row carries no information.
-    shown = [n for n in TERMINAL_HEADS if not n.endswith("_per_request") or any(cell[n].value > 0 for cell in cells)]
+    # A column of preemptions or cached tokens that is 0 or unknown in every row carries no information.
+    optional = {name for name in TERMINAL_HEADS if name.endswith("_per_request")} | PREFIX_CACHE.keys()
+    shown = [name for name in TERMINAL_HEADS if name not in optional or any(cell[name].value > 0 for cell in cells)]
     for name in shown:
         made.add_column(TERMINAL_HEADS[name], justify="right")
     for cell in cells:
@@ -133,7 +139,8 @@ def _grid(cells: list[Cell], decision: Verdict) -> SplitTable:
 def write_lab_html(path: Path | str, table: LabTable) -> None:
     """Write a self-contained HTML page of a lab. Raises InputError if there are no results."""
     _check_table(table)
-    metrics = [BY_NAME.get(name) or Metric(name, "Median JCT / oracle", "", 1.0, LESS) for name in LISTED]
+    listed = [n for n in LISTED if n not in PREFIX_CACHE or any(not math.isnan(c[n].value) for c in table.cells)]
+    metrics = [BY_NAME.get(name) or Metric(name, "Median JCT / oracle", "", 1.0, LESS) for name in listed]
     heads = [f"{m.label}, {m.unit}" if m.unit not in ("", "/s") else m.label for m in metrics]
     places = []
     for decision in table.decisions:

@@ -34,7 +34,7 @@ PANELS: dict[str, tuple[str, ...]] = {  # operators over tokens that share a fig
     ),
 }  # fmt: skip
 ROOFLINE_GROUPS = {
-    "Matrix products and small kernels": ("layer", "first", "head"),
+    "Matrix products and small kernels": ("layer", "embedding", "head"),
     "Prefill attention": ("prefill",),
     "Decode attention": ("decode",),
     "Mixed attention": ("mixed",),

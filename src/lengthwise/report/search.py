@@ -96,6 +96,9 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         key_values["Capacity"] = f"{text.estimate_text(best.capacity_rps)} requests/s"
     if math.isfinite(best.capacity_rps.value) and best.at is not None:
         key_values["Metrics"] = f"at {amount(best.at.rate_rps)} requests/s, the lower end of the capacity"
+    for name in text.prefix_cache_metrics([best.at]):
+        assert best.at is not None
+        key_values[text.metric_of(name).label] = text.metric_text(name, best.at.value(name))
     if best.bottleneck.binds:
         key_values["Bound by"] = text.binding_text(plan, best)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
@@ -159,15 +162,17 @@ def _swap_rows(study: Study) -> list[tuple[str, list[tuple[str, str, float]]]]:
 def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
     ran = [(i, choice) for i, choice in text.simulated(plan) if i in shown]
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
-    scales = [text.scale(metric_of(li.metric), [c.at.value(li.metric) for _, c in ran if c.at]) for li in plan.limits]
-    limit_heads = [f"{metric_of(li.metric).label} {unit}" for li, (_, unit) in zip(plan.limits, scales, strict=True)]
+    limited = {limit.metric: limit for limit in plan.limits}
+    metrics = [*limited, *text.prefix_cache_metrics(c.at for _, c in ran)]
+    scales = [text.scale(metric_of(name), [c.at.value(name) for _, c in ran if c.at]) for name in metrics]
+    metric_heads = [f"{metric_of(name).label} {unit}" for name, (_, unit) in zip(metrics, scales, strict=True)]
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", text.objective_head(plan.objective)]
     rows: list[tuple[bool, Row]] = []
     for index, choice in ran:
         estimates = [(choice.objective, ""), *([(choice.capacity_rps, "")] if has_capacity else [])]
-        for limit, (factor, _) in zip(plan.limits, scales, strict=True):
-            e = choice.at.values.get(limit.metric, Estimate(math.nan)) if choice.at else Estimate(math.nan)
-            css = "binds" if text.is_bound_by(choice, limit) else ""
+        for name, (factor, _) in zip(metrics, scales, strict=True):
+            e = choice.at.values.get(name, Estimate(math.nan)) if choice.at else Estimate(math.nan)
+            css = "binds" if name in limited and text.is_bound_by(choice, limited[name]) else ""
             estimates.append((e.scaled(factor), css))
         at_rps = choice.at.rate_rps if choice.at else math.nan
         numbers = [_sortable(e.value, *text.value_texts(e), css=css) for e, css in estimates]
@@ -199,7 +204,7 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
         reason = choice.exclusion.reason or choice.exclusion.group
         reasons.append([choice.name, choice.status.value, f"{reason}{bound}"])
     return {
-        "heads": [*heads, *(["req/s", "at req/s"] if has_capacity else []), *limit_heads, "bound by", "runs"],
+        "heads": [*heads, *(["req/s", "at req/s"] if has_capacity else []), *metric_heads, "bound by", "runs"],
         "rows": rows,
         "excluded_groups": groups,
         "excluded": reasons,

@@ -16,7 +16,7 @@ from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, cap
 from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, QUANTILES, Metric, split
+from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, PREFIX_CACHE, QUANTILES, Metric, split
 from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
@@ -116,6 +116,12 @@ def setting_text(value: Any) -> str:
             return ", ".join(setting_text(item) for item in value)
         case _:
             return str(value)
+
+
+def prefix_cache_metrics(points: Iterable[Point | None]) -> list[str]:
+    """Return the metrics of the prefix cache that a point has."""
+    known = {name for point in points if point is not None for name in point.values}
+    return [name for name in PREFIX_CACHE if name in known]
 
 
 def check_study(study: Study) -> None:
@@ -252,6 +258,9 @@ def _ranking(plan: Plan, top: int) -> Table:
         metric = metric_of(limit.metric)
         scales.append(scale(metric, [c.at.value(limit.metric) if c.at else math.nan for _, c in rows] or [limit.bound]))
         made.add_column(Text(f"{metric.label}\n{scales[-1][1]}"), justify="right", overflow="fold")
+    cached = prefix_cache_metrics(choice.at for _, choice in rows)
+    for name in cached:
+        made.add_column(Text(f"{PREFIX_CACHE[name]}\n%"), justify="right", overflow="fold")
     for i, choice in rows:
         texts = [estimate_text(e).replace(" ", "\N{NO-BREAK SPACE}") for e in (choice.objective, choice.capacity_rps)]
         texts[1] += "*" * (choice.bottleneck.binds == "throughput")
@@ -267,6 +276,7 @@ def _ranking(plan: Plan, top: int) -> Table:
             Text(f"{choice.price_per_hour_usd:,.2f}"),
             *(Text(text.replace("\N{NO-BREAK SPACE}(", "\n(")) for text in texts[: 1 + has_capacity]),
             *cells,
+            *(Text(amount(100 * choice.at.value(name)) if choice.at else UNKNOWN) for name in cached),
             style="dim" if choice.status is Status.SCOUTED else "",
         )
     return made
@@ -274,6 +284,7 @@ def _ranking(plan: Plan, top: int) -> Table:
 
 def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     shown = [choice for _, choice in simulated(plan)]
+    cached = prefix_cache_metrics(choice.at for choice in shown[:top])
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
         "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
@@ -282,6 +293,8 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         "*: what breaks first at a higher rate: that limit, or at the rate the growing queue.": any(
             c.bottleneck.binds for c in shown[:top]
         ),
+        "cached: share of the prompt tokens in the prefix cache.": bool(cached),
+        "loaded: from CPU memory behind it.": "loaded_share" in cached,
         "Limited metrics: at the lower end of the interval of req/s.": any(
             math.isfinite(c.capacity_rps.value) for c in shown[:top]
         ),

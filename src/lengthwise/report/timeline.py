@@ -107,7 +107,7 @@ _REQUEST_COLUMNS = (
 
 def _requests(requests: RequestRecords, replicas: int, end_s: float) -> Iterator[Event]:
     for i, row in enumerate(_rows(requests, _REQUEST_COLUMNS)):
-        arrival_s, prompt, output, status, replica, scheduled_s, first_s, finished_s, preemptions = row
+        arrival_s, prompt, output, status, replica, scheduled_s, first_token_s, finished_s, preemptions = row
         if arrival_s > end_s:
             continue
         pid = replica if replica >= 0 else replicas
@@ -121,7 +121,7 @@ def _requests(requests: RequestRecords, replicas: int, end_s: float) -> Iterator
             yield {"ph": "n", **_span(i, pid, "rejected", arrival_s), "args": args}
             continue
         stop_s = end_s if math.isnan(finished_s) else finished_s
-        times_s = [stop_s if math.isnan(t) else t for t in (arrival_s, scheduled_s, first_s, stop_s)]
+        times_s = [stop_s if math.isnan(t) else t for t in (arrival_s, scheduled_s, first_token_s, stop_s)]
         yield {"ph": "b", **_span(i, pid, f"request {i}", times_s[0]), "args": args}
         for name, start_s, until_s in zip(("queued", "prefill", "decode"), times_s, times_s[1:], strict=False):
             if until_s > start_s:

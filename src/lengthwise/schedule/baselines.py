@@ -250,7 +250,7 @@ def curve_of(system: str, outcomes: dict[Configuration, Outcome]) -> Curve:
             latency_s=got.latency_s,
             latency_high_s=got.latency_high_s,
             cycle_s=math.nan,
-            prefill_s=got.first_s,
+            prefill_s=got.prefill_s,
             decode_s=got.token_s,
             decode_batch=got.residents,
             memory_share=outcome.memory_share,
@@ -282,12 +282,12 @@ _PER_OCTAVE = 4
 
 
 def run_to_completion(
-    waiting: int, num_running: int, phase_steps: int, max_num_seqs: int, parameter_0: int
+    num_waiting: int, num_running: int, phase_steps: int, max_num_seqs: int, parameter_0: int
 ) -> tuple[int, int, int]:
     """Admit a batch once the previous one is complete. The prompts are computed in ``parameter_0`` equal parts."""
     parts = min(parameter_0, max_num_seqs)
     place = 0 if num_running == 0 else phase_steps
-    if waiting == 0 or place >= parts:
+    if num_waiting == 0 or place >= parts:
         return 0, 0, DECODES_WAIT
     share = max_num_seqs * (place + 1) // parts - max_num_seqs * place // parts
     flags = DECODES_WAIT

@@ -60,9 +60,9 @@ class Simulated:
 
     ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of the throughput. ``latency_s`` is the mean at the
     requested output length. The level's share of such outputs is complete within ``latency_high_s``. For batches that
-    run to completion, ``latency_high_s`` is the latency of outputs of maximum length. ``first_s`` is the mean time from
-    the first step to the first token, ``token_s`` the mean time between tokens. ``residents`` are the mean running
-    sequences, ``used_blocks`` the mean cache blocks in use.
+    run to completion, ``latency_high_s`` is the latency of outputs of maximum length. ``prefill_s`` is the mean
+    time from the first step to the first token, ``token_s`` the mean time between tokens. ``residents`` are the mean
+    running sequences, ``used_blocks`` the mean cache blocks in use.
     """
 
     throughput_rps: float
@@ -70,7 +70,7 @@ class Simulated:
     high_rps: float
     latency_s: float
     latency_high_s: float
-    first_s: float
+    prefill_s: float
     token_s: float
     residents: float
     used_blocks: float
@@ -171,16 +171,16 @@ def _token_statistics(records: Records, inside: Ints, deployment: Deployment) ->
     decoding replica.
     """
     got, totals = records.requests, records.totals
-    started_s, first_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
+    started_s, first_token_s, last_s = got.scheduled_s, got.first_token_s, got.finished_s
     from_s, to_s = started_s[inside[0]], started_s[inside[-1]]
-    resident_from_s = started_s if deployment.decode is None else first_s
+    resident_from_s = started_s if deployment.decode is None else first_token_s
     overlap_s = np.maximum(np.minimum(last_s, to_s) - np.maximum(resident_from_s, from_s), 0.0)
     first = deployment.parallel.replicas if deployment.decode else 0
     replicas = len(totals.busy_s) - first
     gaps = max(int((got.output_tokens[inside] - 1).sum()), 1)
     return (
-        float((first_s - started_s)[inside].mean()),
-        float((last_s - first_s)[inside].sum()) / gaps,
+        float((first_token_s - started_s)[inside].mean()),
+        float((last_s - first_token_s)[inside].sum()) / gaps,
         float(overlap_s.sum() / (to_s - from_s)) / replicas,
         float(totals.kv_block_s[first:].sum() / totals.busy_s[first:].sum()),
     )

@@ -69,7 +69,7 @@ def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
         mean_s = float(pmf @ attention)
         covariance = float(pmf @ ((tokens - mean) * (attention - mean_s)))
         prompt[3:] = mean_s, covariance, float(pmf @ (attention - mean_s) ** 2)
-    by_tokens = np.column_stack([tables.layer_s + tables.comm_s, tables.first_s, tables.send_s])
+    by_tokens = np.column_stack([tables.layer_s + tables.comm_s, tables.embedding_s, tables.send_s])
     by_seqs = np.column_stack([tables.head_s, tables.host_s])
     return DegreeTables(
         np.ascontiguousarray(by_tokens),
@@ -110,7 +110,7 @@ def compiled(name: str) -> Any:
             tables, tables, *side, *side, floats, ints, floats, integer,
             number, number, number, flag, number, floats, floats, grid, grid,
         ),
-        "steady_round": lambda: _jit.type_of((0.0, 0.0))(*[integer] * 4, floats, *scratch),
+        "steady_round": lambda: _jit.pair_of_floats(*[integer] * 4, floats, *scratch),
         "visits": lambda: integer(tables, *[floats] * 6, flag, number, floats),
     }  # fmt: skip
     return _jit.compile_now(getattr(_kernel, name), signatures[name](), cached=True)

@@ -75,10 +75,10 @@ class FitError:
 class PartError:
     """The error of the predicted seconds of one part of a step, as one random factor of all steps.
 
-    ``part`` is "layer", "comm", "first", "send", "head", "host", "prefill", "context" (what context before a chunk adds
-    to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "step" (all of
-    them together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is the
-    standard deviation of log(measured / predicted) on held-out points.
+    ``part`` is "layer", "comm", "embedding", "send", "head", "host", "prefill", "context" (what context before a chunk
+    adds to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "step"
+    (all of them together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is
+    the standard deviation of log(measured / predicted) on held-out points.
 
     If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation on that side, and otherwise
     None. For "front", it applies only to the delay, because a slow draw of the serial time would limit every rate.
@@ -146,13 +146,13 @@ class Front:
 class CostTables:
     """Seconds of one step of one replica, by part.
 
-    A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)`` and, on the first stage, ``first_s[T]`` and
-    ``host_s[B]``; on the last stage ``head_s[B]``; on every other stage ``send_s[T]``.
+    A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)`` and, on the first stage, ``embedding_s[T]``
+    and ``host_s[B]``; on the last stage ``head_s[B]``; on every other stage ``send_s[T]``.
 
     Attributes:
         layer_s: [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write.
         comm_s: [T+1] one layer's tensor-parallel collectives.
-        first_s: [T+1] token embedding.
+        embedding_s: [T+1] token embedding.
         send_s: [T+1] transfer of activations to the next pipeline stage.
         head_s: [B+1] final norm, LM head, sampling.
         host_s: [B+1] host overhead of a step (scheduling, input preparation, detokenising).
@@ -169,7 +169,7 @@ class CostTables:
 
     layer_s: Floats
     comm_s: Floats
-    first_s: Floats
+    embedding_s: Floats
     send_s: Floats
     head_s: Floats
     host_s: Floats

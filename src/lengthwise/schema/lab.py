@@ -39,9 +39,10 @@ class Cell:
     "wait.mean", "wait.max" (total time in queues, also after preemptions) in seconds, "slowdown.mean", "slowdown.p99"
     (JCT relative to the same request in isolation), "requests_per_s", "preemptions_per_request",
     "recomputed_tokens_per_request", "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all
-    sequences are in use) and "served" (share of requests). Metrics paired by seed with the same requests under other
-    policies are "gap_closed" (share of the gap in mean JCT between FCFS and the oracle), and "jct.mean", "jct.p50",
-    "jct.p99" with "/fcfs" or "/oracle".
+    sequences are in use), "served" (share of requests), and "hit_rate" and "loaded_share" (of prompt tokens, of the
+    prefix cache and the CPU memory behind it, if there are such). Metrics paired by seed with the same requests under
+    other policies are "gap_closed" (share of the gap in mean JCT between FCFS and the oracle), and "jct.mean",
+    "jct.p50", "jct.p99" with "/fcfs" or "/oracle".
     """
 
     policy: str

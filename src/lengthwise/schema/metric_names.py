@@ -51,9 +51,13 @@ OTHERS = _by_key(
     Metric("mfu", "MFU", "share", NEITHER),
     Metric("mbu", "MBU", "share", NEITHER),
     Metric("kv_utilization", "KV cache in use", "share", NEITHER),
+    Metric("hit_rate", "Prompt tokens cached", "share", MORE),
+    Metric("loaded_share", "Prompt tokens loaded", "share", NEITHER),
     Metric("busy_share", "Busy", "share", NEITHER),
     Metric("preemptions_per_request", "Preemptions/request", ""),
 )
+PREFIX_CACHE = {"hit_rate": "cached", "loaded_share": "loaded"}
+"""Metrics that exist only where prompts share prefixes and a cache is on, with short labels of columns."""
 ALIASES = {alias: metric.key for metric in LATENCIES.values() for alias in metric.aliases}
 
 

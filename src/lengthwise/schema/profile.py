@@ -26,7 +26,7 @@ _OPERATORS = {
     "experts up, expert activation, experts down, fused moe, moe block, shared mlp up, shared activation, "
     "shared mlp down",
     "comm": "all-reduce",
-    "first": "embedding",
+    "embedding": "embedding",
     "send": "send",
     "head": "final norm, lm head, sampler, logits gather",
     "host": "host",

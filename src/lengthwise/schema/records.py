@@ -125,7 +125,7 @@ class ReplicaTotals:
         kv_read_tokens: Cached tokens that decodes read.
         busy_s: Time with at least one step in flight.
         layer_s: Seconds of the layers without collectives and attention. ``layer_s`` to ``send_s`` are parts of the
-            steps' time, each summed over all pipeline stages; ``first_s`` is the token embedding.
+            steps' time, each summed over all pipeline stages; ``embedding_s`` is the token embedding.
         kv_block_s: Blocks in use in a step times its seconds, summed over steps.
     """
 
@@ -140,7 +140,7 @@ class ReplicaTotals:
     decode_attention_s: Floats
     host_s: Floats
     head_s: Floats
-    first_s: Floats
+    embedding_s: Floats
     send_s: Floats
     swap_s: Floats
     kv_block_s: Floats

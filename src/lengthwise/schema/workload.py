@@ -222,6 +222,21 @@ class Workload:
         self._check()
 
     @property
+    def session_starts_s(self) -> Floats:
+        """Return the arrivals of the requests that wait for no other one: where sessions, or single requests, start."""
+        return self.arrival_s if self.after is None else self.arrival_s[np.diff(self.after.start) == 0]
+
+    def earliest_s(self, jct_s: float = 0.0) -> Floats:
+        """Return ([n] float64) when each request would be sent if every request took ``jct_s``."""
+        sent_s, after = self.arrival_s.copy(), self.after
+        if after is not None:
+            assert after.delay_s is not None
+            for i in np.flatnonzero(np.diff(after.start)):
+                parents = after.parent[after.start[i] : after.start[i + 1]]
+                sent_s[i] = max(sent_s[i], sent_s[parents].max() + jct_s + after.delay_s[i])
+        return sent_s
+
+    @property
     def previous_turn(self) -> Ints:
         """Return for each request ([n] int64) the one before it in its session, or -1.
 

@@ -7,6 +7,7 @@ from .configuration_search import Options as Options
 from .configuration_search import Run as Run
 from .configuration_search import search as search
 from .configuration_search import study as study
+from .limits import AT_RATE as AT_RATE
 from .limits import OBJECTIVES as OBJECTIVES
 from .limits import UNLIMITED_GPUS as UNLIMITED_GPUS
 from .limits import Question as Question

@@ -164,7 +164,7 @@ class _Stages:
         self.cost = cost = deployment.cost
         self.layers = np.asarray(cost.stage_layers, dtype=np.float64)
         each_s = self.layers[:, None] * (cost.layer_s + cost.comm_s)[None, :]
-        each_s[0] += cost.first_s + float(cost.host_s[1:].min())
+        each_s[0] += cost.embedding_s + float(cost.host_s[1:].min())
         each_s[-1] += float(cost.head_s[1:].min())
         each_s[:-1] += cost.send_s
         span = min(SLOPE_SPAN, each_s.shape[1] - 1)

@@ -72,26 +72,21 @@ class Load:
         return workload.sent_at(since_s * ((n - 1) / (since_s[-1] * rate_rps)))
 
     def ramp_s(self, jct_s: float) -> float:
-        """Return by how much the rate lags behind at the start of a run, because sessions have not reached later turns.
+        """Return the seconds at the start of a run in which the rate is too low, because few sessions have later turns.
 
-        It is the time from the start of a session until SENT_SHARE of the requests have been sent, if each takes
-        ``jct_s``; 0 if no request waits for others.
+        It is the time in which sessions send SENT_SHARE of their requests, if each takes ``jct_s``; 0 if no request
+        waits for others.
         """
-        after = self.sample().after
-        if after is None:
+        sample = self.sample()
+        if sample.after is None:
             return 0.0
-        assert after.delay_s is not None
-        since_s = np.zeros(len(after))
-        for i, (start, end) in enumerate(zip(after.start[:-1], after.start[1:], strict=True)):
-            if start < end:
-                since_s[i] = since_s[after.parent[start:end]].max() + jct_s + after.delay_s[i]
-        return float(np.quantile(since_s, SENT_SHARE))
+        return float(np.quantile(sample.sent_at(np.zeros(len(sample))).earliest_s(jct_s), SENT_SHARE))
 
     @property
     def requests_per_session(self) -> float:
         """Return the mean number of requests that one start of a session leads to; 1 if no request waits for others."""
         sample = self.sample()
-        return 1.0 if sample.after is None else len(sample) / float((np.diff(sample.after.start) == 0).sum())
+        return len(sample) / len(sample.session_starts_s)
 
     def batch(self, seed: int, requests: int) -> Workload:
         """Return the first ``requests`` requests of a seed; all arrive at time 0."""

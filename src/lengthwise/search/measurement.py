@@ -16,7 +16,7 @@ from lengthwise import engine
 from lengthwise.metrics import hardware_of, request_column, session_times, weighted_quantiles
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.metric_names import OTHERS, QUANTILES
+from lengthwise.schema.metric_names import OTHERS, PREFIX_CACHE, QUANTILES
 from lengthwise.schema.records import Records, RequestRecords, Status, TokenGaps
 from lengthwise.schema.workload import Floats, Workload
 from lengthwise.statistics import mean_estimate
@@ -24,8 +24,8 @@ from lengthwise.statistics import mean_estimate
 WARMUP_SHARE = 0.2  # share of a run's time that is excluded, because the batches are empty at its start
 
 HARDWARE_METRICS = ("busy_share", "kv_utilization", "batch_seqs", "mfu", "mbu", "power_w", "energy_j_per_output_token")
-SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodput"))
-"""Metrics of a window that have no statistic and need no SLO."""
+SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodput", *PREFIX_CACHE))
+"""Metrics of every window that have no statistic and need no SLO."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Window:
     before: Records | None
     start_s: float
     end_s: float
+    shares_prefixes: bool = False  # whether prompts may begin alike
 
     def waits_s(self, column: str, guard_s: float) -> Floats:
         """Return the values [m] of a latency column for the requests that arrived in the window.
@@ -103,6 +104,20 @@ class Window:
         finished_s = self.records.requests.finished_s
         return np.asarray((finished_s > self.start_s) & (finished_s <= self.end_s))
 
+    def prefix_cache(self) -> dict[str, float]:
+        """Return what the prefix cache had of the prompts first scheduled in the window; {} without one."""
+        r, deployment = self.records.requests, self.deployment
+        if not (self.shares_prefixes and deployment.limits.enable_prefix_caching):
+            return {}
+        rows = (r.scheduled_s > self.start_s) & (r.scheduled_s <= self.end_s)
+        columns = {"hit_rate": r.cached_tokens, "loaded_share": r.loaded_tokens if deployment.offload_blocks else None}
+        prompt = float(r.prompt_tokens[rows].sum())
+        return {
+            name: float(column[rows].sum()) / prompt if prompt else math.nan
+            for name, column in columns.items()
+            if column is not None
+        }
+
     def as_records(self) -> Records:
         """Return the window as records of a run, with the requests that finished in it and its own sums."""
         totals = self.records.totals
@@ -120,9 +135,9 @@ def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
 def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
     """Simulate an open-loop workload, and return its steady part: the window after the warm-up.
 
-    ``seed`` is for routers that draw. With ``sums``, a second run of the warm-up gives the window's sums and times
-    between tokens. With sessions, the warm-up lasts until SENT_SHARE of the requests come no later in their sessions,
-    but at most half of the run.
+    ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, and its sums and times
+    between tokens are subtracted. With sessions, the warm-up lasts as long as sessions take to send SENT_SHARE of their
+    requests, but at most half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
@@ -131,7 +146,7 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
     if (full := session_times(records, workload)) is not None:
         start_s = min(max(start_s, full[0]), end_s / 2)
     before = simulated(time_limit_s=start_s) if sums else None
-    return Window(deployment, records, before, start_s, end_s)
+    return Window(deployment, records, before, start_s, end_s, workload.prefixes is not None)
 
 
 def window_metrics(window: Window, guard_s: float, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, float]:
@@ -194,6 +209,7 @@ def _scalars(window: Window, finished: Records) -> dict[str, float]:
         "served": 1 - float(((status == Status.REJECTED) | (status == Status.TIMED_OUT)).mean()),
         "preemptions_per_request": float(r.preemptions.mean()) if requests else math.nan,
         **{name: getattr(hardware, name).value for name in HARDWARE_METRICS},
+        **window.prefix_cache(),
         "usd_per_million_output_tokens": usd * 1e6 / tokens if tokens else math.nan,
         "usd_per_thousand_requests": usd * 1e3 / requests if requests else math.nan,
     }

@@ -382,7 +382,7 @@ class Makespan(Evaluation):
         for seed in seeds:
             batch = self.load.batch(seed, self.question.requests)
             records = engine.simulate(batch, deployment, seed=seed, max_log_steps=0)
-            windows.append(Window(deployment, records, None, -1.0, records.end_s))
+            windows.append(Window(deployment, records, None, -1.0, records.end_s, batch.prefixes is not None))
             effort.simulations, effort.requests = effort.simulations + 1, effort.requests + len(batch)
         makespan = mean_values([{"makespan": window.end_s} for window in windows], self.question.level)
         rate_rps = len(windows[0].records.requests.arrival_s) / makespan["makespan"].value

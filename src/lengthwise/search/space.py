@@ -79,9 +79,9 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 _NAMES = {
     "deployment.gpu": "{}", "deployment.model": "{}", "deployment.tp": "tp{}", "deployment.pp": "pp{}",
     "deployment.replicas": "x{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
-    "scheduler.policy": "{}", "scheduler.batching": "{}", "scheduler.rank": "{}", "scheduler.router": "{}",
-    "scheduler.memory": "{}", "engine.max_num_seqs": "b{}", "engine.max_num_batched_tokens": "t{}",
-    "engine.gpu_memory_utilization": "mem{}",
+    "engine.name": "{}", "scheduler.policy": "{}", "scheduler.batching": "{}", "scheduler.rank": "{}",
+    "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",
+    "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ SCHEMA_VERSION = 1
 TIMEOUT_S = 30.0
 
 DECIDING = (
-    "_jit.py", "statistics.py", "schema", "catalog", "workload", "cost", "policy", "predict", "theory", "engine",
-    "metrics", "search", "config", "usecases",
+    "_jit.py", "_native.py", "_compiler.py", "statistics.py", "schema", "catalog", "workload", "cost", "policy",
+    "predict", "theory", "engine", "metrics", "search", "config", "usecases",
 )  # fmt: skip
 """Packages that determine a result. config and usecases are among them, because a key contains the scenario's text.
 cli and report only present numbers, and backend runs real engines."""

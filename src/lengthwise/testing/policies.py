@@ -78,7 +78,7 @@ def violation(policy: Policy, result: Any, given: dict[str, Any]) -> str:  # noq
         case "batching" if not 0 <= result[2] < 2 * policies.UNIFORM_SHARES:
             return "must return a sum of flags of lengthwise.policy"
         case "batching":
-            must_admit = given["num_running"] == 0 and given["waiting"] > 0
+            must_admit = given["num_running"] == 0 and given["num_waiting"] > 0
             is_stuck = must_admit and (result[0] < 1 or result[1] < 1)
             return "must admit a request on an idle replica" if is_stuck else ""
         case "memory":
@@ -187,7 +187,7 @@ def _costs() -> CostTables:
     return CostTables(
         layer_s=1e-3 + 2e-3 * t + 1e-5 * np.sin(np.arange(129)),
         comm_s=1e-4 + 1e-4 * t,
-        first_s=1e-5 * t,
+        embedding_s=1e-5 * t,
         send_s=1e-5 + 1e-5 * t,
         head_s=1e-4 + 1e-4 * b,
         host_s=2e-4 + 1e-4 * b,

@@ -51,6 +51,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class CacheTier:
+    """Where KV blocks of prefixes are cached: in a replica's GPUs, in its CPU memory, or in storage."""
+
+    name: str
+    gb: float  # of all GPUs of a replica, 1e9 bytes; infinite: no limit
+    tokens: float  # full blocks only
+
+
+@dataclass(frozen=True)
 class Explanation:
     """The result of :func:`explain`."""
 
@@ -60,6 +69,8 @@ class Explanation:
     steps: list[Step]  # steps of typical shapes
     # Whether the memory policy reads predicted lengths, so that it may admit other numbers of requests than ``fits``.
     by_prediction: bool = False
+    tiers: tuple[CacheTier, ...] = ()  # empty without a prefix cache
+    shares_prefixes: bool = False  # whether prompts of the workload may begin alike
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -94,7 +105,20 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     overhead = cost.host_overhead(variant.scenario.deployment.host_overhead) or HostOverhead()
     steps = [_step(deployed, name, decodes, chunk, context, overhead) for name, decodes, chunk in shapes]
     by_prediction = any(memory.uses(name) for name in ("predicted_tokens", "peak_tokens"))
-    return Explanation(deployed, context, fits, steps, by_prediction)
+    return Explanation(deployed, context, fits, steps, by_prediction, _tiers(deployed), requests.prefixes is not None)
+
+
+def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:
+    if not deployed.limits.enable_prefix_caching:
+        return ()
+    offloading, size, gb = deployed.limits.kv_offloading, deployed.kv.block_size, deployed.offloaded_block_bytes / 1e9
+    tiers = [CacheTier("KV cache of the GPUs", deployed.kv.num_blocks * gb, deployed.kv.num_blocks * size)]
+    if offloading is not None and deployed.offload_blocks:
+        tiers.append(CacheTier("CPU memory", offloading.size_gb, deployed.offload_blocks * size))
+        if offloading.storage is not None and deployed.storage_blocks:
+            name = "storage of all replicas" if offloading.storage.shared else "storage"
+            tiers.append(CacheTier(name, offloading.storage.size_gb, deployed.storage_blocks * size))
+    return tuple(tiers)
 
 
 def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> LargestBatch:

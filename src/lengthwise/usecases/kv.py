@@ -97,7 +97,7 @@ def reuse(
     prompt, output = workload.prompt_tokens, workload.output_tokens
     nodes = prefix_nodes(prompt, output, workload.prefixes, block_tokens)
     replica = np.zeros(len(prompt), np.int64)
-    sent_s = _sent_s(workload)
+    sent_s = workload.earliest_s()
     if records is not None:
         replica, sent_s = records.replica.astype(np.int64), records.scheduled_s
     served = np.flatnonzero(replica >= 0)
@@ -141,14 +141,14 @@ def _runs(nodes: PrefixNodes, order: Ints, used: Ints) -> tuple[Ints, Ints, Ints
     return first[some], size[some], request[some], depth[some]
 
 
-def _sent_s(workload: Workload) -> Floats:
-    sent_s, after = workload.arrival_s.copy(), workload.after
-    if after is not None:
-        assert after.delay_s is not None
-        for i in np.flatnonzero(np.diff(after.start)):
-            parents = after.parent[after.start[i] : after.start[i + 1]]
-            sent_s[i] = max(sent_s[i], sent_s[parents].max()) + after.delay_s[i]
-    return sent_s
+def shared_share(workload: Workload) -> float:
+    """Return the share of prompt tokens that a cache without limit finds if no request takes time.
+
+    Its blocks are those of the workload's prefixes, which the workload must have.
+    """
+    assert workload.prefixes is not None
+    found = reuse(workload, workload.prefixes.block_tokens)
+    return float(found.hits(found.largest).sum() * found.block_tokens / found.prompt_tokens.sum())
 
 
 def study_trace(
@@ -268,7 +268,7 @@ def _traffic_s(workload: Workload, end_s: float) -> float:
     The rate at which sessions start, unlike the run's end, depends neither on the longest session nor on the speed of
     the deployment. A closed loop has no rate of its own.
     """
-    starts_s = workload.arrival_s if workload.after is None else workload.arrival_s[np.diff(workload.after.start) == 0]
+    starts_s = workload.session_starts_s
     span_s = float(np.ptp(starts_s))
     if workload.concurrency or len(starts_s) < MIN_STARTS or not span_s > 0:
         return end_s

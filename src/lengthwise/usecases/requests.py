@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lengthwise import engine, policy, predict
+from lengthwise import engine, policy, predict, search
 from lengthwise import workload as w
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
@@ -18,7 +18,9 @@ from lengthwise.config.sections import PredictorSection
 from lengthwise.config.workload import Source, source_of
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
-from lengthwise.search import Load
+
+if TYPE_CHECKING:
+    from lengthwise.search import Load
 
 DEFAULT_REQUESTS = 1000
 TRAINING_REQUESTS, TRAINING_SEED = 10_000, 2**64 + 1
@@ -210,13 +212,13 @@ def search_load(scenario: Scenario) -> Load:
     name = section.preset or (Path(section.trace).name if section.trace else "lengths of the scenario")
     draws = _Draws(scenario.model_copy(update={"search": None, "lab": None, "variants": []}), first_seed)
     if not section.is_replay:
-        return Load(draws, name)
+        return search.Load(draws, name)
     trace = draws.source.replayed
     assert trace is not None  # a replay has one
     parts = max(1, min(MAX_PARTS, len(trace) // MIN_PART_REQUESTS)) if trace.after is None else 1
     if draws.prediction is not None:
         trace = draws.prediction(trace, first_seed)
-    return Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
+    return search.Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
 
 
 @dataclass(frozen=True)

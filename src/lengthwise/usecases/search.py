@@ -56,6 +56,14 @@ class VariantSearch:
         return self.scenario.search
 
     @property
+    def space(self) -> Space:
+        """Return the space. Without an axis of replicas, and unless these are searched, [deployment] gives them."""
+        space, replicas = space_of(self.section), self.scenario.deployment.replicas
+        if replicas == 1 or self.section.objective in search.AT_RATE:
+            return space
+        return Space({search.REPLICAS: (replicas,)} | dict(space.axes), space.any_of)
+
+    @property
     def is_offline(self) -> bool:
         """Return whether all requests arrive at time 0."""
         return self.bench.question.objective.name == "makespan"
@@ -108,12 +116,12 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
     replicas = space_of(section).values().get(search.REPLICAS, ())
     if "fill" in replicas and section.max_gpus is None:
         raise InputError('deployment.replicas = "fill" fills search.max_gpus, which is not set')
-    if "auto" in replicas and section.objective not in ("cost_at_rate", "fewest_gpus"):
+    if "auto" in replicas and section.objective not in search.AT_RATE:
         raise InputError(
             'deployment.replicas = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
         )
     rate_rps = section.rate
-    if rate_rps is None and objective.name in ("cost_at_rate", "fewest_gpus", "goodput"):
+    if rate_rps is None and objective.name in (*search.AT_RATE, "goodput"):
         rate_rps = own_rate(scenario)
     return Question(
         objective=objective,
@@ -164,7 +172,7 @@ def plan(
         prefix = one.name if len(requested) > 1 else ""
         run.progress = lambda step, done, of, prefix=prefix: progress(f"{prefix} {step}".strip(), done, of)  # type: ignore[misc]
         run.restart()
-        section, space = one.section, space_of(one.section)
+        section, space = one.section, one.space
         strategy: Strategy[dict[str, Any]] | None = None
         if section.strategy == "bayesian":
             strategy = search.Bayesian(space.alternatives(), section.trials, one.scenario.run.seed)
@@ -190,6 +198,9 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
         metadata["rate"] = f"{question.rate_rps:g} requests a second"
     if requested.is_offline:
         metadata["requests"] = f"{question.requests:,} requests at once"
+    if (own := scenario.deployment.replicas) > 1 and search.REPLICAS not in space_of(requested.section).values():
+        unused = f"the fewest that the rate needs; deployment.replicas = {own} is not used"
+        metadata["replicas"] = f"{own} in each configuration" if search.REPLICAS in space.values() else unused
     if question.max_gpus < search.UNLIMITED_GPUS:
         metadata["GPUs"] = f"at most {question.max_gpus} GPUs"
     return metadata

@@ -15,11 +15,13 @@ from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
 from lengthwise.cost import model_error
 from lengthwise.metrics import Extrapolation, Rates, Slo, Summary
+from lengthwise.report.formatting import two_digits
 from lengthwise.report.json_file import deployment_facts, plain
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import noted
-from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
+from lengthwise.schema.records import SIMULATED, Records, RunResult, Status, shape_facts
+from lengthwise.schema.workload import Workload
 from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
@@ -79,6 +81,7 @@ class VariantOutcome:
             preemption_note(self.variant.deployment.scheduler, self.records),
             whole_prompts_note(self.variant.deployment),
             unsteady_note(self),
+            limits_note(self.records, self.variant.workload(self.records.seed)),
             *model_error.deployment_notes(self.variant.deployment),
         ]
         if cost.evidence.errors and not self.model_draws:
@@ -111,6 +114,17 @@ def whole_prompts_note(deployment: Deployment) -> str:
         "The prefix cache finds nothing under this batching policy, which computes whole prompts. Take one with "
         'chunked prefill, such as scheduler.batching = "unified", or set engine.enable_prefix_caching = false.'
     )
+
+
+def limits_note(records: Records, workload: Workload) -> str:
+    """Return a note if clients' limits end outputs that could be longer, otherwise ""."""
+    r = records.requests
+    finished = r.status == Status.FINISHED
+    if workload.max_tokens is None or not finished.any():
+        return ""
+    free = True if workload.ignore_eos is None else ~workload.ignore_eos
+    share = float((finished & free & (r.output_tokens == workload.max_tokens)).sum() / finished.sum())
+    return f"{two_digits(100 * share)} % of outputs end at max_tokens; other limits change the load." if share else ""
 
 
 def unsteady_note(outcome: VariantOutcome) -> str:

@@ -127,7 +127,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
     PolicyError if its router needs prefixes or sessions that the workload does not have.
     """
-    section, limits = scenario.deployment, scenario.engine.model_dump()
+    section, limits = scenario.deployment, scenario.engine.model_dump(exclude={"name"})
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
     if (offloading := limits["kv_offloading"]) is not None:

@@ -76,8 +76,8 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     sharegpt       json (or jsonl) of conversations, as of ShareGPT and LMSYS: one request for each answer,
                    all at time 0; as "sharegpt_turns", an answer waits for the answer before it
     journal        jsonl of `lengthwise serve --journal`: one file, with sessions and shared prefixes
-    otel           jsonl of OpenTelemetry spans with gen_ai.usage.input_tokens and output_tokens, and optionally
-                   gen_ai.request.max_tokens
+    otel           JSON of OpenTelemetry spans (OTLP, or of console exporters) with gen_ai.usage.input_tokens and
+                   output_tokens, and optionally gen_ai.request.max_tokens
     servegen       rates and length histograms of clients, from which requests are drawn for ``window_s``
     parquet        a file of ``write``, read back unchanged, with its own times
     =============  ==================================================================================
@@ -154,7 +154,7 @@ def _detect(source: Source) -> str | None:
     if {"conversations", "conversation"} & columns:
         return "sharegpt"
     is_journal = first is not None and first.get("format") == JOURNAL
-    if is_journal or is_otel(first):
+    if is_journal or is_otel(first or source.first_item):
         return "journal" if is_journal else "otel"
     if source.data.lstrip()[:1] == b"[":
         return None if _OUTPUT_KEY.search(source.data, 0, _DETECTION_BYTES) else "sharegpt"

@@ -341,20 +341,25 @@ def _begins_with(messages: tuple[str, ...], earlier: tuple[str, ...]) -> bool:
 
 
 def is_otel(first: dict[str, Any] | None) -> bool:
-    """Return whether the first object of a file holds OpenTelemetry spans: of OTLP, or one span a line."""
-    return first is not None and ("resourceSpans" in first or {"context", "attributes", "start_time"} <= set(first))
+    """Return whether the first object of a file holds OpenTelemetry spans, in one of the forms of ``_flat``."""
+    keys = (
+        {"resourceSpans"}, {"scopeSpans"}, {"traceId", "startTimeUnixNano"}, {"context", "attributes", "start_time"},
+        {"SpanContext", "StartTime"},
+    )  # fmt: skip
+    return first is not None and any(each <= set(first) for each in keys)
 
 
 def read_otel(source: Source) -> Workload:
     """Return the calls of models in a file of OpenTelemetry GenAI spans.
 
-    Lines are OTLP's JSON (the collector's file exporter) or single spans (the console exporter). Calls of one
+    Objects are OTLP's JSON (the collector's file exporter) or single spans (OTLP's, or those of the SDKs' console
+    exporters), each on one line or several. Calls of one
     ``gen_ai.conversation.id``, or else of one trace, are a session: a call waits for the calls of its session that
     ended before it started, and as long after them as was recorded. Its prompt continues the prompt and output of the
     last of them if it is longer than both, and if the ``gen_ai.input.messages`` of the two, where both are recorded,
     begin alike. Contents are rarely recorded: then a longer prompt counts as a continuation, even if it is another one.
     """
-    spans = [span for line, row in source.json_rows() for span in _spans(source, line, row)]
+    spans = [span for line, row in source.json_objects() for span in _spans(source, line, row)]
     if not spans:
         raise source.fault(None, f"no span in it has {_PROMPT_KEYS[0]} and {_OUTPUT_KEYS[0]} of at least 1")
     spans.sort(key=lambda span: (span.start_ns, span.end_ns))
@@ -389,21 +394,7 @@ def _limits(caps: list[int]) -> dict[str, Any]:
 
 def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
     try:
-        if "resourceSpans" not in row:
-            found = [(row["attributes"] or {}, row["context"]["trace_id"], row["start_time"], row["end_time"])]
-        else:
-            found = [
-                (
-                    _attributes(span.get("attributes", ())),
-                    span["traceId"],
-                    span["startTimeUnixNano"],
-                    span["endTimeUnixNano"],
-                )
-                for resource in row["resourceSpans"]
-                for scope in resource["scopeSpans"]
-                for span in scope["spans"]
-            ]
-        for attributes, trace_id, start, end in found:
+        for attributes, trace_id, start, end in _flat(row):
             prompt, output = (_first(attributes, keys) for keys in (_PROMPT_KEYS, _OUTPUT_KEYS))
             if attributes.get("gen_ai.operation.name") not in _OPERATIONS or prompt < 1 or output < 1:
                 continue
@@ -417,6 +408,23 @@ def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         shown = f"{type(error).__name__}: {error}"
         raise source.fault(line, f"must hold spans as OpenTelemetry writes them ({shown})") from error
+
+
+def _flat(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str | int, str | int]]:
+    """Yield attributes, trace, start and end of each span of an object: OTLP's, or of a console exporter's."""
+    if "resourceSpans" in row or "scopeSpans" in row:  # the latter alone: a line of Java's logging exporter
+        for resource in row.get("resourceSpans", [row]):
+            for scope in resource.get("scopeSpans", ()):
+                for span in scope.get("spans", ()):
+                    yield from _flat(span)
+    elif "context" in row:  # Python's ConsoleSpanExporter
+        yield row["attributes"] or {}, row["context"]["trace_id"], row["start_time"], row["end_time"]
+    elif "SpanContext" in row:  # Go's stdouttrace
+        attributes = {item["Key"]: item["Value"]["Value"] for item in row["Attributes"] or ()}
+        yield attributes, row["SpanContext"]["TraceID"], row["StartTime"], row["EndTime"]
+    elif row and not {"resourceMetrics", "resourceLogs"} & set(row):
+        attributes = _attributes(row.get("attributes", ()))
+        yield attributes, row["traceId"], row["startTimeUnixNano"], row["endTimeUnixNano"]
 
 
 def _attributes(items: Iterable[dict[str, Any]]) -> dict[str, Any]:

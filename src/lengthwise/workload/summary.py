@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import UNCAPPED, Workload
 
 LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # levels of the quantiles in a description
 _LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests of a rank correlation, evenly spaced
@@ -36,21 +36,47 @@ class LengthSummary:
 
 
 @dataclass(frozen=True)
+class SessionSummary:
+    """Statistics of the sessions of a workload, and of what their requests wait for."""
+
+    count: int
+    mean_requests: float  # of a session
+    max_requests: int
+    single_share: float  # of the sessions: those of one request
+    starts_per_s: float | None  # None where all start at once
+    delay_s: float | None  # median, p90: from the end of a request until one that waits for it is sent; None: none does
+    delay_p90_s: float | None
+
+
+@dataclass(frozen=True)
+class LimitSummary:
+    """Limits of outputs that clients send (``max_tokens``)."""
+
+    share: float  # of the requests that have one
+    reached_share: float  # of the requests whose output ends there
+    tokens: LengthSummary
+
+
+@dataclass(frozen=True)
 class Description:
     """Statistics of a workload."""
 
     name: str
     requests: int
     concurrency: int | None  # None for an open loop
-    duration_s: float  # time from the first arrival to the last
-    rate_rps: float | None  # requests a second in that time; None where all arrive at once
-    interarrival_cv: float | None  # sd of the gaps over their mean; None where all arrive at once
+    # Time from the first arrival to the last. Requests that wait for others arrive as if requests took no time.
+    duration_s: float
+    # Requests per second, while as many sessions end as start; None where all arrive, or all sessions start, at once.
+    rate_rps: float | None
+    interarrival_cv: float | None  # sd of the gaps between arrivals, or between starts of sessions, over their mean
     prompt: LengthSummary
     output: LengthSummary
     pd_ratio: float  # all prompt tokens over all output tokens
     pd_ratio_median: float  # median of that ratio over requests
     rank_correlation: float | None  # Spearman's, of prompts and outputs; None where one of them is constant
     arrivals: Histogram  # arrivals over time, in bins of equal length
+    sessions: SessionSummary | None = None  # None: no request belongs to a session, or waits for another
+    limits: LimitSummary | None = None  # None: no request has a limit
 
     @property
     def total_tokens(self) -> int:
@@ -61,23 +87,61 @@ class Description:
 def describe(workload: Workload) -> Description:
     """Return the description of a workload: counts, rates, quantiles and histograms, as plain numbers."""
     prompt, output = _length_summary(workload.prompt_tokens), _length_summary(workload.output_tokens)
-    gaps = np.diff(workload.arrival_s)
-    duration_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
-    counts, edges = np.histogram(workload.arrival_s, bins=_TIME_BINS)
+    starts_s, arrival_s = workload.session_starts_s, workload.earliest_s()
+    gaps, span_s = np.diff(starts_s), float(starts_s[-1] - starts_s[0])
+    starts_per_s = (len(starts_s) - 1) / span_s if span_s > 0 else None
+    counts, edges = np.histogram(arrival_s, bins=_TIME_BINS)
     return Description(
         name=workload.name,
         requests=len(workload),
         concurrency=workload.concurrency,
-        duration_s=duration_s,
-        rate_rps=(len(workload) - 1) / duration_s if duration_s > 0 else None,
-        interarrival_cv=float(gaps.std() / gaps.mean()) if duration_s > 0 else None,
+        duration_s=float(arrival_s.max() - arrival_s.min()),
+        rate_rps=starts_per_s and starts_per_s * len(workload) / len(starts_s),
+        interarrival_cv=float(gaps.std() / gaps.mean()) if span_s > 0 else None,
         prompt=prompt,
         output=output,
         pd_ratio=prompt.total / output.total,
         pd_ratio_median=float(np.median(workload.prompt_tokens / workload.output_tokens)),
         rank_correlation=_rank_correlation(workload.prompt_tokens, workload.output_tokens),
         arrivals=Histogram(tuple(edges.tolist()), tuple(counts.tolist())),
+        sessions=_session_summary(workload, starts_per_s),
+        limits=_limit_summary(workload),
     )
+
+
+def _session_summary(workload: Workload, starts_per_s: float | None) -> SessionSummary | None:
+    before, after, delays_s = workload.previous_turn, workload.after, np.zeros(0)
+    if after is not None:
+        assert after.delay_s is not None
+        waits = np.diff(after.start) > 0
+        delays_s = after.delay_s[waits]
+        rows = np.flatnonzero(waits & (before < 0))
+        before[rows] = after.parent[after.start[rows]]
+    if (before < 0).all():
+        return None
+    session = np.arange(len(workload))
+    for i in np.flatnonzero(before >= 0):
+        session[i] = session[before[i]]
+    sizes = np.bincount(session)
+    sizes = sizes[sizes > 0]
+    median_s, p90_s = map(float, np.quantile(delays_s, (0.5, 0.9))) if len(delays_s) else (None, None)
+    return SessionSummary(
+        count=len(sizes),
+        mean_requests=len(workload) / len(sizes),
+        max_requests=int(sizes.max()),
+        single_share=float((sizes == 1).mean()),
+        starts_per_s=None if after is None else starts_per_s,
+        delay_s=median_s,
+        delay_p90_s=p90_s,
+    )
+
+
+def _limit_summary(workload: Workload) -> LimitSummary | None:
+    limited = np.zeros(0, bool) if workload.max_tokens is None else workload.max_tokens < UNCAPPED
+    if workload.max_tokens is None or not limited.any():
+        return None
+    reached = workload.output_tokens == workload.max_tokens
+    return LimitSummary(float(limited.mean()), float(reached.mean()), _length_summary(workload.max_tokens[limited]))
 
 
 def _length_summary(tokens: npt.NDArray[np.int64]) -> LengthSummary:

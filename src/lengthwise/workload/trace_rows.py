@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -79,6 +80,14 @@ class Source:
             return None
         return value
 
+    @cached_property
+    def first_item(self) -> dict[str, Any] | None:
+        """Return the first JSON object of a file of objects on several lines, or of a list; None for other files."""
+        try:
+            return next(self.json_objects())[1] if self.data.lstrip()[:1] in (b"{", b"[") else None
+        except (TraceError, StopIteration):
+            return None
+
     def fault(self, line: int | None, message: str) -> TraceError:
         """Return an error that names the file and the line, counted from 1 with the header; None: no line."""
         return TraceError(f"{self.path}{'' if line is None else f', line {line}'}: {message}")
@@ -111,6 +120,27 @@ class Source:
             if not isinstance(value, dict):
                 raise self.fault(number, f"must be a JSON object; it is {json.dumps(value)[:60]}")
             yield number, value
+
+    def json_objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the line and the value of each JSON object, on one line or several, also of those in a list.
+
+        Raises TraceError where there is none.
+        """
+        text, at, line, decoder = self.data.decode("utf-8", "replace"), 0, 1, json.JSONDecoder()
+        while found := _NEXT_VALUE.search(text, at):
+            start = found.start()
+            line += text.count("\n", at, start)
+            try:
+                value, at = decoder.raw_decode(text, start)
+            except ValueError as error:
+                raise self.fault(line, f"not a JSON object, or cut off: {error}") from error
+            if not isinstance(value, dict):
+                raise self.fault(line, f"must be a JSON object; it is {json.dumps(value)[:60]}")
+            yield line, value
+            line += text.count("\n", start, at)
+
+
+_NEXT_VALUE = re.compile(r"[^\s,\[\]]")
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def test_what_is_compiled_for_the_image_is_compiled(tmp_path):
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     from lengthwise._jit import cache_folder
 
-    before = {path: path.stat().st_mtime_ns for path in cache_folder().rglob("*.nbc")}
+    before = {path: path.stat().st_mtime_ns for path in cache_folder().rglob("*.code")}
     assert before
     subprocess.run(command, check=True, capture_output=True, timeout=300)
-    assert {path: path.stat().st_mtime_ns for path in cache_folder().rglob("*.nbc")} == before
+    assert {path: path.stat().st_mtime_ns for path in cache_folder().rglob("*.code")} == before

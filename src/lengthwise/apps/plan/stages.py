@@ -45,7 +45,7 @@ class Run:
 
     Attributes:
         before: Work completed before the run.
-        first_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in the run.
+        first_token_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in it.
         finish_s: [k] time of the last token, from the start of the run.
         complete: Whether the run finishes all tasks, because none waits for a model that does not run.
     """
@@ -54,7 +54,7 @@ class Run:
     load: ModelLoad
     before: Work
     key: Hashable
-    first_s: Floats
+    first_token_s: Floats
     finish_s: Floats
     complete: bool
 
@@ -71,8 +71,8 @@ class Run:
         """Return each task's tokens at ``at_s``, [k]. They are interpolated between the first and the last token."""
         before, output = self.before.produced, self.load.output
         tokens = before.copy()
-        active = np.flatnonzero((self.first_s <= at_s) & (self.finish_s > at_s))
-        first, last = self.first_s[active], self.finish_s[active]
+        active = np.flatnonzero((self.first_token_s <= at_s) & (self.finish_s > at_s))
+        first, last = self.first_token_s[active], self.finish_s[active]
         more = (output - before)[active] - 1
         tokens[active] += np.minimum(1 + (more * (at_s - first) / (last - first)).astype(np.int64), more)
         return np.where(self.finish_s <= at_s, output, tokens)
@@ -105,7 +105,7 @@ class Run:
         """Return (seconds per point, FLOPs at each point). A task's FLOPs rise from the first to the last token."""
         step_s = max(self.seconds, 1e-9) / CURVE_POINTS
         included = self._included
-        first, last = self.first_s[included], self.finish_s[included]
+        first, last = self.first_token_s[included], self.finish_s[included]
         low = self.load.work(np.maximum(self.before.produced, 1))[included]
         before = self.load.work(self.before.produced)[included]
         rise = (self.load.work(self.load.output)[included] - low) / np.maximum(last - first, 1e-12)
@@ -172,9 +172,9 @@ class Runs:
         """Return the run that equals ``first`` until ``at_s``, and then ``rest``, which has more replicas."""
         key = ("joined", first.key, at_s, rest.key)
         if key not in self.cached:
-            first_s = np.where(first.first_s <= at_s, first.first_s, at_s + rest.first_s)
+            first_token_s = np.where(first.first_token_s <= at_s, first.first_token_s, at_s + rest.first_token_s)
             finish_s = np.where(first.finish_s <= at_s, first.finish_s, at_s + rest.finish_s)
-            self._cache(Run(rest.plan, first.load, first.before, key, first_s, finish_s, rest.complete))
+            self._cache(Run(rest.plan, first.load, first.before, key, first_token_s, finish_s, rest.complete))
         return self.cached[key]
 
     def _cache(self, run: Run) -> None:
@@ -188,18 +188,18 @@ class Runs:
         offset_s = full.time_at(float(full.load.work(before.produced).sum()))
         left = before.produced < full.load.output
         finish_s = np.where(left, np.maximum(full.finish_s - offset_s, 1e-6), np.inf)
-        first_s = np.where(left, np.clip(full.first_s - offset_s, 0.0, finish_s), np.inf)
-        return Run(plan, full.load, before, key, first_s, finish_s, complete=True)
+        first_token_s = np.where(left, np.clip(full.first_token_s - offset_s, 0.0, finish_s), np.inf)
+        return Run(plan, full.load, before, key, first_token_s, finish_s, complete=True)
 
     def _simulated(self, plan: ModelPlan, before: Work, arrival_s: Floats | None, key: Hashable) -> Run:
         load = self.load.models[plan.model]
         left = before.produced < load.output
         arrival_s = np.zeros(len(load)) if arrival_s is None else _after_parents(load, arrival_s, left)
         included = np.flatnonzero(left & np.isfinite(arrival_s))
-        first_s, finish_s = np.full((2, len(load)), np.inf)
+        first_token_s, finish_s = np.full((2, len(load)), np.inf)
         if len(included):
-            first_s[included], finish_s[included] = self._token_times(plan, before, arrival_s, included)
-        return Run(plan, load, before, key, first_s, finish_s, complete=len(included) == int(left.sum()))
+            first_token_s[included], finish_s[included] = self._token_times(plan, before, arrival_s, included)
+        return Run(plan, load, before, key, first_token_s, finish_s, complete=len(included) == int(left.sum()))
 
     def _token_times(self, plan: ModelPlan, before: Work, arrival_s: Floats, included: Ints) -> tuple[Floats, Floats]:
         load = self.load.models[plan.model]
@@ -222,14 +222,14 @@ class Runs:
         self.simulated_runs += 1
         records = engine.simulate(requests, self.space.deployment(plan), max_log_steps=0).requests
         # A rejected request finishes on arrival, as in a real run (with an error).
-        first_s = np.where(np.isnan(records.first_token_s), ready_s, records.first_token_s)
+        first_token_s = np.where(np.isnan(records.first_token_s), ready_s, records.first_token_s)
         finish_s = np.where(np.isnan(records.finished_s), ready_s, records.finished_s)
         if len(simulated) < len(order):
-            first_s, finish_s = (np.repeat(column, group)[: len(order)] for column in (first_s, finish_s))
-            first_s = np.maximum(first_s, arrival_s[order])
-            finish_s = np.maximum(finish_s, first_s)
+            first_token_s, finish_s = (np.repeat(column, group)[: len(order)] for column in (first_token_s, finish_s))
+            first_token_s = np.maximum(first_token_s, arrival_s[order])
+            finish_s = np.maximum(finish_s, first_token_s)
         back = np.argsort(order)
-        return first_s[back], finish_s[back]
+        return first_token_s[back], finish_s[back]
 
 
 def _after_parents(load: ModelLoad, arrival_s: Floats, left: Flags) -> Floats:
@@ -313,12 +313,12 @@ class State:
 class Delay:
     """Seconds until all replicas of a plan are ready.
 
-    ``retained`` replicas are ready earlier, after ``first_s`` seconds. If ``first_s`` is 0, they are ready already.
+    ``retained`` replicas are ready earlier, after ``retained_s`` seconds (0: they are ready already).
     """
 
     seconds: float
     retained: int = 0
-    first_s: float = 0.0
+    retained_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -469,11 +469,11 @@ class Stages:
         if not delay.retained:
             return self._started(state, plan, state.work(plan.model), ready_s, others)
         first = replace(plan, dp=delay.retained)
-        if previous is not None and not delay.first_s and previous.run.plan == first:
+        if previous is not None and not delay.retained_s and previous.run.plan == first:
             isolated = self._continued(state, previous, others)
         else:
-            first_s = state.clock_s + (delay.first_s or self.pending_s(state, plan))
-            isolated = self._started(state, first, state.work(plan.model), first_s, others)
+            begin_s = state.clock_s + (delay.retained_s or self.pending_s(state, plan))
+            isolated = self._started(state, first, state.work(plan.model), begin_s, others)
         return self._joined(state, plan, isolated, ready_s, others)
 
     def _started(self, state: State, plan: ModelPlan, work: Work, start_s: float, others: Mapping[int, Live]) -> Live:

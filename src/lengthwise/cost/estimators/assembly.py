@@ -61,7 +61,7 @@ class Assembly:
         by_part: dict[str, tuple[Callable[..., list[Work]], dict[str, Floats]]] = {
             "layer": (ops.layer, {"tokens": tokens}),
             "comm": (ops.all_reduces, {"tokens": tokens}),
-            "first": (ops.first, {"tokens": tokens}),
+            "embedding": (ops.embedding, {"tokens": tokens}),
             "send": (ops.send, {"tokens": tokens}),
             "head": (ops.head, {"tokens": seqs}),
             "host": (self.host.work, {"tokens": seqs}),

@@ -321,7 +321,8 @@ def _exceeds(part: str, reach: Reach, target: Target) -> bool:
     limits = target.limits
     tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
     chunk = min(limits.max_num_batched_tokens, target.max_model_len)
-    pairs: dict[str, tuple[tuple[int | None, int], ...]] = dict.fromkeys(("layer", "first"), ((reach.tokens, tokens),))
+    pairs: dict[str, tuple[tuple[int | None, int], ...]] = {"layer": ((reach.tokens, tokens),)}
+    pairs["embedding"] = pairs["layer"]
     pairs["prefill"] = ((reach.chunk, chunk), (reach.prefix, target.max_model_len))
     pairs["decode"] = ((reach.seqs, limits.max_num_seqs),)
     return any(measured is not None and measured < largest for measured, largest in pairs.get(part, ()))

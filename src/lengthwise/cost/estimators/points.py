@@ -190,7 +190,7 @@ def shard_points(operator: str, columns: Mapping[str, Any], target: Target) -> P
         axes = [seqs, kv / np.maximum(seqs, 1)]
         sizes = {"batch": seqs, "padded": kv * np.maximum(array("skew", 1.0), 1.0), "total": kv}
     else:
-        by_part = {"layer": ops.layer, "first": ops.first, "head": ops.head, "host": HostOverhead().work}
+        by_part = {"layer": ops.layer, "embedding": ops.embedding, "head": ops.head, "host": HostOverhead().work}
         if part not in by_part:
             return None
         tokens = array("tokens")

@@ -50,7 +50,7 @@ def find_gaps(rows: Profile, longest: int | None) -> tuple[Gap, ...]:
         return tuple(_plane_gaps(("sequences", rows["seqs"], STEP_SEQS), ("mean context", mean, longest)))
     if part in ("head", "host"):
         return tuple(_line_gaps("sequences", rows["tokens"], STEP_SEQS))
-    return tuple(_line_gaps("tokens", rows["tokens"], STEP_TOKENS)) if part in ("layer", "first") else ()
+    return tuple(_line_gaps("tokens", rows["tokens"], STEP_TOKENS)) if part in ("layer", "embedding") else ()
 
 
 def _line_gaps(name: str, values: Ints, last: int) -> Iterator[Gap]:
@@ -186,7 +186,7 @@ def _shard_work(operator: str, c: dict[str, Floats], ops: Operators) -> Work | N
         return work.times(np.maximum(c["seqs"], 1)) if work else None
     if part == "decode":
         return in_its_layers(ops.decode(c["seqs"], c["kv_tokens"]), operator)
-    by_tokens = {"layer": ops.layer, "first": ops.first, "head": ops.head}
+    by_tokens = {"layer": ops.layer, "embedding": ops.embedding, "head": ops.head}
     if part not in by_tokens or operator == "logits gather":
         return None
     if operator == "moe block":

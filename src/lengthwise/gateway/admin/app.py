@@ -17,7 +17,7 @@ from typing import Self
 from lengthwise.gateway.admin.state import SAMPLE_INTERVAL_S, State
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.edge.exchange import Receive, Scope, Send
+from lengthwise.gateway.edge.asgi import Receive, Scope, Send
 from lengthwise.gateway.fleet import Fleet
 from lengthwise.gateway.length_prediction import LengthPredictor
 from lengthwise.gateway.observe import Monitor, RecentRows

@@ -50,7 +50,7 @@ class PrefillBatchSize:
         The prefill has taken ``taken`` requests with ``taken_tokens`` prompt tokens. ``waiting`` requests are in the
         queue, and ``decodes`` requests were at the worker before the prefill.
         """
-        state = {"decodes": decodes, "num_running": decodes, "waiting": waiting + (not self._one_by_one) * taken}
+        state = {"decodes": decodes, "num_running": decodes, "num_waiting": waiting + (not self._one_by_one) * taken}
         prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
         arguments = self._constants | state | prompts
         return bool(self._policy.function(**{name: arguments[name] for name in self._policy.arguments})[0] > taken)

@@ -13,8 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from lengthwise.gateway.config import GatewayConfig
-from lengthwise.gateway.edge import client_request
-from lengthwise.gateway.edge import exchange as asgi
+from lengthwise.gateway.edge import asgi, client_request
 from lengthwise.gateway.edge.auth import Caller, Charge, Keys, Tenants, network
 from lengthwise.gateway.edge.client_request import CHAT, COMPLETIONS, Headers, RequestParser
 from lengthwise.gateway.edge.errors import Fault, draining, invalid, quoted, unknown_model

@@ -256,7 +256,7 @@ def deployment_of(
     costs = CostTables(
         layer_s=service.step_s + token_s * two,
         comm_s=zeros,
-        first_s=zeros,
+        embedding_s=zeros,
         send_s=zeros,
         head_s=(service.seq_s - token_s) * two,
         host_s=zeros,

@@ -153,7 +153,8 @@ class PhaseTracker:
     ) -> tuple[int, int]:
         """Return the policy's (admissions, flags) for one pipeline stage with no step in flight."""
         running = state.decodes + state.partial + prompts
-        engine = {"decodes": state.decodes, "prefills": state.partial, "num_running": running, "waiting": state.waiting}
+        engine = {"decodes": state.decodes, "prefills": state.partial}
+        engine |= {"num_running": running, "num_waiting": state.waiting}
         phase = {"phase_steps": steps, "phase_rounds": max(0, steps - 1), "in_flight": 0, "stages": 1}
         step = {"step_prompts": prompts, "step_tokens": tokens, "next_tokens": next_tokens}
         given = self._parameters | engine | phase | step

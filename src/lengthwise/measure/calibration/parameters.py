@@ -17,7 +17,7 @@ SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
 MIN_PRIOR_LOG_SD = 0.25  # a calibration is run because the tables are in doubt
 CLIENT_S, MASKED_S = 1e-3, 1e-12  # where the search starts if the tables have no host overhead, or no attention
 PARTS = {
-    "work": ("layer", "first", "head"),
+    "work": ("layer", "embedding", "head"),
     "prefill": ("prefill",),
     "context": ("context",),
     "decode": ("decode",),
@@ -101,7 +101,7 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
     return replace(
         cost,
         layer_s=cost.layer_s * work,
-        first_s=cost.first_s * work,
+        embedding_s=cost.embedding_s * work,
         head_s=cost.head_s * work,
         prefill_s=cost.prefill_s * prefill + context_s * (values.get(CONTEXT, 1.0) - prefill),
         decode_s=cost.decode_s * values.get("decode", 1.0),

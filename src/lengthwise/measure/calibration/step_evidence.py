@@ -46,7 +46,7 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
     own_pairs = cached + log.prefill_tokens**2 / prompts
     send = _row(cost.send_s, tokens) * (len(cost.stage_layers) - 1)
     return {
-        "work": layers * _row(cost.layer_s, tokens) + _row(cost.first_s, tokens) + _row(cost.head_s, seqs),
+        "work": layers * _row(cost.layer_s, tokens) + _row(cost.embedding_s, tokens) + _row(cost.head_s, seqs),
         "comm": layers * _row(cost.comm_s, tokens) + send,
         "prefill": layers * prefill,
         "decode": layers * np.where(log.decode_seqs > 0, decode, 0.0),

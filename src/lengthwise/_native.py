@@ -1,0 +1,245 @@
+"""Calls machine code from Python, without Numba: types and signatures of compiled functions, loading and errors.
+
+A compiled function has the C interface of ``_CALL``: the arguments, flattened to words of 8 bytes, room for the
+results, and room for the address of a ``_Failure``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import pickle
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+Function = Callable[..., Any]
+
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
+ENTRY, NATIVE = "lengthwise_entry", "lengthwise_native"
+"""Symbols of a compiled function: with the interface of ``_CALL``, and with Numba's, for compiled callers."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number: "float64", "int64" or "bool". Called with types of arguments, it returns a signature."""
+
+    name: str
+
+    def __call__(self, *arguments: Type) -> Signature:
+        return Signature((self,), arguments)
+
+    @property
+    def layout(self) -> str:
+        """Return the format of the words (``struct``)."""
+        return "d" if self.name == "float64" else "q"
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Yield the words that represent a value."""
+        yield value
+
+
+@dataclass(frozen=True)
+class Array:
+    """A C-contiguous, aligned, writeable array."""
+
+    dtype: np.dtype[Any]
+    ndim: int
+
+    @property
+    def layout(self) -> str:
+        """Return the format of the words: the address and the shape."""
+        return "q" * (1 + self.ndim)
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Yield the words that represent a value. Raises TypeError if it is another kind of array."""
+        if not isinstance(value, np.ndarray) or value.dtype != self.dtype or value.ndim != self.ndim:
+            other = type_of(value) if isinstance(value, np.ndarray) else repr(value)
+            raise TypeError(f"a compiled function takes {self} here; got {other}")
+        if not value.flags.carray:
+            raise TypeError("a compiled function takes aligned, writeable arrays without gaps")
+        yield value.ctypes.data
+        yield from value.shape
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """A tuple, or a named tuple of class ``kind``. Called with types of arguments, it returns a signature."""
+
+    members: tuple[Type, ...]
+    kind: type[Any] | None = None
+
+    def __call__(self, *arguments: Type) -> Signature:
+        return Signature(self.members, arguments, is_tuple=True)
+
+    @property
+    def layout(self) -> str:
+        """Return the format of the words."""
+        return "".join(member.layout for member in self.members)
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Yield the words that represent a value."""
+        for member, part in zip(self.members, value, strict=True):
+            yield from member.words(part)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A compiled function as an argument of another."""
+
+    signature: Signature
+    layout = "q"
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Yield the words that represent a value. Raises TypeError if it is no such function."""
+        if not isinstance(value, Compiled) or value.signature.key != self.signature.key:
+            raise TypeError(f"a compiled function takes a compiled function here; got {value!r}")
+        yield value.address
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The address of a named tuple, which only compiled callers have (``by_pointer``)."""
+
+    target: Tuple
+    layout = "q"
+
+    def words(self, value: Any) -> Iterator[Any]:
+        """Raise TypeError: Python has no such value."""
+        raise TypeError(f"only compiled functions call a function that takes a pointer; got {value!r}")
+
+
+Type = Scalar | Array | Tuple | Pointer | Reference
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of the results (a tuple has several, nothing has none) and of the arguments."""
+
+    results: tuple[Type, ...]
+    arguments: tuple[Type, ...]
+    is_tuple: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """Return a text that differs between signatures."""
+        return repr(self)
+
+
+f8, i8, _boolean = Scalar("float64"), Scalar("int64"), Scalar("bool")
+f8_1d, i8_1d, i8_2d = Array(np.dtype("f8"), 1), Array(np.dtype("i8"), 1), Array(np.dtype("i8"), 2)
+pair_of_floats, triple_of_ints = Tuple((f8, f8)), Tuple((i8, i8, i8))
+
+
+def none(*arguments: Type) -> Signature:
+    """Return the signature of a compiled function that takes these arguments and returns nothing."""
+    return Signature((), arguments)
+
+
+def function_type(signature: Signature) -> Pointer:
+    """Return the compiled type of an argument that is a function of this signature."""
+    return Pointer(signature)
+
+
+def pointer_to(target: Tuple) -> Reference:
+    """Return the compiled type of a named tuple that is passed by pointer."""
+    return Reference(target)
+
+
+def type_of(value: Any) -> Type:
+    """Return the compiled type of a value."""
+    if isinstance(value, np.ndarray):
+        return Array(value.dtype, value.ndim)
+    if isinstance(value, tuple):
+        return Tuple(tuple(map(type_of, value)), type(value) if hasattr(value, "_fields") else None)
+    for kind, scalar in ((bool, _boolean), (int, i8), (float, f8)):
+        if isinstance(value, kind):
+            return scalar
+    raise TypeError(f"a compiled function takes numbers, arrays, tuples and compiled functions; got {value!r}")
+
+
+@dataclass(eq=False)
+class Helper:
+    """A function that only compiled functions call. ``_compiler`` adds Numba's dispatcher at its first use."""
+
+    function: Function
+    inline: bool
+    dispatcher: Any = None
+
+
+def by_pointer(value: Any) -> Any:
+    """Return a named tuple as a pointer to a copy of it, which is valid until the compiled caller returns.
+
+    A call then passes one pointer. The members of the kernel's state are arrays of seven parts each: to pass them one
+    by one tripled the kernel's compile time.
+    """
+    return value
+
+
+class Compiled:
+    """A compiled function. Other threads run while it does."""
+
+    def __init__(self, name: str, signature: Signature, code: bytes, symbols: Mapping[str, int]) -> None:
+        self.name, self.signature = name, signature
+        self._library = _link(code, symbols)  # The code is in memory as long as this object is.
+        self.address: int = self._library[NATIVE]
+        self._entry = _CALL(self._library[ENTRY])
+        self._arguments = Tuple(signature.arguments)
+        self._words = struct.Struct(self._arguments.layout)
+        self._results = struct.Struct("".join(result.layout for result in signature.results))
+
+    def __repr__(self) -> str:
+        return f"<compiled {self.name}>"
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            words = self._words.pack(*self._arguments.words(arguments))
+        except (ValueError, struct.error) as error:
+            raise TypeError(
+                f"{self} takes the {len(self.signature.arguments)} arguments of its type: {error}"
+            ) from error
+        results, failure = ctypes.create_string_buffer(self._results.size), ctypes.POINTER(_Failure)()
+        if self._entry(words, results, ctypes.addressof(failure)) > 0:
+            raise failure.contents.exception()
+        values = self._results.unpack(results.raw[: self._results.size])
+        return values if self.signature.is_tuple else values[0] if values else None
+
+
+class _Failure(ctypes.Structure):
+    """An exception of compiled code: Numba pickles its class, its arguments and its place when it compiles."""
+
+    _fields_ = [("pickled", ctypes.c_void_p), ("size", ctypes.c_int32)]
+
+    def exception(self) -> BaseException:
+        """Return the exception. A note names its place."""
+        kind, arguments, place = pickle.loads(ctypes.string_at(self.pickled, self.size))  # noqa: S301  of own code
+        exception: BaseException = kind(*arguments)
+        if place:
+            exception.add_note('in compiled function {}, file "{}", line {}'.format(*place))
+        return exception
+
+
+_NUMBERS = itertools.count()
+
+
+@cache
+def _linker() -> Any:
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.create_lljit_compiler(suppress_errors=True)
+
+
+def _link(code: bytes, symbols: Mapping[str, int]) -> Any:
+    """Load machine code and return the addresses of its symbols. Raises RuntimeError if symbols are missing."""
+    from llvmlite import binding
+
+    library = binding.JITLibraryBuilder().add_object_img(code).add_current_process()
+    for name, address in symbols.items():
+        library.import_symbol(name, address)
+    return library.export_symbol(ENTRY).export_symbol(NATIVE).link(_linker(), f"lengthwise {next(_NUMBERS)}")
