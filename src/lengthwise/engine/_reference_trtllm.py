@@ -32,7 +32,7 @@ class TrtllmReplica:
     """A replica that forms steps as TensorRT-LLM does.
 
     It looks at its residents and at the first waiting requests, up to ``max_batch_size`` together, in order of their
-    keys. A resident keeps the key with which it was admitted, so that a paused request returns to its place.
+    keys. A request retains the key with which it first started, so that it returns to its place when it is paused.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ preemption, and last return from a step to the idle residents. Return numbers br
 began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
 bin became. Under the rules of SGLang and TensorRT-LLM, ``place`` is that in ``State.batch_order``, counted through
 all rows, or -1; under those of TensorRT-LLM, ``reserved`` are the blocks for a resident's complete output, and
-``queue_key`` is the key with which it left the queue."""
+``queue_key`` is the key with which it first left the queue."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 

@@ -625,6 +625,8 @@ class Reference:
 
     def _rank_key(self, q: Request) -> float:
         late = q.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s
+        if not late and self.s.params.trtllm and q.admission.number >= 0:
+            return q.wait.key  # A paused request returns to its place.
         return -math.inf if late else self._key(self.s.functions.rank, q)
 
     def _key(self, function: Function, q: Request) -> float:
