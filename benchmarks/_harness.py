@@ -28,7 +28,7 @@ CODE = (
     *(f"src/lengthwise/{room}" for room in _ROOMS),
     *(f"src/lengthwise/schema/{name}.py" for name in _SCHEMA),
     *(f"src/lengthwise/backend/{name}.py" for name in _CLIENT),
-    "src/lengthwise/_jit.py",
+    *(f"src/lengthwise/{name}.py" for name in ("_jit", "_native", "_compiler")),
     *(f"benchmarks/{name}.py" for name in _CAMPAIGN),
     "benchmarks/engines",
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from lengthwise.predict import Ensemble, Samples
 from lengthwise.predict.encoder import Encoder, encoder_folder
-from lengthwise.predict.evaluation import Evaluation, evaluate, explainable_variance, kendall, latency_ms
+from lengthwise.predict.evaluation import Evaluation, evaluate, explainable_variance, latency_ms
 from lengthwise.predict.features import is_mathematics
 from lengthwise.predict.lexical import Lexical
 from lengthwise.predict.sample_files import Split, split
@@ -22,7 +22,7 @@ from lengthwise.predict.serialization import default
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 
-FOLDS, MAX_WINDOWS = 5, 8000
+MAX_WINDOWS = 8000
 WINDOWS = (0, 50, 100, 200, 300, 400, 600)
 SCORES = ("tau", "tau_within", "coverage90", "pinball", "mae", "r2", "log_r2", "bias")
 WINDOW_REQUESTS = 1500
@@ -55,7 +55,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "predict.lexical_r2_by_window": {"value": round(inside.windows[-1].r2_all, 4), "windows": by_window(inside)},
         "predict.lexical_ms": {"value": round(batch_32, 4), "batch_1": round(batch_1, 4)},
         "predict.knowable": number(known.share) | {"log_share": number(known.log_share), "runs": len(known.runs)},
-        "predict.reached": reached(text),
         "predict.mathematics": {"by_set": mathematics(text)},
     }
     trained_on = "oasst" if quick else "wide"
@@ -101,33 +100,6 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
         shares = {name: round(share, 4) for name, share in shares.items()}
         rows.append({"tokens": w.tokens, "running": w.running} | shares)
     return rows
-
-
-def reached(text: Path) -> dict[str, float]:
-    """Return R2 within a run on Open-Assistant's prompts, each predicted by a model that has not seen it.
-
-    Lengths and predictions are capped at the run's limit. R2 is about the run's mean, to which predictions are moved.
-    """
-    samples = _texts.oasst(text)
-    prompts, prompt = np.unique(list(samples.prompts.text), return_inverse=True)
-    fold = np.random.default_rng(0).permutation(len(prompts))[prompt] % FOLDS
-    run = np.unique(list(samples.prompts.model), return_inverse=True)[1]
-    y = samples.output_tokens.astype(float)
-    limit = np.array([y[run == r].max() for r in range(run.max() + 1)])[run]
-    p, log_p = np.zeros(len(y)), np.zeros(len(y))
-    for k in range(FOLDS):
-        own, out = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
-        predictions = Lexical(max_windows=1).fit(samples.take(own)).predict(samples.prompts.take(out))
-        cut, steps = np.minimum(predictions.tokens, limit[out][:, None]), np.diff(predictions.levels)
-        p[out] = ((cut[:, 1:] + cut[:, :-1]) / 2) @ steps
-        log_p[out] = ((np.log(cut[:, 1:]) + np.log(cut[:, :-1])) / 2) @ steps
-
-    def within(actual: np.ndarray, predicted: np.ndarray) -> float:
-        a, b = (side - (np.bincount(run, side) / np.bincount(run))[run] for side in (actual, predicted))
-        return round(1 - float(((a - b) ** 2).sum() / (a**2).sum()), 4)
-
-    tau = float(np.mean([kendall(p[run == r], y[run == r]) for r in np.unique(run)]))
-    return {"value": within(y, p), "log_r2_within_run": within(np.log(y), log_p), "tau_within_run": round(tau, 4)}
 
 
 def installed_encoder() -> Path:

@@ -1,7 +1,7 @@
 """The KV cache: scheduling as vLLM with a prefix cache, hit rates of recorded traffic, speed, routers, and live TTFT.
 
-``steps``, ``radix`` and ``live`` need ``make engine``; ``hit_rates``, ``mooncake`` and ``router_gain.trace`` the
-recorded trace.
+``steps``, ``radix`` and ``live`` need ``make engine``; ``hit_rates``, ``mooncake``, ``lengths`` and
+``router_gain.trace`` the recorded trace.
 """
 
 import statistics
@@ -22,11 +22,14 @@ from lengthwise import Deployment, EngineLimits, Status, Workload, config, deplo
 from lengthwise.measure.calibration import read_iterations
 from lengthwise.measure.load import LoadSettings
 from lengthwise.measure.prefix_cache import cached_tokens
+from lengthwise.predict import Ecdf, InSession, attach
+from lengthwise.predict.in_session import samples_of
+from lengthwise.schema.deployment import KVOffloading
 from lengthwise.schema.workload import SharedPrefixes
 from lengthwise.statistics import t_half_width
 from lengthwise.usecases import variants
 from lengthwise.usecases.kv import reuse
-from lengthwise.workload import read
+from lengthwise.workload import find_sessions, read
 
 STEPS, WORLDS, REPLICAS, BEFORE = 100_000, 200, (1, 4, 16), "f72e731c"
 LRU_SHARES = {500: 0.042, 1000: 0.045, 2000: 0.055, 5000: 0.119}
@@ -38,6 +41,8 @@ SYNTHETIC = {"agents": ("agents.toml", 0.9), "chat": ("multi-turn.toml", 4.4)}
 """Scenario, and sessions per second on four replicas: 0.8 of the rate from which the queue grows without end."""
 TRACE_SCALES, WARM_UP, PARTS = {4: 1.0, 16: 0.25}, 0.4, 24
 """Stretch of the trace's times by replicas, share of a run that does not count, parts of the time that counts."""
+LENGTHS = {"off": (8.0, None), "on": (7.2, None), "memory": (5.5, KVOffloading(2000))}
+"""Stretch of the trace's times by cache, for waits about alike, and the CPU memory behind the cache."""
 PROMPTS, PROMPT_BLOCKS, LIVE_S, SHARED_LOAD = 8, 8, 30.0, 0.5
 """Of the live study: system prompts and their blocks, seconds of arrivals, load as a share of the capacity."""
 PREFIX_LENGTHS, PREFIX_SHARE = (250, 0.6, 32, 800), 0.8
@@ -120,7 +125,9 @@ def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
         for replicas, scale in TRACE_SCALES.items():
             made = deploy("llama-3.1-8b", "H100", replicas=replicas, limits=limits)
             sent = replace(trace, arrival_s=trace.arrival_s * scale)
-            rows |= gains(f"{name}.{replicas}", {one: latency_sums(sent, made, one, 0, PARTS) for one in routers})
+            rows |= gains(
+                f"router_gain.trace.{replicas}", {one: latency_sums(sent, made, one, 0, PARTS) for one in routers}
+            )
         return rows
     file, rate = SYNTHETIC[name]
     settings = [f"workload.session_rate={rate}", f"workload.num_requests={2000 if quick else 12_000}"]
@@ -130,7 +137,7 @@ def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
     for seed in SEEDS[: 3 if quick else None]:
         for one in routers:
             sums[one].append(latency_sums(variant.workload(seed), variant.deployment, one, seed, 1))
-    return gains(name, {one: np.concatenate(of) for one, of in sums.items()})
+    return gains(f"router_gain.{name}", {one: np.concatenate(of) for one, of in sums.items()})
 
 
 def latency_sums(workload: Workload, made: Deployment, router: str, seed: int, parts: int) -> Any:
@@ -143,18 +150,36 @@ def latency_sums(workload: Workload, made: Deployment, router: str, seed: int, p
     return np.stack([np.histogram(r.arrival_s, edges, weights=column)[0] for column in columns], axis=1)
 
 
-def gains(name: str, sums: Mapping[str, Any]) -> dict[str, Any]:
+def gains(name: str, sums: Mapping[str, Any], own: str = OWN_ROUTER) -> dict[str, Any]:
     """Return a row for each metric: the ratio to the best other router; details have that to each of them."""
     rows = {}
     for at, metric in enumerate(("ttft", "jct")):
         means = {one: of[:, at].sum() / of[:, 2].sum() for one, of in sums.items()}
         off = {one: (of[:, at] / means[one] - of[:, 2]) / of[:, 2].mean() for one, of in sums.items()}
-        ratios = {one: means[OWN_ROUTER] / mean for one, mean in means.items() if one != OWN_ROUTER}
-        halves = {one: float(ratio * t_half_width(off[OWN_ROUTER] - off[one], 0.95)) for one, ratio in ratios.items()}
+        ratios = {one: means[own] / mean for one, mean in means.items() if one != own}
+        halves = {one: float(ratio * t_half_width(off[own] - off[one], 0.95)) for one, ratio in ratios.items()}
         best = max(ratios, key=lambda one: ratios[one])
         row = {"value": ratios[best], "ci": (ratios[best] - halves[best], ratios[best] + halves[best]), "best": best}
-        row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[OWN_ROUTER])}
-        rows[f"kv.router_gain.{name}.{metric}"] = row | {"target": 1.0, "better": "lower", "unit": "ratio"}
+        row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[own])}
+        rows[f"kv.{name}.{metric}"] = row | {"target": 1.0, "better": "lower", "unit": "ratio"}
+    return rows
+
+
+def lengths(shared: Path, _quick: bool) -> dict[str, Any]:
+    """Return TTFT and JCT under sjf over those of FCFS, by cache and predictor, on requests that it has not seen."""
+    trace, rows = find_sessions(conversation(shared)), {}
+    early = np.flatnonzero(trace.arrival_s < WARM_UP * trace.arrival_s[-1])
+    known = replace(trace, predicted_tokens=trace.output_tokens * 1.0)
+    learned = attach(trace, InSession(Ecdf()).fit(samples_of(trace).take(early)), update_predictions=False)
+    orders = {"fcfs": (known, "vllm_v1"), "known": (known, "sjf"), "sessions": (learned, "sjf")}
+    for cache, (scale, memory) in LENGTHS.items():
+        limits = EngineLimits(max_num_batched_tokens=8192, enable_prefix_caching=cache != "off", kv_offloading=memory)
+        made, sums = deploy("llama-3.1-8b", "A100-80GB", limits=limits), {}
+        for order, (workload, name) in orders.items():
+            sent, ordered = replace(workload, arrival_s=trace.arrival_s * scale), policy.scheduler(name)
+            sums[order] = latency_sums(sent, replace(made, scheduler=ordered), "round_robin", 0, PARTS)
+        for own in ("known", "sessions"):
+            rows |= gains(f"lengths.{cache}.{own}", {one: sums[one] for one in ("fcfs", own)}, own)
     return rows
 
 
@@ -252,7 +277,7 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"kv.off_speed_ratio": row | {"before": BEFORE, "machine": machine()}}
 
 
-MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live")}
+MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live", "lengths")}
 MODULES |= {f"router_gain.{name}": f"kv:router_gain:{name}" for name in (*SYNTHETIC, "trace")}
 TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
     "kv.vllm_steps_equal": (STEPS, "higher", "steps"),

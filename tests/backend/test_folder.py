@@ -167,6 +167,16 @@ def test_a_trace_is_exact_to_the_token_for_each_request(tmp_path):
     assert len({tuple(r["hash_ids"]) for r in rows}) == 100
 
 
+def test_the_rate_of_the_requests_that_are_sent_stands_beside_the_claim():
+    d = deploy("llama-3.1-8b", "H100", limits=LIMITS)
+    rising = Workload(np.array([0.0, 4.0, 8.0, 9.0, 10.0]), np.full(5, 10), np.full(5, 20))
+    sent = {n: load_test(d, rising, trace="t", rate_rps=0.5, num_requests=n).notes[0] for n in (1, 3, 5)}
+    assert "The first 3 of 5 requests are sent" in sent[3]
+    assert "0.25 a second on average (claim: 0.5)" in sent[3]
+    assert "0.4 a second on average (claim: 0.5)" in sent[5]
+    assert "0.5 a second on average (claim: 0.5)" in sent[1]
+
+
 def test_a_closed_loop_maintains_its_concurrency():
     d = deploy("llama-3.1-8b", "H100", limits=LIMITS)
     loop = Workload(np.zeros(5), np.full(5, 10), np.full(5, 20), concurrency=3)

@@ -101,6 +101,7 @@ def test_the_file_that_the_message_names_replays_the_trace(cli, trace, tmp_path)
         (["--load", "disk=0"], "bandwidth of disk must be a finite number of GB/s above 0"),
         (["--load", "disk"], "--load takes NAME=GB/S"),
         (["--memory-price", "0"], "--memory-price must be above 0"),
+        (["--memory-price", "nan"], "--memory-price must be above 0 and finite; it is nan"),
         (["--model", "llama-3.1-8b"], "--model needs a trace"),
         (["--variant", "three"], "has no variant 'three'"),
     ],

@@ -172,7 +172,7 @@ def test_cpu_memory_loads_what_a_short_pool_has_lost(cli, chat, tmp_path):
     stories = [cli("explain", chat, "--request", number).out for number in range(60, 70)]
     assert any("tokens from CPU memory in" in story for story in stories)
     study = cli("kv", chat)
-    assert "In the simulation, CPU memory (engine.kv_offloading) brings" in study.out
+    assert "CPU memory of 4.00 GB find" in " ".join(study.out.split())
     tiers = ("--set", "engine.kv_offloading.size_gb=0.04", "--set", "engine.kv_offloading.storage.shared=true")
     stored = cli("simulate", chat, *tiers, "--json", out)
     assert "Prompt tokens from storage %" in stored.out

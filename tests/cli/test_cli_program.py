@@ -106,8 +106,8 @@ def test_a_wrong_model_name_is_reported_before_anything_of_the_simulation_is_imp
         "import sys\nfrom lengthwise.cli import main\n"
         "main(['simulate', 'examples/chat-70b.toml', '--set', 'deployment.model=llama-2-70'])\n"
         "late = {'numba', 'llvmlite', 'scipy', 'polars', 'rich', 'lengthwise.metrics.summary', "
-        "'lengthwise.schema.plan', "
-        "'lengthwise.predict.distribution', 'lengthwise.cost.roofline_tables', 'lengthwise.engine.kernel_runner'}\n"
+        "'lengthwise.schema.plan', 'lengthwise.predict.distribution', 'lengthwise.cost.roofline_tables', "
+        "'lengthwise.engine.kernel_runner'}\n"
         "sys.exit(str(late & set(sys.modules) or 'none'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -225,6 +225,13 @@ def test_explain_shows_where_predictions_matter(cli, scenario_file):
     assert "uses predictions" in predicted.out
 
 
+def test_explain_refuses_what_the_rules_of_an_engine_do_not_cover(cli, scenario_file):
+    more = ("--set", "engine=sglang", "--set", "engine.enable_prefix_caching=true")
+    finished = cli("explain", scenario_file, *more)
+    assert finished.code == 2
+    assert "not modelled with a prefix cache yet" in finished.err
+
+
 def test_explain_agrees_with_the_deployment(scenario_file):
     variant = variants.build(config.load(scenario_file))[0]
     found = explain.explain(variant)

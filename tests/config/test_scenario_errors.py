@@ -255,7 +255,7 @@ def test_all_problems_are_listed_at_once_and_at_most_ten_lines():
         "scenario: 3 problems",
         "  engine.block_size: must be at least 1; it is 0",
         (
-            "  engine.a: there is no such key; known in engine are max_num_seqs, max_num_batched_tokens, "
+            "  engine.a: there is no such key; known in engine are name, max_num_seqs, max_num_batched_tokens, "
             "block_size, gpu_memory_utilization, max_model_len, max_step_seqs, watermark, timeout_s, "
             "enable_prefix_caching, prefix_cache, radix_eviction_policy, kv_offloading, max_in_flight"
         ),

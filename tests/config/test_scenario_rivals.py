@@ -70,6 +70,15 @@ def test_a_setting_that_variants_set_themselves_is_noted():
     assert note == "--set deployment.tp does not change the variants that set it themselves: 'a'"
 
 
+def test_a_table_that_an_override_gives_changes_variants_that_set_other_keys_of_it():
+    text = "[workload]\nisl = 9\nosl = 9\nrequest_rate = 1\n" + SERVED
+    variants = '[[variants]]\nname = "a"\nengine.max_num_seqs = 8\n[[variants]]\nname = "b"\nengine.name = "vllm"\n'
+    found = loads(text + variants, overrides=["engine=sglang", "engine={block_size=32}"])
+    assert found.notes == ("--set engine does not change the variants that set it themselves: 'b'",)
+    engines = [(one.engine.name, one.engine.block_size) for one in found.variant_scenarios()]
+    assert engines == [("sglang", 32), ("vllm", 32)]
+
+
 def test_variants_give_the_size_of_a_cpu_memory_whose_other_keys_are_shared():
     text = "[workload]\nisl = 9\nosl = 9\nrequest_rate = 1\n" + SERVED
     variants = '[[variants]]\nname = "a"\nengine.kv_offloading.size_gb = 64\n[[variants]]\nname = "b"\n'

@@ -35,6 +35,7 @@ SMALL_SEARCH = tuple(
     for setting in ("precision=0.3", "seeds=2", "sensitivity=false", "top=1")
     for word in ("--set", f"search.{setting}")
 )
+SMALL_AGENTS = ("--set", "search.space.gpu_memory_utilization=[0.9]")
 SMALL_SCHEDULE = ("--set", "run.model_draws=0")
 SMALL_APP = ("--set", "inputs.rows=20")
 SMALL_LAB = ("--set", "workload.num_requests=40", "--seeds", "2")
@@ -124,6 +125,8 @@ def small(arguments):
     }
     if arguments[:2] in (["app", "plan"], ["app", "run"]) and arguments[2].startswith("examples/"):
         return [*arguments, *SMALL_APP]
+    if arguments[:2] == ["search", "examples/buy-agents.toml"]:
+        arguments = [*arguments, *SMALL_AGENTS]
     return [*arguments, *more.get(arguments[0], ())]
 
 

@@ -108,6 +108,7 @@ WRONG = [
     ({"limits": {"max_step_seqs": 4}}, "not modelled with max_step_seqs yet"),
     ({"limits": {"max_in_flight": 2}}, "not modelled with max_in_flight above 1 yet"),
     ({"stages": 2}, "not modelled with pipeline parallelism yet"),
+    ({"stages": 2, "limits": {"max_step_seqs": 4}}, "not modelled with pipeline parallelism or max_step_seqs yet"),
     ({"schedule_conservativeness": -0.1}, "schedule_conservativeness must be at least 0 and finite; it is -0.1"),
     ({"max_prefill_tokens": 0}, "max_prefill_tokens must be a whole number of at least 1; it is 0"),
     ({"chunked_prefill": False, "enable_mixed_chunk": True}, "enable_mixed_chunk needs chunked_prefill = true"),

@@ -11,6 +11,7 @@ import pytest
 from lengthwise import config
 from lengthwise.engine import deploy, simulate
 from lengthwise.metrics import summarize
+from lengthwise.metrics.summary import hardware_of
 from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import SharedPrefixes, Workload
@@ -101,6 +102,7 @@ def test_a_storage_that_is_full_of_writes_leaves_others_out(plain, again):
         ({"size_gb": 1.0, "latency_s": -0.1}, "kv_offloading.latency_s must be at least 0"),
         ({"size_gb": 1.0, "load": "if_fastr"}, "if_faster"),
         ({"size_gb": 0.0, "storage": KVStorage()}, "storage needs CPU memory"),
+        ({"size_gb": 1.0, "usd_per_gb_hour": -0.1}, "kv_offloading.usd_per_gb_hour must be at least 0 and finite"),
     ],
 )
 def test_what_a_tier_refuses(given, message):
@@ -126,6 +128,8 @@ def test_a_tier_needs_a_prefix_cache_and_room_for_a_sequence(plain, again):
         ({"read_gb_per_s": 0.0}, "storage.read_gb_per_s must be above 0"),
         ({"write_gb_per_s": math.nan}, "storage.write_gb_per_s must be above 0"),
         ({"latency_s": math.inf}, "storage.latency_s must be at least 0 and finite"),
+        ({"usd_per_gb_hour": math.nan}, "storage.usd_per_gb_hour must be at least 0 and finite"),
+        ({"usd_per_gb_hour": 0.001}, "finite size_gb where a GB has a price; it has usd_per_gb_hour 0.001"),
     ],
 )
 def test_what_a_storage_refuses(given, message):
@@ -144,3 +148,27 @@ def test_a_scenario_names_a_wrong_key():
         config.loads(f"{text}[engine.kv_offloading]\nsize_gb = -1\n")
     with pytest.raises(InputError, match="gb_per_s"):
         config.loads(f"{text}[engine.kv_offloading]\nsize_gb = 1\nbandwidth = 3\n")
+
+
+def test_memory_and_storage_are_in_the_price(plain, again):
+    def with_replicas(replicas, **more):
+        made = with_tier(plain, 16, **more)
+        return dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, replicas=replicas))
+
+    def storage(*, shared):
+        return KVStorage(10.0, usd_per_gb_hour=0.05, shared=shared)
+
+    of_gpus = 3 * plain.gpu.price_per_hour_usd
+    assert with_replicas(3).price_per_hour_usd == pytest.approx(of_gpus)
+    memory = 3 * 16.5 * plain.kv.kv_bytes_per_block / 1e9 * 200.0
+    assert memory > 1
+    assert with_replicas(3, usd_per_gb_hour=200.0).price_per_hour_usd == pytest.approx(of_gpus + memory)
+    own, shared = (with_replicas(3, storage=storage(shared=shared)) for shared in (False, True))
+    assert own.price_per_hour_usd == pytest.approx(of_gpus + 3 * 0.5)
+    assert shared.price_per_hour_usd == pytest.approx(of_gpus + 0.5)
+    # The summary of a run divides this price by its tokens.
+    cost = [
+        hardware_of(simulate(again, made, engine="reference"), made).cost.usd_per_million_tokens.value
+        for made in (with_replicas(3, storage=KVStorage(10.0)), own)
+    ]
+    assert cost[1] / cost[0] == pytest.approx(own.price_per_hour_usd / of_gpus)

@@ -87,8 +87,9 @@ def scheduler(model, world):
     size, blocks = world["block_size"], world["blocks"] + 1  # vLLM keeps one block as the null block
     tier = None
     if world["offload_blocks"]:
+        settings = {"cpu_bytes_to_use": 2**30, "offload_prompt_only": not world["offload_outputs"]}
         tier = KVTransferConfig(
-            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config={"cpu_bytes_to_use": 2**30}
+            kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=settings
         )
     config = VllmConfig(
         kv_transfer_config=tier,

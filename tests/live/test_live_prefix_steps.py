@@ -57,7 +57,7 @@ def random_world(seed):
         "blocks": -(-max_model_len // size) + int(rng.integers(0, 40)),
         "max_num_seqs": int(rng.integers(1, 12)), "max_num_batched_tokens": int(rng.choice([16, 64, 512])),
         "caching": bool(rng.random() < 0.9), "requests": requests, "offload_blocks": 0, "load_s": 0.0,
-        "storage": False, "read_s": 0.0, "write_s": 0.0,
+        "offload_outputs": False, "storage": False, "read_s": 0.0, "write_s": 0.0,
     }  # fmt: skip
 
 
@@ -74,6 +74,16 @@ def stored_world(seed):
     world, rng = tiered_world(seed), np.random.default_rng([seed, 2])
     read_s, write_s = float(rng.choice([0.25, 0.5, 3.5])), float(rng.choice([0.0, 0.0, 2.5]))
     return world | {"storage": True, "read_s": read_s, "write_s": write_s}
+
+
+def outputs_world(seed):
+    """A world whose CPU memory, and the storage behind it in half of them, receive blocks of outputs, too.
+
+    Writes take no time, because a chunk stays in CPU memory while it is written, and vLLM begins earlier.
+    """
+    world, rng = (stored_world if seed % 2 else tiered_world)(seed), np.random.default_rng([seed, 3])
+    blocks = world["offload_blocks"] + int(rng.choice([0, 100, 10_000, 10_000, 10_000]))
+    return world | {"offload_blocks": blocks, "offload_outputs": True, "write_s": 0.0}
 
 
 class StepLink(Link):
@@ -93,14 +103,32 @@ class Recorder(Reference):
             rep.tier.reads, rep.tier.writes = StepLink(0.0, world["read_s"]), StepLink(0.0, world["write_s"])
         self.lines, self.preempted, self.admitted = [], [], []
         # Until a store does not fit, which vLLM tries again with every step, or a request reads again what was evicted
-        # while it waited, for which vLLM looks without pause.
+        # while it waited, for which vLLM looks without pause. Blocks of outputs are stored when their request ends, by
+        # vLLM when they are full: until a request looks for one in between, or needs its place.
         self.exact_steps = None
+        self.filled = {}  # full blocks of requests that decode, those of outputs included
 
     def _loadable(self, rep, q, found):
+        nodes = self._prefix_nodes(q)[found : q.context // rep.s.params.block_size]
         loadable = super()._loadable(rep, q, found)
-        if self.exact_steps is None and self.offloads[q.index].num_reads > 1:
+        missing = next((node for node in nodes if node not in rep.tier.pool.chunks), None)
+        if self.exact_steps is None and (self.offloads[q.index].num_reads > 1 or missing in self._not_stored_yet(rep)):
             self.exact_steps = len(self.lines)
         return loadable
+
+    def _not_stored_yet(self, rep):
+        """The nodes of outputs that vLLM has stored, and the engine stores when their request ends."""
+        requests = [q for q, blocks in self.filled.items() if self.offloads[q.index].stored < blocks]
+        nodes = {
+            node for q in requests for node in self._prefix_nodes(q)[self.offloads[q.index].stored : self.filled[q]]
+        }
+        return nodes.difference(rep.tier.pool.chunks)
+
+    def _touch_ended(self, rep):
+        finished = rep.finished
+        super()._touch_ended(rep)
+        for q in finished:
+            self.filled.pop(q, None)
 
     def _store(self, rep, q, tokens, computed_s):
         super()._store(rep, q, tokens, computed_s)
@@ -116,7 +144,15 @@ class Recorder(Reference):
         self.admitted.append([q.index, q.prefilled])
 
     def _launch(self, rep, step):
+        params = rep.s.params
+        if params.offload_outputs:
+            self.filled |= {q: q.context // params.block_size for q in step.decodes}
+            early = len(self._not_stored_yet(rep))
         super()._launch(rep, step)
+        if params.offload_outputs and self.exact_steps is None:
+            late = len(self._not_stored_yet(rep))
+            if late + early and len(rep.tier.pool.chunks) + max(early, late) > params.offload_blocks:
+                self.exact_steps = len(self.lines) + 1
         scheduled = [*([q.index, 1] for q in step.decodes), *([q.index, chunk] for q, chunk in step.prompts)]
         line = [step.start_s, rep.pool.free, sorted(scheduled), sorted(self.preempted), sorted(self.admitted)]
         self.lines.append(line)
@@ -133,7 +169,10 @@ def recorded(world):
         watermark=0.0,
         enable_prefix_caching=world["caching"],
         kv_offloading=KVOffloading(
-            world["offload_blocks"] * 1.0, math.inf, storage=KVStorage() if world["storage"] else None
+            world["offload_blocks"] * 1.0,
+            math.inf,
+            outputs=world["offload_outputs"],
+            storage=KVStorage() if world["storage"] else None,
         )
         if world["offload_blocks"]
         else None,
@@ -173,7 +212,7 @@ def vllm_steps(worlds, python):
         return json.loads(ran.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module", params=[random_world, tiered_world, stored_world])
+@pytest.fixture(scope="module", params=[random_world, tiered_world, stored_world, outputs_world])
 def worlds(request, engine_python):
     made = [request.param(seed) for seed in range(WORLDS)]
     return list(zip(made, vllm_steps(made, engine_python), strict=True))
@@ -194,4 +233,4 @@ def test_every_step_is_that_of_vllm(worlds):
     assert steps > 50 * len(worlds)
     assert preempted > len(worlds)
     assert cached > len(worlds)
-    assert left_out <= 0.4 * len(worlds)
+    assert left_out <= 0.5 * len(worlds)

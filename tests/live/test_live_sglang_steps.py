@@ -28,7 +28,7 @@ from lengthwise.schema.workload import Workload
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 WORLDS = int(os.environ.get("LENGTHWISE_SGLANG_WORLDS", "100"))
-SGLANG = Path(os.environ.get("LENGTHWISE_SGLANG", ROOT / ".engines" / "sglang-mem-cache"))
+SOURCES = Path(os.environ.get("LENGTHWISE_SGLANG", ROOT / ".engines" / "sglang-mem-cache"))
 """The part of SGLang's package that ``make engine`` unpacks."""
 
 
@@ -183,11 +183,11 @@ def overlapping_steps(one):
 
 def sglang_steps(worlds, python):
     """The steps of SGLang's own functions in each world."""
-    assert SGLANG.exists(), f"no {SGLANG}: make engine"
+    assert SOURCES.exists(), f"no {SOURCES}: make engine"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worlds.json"
         path.write_text(json.dumps(worlds))
-        words = [python, str(Path(__file__).parent / "sglang_steps.py"), str(SGLANG), str(path)]
+        words = [python, str(Path(__file__).parent / "sglang_steps.py"), str(SOURCES), str(path)]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=3000, check=False)
         assert ran.returncode == 0, ran.stderr[-3000:]
         return json.loads(ran.stdout.splitlines()[-1])

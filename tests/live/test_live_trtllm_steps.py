@@ -111,8 +111,13 @@ def trtllm_steps(worlds, python=sys.executable):
         return json.loads(ran.stdout.splitlines()[-1])
 
 
-def compared(worlds, steps_of_trtllm):
-    """Compare all steps. Return how many there are, and parts of them, and those that differ."""
+def compared(seeds, python):
+    """Compare all steps of random worlds. Return their number, and those of their parts, and the steps that differ."""
+    worlds = [world(seed) for seed in seeds]
+    return compared_with(worlds, trtllm_steps(worlds, python))
+
+
+def compared_with(worlds, steps_of_trtllm):
     counts, different = Counter(), []
     for number, (one, expected) in enumerate(zip(worlds, steps_of_trtllm, strict=True)):
         prompt_of = [spec[1] for spec in one["requests"]]
@@ -128,7 +133,7 @@ def compared(worlds, steps_of_trtllm):
 
 
 def test_recorded_steps_are_those_of_trtllm():
-    counts, different = compared(*json.loads(gzip.decompress(RECORDED.read_bytes())))
+    counts, different = compared_with(*json.loads(gzip.decompress(RECORDED.read_bytes())))
     assert different == []
     assert min(counts[kind] for kind in ("steps", "chunks", "mixed", "paused")) > 200, counts
 
@@ -137,8 +142,7 @@ def test_recorded_steps_are_those_of_trtllm():
 @pytest.mark.slow
 @pytest.mark.skipif(not SOURCES.exists(), reason=f"no {SOURCES}: clone TensorRT-LLM, or set LENGTHWISE_TRTLLM")
 def test_every_step_is_that_of_trtllm():
-    worlds = [world(seed) for seed in range(WORLDS)]
-    counts, different = compared(worlds, trtllm_steps(worlds))
+    counts, different = compared(range(WORLDS), sys.executable)
     assert different == []
     assert counts["steps"] > 200 * WORLDS
     assert min(counts[kind] for kind in ("chunks", "mixed", "paused")) > WORLDS / 2, counts

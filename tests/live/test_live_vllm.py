@@ -39,7 +39,8 @@ LOADS = {"wide": ("static", "half", "high"), "narrow": ("static", "half")}
 FIT = ("work", "host_step", "host_sequence", "client")
 EXACT, SECONDS_SEEN = 0.8, (0.5, 1.02)
 """Share of busy periods whose tokens are the log's to the token; share of their seconds that the log's clock sees."""
-SOURCES_DIFFER = 0.25
+SOURCES_DIFFER = 0.5
+"""Counters hold the time in which other processes had the processors; of the log's steps such ones are outliers."""
 NEAR = 0.1
 """In log. Where a machine drifts between runs a profile may be right by luck, and the log's calibration as far off."""
 
@@ -310,5 +311,4 @@ def test_counters_calibrate_as_the_log_does_or_better_than_the_profile_alone(mea
     }
     assert off["counters"] < max(off["profile"], off["log"] + NEAR), off
     differences = {name: simulated["counters"][name] / simulated["log"][name] - 1 for name in metrics}
-    assert abs(differences["tpot_p50"]) < SOURCES_DIFFER, (differences, off)
-    assert abs(differences["jct_p50"]) < 2 * SOURCES_DIFFER, (differences, off)
+    assert max(map(abs, differences.values())) < SOURCES_DIFFER, (differences, off)

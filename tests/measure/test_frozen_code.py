@@ -48,6 +48,7 @@ def test_runs_without_a_hash_of_their_code_are_not_frozen(root):
         ("benchmarks/_circle.py", True),
         ("benchmarks/engines/continuous_batching.py", True),
         ("src/lengthwise/_jit.py", True),
+        ("src/lengthwise/_compiler.py", True),
         ("src/lengthwise/backend/openai_protocol.py", True),
         ("src/lengthwise/catalog/data/gpus.toml", True),
         ("src/lengthwise/measure/load/bench.py", True),

@@ -10,7 +10,7 @@ from driving import look
 
 from lengthwise.report.kv import answers, size_rows, write_kv_html
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading, TierShare
 
 
 def size(name, blocks, share, price=math.nan, *, given=False, net=UNKNOWN):
@@ -40,6 +40,18 @@ STUDY = KvStudy(
     usd_per_gb_hour=0.005,
     gpu_usd_per_s=3e-4,
     notes=("a note",),
+)
+
+TIERS = (
+    TierShare("GPU pool", 10.0, Estimate(0.3, 0.02), Estimate(0.25, 0.01)),
+    TierShare("CPU memory", 50.0, Estimate(0.24, 0.01), Estimate(0.2, 0.01)),
+    TierShare("storage", math.inf, Estimate(0.06), Estimate(0.05)),
+)
+TIERED = replace(
+    STUDY,
+    curve=tuple(replace(size, hierarchy_share=Estimate(0.6)) for size in STUDY.curve),
+    sizes=tuple(replace(size, hierarchy_share=Estimate(0.6, 0.02)) for size in STUDY.sizes),
+    tiers=TIERS,
 )
 
 
@@ -85,17 +97,28 @@ def test_the_size_with_the_largest_net_saving_is_named_and_the_step_beyond_it():
 
 
 def test_what_the_simulated_memory_brings_is_in_the_points_of_the_bound():
-    text = " ".join(answers(replace(STUDY, found=replace(STUDY.found, loaded=Estimate(0.34, 0.01)))))
+    text = " ".join(answers(TIERED))
     assert "35 to the second" in text
-    assert "brings 34.0 ± 1.0 percentage points beyond what the GPU pool finds there" in text
+    assert "GPU pool of 10.0 GB, CPU memory of 50.0 GB and storage find 30.0 ± 2.0, 24.0 ± 1.0 and 6.00 %" in text
+    assert "each beyond those before it; in the simulation they find 25.0 ± 1.0, 20.0 ± 1.0 and 5.00 %." in text
     # A memory without outputs: the GPU pool has them, so that the bound is that of a cache with outputs.
     assert "at most 50 percentage points" in " ".join(
         answers(replace(STUDY, found=replace(STUDY.found, unlimited=Estimate(0.8))))
     )
 
 
+def test_the_curve_of_all_tiers_names_them(tmp_path):
+    for study, label in (
+        (TIERED, "this memory, the GPU pool and the storage"),
+        (replace(TIERED, tiers=TIERS[:2]), "this memory and the GPU pool"),
+    ):
+        write_kv_html(tmp_path / "page.html", study)
+        assert f"found by {label}" in (tmp_path / "page.html").read_text("utf-8")
+
+
 def test_a_column_without_numbers_is_left_out():
     assert {"net, $/h", "$ per saved s"} <= set(size_rows(STUDY)[0])
+    assert set(size_rows(TIERED)[0]) - set(size_rows(STUDY)[0]) == {"with the pool, %"}
     assert "$ per saved s" not in size_rows(replace(STUDY, sizes=STUDY.sizes[:1]))[0]
 
 
@@ -108,7 +131,7 @@ def test_nothing_found_is_one_sentence():
 @pytest.mark.parametrize("width", [1280, 400])
 def test_curves_are_drawn_and_nothing_is_wider_than_the_screen(driver, tmp_path, width):
     driver.get_log("browser")
-    write_kv_html(tmp_path / "page.html", STUDY)
+    write_kv_html(tmp_path / "page.html", TIERED)
     assert "&lt;b&gt;&amp;" in (tmp_path / "page.html").read_text("utf-8")
     look(driver, (tmp_path / "page.html").as_uri(), width, "light", plots=2)
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width

@@ -324,6 +324,82 @@ def test_the_gpu_pool_keeps_outputs_where_the_memory_does_not(behind_a_small_poo
     assert any("blocks of outputs" in note for note in found.notes)
 
 
+def serial_tiers(overrides, memory_gb=()):
+    """A study of tiers behind a small pool, whose requests come one after the other, as good as always."""
+    slow = ["workload.session_rate=0.002", "workload.num_requests=240", "run.seeds=1", "deployment.num_blocks=120"]
+    (variant,) = build(config.loads(SESSIONS, overrides=[*slow, "engine.max_model_len=1900", *overrides]))
+    return variant, study(variant, memory_gb)
+
+
+@pytest.mark.parametrize("outputs", ["true", "false"])
+def test_unlimited_memory_finds_in_the_simulation_what_the_hierarchy_says(outputs):
+    overrides = ["engine.kv_offloading.size_gb=9000", f"engine.kv_offloading.outputs={outputs}"]
+    variant, found = serial_tiers(overrides)
+    pool, memory = found.tiers
+    assert (pool.name, memory.name, memory.gb) == ("GPU pool", "CPU memory", 9000)
+    assert memory.token_share.value > 0.04
+    both = pool.token_share.value + memory.token_share.value
+    # Of a request, the engine's pool can have a block less, and CPU memory the block of the last token.
+    block = variant.deployment.kv.block_size * 240 / variant.workload(0).prompt_tokens.sum()
+    assert pool.simulated.value == pytest.approx(pool.token_share.value, abs=block)
+    assert pool.simulated.value + memory.simulated.value == pytest.approx(both, abs=0.1 * block)
+
+
+def test_storage_finds_what_the_memory_before_it_has_lost():
+    sizes = ["engine.kv_offloading.size_gb=0.3", "engine.kv_offloading.storage.size_gb=inf"]
+    _, found = serial_tiers(sizes)
+    _, unlimited = serial_tiers(["engine.kv_offloading.size_gb=9000"])
+    assert [tier.name for tier in found.tiers] == ["GPU pool", "CPU memory", "storage"]
+    assert all(tier.token_share.value > 0.01 for tier in found.tiers[::2])
+    for of in ("token_share", "simulated"):
+        total, most = (sum(getattr(tier, of).value for tier in one.tiers) for one in (found, unlimited))
+        assert total == pytest.approx(most, abs=1e-9)
+
+
+def test_replicas_that_share_a_storage_find_what_one_replica_finds():
+    def found(of, replicas, *, shared, outputs):
+        sizes = ["size_gb=0.3", f"outputs={outputs}", f"storage.shared={shared}", "storage.size_gb=inf"]
+        overrides = [f"engine.kv_offloading.{size}" for size in sizes]
+        _, one = serial_tiers([*overrides, f"deployment.replicas={replicas}"])
+        return sum(getattr(tier, of).value for tier in one.tiers)
+
+    # A pool with outputs that the storage does not get would find them on one replica alone.
+    alone = found("token_share", 1, shared="true", outputs="true")
+    assert found("token_share", 2, shared="true", outputs="true") == pytest.approx(alone, abs=1e-9)
+    assert found("token_share", 2, shared="false", outputs="true") < alone - 0.01
+    simulated = found("simulated", 2, shared="true", outputs="false")
+    assert found("token_share", 2, shared="true", outputs="false") == pytest.approx(simulated, abs=1e-9)
+
+
+def test_memory_behind_the_pool_adds_to_it_what_the_pool_does_not_have():
+    variant, found = serial_tiers(["engine.kv_offloading.size_gb=0.5"], [0.5])
+    pool, memory = (tier.token_share.value for tier in found.tiers)
+    own = next(size for size in found.sizes if size.name == "0.5 GB")
+    assert abs(own.blocks - variant.deployment.offload_blocks) <= 1
+    assert own.hierarchy_share.value == pytest.approx(pool + memory, abs=1e-3)
+    for size in (*found.curve, own):
+        assert size.hierarchy_share.value >= max(pool, size.token_share.value) - 1e-12
+    shares = [size.hierarchy_share.value for size in found.curve]
+    assert shares == sorted(shares)
+    assert shares[0] == pytest.approx(pool)
+    # With outputs in both, memory that is smaller than the pool adds nothing.
+    sizes = ["engine.kv_offloading.outputs=true", "engine.max_model_len=1800", "engine.kv_offloading.size_gb=0.24"]
+    variant, small = serial_tiers(sizes)
+    assert variant.deployment.offload_blocks < variant.deployment.kv.num_blocks
+    assert small.tiers[1].token_share.value == 0
+
+
+def test_the_price_of_the_memory_is_the_scenarios_unless_the_command_has_one():
+    priced = [*SMALL_POOL, "engine.kv_offloading.size_gb=1", "engine.kv_offloading.usd_per_gb_hour=0.02"]
+    (plain,), (variant,) = (build(config.loads(SESSIONS, overrides=each)) for each in (SMALL_POOL, priced))
+    found, other = study(variant, [1.0]), study(variant, [1.0], Prices(0.01))
+    assert (found.usd_per_gb_hour, other.usd_per_gb_hour) == (0.02, 0.01)
+    assert np.isnan(study(plain, [1.0]).usd_per_gb_hour)
+    # The price of the GPUs' seconds is that of the GPUs alone.
+    assert variant.deployment.price_per_hour_usd > plain.deployment.price_per_hour_usd
+    assert found.gpu_usd_per_s == pytest.approx(plain.deployment.price_per_hour_usd / 3600)
+
+
 def test_an_overloaded_deployment_is_warned_of_and_saves_no_more_in_an_hour_of_traffic(sessions):
     _, found = sessions
     (slow,) = build(config.loads(SESSIONS, overrides=["engine.max_num_seqs=1"]))

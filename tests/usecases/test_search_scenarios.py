@@ -149,6 +149,21 @@ def test_a_search_uses_the_replicas_of_the_scenario_or_reports_that_it_finds_the
     assert plan.metadata["replicas"] == ("2 in each configuration" if gpus == 2 else text)
 
 
+def test_memory_behind_the_cache_counts_in_requests_per_dollar():
+    free = SMALL.replace("[engine]", "[engine]\nenable_prefix_caching = true\nkv_offloading = { size_gb = 0 }")
+    free = free.replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', 'gpu = ["L40S"]\nkv_offloading.size_gb = [0, 100]')
+    priced = free.replace("{ size_gb = 0 }", "{ size_gb = 0, usd_per_gb_hour = 0.01 }")
+    with search.threads(1) as workers:
+        studies = [search_module.plan(loads(each, overrides=["run.model_draws=0"]), workers) for each in (free, priced)]
+    plans, size = [study.plans[0] for study in studies], "engine.kv_offloading.size_gb"
+    prices = [{choice.settings[size]: choice.price_per_hour_usd for choice in plan.choices} for plan in plans]
+    assert prices[0][100] == pytest.approx(prices[0][0])
+    assert prices[1][100] == pytest.approx(prices[1][0] + 1.0)
+    # Its requests share no prefixes, so that memory finds nothing, and its price decides.
+    assert plans[1].best.settings[size] == 0
+    assert [any("usd_per_gb_hour" in note for note in plan.notes) for plan in plans] == [True, False]
+
+
 def test_an_unknown_name_in_the_space_ends_the_search():
     with pytest.raises(UnknownNameError, match="H1000"), search.threads(1) as workers:
         search_module.plan(loads(SMALL.replace('"L40S"', '"H1000"')), workers)
@@ -346,6 +361,7 @@ def test_a_misspelled_host_of_a_space_is_reported():
         loads(SMALL.replace("batch = [4, 32]", 'host = ["vllm", "vlm"]'))
 
 
+@pytest.mark.slow  # compiles the rules of SGLang
 def test_a_search_compares_the_schedulers_of_engines():
     text = SMALL.replace("osl = 20", "osl = 20\nmax_tokens = 60").replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', "")
     text = text.replace('model = "llama-3-8b"', 'model = "llama-3-8b"\ngpu = "H100"')

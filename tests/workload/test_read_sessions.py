@@ -126,7 +126,10 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([row(0, 600, 5, hash_ids=[1, 2, 3])], "line 1: .* has at most 2 blocks of 512 tokens; it has 3 hash_ids"),
+        (
+            [row(0, 600, 5, hash_ids=[1, 2, 3])],
+            "line 1: .* has at most 2 blocks of 512 tokens \\(block_size in each row\\); it has 3 hash_ids",
+        ),
         ([row(0, 600, 5, hash_ids=[1]), row(1, 600, 5, hash_ids=[1, -2])], "line 2: hash_ids must be a list of whole"),
         (
             [{"timestamp": 0, "hash_ids": [1], "output_length": 4}, row(1, 5, 5)],
@@ -171,7 +174,11 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
         ),
         ([row(0, 9, 5, delay=-3)], "line 1: delay must be milliseconds from 0 up; it is -3"),
         ([row(None, 9, 5, delay=3)], "no known format"),
-        ([row(0, 9, 5, delay=0), row(None, 9, 5)], "line 2: timestamp must be a time from 0 up; it is missing"),
+        (
+            [row(0, 9, 5, session_id="a", delay=0), row(None, 9, 5, session_id="b", delay=3)],
+            "line 2: timestamp must be .* where a row follows no other by session_id or wait_for; it is missing",
+        ),
+        ([row(0, 9, 5, delay=0), row(-1, 9, 5)], "line 2: timestamp must be a time from 0 up .*; it is -1"),
         ([row(5, 9, 5, delay=0), row(1, 9, 5)], "line 2: arrives before the row above it; order the rows"),
     ],
 )

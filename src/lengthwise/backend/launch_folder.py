@@ -116,6 +116,9 @@ def load_test_script(launch: Launch, model: str) -> str:
 def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *, manifest: bool) -> str:
     """Return the text of README.md. ``manifest`` states whether the folder has a kubernetes.yaml."""
     d = deployment
+    priced = (
+        " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
+    )
     vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
     both = [note for note in vllm if note in sglang]
     steps = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
@@ -138,8 +141,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         claim,
         (
             f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, {d.parallel.replicas} replica(s), "
-            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices. This was simulated, not measured; below "
-            "is how to measure it."
+            f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
+            "measured; below is how to measure it."
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
@@ -189,10 +192,11 @@ def load_test(
     }
     environment = {"PYTHONHASHSEED": "0"}  # the client seeds the prompts' tokens by a string's hash
     command = ("vllm", "bench", "serve", *flags(pairs), "--metadata", f"simulated_rate_rps={rate_rps:g}")
+    sent_rps = (count - 1) / span_s if (span_s := workload.arrival_s[count - 1] - workload.arrival_s[0]) else rate_rps
     arrivals = (
         f"{workload.concurrency} requests are kept in the system, as simulated."
         if workload.concurrency
-        else f"Requests leave at the simulated times, {rate_rps:g} a second on average."
+        else f"Requests leave at the simulated times, {sent_rps:.3g} a second on average (claim: {rate_rps:.3g})."
     )
     notes = [
         f"The first {count} of {len(workload)} requests are sent. {arrivals}",

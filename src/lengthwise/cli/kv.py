@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -37,7 +35,10 @@ def run(
         list[str] | None,
         Option(metavar="GB", help="Memory for the KV cache of a replica, as 64 or 64GiB; 1 GB: 1e9 bytes; repeatable."),
     ] = None,
-    memory_price: Annotated[float | None, Option(metavar="USD", help="Price of a GB of memory for an hour.")] = None,
+    memory_price: Annotated[
+        float | None,
+        Option(metavar="USD", help="Price of a GB of memory for an hour; default: engine.kv_offloading's."),
+    ] = None,
     load: Annotated[
         list[str] | None,
         Option(metavar="NAME=GB/S", help="Load prefixes from NAME at this rate of each GPU; repeatable."),
@@ -80,8 +81,7 @@ def run(
         from lengthwise.usecases.kv import Prices, study
         from lengthwise.usecases.variants import build
 
-        price = Prices(math.nan if memory_price is None else memory_price)
-        price = price if sources is None else replace(price, sources=sources)
+        price = Prices(memory_price) if sources is None else Prices(memory_price, sources)
         (built,) = build(scenario)
         with progress.simulating(quiet=quiet) as advance:
             found = study(built, memory_gb, price, prompts_only=prompts_only, progress=advance)

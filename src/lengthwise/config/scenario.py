@@ -305,12 +305,12 @@ def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrid
 
 def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) -> Scenario:
     settings, problems = canonical(raw)
-    overridden, notes = list[KeyPath](), list[str]()
+    overridden, notes = list[tuple[KeyPath, Table]](), list[str]()
     for text in overrides:
         keys, value = assignment(text)
         over, found = canonical(value)
         problems += found
-        overridden.append(_canonical_path(over, keys))
+        overridden.append((_canonical_path(over, keys), over))
         for removed in map(" and ".join, removed_keys(settings, over)):
             name = text.partition("=")[0].strip()
             notes.append(f"--set {name} takes the place of {removed}, which the scenario also gives ({source})")
@@ -327,10 +327,10 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
         problems.append(Problem(path, problem.text))
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
-    raise_if_any(problems, source, overridden)
+    raise_if_any(problems, source, [path for path, _ in overridden])
     assert scenario is not None  # None only with problems
-    for path in overridden:
-        if own := [repr(variant.name) for variant in scenario.variants if _has(variant.overrides, path)]:
+    for path, over in overridden:
+        if own := [repr(variant.name) for variant in scenario.variants if _sets(variant.overrides, over)]:
             notes.append(
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
@@ -366,8 +366,9 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     return notes
 
 
-def _has(table: Any, path: KeyPath) -> bool:
-    return not path or (isinstance(table, dict) and path[0] in table and _has(table[path[0]], path[1:]))
+def _sets(own: Any, over: Any) -> bool:
+    tables = isinstance(own, dict) and isinstance(over, dict)
+    return any(_sets(own[key], over[key]) for key in own.keys() & over) if tables else True
 
 
 def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:

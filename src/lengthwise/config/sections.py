@@ -284,6 +284,7 @@ class KVStorageTable(Section):
     write_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.write_gb_per_s
     latency: Wait = 0.0  # of each read and of each write
     shared: bool = False  # replicas find what others have written
+    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # its price, of a finite size_gb; 0: in that of the GPUs
 
 
 class KVOffloadingTable(Section):
@@ -296,6 +297,7 @@ class KVOffloadingTable(Section):
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
     outputs: bool = False  # store blocks of outputs, too, when their request ends
     storage: KVStorageTable | None = None  # behind the CPU memory
+    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # price of the CPU memory; 0: in that of the GPUs
 
 
 class EngineSection(Section):

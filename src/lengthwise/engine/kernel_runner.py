@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -382,10 +381,9 @@ def _view(rows: Array) -> Array:
 
 def ready() -> bool:
     """Return whether a compiled kernel exists, in this process or in the disk cache."""
-    return _jit.DISABLED or _compiled.cache_info().currsize > 0 or _jit.is_cached("lengthwise.engine.kernel.run")
+    return _jit.DISABLED or bool(_KERNELS) or _jit.is_cached("lengthwise.engine.kernel.run")
 
 
-@lru_cache(maxsize=1)
 def _compiled(state_type: Any, decode_type: Any) -> Any:
     s = {axis: _jit.function_type(signature) for axis, signature in signatures().items()}
     axes = ("rank", "rank", "batching", "memory", "router", "preemption", "binning", "batching", "memory", "router")
@@ -438,7 +436,7 @@ def _kind(value: Any) -> Kind:
     if isinstance(value, tuple):
         return type(value), *map(_kind, value)
     if isinstance(value, np.ndarray):
-        return value.dtype, value.ndim, value.flags.c_contiguous, value.flags.writeable, value.flags.aligned
+        return value.dtype, value.ndim
     return (type(value),)
 
 

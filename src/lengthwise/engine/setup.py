@@ -511,38 +511,17 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
 
 def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
     """Raise InputError for what an engine's own rules do not cover, or if they need ``max_tokens`` and have none."""
-    rules, limits = deployment.scheduler.engine_rules, deployment.limits
-    if not rules:
-        return
-    trtllm = deployment.scheduler.trtllm
-    if workload.max_tokens is None and (trtllm is None or trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"):
-        policy = "" if trtllm is None else " with GUARANTEED_NO_EVICT"
-        other = "another scheduler" if trtllm is None else 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+    deployment.require_known_rules()
+    sglang, trtllm = deployment.scheduler.sglang, deployment.scheduler.trtllm
+    is_capped = sglang is not None or (trtllm is not None and trtllm.capacity_scheduler_policy != "MAX_UTILIZATION")
+    if is_capped and workload.max_tokens is None:
+        policy, other = '"sglang"', "another scheduler"
+        if trtllm is not None:
+            policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
         raise InputError(
-            f'scheduler "{rules}"{policy} admits requests by their max_tokens, and this workload has none; give '
-            'max_tokens ([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take '
-            f"{other}"
+            f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
+            f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
         )
-    if trtllm is not None:
-        least = max(limits.max_num_seqs, deployment.kv.block_size if trtllm.enable_chunked_prefill else 1)
-        if limits.max_num_batched_tokens < least:
-            raise InputError(
-                'scheduler "trtllm" needs a max_num_batched_tokens (max_num_tokens) of at least max_num_seqs '
-                f"(max_batch_size), and with chunks of at least a block: {least}; it is "
-                f"{limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
-            )
-    problems = {
-        "disaggregation": deployment.decode is not None,
-        "pipeline parallelism": len(deployment.cost.stage_layers) > 1,
-        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
-        "max_step_seqs": limits.max_step_seqs is not None,
-        "a prefix cache": limits.enable_prefix_caching,
-    }
-    for name, is_set in problems.items():
-        if is_set:
-            raise InputError(
-                f'scheduler "{rules}" is not modelled with {name} yet; leave that out, or take another scheduler'
-            )
 
 
 def _check_max_tokens(workload: Workload, max_model_len: int) -> None:

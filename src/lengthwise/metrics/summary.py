@@ -60,7 +60,7 @@ class Hardware:
     kv_utilization: Estimate  # KV blocks in use over all KV blocks
     power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
     energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens
-    cost: Cost  # price of the GPUs per million tokens
+    cost: Cost  # price of the deployment per million tokens
     time_shares: dict[str, Estimate]  # of the stages, by use (keys of TIME_USES, and "idle"); sum 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ def size_rows(study: KvStudy) -> tuple[list[str], list[Row]]:
         "GB": [_gb(size.gb) for size in study.sizes],
         "tokens": [f"{size.tokens:,}" for size in study.sizes],
         "tokens found, %": [estimate_cell(size.token_share.scaled(100)) for size in study.sizes],
+        "with the pool, %": [estimate_cell(size.hierarchy_share.scaled(100)) for size in study.sizes],
         "prefill saved, %": [estimate_cell(size.saved_share.scaled(100)) for size in study.sizes],
         "saved, s/h": [_with_model(size.saved_s_per_hour) for size in study.sizes],
         "net, $/h": [_signed(size.net_usd_per_hour) for size in study.sizes],
@@ -70,12 +72,20 @@ def answers(study: KvStudy) -> list[str]:
             found += f", and {_percent(simulated)} where requests run together"
             more += f" to the first figure, {_points(findable - simulated.value)} to the second"
         sentences.append(f"{found}; more memory adds {more}.")
-    if math.isfinite(study.found.loaded.value):
-        loaded = _percent(study.found.loaded).removesuffix(" %")
-        brings = f"CPU memory (engine.kv_offloading) brings {loaded} percentage points"
-        sentences.append(f"In the simulation, {brings} beyond what the GPU pool finds there.")
+    if study.tiers:
+        names = [tier.name + (f" of {amount(tier.gb)} GB" if math.isfinite(tier.gb) else "") for tier in study.tiers]
+        pairs = [(_percent(tier.token_share), _percent(tier.simulated)) for tier in study.tiers]
+        by_curve, by_simulation = (
+            _listed([share.removesuffix(" %") for share in shares]) + " %" for shares in zip(*pairs, strict=True)
+        )
+        each = f"find {by_curve} of the prompt tokens, each beyond those before it"
+        sentences.append(f"As one LRU hierarchy, {_listed(names)} {each}; in the simulation they find {by_simulation}.")
     sentences += [_loading_answer(study, loading) for loading in study.loadings]
     return [*sentences, *_price_answers(study, pool)]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _percent(share: Estimate) -> str:
@@ -127,7 +137,7 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
     if net.value <= 0:
         limit = max(_worth(study, size) / size.gb for size in priced)
         pays = "may not pay" if high > 0 else "does not pay"
-        loss = f"the size with the smallest loss, {best.name}, costs {_usd(study, best)}"
+        loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it costs {_usd(study, best)}"
         return [f"{price}, memory {pays}: {loss}. It would pay below ${limit:.2g} for a GB and hour."]
     pays = "pays" if low > 0 else "may pay"
     answer = (
@@ -160,12 +170,15 @@ def _figures(study: KvStudy) -> list[Figure]:
         return [size.gb if in_gb else size.tokens for size in sizes]
 
     unit = "GB of KV cache per replica" if in_gb else "tokens of KV cache"
-    shares = [size.token_share for size in study.curve]
     named = [size for size in study.sizes if size.is_given]
     curves = [
-        line_of("tokens found", 0, x(study.curve), [share.value for share in shares]),
+        line_of("tokens found", 0, x(study.curve), [size.token_share.value for size in study.curve]),
         marks_of("tokens found", 0, x(study.sizes), [size.token_share for size in study.sizes]) | {"silent": True},
     ]
+    if math.isfinite(study.curve[-1].hierarchy_share.value):
+        behind = [size.hierarchy_share.value for size in study.curve]
+        others = ", the GPU pool and the storage" if len(study.tiers) > 2 else " and the GPU pool"
+        curves.append(line_of(f"found by this memory{others}", 1, x(study.curve), behind))
     drawn = [
         figure_of(
             "hits",

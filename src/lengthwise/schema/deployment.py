@@ -46,6 +46,7 @@ class KVStorage:
     write_gb_per_s: float = 3.0
     latency_s: float = 0.0  # of each read and of each write
     shared: bool = False  # whether replicas find what others have written
+    usd_per_gb_hour: float = 0.0  # price of a GB for an hour; 0: the price of the GPUs includes it
 
     def __post_init__(self) -> None:
         if not self.size_gb >= 0:
@@ -55,6 +56,15 @@ class KVStorage:
                 raise InputError(f"kv_offloading.storage.{name} must be above 0; it is {getattr(self, name)}")
         if not 0 <= self.latency_s < float("inf"):
             raise InputError(f"kv_offloading.storage.latency_s must be at least 0 and finite; it is {self.latency_s}")
+        if not 0 <= self.usd_per_gb_hour < float("inf"):
+            raise InputError(
+                f"kv_offloading.storage.usd_per_gb_hour must be at least 0 and finite; it is {self.usd_per_gb_hour}"
+            )
+        if self.usd_per_gb_hour and self.size_gb == float("inf"):
+            raise InputError(
+                "kv_offloading.storage must have a finite size_gb where a GB has a price; it has usd_per_gb_hour "
+                f"{self.usd_per_gb_hour:g} and no limit. Give size_gb, or leave the price out"
+            )
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,11 @@ class KVOffloading:
     load: str = "always"  # or "if_faster": only where loading takes less time than computing the tokens would
     outputs: bool = False  # whether blocks of outputs are stored, too, when their request ends
     storage: KVStorage | None = None  # behind the CPU memory
+    usd_per_gb_hour: float = 0.0  # price of a GB of CPU memory for an hour; 0: the price of the GPUs includes it
 
     def __post_init__(self) -> None:
-        for name, value in (("size_gb", self.size_gb), ("latency_s", self.latency_s)):
-            if not 0 <= value < float("inf"):
+        for name in ("size_gb", "latency_s", "usd_per_gb_hour"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
                 raise InputError(f"kv_offloading.{name} must be at least 0 and finite; it is {value}")
         if not self.gb_per_s > 0:
             raise InputError(f"kv_offloading.gb_per_s must be above 0; it is {self.gb_per_s}")
@@ -346,8 +357,13 @@ class Deployment:
 
     @property
     def price_per_hour_usd(self) -> float:
-        """Return the price of all GPUs for an hour."""
-        return self.gpus * self.gpu.price_per_hour_usd
+        """Return the price for an hour of all GPUs, and of the memory behind their prefix caches if that has one."""
+        usd = self.gpus * self.gpu.price_per_hour_usd
+        if (offloading := self.limits.kv_offloading) is not None:
+            usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
+            if (storage := offloading.storage) is not None and storage.usd_per_gb_hour:
+                usd += (1 if storage.shared else self.parallel.replicas) * storage.size_gb * storage.usd_per_gb_hour
+        return usd
 
     @property
     def gpus(self) -> int:
@@ -398,6 +414,30 @@ class Deployment:
             kv=side.kv,
             decode=None,
         )
+
+    def require_known_rules(self) -> None:
+        """Raise InputError for parts of the deployment that the rules of its scheduler do not cover yet."""
+        if not (rules := self.scheduler.engine_rules):
+            return
+        parts = {
+            "disaggregation": self.decode is not None,
+            "pipeline parallelism": len(self.cost.stage_layers) > 1,
+            "max_in_flight above 1": (self.limits.max_in_flight or 1) > 1,
+            "max_step_seqs": self.limits.max_step_seqs is not None,
+            "a prefix cache": self.limits.enable_prefix_caching,
+        }
+        if names := " or ".join(name for name, is_set in parts.items() if is_set):
+            raise InputError(
+                f'scheduler "{rules}" is not modelled with {names} yet; leave that out, or take another scheduler'
+            )
+        if (settings := self.scheduler.trtllm) is not None:
+            least = max(self.limits.max_num_seqs, self.kv.block_size if settings.enable_chunked_prefill else 1)
+            if self.limits.max_num_batched_tokens < least:
+                raise InputError(
+                    'scheduler "trtllm" needs a max_num_batched_tokens (max_num_tokens) of at least max_num_seqs '
+                    f"(max_batch_size), and with chunks of at least a block: {least}; it is "
+                    f"{self.limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
+                )
 
     def require_one_side(self, owner: str) -> None:
         """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""

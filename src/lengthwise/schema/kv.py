@@ -24,6 +24,9 @@ class CacheSize:
     usd_per_saved_s: Estimate = UNKNOWN  # price of the memory over the seconds saved
     usd_per_million_tokens: Estimate = UNKNOWN  # price of the memory over the tokens found
     net_usd_per_hour: Estimate = UNKNOWN  # price of the seconds of the replica's GPUs saved, less that of the memory
+    # Of all prompt tokens, what the GPU pool and CPU memory of this size behind it find, with engine.kv_offloading's
+    # storage behind both. Known if that is another share than the larger of the two finds:
+    hierarchy_share: Estimate = UNKNOWN
     is_given: bool = False  # the GPU pool or a size of the user, which the figure marks
 
 
@@ -43,7 +46,16 @@ class Found:
 
     unlimited: Estimate = UNKNOWN  # that an unlimited cache finds, outputs included
     simulated: Estimate = UNKNOWN  # that the simulated engine found in its GPU pool
-    loaded: Estimate = UNKNOWN  # that it loaded from the CPU memory of ``engine.kv_offloading``
+
+
+@dataclass(frozen=True)
+class TierShare:
+    """Share of prompt tokens that a tier of ``engine.kv_offloading`` finds beyond the tiers before it."""
+
+    name: str  # "GPU pool", "CPU memory" or "storage"
+    gb: float  # of all GPUs of a replica, or of all replicas that share it; infinite: no limit
+    token_share: Estimate  # of an inclusive LRU hierarchy
+    simulated: Estimate
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,7 @@ class KvStudy:
     curve: tuple[CacheSize, ...]  # from one block to all
     sizes: tuple[CacheSize, ...]  # those of the table; the GPU pool's always with blocks of outputs
     found: Found = Found()
+    tiers: tuple[TierShare, ...] = ()  # the GPU pool first; empty without ``engine.kv_offloading``
     new_tokens: int = 0  # of the mean request that finds all that an unlimited cache has
     prefix_tokens: tuple[int, ...] = ()
     compute_s: tuple[float, ...] = ()  # seconds that not computing each of prefix_tokens saves

@@ -101,7 +101,7 @@ class Choice:
     name: str  # differences from the other configurations, for tables
     settings: dict[str, Any]  # scenario keys on the axes of the search ("deployment.tp") and their values
     gpus: int  # of all replicas
-    price_per_hour_usd: float  # of all GPUs
+    price_per_hour_usd: float  # of all GPUs, and of priced memory behind their prefix caches
     status: Status
     exclusion: Exclusion = Exclusion()
     objective: Estimate = UNKNOWN  # in the objective's unit

@@ -222,7 +222,7 @@ class AtRate(Evaluation):
                 return self._too_many_gpus(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
-            of_one = self._size(deployment) / deployment.parallel.replicas
+            of_one = self._size(self._resized(2)) - self._size(self._resized(1))
             size, spent = Estimate(ranked.objective.value, 0.0 if is_certain else of_one), Effort()
             tried = comparable_deployments(self.deployment, self.question.model_draws)
             if self._finds_replicas(choice) and len(tried) > 1:
@@ -230,8 +230,10 @@ class AtRate(Evaluation):
                 needed = [replace(self, deployment=x).fewest_replicas(known, range(1), spent, 1)[0] for x in tried]
                 sizes = [self._size(self._resized(max(1, known + count - needed[0]))) for count in needed]
                 size = drawn_estimate(size, sizes)
-                low, high = math.floor(size.model_low / of_one + 1e-9), math.ceil(size.model_high / of_one - 1e-9)
-                size = replace(size, model_low=low * of_one, model_high=high * of_one)  # complete replicas
+                fixed = self._size(self._resized(1)) - of_one  # of storage that all replicas share
+                low, high = ((end - fixed) / of_one for end in (size.model_low, size.model_high))
+                ends = math.floor(low + 1e-9), math.ceil(high - 1e-9)  # complete replicas
+                size = replace(size, model_low=fixed + ends[0] * of_one, model_high=fixed + ends[1] * of_one)
             # From here on, the choice's name includes the number of replicas.
             found = {REPLICAS: deployment.parallel.replicas} if self._finds_replicas(choice) else {}
             ranked = _with_effort(ranked, spent, objective=size, settings=choice.settings | found)

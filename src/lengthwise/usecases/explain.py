@@ -84,8 +84,9 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     There are four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is done,
     one prompt of mean length, and decodes together with as many prompt tokens as the token budget leaves.
     """
-    variant.deployment.require_one_side("explain")
     deployed, requests = variant.deployment, variant.workload(seed)
+    deployed.require_one_side("explain")
+    deployed.require_known_rules()
     limits, longest = deployed.limits, deployed.max_model_len
     memory = policy.resolve("memory", deployed.scheduler.memory)
     mean_prompt = float(requests.prompt_tokens.mean())

@@ -26,7 +26,7 @@ from lengthwise.report.formatting import counted, seconds
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading
+from lengthwise.schema.kv import CacheSize, Found, KvStudy, Loading, TierShare
 from lengthwise.schema.records import RequestRecords
 from lengthwise.schema.specs import GB, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -180,9 +180,12 @@ def study_trace(
 
 @dataclass(frozen=True)
 class Prices:
-    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU)."""
+    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU).
 
-    usd_per_gb_hour: float = math.nan
+    Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one.
+    """
+
+    usd_per_gb_hour: float | None = None
     sources: tuple[tuple[str, float], ...] = (CPU_MEMORY,)
 
 
@@ -196,12 +199,15 @@ def study(
     """
     deployed, run = variant.deployment, variant.scenario.run
     deployed.require_one_side("kv")
-    if not (math.isnan(prices.usd_per_gb_hour) or 0 < prices.usd_per_gb_hour < math.inf):
-        raise InputError(f"--memory-price must be above 0 and finite; it is {prices.usd_per_gb_hour:g}")
+    usd_per_gb_hour, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
+    if usd_per_gb_hour is None:
+        usd_per_gb_hour = (0.0 if offloading is None else offloading.usd_per_gb_hour) or math.nan
+    elif not 0 < usd_per_gb_hour < math.inf:
+        raise InputError(f"--memory-price must be above 0 and finite; it is {usd_per_gb_hour:g}")
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
-    reuses, pools, hours, cached, loaded, waits_s, jcts_s = [], [], [], [], [], [], []
+    reuses, pools, hierarchies, hours, cached, waits_s, jcts_s = [], [], [], [], [], [], []
     for number, seed in enumerate(seeds):
         progress(number, len(seeds))
         workload = variant.workload(seed)
@@ -213,25 +219,24 @@ def study(
                 "`lengthwise simulate` shows the outcomes"
             )
         assert records.requests.cached_tokens is not None
-        assert records.requests.loaded_tokens is not None
         block_size = deployed.kv.block_size
         pools.append(reuse(workload, block_size, records.requests))
-        prompts = reuse(workload, block_size, records.requests, prompts_only=True) if prompts_only else None
-        reuses.append(prompts or pools[-1])
+        hierarchies.append(_Hierarchy(deployed, workload, records.requests, pools[-1], prompts_only=prompts_only))
+        reuses.append(hierarchies[-1].prompts if prompts_only else pools[-1])
         waits_s.append(mean_queued_for_s(records) - deployed.cost.front.request_s)
         jcts_s.append(records.requests.finished_s - records.requests.arrival_s)
         hours.append(_traffic_s(workload, records.end_s) / 3600)
         prompt_tokens = records.requests.prompt_tokens[served].sum()
         cached.append(records.requests.cached_tokens[served].sum() / prompt_tokens)
-        loaded.append(records.requests.loaded_tokens[served].sum() / prompt_tokens)
     progress(len(seeds), len(seeds))
     bytes_per_token = catalog.kv_bytes_per_token(deployed.model, deployed.limits.kv_dtype)
-    sizes, of_pools = _Sizes(reuses, bytes_per_token), _Sizes(pools, bytes_per_token)
+    sizes = _Sizes(reuses, bytes_per_token, hierarchies if prompts_only or deployed.offload_blocks else ())
+    of_pools = _Sizes(pools, bytes_per_token)
     savings = _Savings(deployed, reuses, pools, hours)
     pool = replace(of_pools.at(deployed.kv.num_blocks, POOL), is_given=True)
     rows = [savings.of(pool if row.name == POOL else row) for row in sizes.rows(memory_gb, pool.blocks)]
-    if not math.isnan(prices.usd_per_gb_hour):
-        rows = [savings.priced(row, prices.usd_per_gb_hour) for row in rows]
+    if not math.isnan(usd_per_gb_hour):
+        rows = [savings.priced(row, usd_per_gb_hour) for row in rows]
     notes = [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
     if prompts_only:
         notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
@@ -250,13 +255,13 @@ def study(
         found=Found(
             unlimited=of_pools.at(of_pools.largest).token_share,
             simulated=mean_estimate(cached) if deployed.limits.enable_prefix_caching else UNKNOWN,
-            loaded=mean_estimate(loaded) if deployed.offload_blocks else UNKNOWN,
         ),
+        tiers=_tier_shares(hierarchies),
         new_tokens=savings.new_tokens,
         prefix_tokens=tuple(loading.prefix_tokens.tolist()),
         compute_s=tuple(loading.saved_s(deployed, loading.blocks).tolist()),
         loadings=tuple(loading.compared(*source) for source in prices.sources),
-        usd_per_gb_hour=prices.usd_per_gb_hour,
+        usd_per_gb_hour=usd_per_gb_hour,
         gpu_usd_per_s=savings.gpu_usd_per_s,
         notes=tuple(notes),
     )
@@ -299,12 +304,68 @@ def _metadata(reuses: Sequence[Reuse], *, prompts_only: bool) -> list[str]:
 POOL, ALL = "GPU pool", "all blocks"
 
 
+class _Hierarchy:
+    """GPU pool, CPU memory and storage of one simulated run as an inclusive LRU hierarchy.
+
+    A request finds in each the blocks that continue those found before, and all tiers count them as used.
+    """
+
+    def __init__(
+        self, deployment: Deployment, workload: Workload, requests: RequestRecords, pool: Reuse, *, prompts_only: bool
+    ) -> None:
+        self.deployment, self.requests, self.pool, self.prompts = deployment, requests, pool, pool
+        offloading = deployment.limits.kv_offloading
+        prompts_only = prompts_only if offloading is None else not offloading.outputs
+        block_size = pool.block_tokens
+        if prompts_only:
+            self.prompts = reuse(workload, block_size, requests, prompts_only=True)
+        self.memory = self.storage = self.prompts
+        if offloading is not None and offloading.storage is not None and offloading.storage.shared:
+            together = replace(requests, replica=np.minimum(requests.replica, 0))
+            self.storage = reuse(workload, block_size, together, prompts_only=prompts_only)
+
+    def tokens(self, memory_blocks: int) -> list[Ints]:
+        """Return [tiers][n] prompt tokens that are found in the GPU pool, or CPU memory of this size, or storage."""
+        found = [self.pool.hits(self.deployment.kv.num_blocks)]
+        found.append(np.maximum(found[-1], self.memory.hits(memory_blocks)))
+        if stored := self.deployment.storage_blocks:
+            found.append(np.maximum(found[-1], self.storage.hits(int(min(stored, self.storage.largest)))))
+        return [each * self.pool.block_tokens for each in found]
+
+    def simulated(self) -> list[float]:
+        """Return the shares of prompt tokens that the simulation found in each tier."""
+        r = self.requests
+        assert r.cached_tokens is not None
+        assert r.loaded_tokens is not None
+        assert r.storage_tokens is not None
+        each = (r.cached_tokens, r.loaded_tokens - r.storage_tokens, r.storage_tokens)
+        return [float(tokens[r.replica >= 0].sum() / self.pool.prompt_tokens.sum()) for tokens in each]
+
+
+def _tier_shares(runs: Sequence[_Hierarchy]) -> tuple[TierShare, ...]:
+    deployment = runs[0].deployment
+    offloading, blocks = deployment.limits.kv_offloading, deployment.offload_blocks
+    if offloading is None or not blocks:
+        return ()
+    pool_gb = deployment.kv.num_blocks * deployment.offloaded_block_bytes / GB
+    names = [(POOL, pool_gb), ("CPU memory", offloading.size_gb)]
+    if offloading.storage is not None and deployment.storage_blocks:
+        names.append(("storage", offloading.storage.size_gb))
+    found = [np.diff(run.tokens(blocks), axis=0, prepend=0) for run in runs]
+    totals, simulated = [run.pool.prompt_tokens for run in runs], [run.simulated() for run in runs]
+    return tuple(
+        TierShare(name, gb, _share([each[k] for each in found], totals), mean_estimate([each[k] for each in simulated]))
+        for k, (name, gb) in enumerate(names)
+    )
+
+
 @dataclass(frozen=True)
 class _Sizes:
     """Hit rates of cache sizes over all seeds."""
 
     reuses: Sequence[Reuse]
     bytes_per_token: float
+    hierarchies: Sequence[_Hierarchy] = ()
 
     @cached_property
     def largest(self) -> int:
@@ -316,7 +377,11 @@ class _Sizes:
         hits = [one.hits(blocks) for one in self.reuses]
         by_block = _share(hits, [one.references for one in self.reuses])
         by_token = _share([found * block_tokens for found in hits], [one.prompt_tokens for one in self.reuses])
-        return CacheSize(name, blocks, tokens, tokens * self.bytes_per_token / GB, by_block, by_token)
+        size = CacheSize(name, blocks, tokens, tokens * self.bytes_per_token / GB, by_block, by_token)
+        if not self.hierarchies:
+            return size
+        found = [each.tokens(blocks)[-1] for each in self.hierarchies]
+        return replace(size, hierarchy_share=_share(found, [one.prompt_tokens for one in self.reuses]))
 
     def curve(self) -> tuple[CacheSize, ...]:
         sizes = np.unique(np.rint(np.geomspace(1, self.largest, CURVE_POINTS)).astype(np.int64))
@@ -434,7 +499,7 @@ class _Savings:
 
 
 def _gpu_usd_per_s(deployment: Deployment) -> float:
-    return deployment.price_per_hour_usd / deployment.parallel.replicas / 3600
+    return deployment.parallel.gpus_per_replica * deployment.gpu.price_per_hour_usd / 3600
 
 
 def _usd_per_unit(usd: float, units: Estimate) -> Estimate:

@@ -36,6 +36,10 @@ from lengthwise.usecases.variants import TABLES, build, deployment, located, unc
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
 WARMUP_SHARE = 0.2
+UNPRICED_MEMORY = (
+    "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
+    "engine.kv_offloading.usd_per_gb_hour is its price, if that of the GPUs does not include it."
+)
 _TABLES_KEYS = ("model", "gpu", "node", "tp", "weight_dtype", "kv_dtype")
 """Settings that change a deployment's cost tables. pp is not one, because a file of tables records its own stages."""
 Progress = Callable[[str, int, int], None]
@@ -181,8 +185,11 @@ def plan(
         found = search.search(one.name, candidates, space.values(), run, options, _metadata(one, space))
         top = {choice.key for choice in [c for c in found.choices if c.status is Status.RANKED][: section.top]}
         choices = [_with_cause(c, one) if c.key in top else c for c in found.choices]
-        deployed = (one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED)
+        deployed = [one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED]
         notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
+        memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
+        if any(memory is not None and not memory.usd_per_gb_hour for memory in memories):
+            notes[UNPRICED_MEMORY] = None
         plans.append(replace(found, choices=tuple(choices), notes=tuple(notes)))
     return search.study(scenario.name, plans, runs)
 

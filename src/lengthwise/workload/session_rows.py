@@ -144,8 +144,8 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
             raise source.fault(line, fault)
         waits = _parents(source, line, row, place, number, last)
         if not waits and (type(at_ms) not in (int, float) or not 0 <= at_ms < np.inf):
-            shown = "missing" if at_ms is None else repr(at_ms)
-            raise source.fault(line, f"timestamp must be a time from 0 up; it is {shown:.60}")
+            need = "timestamp must be a time from 0 up where a row follows no other by session_id or wait_for"
+            raise source.fault(line, f"{need}; it is {'missing' if at_ms is None else repr(at_ms):.60}")
         call = Call(
             line,
             None if waits else at_ms / 1e3,
@@ -209,7 +209,7 @@ def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
     if len(ids) > -(-prompt_tokens // block_tokens):
         return (
             f"a prompt of {prompt_tokens} tokens has at most {-(-prompt_tokens // block_tokens)} blocks of "
-            f"{block_tokens} tokens; it has {len(ids)} hash_ids"
+            f"{block_tokens} tokens (block_size in each row); it has {len(ids)} hash_ids"
         )
     return None
 
