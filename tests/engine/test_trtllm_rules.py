@@ -138,6 +138,7 @@ def test_outputs_end_at_the_pool_and_prompts_that_cannot_run_are_refused(engine)
 WRONG = [
     ({"limits": {"enable_prefix_caching": True}}, "not modelled with a prefix cache yet"),
     ({"limits": {"max_in_flight": 2}}, "not modelled with max_in_flight above 1 yet"),
+    ({"limits": {"max_step_seqs": 4}}, "not modelled with max_step_seqs yet"),
     ({"stages": 2}, "not modelled with pipeline parallelism yet"),
     ({"limits": {"max_num_seqs": 65}}, "of at least max_num_seqs .* 65; it is 64"),
     ({"size": 80, **IN_CHUNKS}, "at least a block: 80; it is 64"),

@@ -9,9 +9,10 @@ import pytest
 
 from lengthwise import config, policy
 from lengthwise.cost import ENGINE_HOSTS
+from lengthwise.engine import simulate
 from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
-from lengthwise.usecases import search, variants
+from lengthwise.usecases import explain, search, variants
 
 TEXT = """
 [workload]
@@ -221,6 +222,29 @@ def test_variants_and_searches_take_the_defaults_of_their_own_engine():
     made = [question.bench.build({"engine.name": name}) for name in engines]
     assert [one.limits.block_size for one in made] == [16, 1, 32]
     assert [one.cost.host_s[0] for one in made] == [ENGINE_HOSTS[name].step_s for name in engines]
+
+
+def test_explain_agrees_with_what_limits_reserve():
+    text = """
+    engine = { name = "trtllm", max_num_batched_tokens = 8192 }
+    workload = { isl = 300, osl = 100, max_tokens = 1100, request_rate = inf, num_requests = 50 }
+    deployment = { model = "llama-3-8b", gpu = "H100", num_blocks = 1000 }
+    """
+    (variant,) = variants.build(config.loads(text))
+    found, steps = explain.explain(variant), simulate(variant.workload(0), variant.deployment, seed=0).steps
+    assert found.fits[0].reserved_tokens == 44 * 32
+    assert (steps.decode_seqs + steps.prefill_seqs).max() == found.fits[0].seqs == 1000 // 44
+    (endless,) = variants.build(config.loads(text, overrides=["workload.max_tokens=none"]))
+    with pytest.raises(InputError, match='"trtllm" with GUARANTEED_NO_EVICT admits requests by their max_tokens'):
+        explain.explain(endless)
+
+
+@pytest.mark.parametrize("name", ["sglang", "trtllm"])
+def test_an_engine_with_its_own_rules_has_no_decode_side(name):
+    two_sides = ENGINES.replace('gpu = "H100"', 'gpu = "H100", decode = {}').replace('"sglang"', f'"{name}"')
+    (variant,) = variants.build(config.loads(two_sides))
+    with pytest.raises(InputError, match=f'"{name}" is not modelled with disaggregation yet'):
+        simulate(variant.workload(0), variant.deployment, seed=0)
 
 
 def test_an_unknown_engine_is_reported():

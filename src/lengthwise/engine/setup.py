@@ -350,7 +350,7 @@ def _side(
     policies = _policies(deployment)
     _check(workload, deployment, policies)
     _check_max_tokens(workload, deployment.max_model_len)
-    _check_engine_rules(workload, deployment)
+    deployment.require_known_rules(workload)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -506,21 +506,6 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
         raise PolicyError(
             f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
             "several requests; take a trace that names sessions, [workload.sessions], or another router"
-        )
-
-
-def _check_engine_rules(workload: Workload, deployment: Deployment) -> None:
-    """Raise InputError for what an engine's own rules do not cover, or if they need ``max_tokens`` and have none."""
-    deployment.require_known_rules()
-    sglang, trtllm = deployment.scheduler.sglang, deployment.scheduler.trtllm
-    is_capped = sglang is not None or (trtllm is not None and trtllm.capacity_scheduler_policy != "MAX_UTILIZATION")
-    if is_capped and workload.max_tokens is None:
-        policy, other = '"sglang"', "another scheduler"
-        if trtllm is not None:
-            policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
-        raise InputError(
-            f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
-            f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
         )
 
 

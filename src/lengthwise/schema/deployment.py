@@ -11,6 +11,7 @@ import numpy as np
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
+from lengthwise.schema.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,11 @@ class Scheduler:
         """Return the engine whose own rules form the steps instead of policies: "sglang", "trtllm", or "" for none."""
         return "sglang" if self.sglang is not None else "trtllm" if self.trtllm is not None else ""
 
+    @property
+    def reserves_max_tokens(self) -> bool:
+        """Return whether a request that runs has the memory for all of its ``max_tokens``."""
+        return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+
     def _check_engine_rules(self) -> None:
         if self.sglang is not None and self.trtllm is not None:
             raise InputError("a scheduler has the rules of one engine; give sglang or trtllm, not both")
@@ -415,8 +421,8 @@ class Deployment:
             decode=None,
         )
 
-    def require_known_rules(self) -> None:
-        """Raise InputError for parts of the deployment that the rules of its scheduler do not cover yet."""
+    def require_known_rules(self, workload: Workload) -> None:
+        """Raise InputError for what the rules of its scheduler do not cover, or if they miss the workload's limits."""
         if not (rules := self.scheduler.engine_rules):
             return
         parts = {
@@ -438,6 +444,14 @@ class Deployment:
                     f"(max_batch_size), and with chunks of at least a block: {least}; it is "
                     f"{self.limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
                 )
+        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
+            policy, other = '"sglang"', "another scheduler"
+            if rules == "trtllm":
+                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+            raise InputError(
+                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
+                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
+            )
 
     def require_one_side(self, owner: str) -> None:
         """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""
