@@ -114,6 +114,14 @@ def test_a_paused_request_that_is_longer_than_a_step_runs_as_its_only_prompt(eng
 
 
 @ENGINES
+def test_paused_requests_do_not_pause_each_other(engine):
+    made = deployment(40, {"max_num_batched_tokens": 8}, rank="fcfs_preempted_first", **MAX_UTILIZATION, **IN_CHUNKS)
+    r = simulate(requests([10, 10], [28, 28]), made, engine=engine, time_limit_s=10.0).requests
+    assert np.isfinite(r.finished_s).all()
+    assert r.preemptions.tolist() == [0, 1]
+
+
+@ENGINES
 def test_the_rank_orders_waiting_requests_and_with_max_utilization_also_those_that_run(engine):
     work = requests([10, 10, 10], [20, 20, 5], [20, 20, 20], predicted_tokens=np.array([20.0, 20.0, 5.0]))
     r = simulate(work, deployment(60, rank="sjf"), engine=engine).requests

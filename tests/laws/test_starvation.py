@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, entries, run
 from test_kernel_agrees import assert_same, outcome
-from worlds import sglang_worlds
+from worlds import sglang_worlds, trtllm_worlds
 
 from lengthwise.policy import known, named, resolve
+from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
@@ -274,6 +275,17 @@ def test_by_sglangs_rules_no_request_passes_an_overdue_one_or_without_a_rank_an_
     workload, deployment = world[0].without_dependencies(), world[1]
     for kind, by in ((Bounded, rank), (Entered, "queue_order")):
         scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s)
+        if kind is Bounded or max_wait_s == INFINITY:
+            observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
+
+
+@HALF
+@given(trtllm_worlds(), st.sampled_from(RANKS), st.sampled_from([0.001, 0.01, 0.05, INFINITY]))
+def test_by_trtllms_rules_no_complete_prompt_passes_an_overdue_one_or_by_fcfs_an_earlier_one(world, rank, max_wait_s):
+    workload, deployment = world[0].without_dependencies(), world[1]
+    complete = TrtllmSettings(deployment.scheduler.trtllm.capacity_scheduler_policy)
+    for kind, by in ((Bounded, rank), (Arrival, "fcfs")):
+        scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s, trtllm=complete)
         if kind is Bounded or max_wait_s == INFINITY:
             observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
 
