@@ -33,6 +33,10 @@ kernel: setup ## compile the loops of simulations and schedules, or find them co
 	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
 	@$(BIN)/python -c "from lengthwise.schedule.stage_costs import compiled; compiled('rra_rows')"
 
+# Processes that run tests share the processors: threads of BLAS would only wait for each other.
+test test-slow test-nojit: export OPENBLAS_NUM_THREADS = 1
+test test-slow test-nojit: export OMP_NUM_THREADS = 1
+
 test: kernel ## all tests but the slow ones and those of real engines, compiled
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 

@@ -101,6 +101,7 @@ def test_the_same_input_gives_the_same_plan_and_the_makespan_is_of_draws_that_we
     assert any("assumed" in note for note in reported.notes)
 
 
+@pytest.mark.slow
 def test_more_gpus_help_and_a_faster_disk_saves_loading():
     args, more = asked_of([400, 300, 500], true=4)
     reported = plan(*args, **more)

@@ -205,6 +205,7 @@ def test_what_begins_as_at_first_sight_costs_no_more_time_than_that(make, counts
         assert own.lead_s == own.search_s
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(5, 300), min_size=1, max_size=4),

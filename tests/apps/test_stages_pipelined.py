@@ -50,6 +50,7 @@ def ends_and_starts(tasks, stages, made):
     return end_s, first_token_s
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.integers(1, 80), st.integers(0, 3), st.sampled_from(sorted(METHODS)), st.booleans())
 def test_no_task_starts_before_its_parents_have_finished(n, seed, name, cyclic):

@@ -99,6 +99,7 @@ def test_nothing_holds_is_an_answer(cli, question):
     assert "on an idle deployment" in finished.out
 
 
+@pytest.mark.slow
 def test_a_second_run_repeats_nothing(cli, question, tmp_path):
     first = cli("search", question, "--resume", tmp_path / "retained", "--json", "-")
     again = cli("search", question, "--resume", tmp_path / "retained", "--json", "-")

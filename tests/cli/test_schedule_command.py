@@ -70,6 +70,7 @@ def test_options_are_equivalent_to_the_file(cli, short):
     ) | {"seconds": reported["seconds"]}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_exhaustive_finds_nothing_better_than_the_gap(cli, short):
     found, looked = requested(cli, short), requested(cli, short, "--exhaustive")
     assert looked["gap"] == 0

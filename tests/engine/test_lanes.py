@@ -15,7 +15,7 @@ LAW_1 = Path(__file__).parents[1] / "laws" / "test_kernel_agrees.py"
 @pytest.mark.slow
 def test_with_indices_checked(tmp_path):
     """A kernel of its own in a folder of its own: machine code of another lane would check nothing."""
-    env = {"NUMBA_BOUNDSCHECK": "1", "LENGTHWISE_EXAMPLES": "100", "LENGTHWISE_CACHE_DIR": str(tmp_path)}
+    env = {"NUMBA_BOUNDSCHECK": "1", "LENGTHWISE_EXAMPLES": "50", "LENGTHWISE_CACHE_DIR": str(tmp_path)}
     program = [
         sys.executable,
         "-m",

@@ -20,7 +20,7 @@ from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records, Rejection
 from lengthwise.schema.workload import Workload
 
-EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "40"))
 LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 INFINITY = float("inf")
 

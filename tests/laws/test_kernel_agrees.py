@@ -19,7 +19,7 @@ from lengthwise.schema.records import Records
 sys.path.insert(0, str(Path(__file__).parent))
 from worlds import deployments, sglang_worlds, trtllm_worlds, workloads
 
-EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
 
 
 def outcome(engine: str, workload: Any, deployment: Any, **options: Any) -> Records | str:

@@ -103,6 +103,7 @@ def served(workload, deployment):
 SERIAL = settings(max_examples=max(5, EXAMPLES // 10), deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @SERIAL
 @given(seed=st.integers(0, 2**32 - 1))
 def test_serial_traffic_finds_in_unlimited_memory_what_the_stack_distances_say(plain, seed):

@@ -205,7 +205,7 @@ def test_uncounted_chunks_of_several_tokens_are_warned_about():
 @pytest.mark.parametrize("fault", ["lies", "lies of prompts"])
 def test_an_impossible_usage_is_reported(fault):
     measured, _ = served(Script(faults={1: fault}), requests(5), concurrency=1)
-    assert measured.errors == {"lied usage": 1}
+    assert measured.errors == {"wrong usage": 1}
     assert (measured.records.requests.output_tokens == 6).all()
 
 

@@ -28,7 +28,7 @@ def small():
 
 
 def runs(small, truth):
-    return [measured(requests(rate, 80, seed, **SHORT), small, truth) for seed, rate in enumerate((6.0, 20.0))]
+    return [measured(requests(rate, 50, seed, **SHORT), small, truth) for seed, rate in enumerate((6.0, 20.0))]
 
 
 def pair_s(small):

@@ -12,6 +12,7 @@ from lengthwise.measure.calibration.parameters import part_errors
 from lengthwise.measure.calibration.result import Parameter
 
 
+@pytest.mark.slow
 def test_equal_inputs_give_equal_answers(run, found, deployment, tmp_path):
     again = calibrate([run], deployment, fit=MIN_COUNT)
     assert again.parameters == found.parameters

@@ -85,6 +85,7 @@ def test_a_warm_up_is_left_out_where_gaps_are_known(run) -> None:
     assert compare(run, run, warmup_s=half_s)["tbt.mean"].a == pytest.approx(gaps[late].mean())
 
 
+@pytest.mark.slow
 def test_intervals_contain_the_truth_about_as_often_as_stated() -> None:
     """Requests of a pace of their own: drawing gaps one by one would be far too sure."""
     n, each, covered = 200, 30, []

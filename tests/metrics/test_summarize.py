@@ -131,6 +131,7 @@ def test_a_run_in_which_nothing_finished(toy, records) -> None:
     assert np.isnan(summary.hardware.cost.usd_per_million_tokens.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sessions", [101, 300, 2000])
 def test_a_run_of_sessions_is_steady_between_its_first_later_turns_and_its_last_start(toy, sessions: int) -> None:
     """Each session has a second turn 100 s after its start, so that the load rises for 100 s, and falls as long."""

@@ -239,6 +239,7 @@ def test_the_encoder_predicts_where_the_text_so_far_is_missing(learnt):
     assert message.median[0] < message.median[1]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_text_so_far_is_read(small):
     """Both kinds of output look alike but for what they are about; who writes of the sea is nearly done."""
     rng = np.random.default_rng(3)

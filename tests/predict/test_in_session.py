@@ -57,6 +57,7 @@ def test_the_correlation_of_sessions_is_learned_and_predicts_as_the_formula_says
     np.testing.assert_allclose(spread / spread[0], np.sqrt(1 - rho * weights), rtol=0.02)
 
 
+@pytest.mark.slow
 def test_quantiles_are_reached_as_often_as_they_say_and_errors_shrink():
     predictor, new = trained(sessions(4000, 6, 0.6)), predict.samples_of(sessions(2000, 6, 0.6, seed=1))
     scores = predict.evaluate(predictor, new, draws=50, clock=None).scores
@@ -100,6 +101,7 @@ def test_sessions_are_found_by_prefixes_and_a_common_system_prompt_makes_none():
     assert found["turn"].tolist() == [0, 0, 0, 1, 2, 0, 0]
 
 
+@pytest.mark.slow
 def test_on_a_recorded_trace_earlier_outputs_predict_what_prompt_lengths_do_not(shared):
     path = shared("data/traces/mooncake_conversation_trace.jsonl.gz")
     requests = workload.find_sessions(workload.read(path))

@@ -115,6 +115,7 @@ def fitted_to(places, *, hint):
     return Lexical(max_windows=2000).fit(logged(2, places, hint=hint))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hint", [False, True])
 @pytest.mark.parametrize("places", [40, 150])
 def test_reading_the_text_is_no_worse_than_survival_on_unseen_requests(hint, places):

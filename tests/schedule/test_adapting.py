@@ -231,6 +231,7 @@ def followed(planner, choice, summaries):
     return made
 
 
+@pytest.mark.slow
 def test_an_adapter_changes_what_runs_and_looks_again_once_more_is_known(followed, choice):
     adapter, (first, again) = followed[0]
     assert (first.first, again.first) == (True, False)

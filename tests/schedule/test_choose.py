@@ -71,6 +71,7 @@ def test_a_search_looks_at_few(small):
     assert got.search.evaluated < got.search.points / 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_only_schedules_are_counted_not_places_beyond_a_run(opt_estimator, strategy):
     looked = Planner(opt_estimator, [1, 2, 4], [strategy]).best(6.0, exhaustive=True)

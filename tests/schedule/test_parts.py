@@ -22,6 +22,7 @@ def planner_of(estimator, gpus, strategies=tuple(Strategy)):
     return Planner(part, tuple(tables), strategies)
 
 
+@pytest.mark.slow
 def test_parts_have_what_so_many_clusters_of_their_own_have(opt_estimator):
     planner = Planner(opt_estimator, [1, 2, 4])
     complete = planner.best().row

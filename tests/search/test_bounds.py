@@ -96,6 +96,7 @@ def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
     check_batch(workload, deployment)
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(worlds.workloads(), worlds.deployments())
 def test_nor_on_any_tables_with_any_scheduler(workload, deployment):

@@ -181,6 +181,7 @@ def test_other_arrivals_are_checked():
         Load(grouped_chats).at(0, 99, 1.0).sent_at(np.arange(99.0)[::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="needs the compiled engine")
 def test_short_runs_of_sessions_find_the_ratios_of_long_ones(monkeypatch):
     """Rough capacities are compared with each other: what a run lacks at its start is missing in all of them."""

@@ -94,6 +94,7 @@ def test_a_capacity_carries_the_error_of_the_step_time() -> None:
     assert not with_model_error(found, deployment, load, slo, draws=0).rate_rps.has_model_interval
 
 
+@pytest.mark.slow
 @compiled
 def test_a_search_carries_it_everywhere_and_ranks_the_best_of_each_gpu() -> None:
     options = replace(THREE, top=1)

@@ -105,6 +105,7 @@ def test_a_store_gives_the_same_plan_and_simulates_nothing_again(tmp_path):
         assert again.effort.simulations == first.effort.simulations, "what it took, whenever that was"
 
 
+@pytest.mark.slow
 def test_a_store_of_another_question_is_not_read(tmp_path):
     with Store.open(tmp_path) as store:
         ask(bench(question()), MIN_COUNT, store=store, identity="a")
@@ -113,6 +114,7 @@ def test_a_store_of_another_question_is_not_read(tmp_path):
         assert reported(ask(other, MIN_COUNT, store=store, identity="b")) == reported(ask(other, MIN_COUNT))
 
 
+@pytest.mark.slow
 def test_results_stored_before_an_interrupted_search_are_used(tmp_path):
     posted = bench(question())
 
@@ -195,6 +197,7 @@ def test_other_bounds_of_a_limit_are_reported_and_the_requested_one_gives_the_be
     assert all(a <= 1.05 * b for a, b in itertools.pairwise(objectives))
 
 
+@pytest.mark.slow
 def test_a_strategy_that_tries_everything_finds_the_best():
     pytest.importorskip("optuna")
     from lengthwise.search.strategy import Bayesian

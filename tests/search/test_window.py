@@ -30,6 +30,7 @@ def fields(columns):
     return {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns)}
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments())
 def test_the_beginning_equals_the_beginning_of_the_complete_run(workload, deployment):

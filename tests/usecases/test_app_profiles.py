@@ -64,6 +64,7 @@ def test_a_profile_holds_switches_and_lengths_of_every_model(first):
     assert "running 4 of 6 rows for their output lengths" in reported
 
 
+@pytest.mark.slow
 def test_existing_measurements_are_not_repeated_unless_something_changed(first, tmp_path):
     folder, found, _ = first
     again, reported = measured(what(folder), folder / "out")

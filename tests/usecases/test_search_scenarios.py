@@ -187,6 +187,7 @@ def test_the_bench_travels_to_another_process():
     assert present(task) == bench(task)
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_the_exhaustive_one_finds(study):
     with search.threads(2) as workers:
         complete = search_module.plan(loads(SMALL, overrides=["search.strategy=exhaustive"]), workers)
@@ -313,6 +314,7 @@ def test_variants_are_questions_and_their_winners_are_swapped():
     assert all(np.isnan(ratio) or ratio > 0.9 for ratio in ratios.values())
 
 
+@pytest.mark.slow
 def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
     rng = np.random.default_rng(0)
     rows = zip(np.cumsum(rng.exponential(1.0, 2000)), rng.integers(20, 200, 2000), strict=True)

@@ -95,6 +95,8 @@ def test_sessions_become_codes(tmp_path):
         "4,x9,1,GPT-4,5,5,10,Conversation log\n"
     )
     assert read(put(tmp_path, "b.csv", text)).extra["session"].tolist() == [0, -1, 1, 0]
+    text = "arrived_at,num_prefill_tokens,num_decode_tokens,session\n0,5,5,x9\n1,5,5,\n2,5,5,b\n3,5,5,x9\n"
+    assert read(put(tmp_path, "v.csv", text)).extra["session"].tolist() == [0, -1, 1, 0]
 
 
 def test_lengths_without_times_arrive_at_once_and_are_named_so(tmp_path):

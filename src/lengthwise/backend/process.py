@@ -57,7 +57,7 @@ class LocalEngine:
     """An engine that runs on this machine and is ready for requests."""
 
     url: str  # without a path
-    process: subprocess.Popen[bytes]  # leads an own group
+    process: subprocess.Popen[bytes]  # leads a process group
     log_path: Path
     ready_after_s: float  # since the start of the process
 

@@ -72,7 +72,7 @@ def run(
         planned = sampled_app(requested.app, requested.file.rows, planning)
     else:
         given = None if plan is None else read_plan(plan)
-        # In virtual time no engine can start during a search for a plan that is limited by the wall clock.
+        # The wall clock limits the search for a plan. In virtual time no engine can start meanwhile.
         with compile_note(quiet=quiet):
             planned = requested.planned(planning, given, early=engines.launcher != "simulated")
     notes = planned.plan.notes if planned.plan is not None else ()
@@ -132,7 +132,7 @@ def _print_end(done: AppRun, report: Path | None) -> None:
 def progress_display(notes: Sequence[str], *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
     """Yield a function that shows progress on standard error: a table on a terminal, otherwise lines.
 
-    Lines are printed every 10 s at first, later after every 2 % of the elapsed time, and at least every 10 minutes.
+    The time between lines is 2 % of the elapsed time, but at least 10 s and at most 10 minutes.
     Notes are printed just before the first progress, so that a run that cannot start prints only an error.
     """
     if quiet:

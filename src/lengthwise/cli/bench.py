@@ -209,7 +209,7 @@ def _lateness(client: dict[str, Any]) -> str:
     return f"{duration(late['p50'])} after they were due ({tail})"
 
 
-_FINISHED_FAILURE = "lied usage"  # a failure of requests that finished: the server's token counts contradict its stream
+_FINISHED_FAILURE = "wrong usage"  # a failure of finished requests: the server's token counts contradict its stream
 
 
 def _outcome_rows(measured: RunResult) -> list[list[str]]:

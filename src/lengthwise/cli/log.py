@@ -29,7 +29,7 @@ class KeyValueFormatter(logging.Formatter):
 def logging_to_stderr(level: str, *, as_json: bool, requests: bool) -> Iterator[None]:
     """Write the gateway's log at ``level`` ("debug", "info", ...) and above to standard error in this context.
 
-    If ``requests``, every request is logged, otherwise only those that failed at an engine.
+    Failed requests are warnings. If ``requests``, all others are logged, too, at level "info".
     """
     from lengthwise.gateway.telemetry import json_lines
 

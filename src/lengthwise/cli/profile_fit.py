@@ -92,6 +92,6 @@ def _show(degree: int, evidence: CostEvidence, report: FitReport) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}")
     errors = ", ".join(f"{error.part} {error.log_sd:.1%}" for error in evidence.errors)
-    typer.echo(f"one standard deviation of each complete part: {errors}")
+    typer.echo(f"error of each part of a step (one standard deviation): {errors}")
     reach = ", ".join(f"{largest:,} {name}" for name, largest in asdict(evidence.reach).items() if largest is not None)
     typer.echo(f"measured up to: {reach or 'unknown'}")

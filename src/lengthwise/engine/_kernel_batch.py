@@ -281,7 +281,7 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
 
 @jit
 def chunk_for(S, context, preempted_before, prompt_budget, flags):
-    """Return how many of a prompt's ``context`` tokens fit in the step in ``work``, or 0 if the prompt must wait."""
+    """Return how many of a prompt's ``context`` tokens the step in ``work`` computes, or 0 if the prompt must wait."""
     w = S.work[0]
     left = prompt_budget - w.prompt_tokens
     if flags & CHUNKED != 0:
@@ -344,8 +344,8 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
 def _try_load(S, r, slot, found, shared, now_s, memory):
     """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
 
-    ``shared`` of the cached blocks have other holders. A request that leaves the queue for this step (STARTED,
-    DEFERRED) is popped. It is deferred if another request loads what it looks for.
+    ``shared`` of the cached blocks have other holders. STARTED and DEFERRED pop the request from the queue. A deferred
+    request, for whose chunks another load runs, returns to the queue after admission.
     """
     q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
     count = count_loadable(S, r, q, found, now_s)

@@ -449,7 +449,7 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 
 @jit
 def _blocks_short(S, r, need, reserve):
-    """Return whether blocks are short. A replica's only request needs no reserve, except by Vidur's FORM_ONCE."""
+    """Return whether blocks are short. A replica's only request needs a reserve by Vidur's FORM_ONCE alone."""
     free = S.replicas[r].free_blocks
     applies = S.running[r] > 1 or S.work[0].plan_flags & FORM_ONCE != 0
     return free < need or (applies and free < reserve)
@@ -481,7 +481,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     """Return the blocks that a request gets at its admission, or -1 if the request must wait.
 
     Of its cached blocks, other requests hold ``shared``. To the policy these are free: the request takes none for them.
-    So are the blocks of a request whose load has ended.
+    So are the blocks that it already has, from its own load.
     """
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]

@@ -50,10 +50,10 @@ class Reference:
         self.queues = [Queue([], [[] for _ in range(params.bins)]) for _ in range(params.replicas)]
         if params.central_queue:
             self.queues = self.queues[:1] * params.replicas
-        # Without a decode side, the prefill replicas decode, too.
         storages = [ChunkPool(params.storage_blocks) for _ in self.queues]
         if params.storage_shared:
             storages = storages[:1] * params.replicas
+        # Without a decode side, the prefill replicas decode, too.
         self.prefill_replicas = [
             Replica(setup, r, queue, self.histogram, storage)
             for r, (queue, storage) in enumerate(zip(self.queues, storages, strict=True))
@@ -75,7 +75,7 @@ class Reference:
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
         self.wakes_s: dict[int, float] = {}
-        """When the chunks that a deferred request looks for can be loaded, and its replica, if idle, forms a step."""
+        """Time from which a deferred request's chunks can be loaded. An idle replica then forms a step."""
         self.load_replica: dict[int, Replica] = {}
         """The replica whose load for routers includes the request."""
         self.service = [0.0] * setup.tenants
@@ -693,7 +693,7 @@ class Reference:
     ) -> bool:
         """Give a request ``need`` blocks, preempting idle residents for them. Return False if it was preempted itself.
 
-        A replica's only request needs no reserve, as it could never run otherwise, except by Vidur's rule (FORM_ONCE).
+        A replica's only request needs no reserve, or it could never run. By Vidur's rule (FORM_ONCE) it needs one.
         """
         pool = rep.pool
         while pool.free < need or (pool.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
@@ -835,8 +835,8 @@ class Reference:
     def _loadable(self, rep: Replica, q: Request, found: int) -> tuple[list[Chunk], bool]:
         """Return the chunks of CPU memory that continue the ``found`` blocks, and whether the request is deferred.
 
-        It is deferred until none of the chunks is stored, read from storage or loaded by another request. It will find
-        those that another request loads in the pool. Chunks whose load ends later than their computation are left out.
+        It is deferred while a chunk is being stored, read from storage or loaded into the pool by another request. With
+        ``load_if_faster``, none is loaded if to compute all of them is faster, unless another request loads one.
         """
         params, tier, offload = rep.s.params, rep.tier, self.offloads[q.index]
         nodes = self._prefix_nodes(q)[found : q.context // params.block_size]
@@ -961,7 +961,7 @@ class Reference:
         return rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // rep.s.params.block_size])
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
-        """Return how many prompt tokens after the cached ones fit in the step, or 0 if the prompt must wait."""
+        """Return how many prompt tokens after the cached ones the step computes, or 0 if the prompt must wait."""
         left = prompt_budget - step.prompt_tokens
         if flags & contracts.CHUNKED:
             return min(q.context - cached, left)

@@ -45,7 +45,7 @@ class Prompts:
     overhead: int = 0  # tokens that the server adds: a first token, a chat's template
     texts: Sequence[str] = ()  # the workload's own
     shared: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
-    prefixes: SharedPrefixes | None = None  # blocks of equal numbers have equal tokens; turns of sessions have none
+    prefixes: SharedPrefixes | None = None  # blocks of equal numbers have equal tokens; later turns have no blocks
     warnings: tuple[str, ...] = ()
 
     def __call__(self, row: int, round_: int = 0) -> Prompt:
@@ -110,7 +110,7 @@ async def _count_tokens(client: Client, words: Sequence[str]) -> int:
     return counts[-1] if counts else 0
 
 
-INVALID_USAGE = "lied usage"
+INVALID_USAGE = "wrong usage"
 EMPTY = "empty answer"
 _TIMED_OUT = frozenset({"timed out", "stalled"})
 LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_OUT})  # the server may be gone
@@ -171,7 +171,7 @@ class Row:
 
     @property
     def invalid_output_usage(self) -> bool:
-        """Whether usage reports more output tokens than requested, or another number than was received."""
+        """Whether usage differs from the received tokens, exceeds the requested ones, or says "length" with fewer."""
         if self._final_usage is None:
             return False
         counted, reported = sum(self.tokens), self._final_usage.output_tokens
@@ -327,7 +327,7 @@ class Run:
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
-MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))  # 299: fewer cannot exceed it
+MIN_P99_VALUES = math.ceil(math.log(SIGNIFICANCE) / math.log(1 - SHARE))  # 299; fewer may all lie below P99
 MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however unlikely
 
 
@@ -352,7 +352,7 @@ def binomial_tail(count: int, trials: int, probability: float) -> float:
 
 _TICK_S = 0.02
 _LATE_S, _LATE_SHARE, _MIN_LATE_S = 0.010, 0.05, 0.001
-"""A request is late if sent 10 ms, or 5 % of a median TTFT, after it was due; no event loop wakes within 1 ms."""
+"""A request is late if sent 10 ms after it was due, or 5 % of the median TTFT if that is less (but at least 1 ms)."""
 
 _LAG_SHARE = 0.5  # a loop that wakes later than this share of a median TTFT reads many tokens at once
 _BUSY = 0.8

@@ -107,7 +107,7 @@ def scheduler(name: str) -> Scheduler:
 _PREFIXES = {
     "": "",
     "cache": " It knows the blocks in the replicas' caches.",
-    "index": " It estimates the prefixes by an own index of the prompts that it sent.",
+    "index": " It estimates the prefixes by its own index of the prompts that it sent.",
 }
 
 

@@ -31,7 +31,7 @@ NETWORK_SHARES = np.linspace(0, 1, 11)  # candidate shares of the networks in th
 RIDGES = (10.0, 40.0, 160.0)  # candidate penalties of the ridge regression
 _LOCATION_FOLDS = 5
 _MAX_TAIL_FACTOR = 2.0
-"""Largest distance of a distribution's end from its 1 % (99 %) quantile, in distances from there to 5 % (95 %)."""
+"""A distribution ends at most this many times the distance of its 1 % and 5 % quantiles below the 1 % quantile."""
 _DENSE_SCALE = 0.5
 _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
 
@@ -244,7 +244,7 @@ _MIN_ROWS, _MIN_PROMPTS = 200, 20
 _MIN_ALIVE, _MIN_UNCENSORED = 50, 0.5
 _WINDOW_FOLDS = 3
 _WEIGHT_POWER = 0.25
-"""A window's weight is its sample's to this power: the remainder depends less on the prompt than the total length."""
+"""A window's weight is its sample's to this power: the prompt says less about the remainder than about the total."""
 BANDS = np.array([100, 200, 400, 800])  # largest tokens so far of each band of windows; the last band has no limit
 
 

@@ -22,7 +22,7 @@ from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, P
 LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
 STATISTICS = ("mean", *QUANTILES, "p99.9", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
-BINDING_SHARE = 0.8  # a limit is marked if its metric reaches this share of the bound
+BINDING_SHARE = 0.8  # the limit that binds is in bold if its metric reaches this share of the bound
 NO_ANSWER = "No tried configuration meets the limits."
 
 
@@ -290,12 +290,12 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
         "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
         "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
-        "*: what breaks first at a higher rate: that limit, or at the rate the growing queue.": any(
+        "*: breaks first at a higher rate (in the column req/s: the queue grows).": any(
             c.bottleneck.binds for c in shown[:top]
         ),
         "cached: share of the prompt tokens in the prefix cache.": bool(cached),
         "loaded: from CPU memory behind it.": "loaded_share" in cached,
-        "Limited metrics: at the lower end of the interval of req/s.": any(
+        "Columns of limits show the metrics at the lower end of the interval of req/s.": any(
             math.isfinite(c.capacity_rps.value) for c in shown[:top]
         ),
     }

@@ -64,13 +64,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer whether length-aware scheduling is worth it at one load and batch size."""
+    """The answer to whether length-aware scheduling is worth it at one load and batch size."""
 
     batch: int
     load: float
     is_improvement: bool
     # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval),
-    # "undecided" (the interval allows no gain and a large one) or "not compared" (the policies served other requests).
+    # "undecided" (the interval holds no gain and a large one) or "not compared" (the policies served other requests).
     reason: str
     best: str  # names the evaluated cell; "": none
     description: str

@@ -191,7 +191,7 @@ def state_round_trip(make: Make, samples: Samples) -> None:
 
 
 def requires_training(make: Make, samples: Samples) -> None:
-    """Check that the pinball loss on toy samples, where prompts predict lengths, is below a constant's."""
+    """Check that the pinball loss on toy samples, where prompts predict lengths, is below 0.9 of a constant's."""
     del samples
     train, test = toy_samples(800, seed=1), toy_samples(400, seed=2)
     loss, constant = (pinball(_quantiles(_fit(m, train), test.prompts, 0), test) for m in (make, Constant))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lengthwise.schema.errors import InputError
 
-RESUME = "give --resume to continue it (same options, a larger --budget at most)"
+RESUME = "give --resume to continue it with the same options (only --budget may be larger)"
 
 
 def points_file(profile: Path, *, resume: bool) -> Path:

@@ -66,7 +66,7 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; failures (0 tokens) are left out
-    vidur          csv arrived_at (s; optional), num_prefill_tokens, num_decode_tokens, tenant and max_tokens (optional)
+    vidur          csv num_prefill_tokens, num_decode_tokens; optional: arrived_at (s), tenant, max_tokens, session
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids (of blocks of 512 tokens, or block_size),
                    session_id, priority, tenant, max_tokens, ignore_eos; also with delay (ms), request_id, wait_for,

@@ -232,7 +232,7 @@ FORMATS = {
         ),
         RowFormat(
             "vidur", "csv", "arrived_at", 1.0, "num_prefill_tokens", "num_decode_tokens",
-            {"tenant": "tenant", "max_tokens": "max_tokens"}, arrival_optional=True,
+            {"tenant": "tenant", "max_tokens": "max_tokens", "session": "session"}, arrival_optional=True,
         ),
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
         RowFormat(

@@ -199,9 +199,9 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
     Only Parquet is lossless and can store a closed loop. The other formats store arrivals and lengths. Vidur's also
     stores tenants and max_tokens, and Mooncake's stores those, ignore_eos, "session", shared prefixes and what requests
     wait for (as Agentic Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100
-    ns, and starts at 1970-01-01. Without ``format``, one of WRITABLE, the suffix decides: .parquet, .csv (Vidur's) or
-    .jsonl (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or the file
-    cannot be written.
+    ns, and starts at 1970-01-01. ``format`` is one of WRITABLE. Without it, the suffix decides: .parquet, .csv
+    (Vidur's) or .jsonl (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or
+    the file cannot be written.
     """
     path = Path(path)
     is_gzip = path.suffix.lower() == ".gz"

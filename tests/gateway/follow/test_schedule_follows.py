@@ -46,6 +46,7 @@ def jumped(small):
     return planned, world_of(follow_small(requested, planned), planned, some).run()
 
 
+@pytest.mark.slow
 def test_lengths_that_jump_change_the_schedule_once(jumped):
     planned, world = jumped
     assert len(world.news) == 1

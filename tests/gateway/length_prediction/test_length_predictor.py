@@ -239,6 +239,7 @@ def test_a_predictor_that_fails_leaves_its_rows_to_the_prior(word: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_what_stands_in_are_the_lengths_of_the_model_then_of_all() -> None:
     async def main() -> None:
         async with inline(OneWord()) as f:

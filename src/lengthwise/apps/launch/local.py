@@ -24,7 +24,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
 HOST = "127.0.0.1"
-KIND = "given"  # stands for the GPU type of engines that already run
+GIVEN_GPU = "given"  # stands for the GPU type of engines that already run
 READY_S, GRACE_S = process.READY_S, process.GRACE_S
 _SLEEP_S, _WAKE_S = 60.0, 300.0
 _MAX_STARTS = 3
@@ -48,8 +48,8 @@ class EngineConfig:
         command: Command that starts an engine. "" means vLLM's. Placeholders are ``{weights}``, ``{name}``, ``{host}``,
             ``{port}``, ``{tp}``, ``{pp}``, ``{gpus}`` and ``{max_model_len}``.
         environment: Environment variables in addition to those of this process.
-        max_num_seqs: Concurrent requests of a replica that has an own command or no planned deployment.
-        max_model_len: Value of ``{max_model_len}`` in an own command.
+        max_num_seqs: Concurrent requests of a replica with a command of its own or without a planned deployment.
+        max_model_len: Value of ``{max_model_len}`` in ``command``.
         sleeps: Whether the engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm and XPU.
             vLLM's CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on
             current platform", 0.32). There, and wherever ``/sleep`` fails, engines are restarted instead.
@@ -220,7 +220,7 @@ class EngineTimeouts:
     Attributes:
         ready_s: From the start of an engine until it is ready.
         grace_s: From SIGTERM until an engine that has not exited is killed.
-        stall_s: From any byte of an answer until the next.
+        stall_s: Longest time without a byte of an answer, including the wait for the first one.
         request_s: From the start of a request until its end.
     """
 
@@ -250,8 +250,8 @@ async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> Non
 class LocalLauncher(Launcher):
     """Starts a process for each replica. The process sees only the replica's GPUs.
 
-    The engines end with this process, even if this is killed. ``deployed`` returns the deployment of a plan, from which
-    vLLM's command follows.
+    The engines end when this Python process ends, even if it is killed. ``deployed`` returns the deployment of a plan,
+    from which vLLM's command follows.
     """
 
     models: Sequence[EngineConfig]
@@ -350,7 +350,7 @@ class StaticLauncher(Launcher):
 
     def plans(self) -> tuple[ModelPlan, ...]:
         """Return a plan for each model, with one replica per address."""
-        return tuple(ModelPlan(number, KIND, dp=len(self.urls[number])) for number in range(len(self.models)))
+        return tuple(ModelPlan(number, GIVEN_GPU, dp=len(self.urls[number])) for number in range(len(self.models)))
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
         """Connect to the replica whose number is ``gpus[0]``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lengthwise.apps.launch.engine import Engine, Launcher
-from lengthwise.apps.launch.local import KIND
+from lengthwise.apps.launch.local import GIVEN_GPU
 from lengthwise.apps.run.dispatch import ModelDispatcher
 from lengthwise.apps.run.job import Placer, Plans
 from lengthwise.apps.run.task_state import ReplicaSlot, spawn
@@ -68,7 +68,7 @@ def silent_engines(slots: Sequence[ReplicaSlot], placer: Placer, start_s: float,
             description, since_s, planned_s = "", slot.started_s, placer.ready_s(slot.plan)
         else:
             description, since_s, planned_s = slot.engine.description, slot.last_progress_s(now_s), 0.0
-        plan, for_s, is_placed = slot.plan, now_s - since_s, slot.plan.gpu != KIND
+        plan, for_s, is_placed = slot.plan, now_s - since_s, slot.plan.gpu != GIVEN_GPU
         if for_s > max(MIN_SILENCE_S, _PLANNED_FACTOR * planned_s):
             times = since_s - start_s, for_s, planned_s
             found.append(Silent(plan.model, slot.gpus, description, *times, slot.starts, is_placed))
@@ -101,7 +101,7 @@ class Fleet:
 
     @property
     def placement(self) -> Placement:
-        """Return the GPUs of all engines, including starting engines."""
+        """Return the GPUs of the running and starting engines by model."""
         return _by_model((slot.plan.model, slot.gpus) for slot in self.slots)
 
     def is_overdue(self, placer: Placer) -> bool:

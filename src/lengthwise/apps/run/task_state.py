@@ -124,7 +124,7 @@ class ReplicaSlot:
 
 
 class Suspects(Counter[int]):
-    """How often each task, by number in the ledger, was active when an engine died, and so may be the cause.
+    """Counts how often each task, by number in the ledger, was active when an engine died: it may be the cause.
 
     Each crash reduces the groups in which suspects run to a quarter of the size, so that a request that kills engines
     is soon alone and takes few others along. An answered task is no longer suspect.
@@ -143,7 +143,7 @@ class Suspects(Counter[int]):
 class LedgerWriter:
     """Runs all access to the ledger in one thread and in order. The ends of leases are recorded in groups.
 
-    An ending that unblocks no task waits up to ``linger_s`` for others. ``on_release`` receives models with new work.
+    An output on which no task depends waits up to ``linger_s`` for others. ``on_release`` gets models with new work.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LedgerWriter:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *values, **named))
 
     async def background(self, work: Callable[[], Result]) -> Result:
-        """Run a long function that does not use the ledger in a daemon thread, which does not delay process exit."""
+        """Run a long function in a daemon thread, which delays no exit. The function must not use the ledger."""
         if self._thread is None:
             return work()
         future: Future[Result] = Future()

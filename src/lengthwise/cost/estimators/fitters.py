@@ -28,7 +28,7 @@ class Linear:
     """
 
     batches: Floats  # [b], ascending
-    coefficients: Floats  # [b + 1, 4] coefficients of (1, FLOPs, B s, S); the last row is the pooled fit
+    coefficients: Floats  # [b + 1, 4] coefficients of ``_linear_features``; the last row is the pooled fit
 
     def __call__(self, at: Points) -> Floats:
         """Return [n] the predicted seconds at these points."""
@@ -44,7 +44,7 @@ class Linear:
 
 
 def fit_linear(points: Points) -> Linear:
-    """Fit non-negative coefficients by relative error, for each batch size with three points and for all points."""
+    """Fit non-negative coefficients by relative error: for batch sizes with three points or more, and for all."""
     points = points.take(points.seconds > 0)
     pooled = _nonnegative_fit(points)
     if points.axes.shape[1] == 1:  # the batch is the coordinate itself
@@ -125,7 +125,7 @@ def _minimize(residuals: _Function, jacobian: _Function, start: Floats, *, bound
     return at
 
 
-PRIOR = 0.02  # weight of the prior that factors are 1: a factor of e costs as much as a row that is 2 % off
+PRIOR = 0.02  # weight of the prior that factors are 1: a factor of e costs as much as all rows being 2 % off
 _MAX_FACTOR = 100.0
 _MAX_ROWS = 3000
 _OUTLIER = 0.1  # larger log errors count linearly, not by their square
@@ -219,7 +219,7 @@ def can_fit(name: str, points: Points) -> bool:
 
 
 def split_single_token(points: Points) -> tuple[Points, Points] | None:
-    """Split a matrix product's points into (one token, more tokens). Return None if either is missing."""
+    """Split a matrix product's points into (one token, more tokens). Return None if one of them is too few."""
     single = points.axes[:, 0] == 1
     more = points.take(~single)
     if points.operator not in PRODUCTS or not single.any() or more.places().max(initial=-1) < 1:

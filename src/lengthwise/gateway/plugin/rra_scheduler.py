@@ -28,7 +28,7 @@ class EngineState:
     decodes: int
     partial: int
     waiting: int
-    max_num_seqs: int
+    free_seqs: int
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class PhaseTracker:
             self._is_prefilling, state = False, replace(state, decodes=0, partial=0)
         if self._is_prefilling:
             self._remaining = min(self._remaining, state.waiting)
-            if state.partial or min(self._remaining, state.max_num_seqs) > 0:
+            if state.partial or min(self._remaining, state.free_seqs) > 0:
                 return self._remaining
             self._is_prefilling = False
         starts, count = self._new_phase(state, tokens)
@@ -137,7 +137,7 @@ class PhaseTracker:
         limit, flags = self._ask_policy(state, steps, 0, 0, 0)
         if limit <= 0 or not flags & NEW_PHASE:
             return False, 0
-        limit = min(limit, state.waiting, state.max_num_seqs)
+        limit = min(limit, state.waiting, state.free_seqs)
         if not flags & ONE_BY_ONE:
             return True, limit
         count = sum_tokens = 0

@@ -20,9 +20,9 @@ _UNAVAILABLE = ("gittins_rank", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Settings of order and preemption. The defaults equal the defaults of the gateway's mode ``isrtf``.
 
-    There is a check for preemption every ``window_tokens``. ``max_preemptions`` limits the preemptions of one request,
-    ``preemptions_per_s`` the preemptions of all requests. With ``preemption`` "never", only a lack of memory preempts.
-    ``prior_tokens`` is the length of a request without a hint. ``trust_version`` allows untested versions of vLLM.
+    The scheduler checks for preemption every ``window_tokens`` steps and when the queue changes. ``max_preemptions``
+    limits those of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack of memory
+    preempts. ``prior_tokens`` is the length of a request without a hint. ``trust_version`` allows untested vLLMs.
     """
 
     rank: str = "srtf"
@@ -49,8 +49,8 @@ class Settings:
     def rank_policy(self) -> Policy:
         """Return the rank. Raises InputError if it is unknown or needs a quantity that is unknown inside an engine."""
         policy = resolve("rank", self.rank)
-        if policy.uses(*_UNAVAILABLE):
-            rule = f"{', '.join(_UNAVAILABLE)} are unknown inside an engine; the rank {self.rank!r} needs them"
+        if needed := [name for name in _UNAVAILABLE if policy.uses(name)]:
+            rule = f"the rank {self.rank!r} needs {', '.join(needed)}, unknown inside an engine"
             raise InputError(f"lengthwise: {rule}. Use it in the gateway")
         return policy
 

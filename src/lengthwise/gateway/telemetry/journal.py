@@ -33,7 +33,7 @@ class Row:
     priority: int  # class; smaller ones are scheduled earlier
     arrival_s: float  # when the body was complete
     prompt_tokens: int  # counted or estimated
-    max_tokens: int  # 0: the client sets none, or the gateway's limit
+    max_tokens: int  # 0: the client sets none below the gateway's limit
     predicted_tokens: float  # predicted before the first token, by ``source``
     source: str
     predicted_level: float  # predicted CDF at the true length (PIT); uniform over requests if calibrated

@@ -70,7 +70,7 @@ class RequestTimeline:
     ) -> Row:
         """Return the journal's row of the request, which ends now, with hashes of its session and its prompt.
 
-        The row has no ``max_tokens`` if the request's is the gateway's limit ``max_tokens``.
+        The row has 0 if the request's ``max_tokens`` is not below the gateway's limit, ``max_tokens`` here.
         """
         request = self.request
         return Row(

@@ -107,7 +107,8 @@ def _bilinear(table: Floats, x: Floats, y: Floats) -> Floats:
 def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deployment) -> dict[str, Floats]:
     """Return the sums of ``step_parts`` over the steps of every busy period ([m]).
 
-    There are two more keys. "steps" is the number of steps, and "rest" has the host's seconds beyond the linear cost.
+    "prefill" and the key "context" are estimates from the run's prompts, "steps" the number of steps, and "rest" the
+    host's seconds beyond the linear cost.
     """
     period, steps, kinds = step_kinds(found, deployment)
     each = step_parts(kinds, deployment)
@@ -117,7 +118,6 @@ def busy_period_parts(found: BusyPeriods, prompt_tokens: Ints, deployment: Deplo
     rest_s = _row(deployment.cost.host_s, seqs) - step_s - sequence_s * seqs
     parts["rest"] = _sum_by_period(period, steps * rest_s, len(found))
     parts["steps"] = _sum_by_period(period, steps, len(found))
-    # Each period's prompts are taken to be a mixture of the run's.
     attention_s = prompt_attention(deployment.cost, prompt_tokens, deployment.limits.max_num_batched_tokens)
     tokens = float(deployment.cost.stage_layers.sum()) * found.prompt_tokens / max(1, prompt_tokens.sum())
     return parts | {name: of.sum() * tokens for name, of in zip(("prefill", "context"), attention_s, strict=True)}
@@ -184,7 +184,7 @@ def _sum_by_period(period: Ints, each: Floats, m: int) -> Floats:
 
 Parts = Mapping[str, Floats]
 MAX_CELL_STEPS = 10
-MAX_OBSERVATIONS = len(METRICS) * BLOCKS  # weight of all evidence of steps: that of a run's requests
+MAX_OBSERVATIONS = len(METRICS) * BLOCKS  # largest weight of all evidence of steps: as much as a run's requests have
 SEEN = "seen by the log"
 
 

@@ -1,6 +1,6 @@
 """Process that measures collectives: ``python -m`` this module, with one JSON argument.
 
-Rank 0 prints a JSON line per operator and message size. The ranks find each other by a file, so that no port is opened.
+Rank 0 prints a JSON line per operator and message size. The ranks meet by a file, which needs no free port.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class ResponseOptions:
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A parsed request. ``prompt_ids`` include the chat template and BEGIN. ``n`` is the number of outputs."""
+    """A parsed request for ``n`` outputs. ``prompt_ids`` include a chat's template, and BEGIN before text."""
 
     chat: bool
     model: str
