@@ -125,7 +125,7 @@ class Recorder(Reference):
         return nodes.difference(rep.tier.pool.chunks)
 
     def _touch_ended(self, rep):
-        finished = rep.finished
+        finished = rep.just_ended
         super()._touch_ended(rep)
         for q in finished:
             self.filled.pop(q, None)

@@ -60,11 +60,11 @@ class Driver:
 
     def state(self, found):
         tree, size = self.tree, self.size
-        tokens = {id(node): [t for page in node.pages for t in self.tokens_of[page]] for node in tree.nodes()}
-        segments = [[tokens[id(n)], n.holders, n.hits, n.priority] for n in tree.nodes() if n.parent]
-        leaves = [n for n in tree.nodes() if n.parent and not n.children and not n.holders]
+        tokens = {id(node): [t for page in node.pages for t in self.tokens_of[page]] for node in tree.segments()}
+        segments = [[tokens[id(n)], n.holders, n.hits, n.priority] for n in tree.segments() if n.parent]
+        leaves = [n for n in tree.segments() if n.parent and not n.children and not n.holders]
         order = [tokens[id(n)] for n in sorted(leaves, key=RADIX_ORDERS[self.policy])]
-        protected = sum(len(n.pages) for n in tree.nodes() if n.holders)
+        protected = sum(len(n.pages) for n in tree.segments() if n.holders)
         empty = (tree.free - tree.evictable) * size
         return [found, empty, tree.evictable * size, protected * size, signature(segments, order)]
 

@@ -22,7 +22,7 @@ from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_ca
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.engine._kernel_tiers import (
     count_loadable,
-    find_loaded,
+    cache_loaded,
     is_loaded,
     leave_loading,
     reserved_blocks,
@@ -126,8 +126,8 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     queue = S.queues[rep.queue]
     popped = 0
     while popped < params.max_num_seqs and queue.length > 0:
-        slot = S.pool_slot[queue.offset]
-        key = S.pool_key[queue.offset]
+        slot = S.queued_slot[queue.offset]
+        key = S.queued_key[queue.offset]
         queue_pop(S, rep.queue)
         S.tmp_waiting[popped] = slot
         S.tmp_waiting_key[popped] = key
@@ -322,7 +322,7 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
         is_full = S.running[r] >= params.max_num_seqs or w.seqs >= params.max_step_seqs
         if admitted >= admit or is_full or left <= 0:
             return -1
-        find_loaded(S, r, q)
+        cache_loaded(S, r, q)
         chunk = min(q.context - q.prefilled, left)
         decodes = S.groups[rep.idle_group].members
         if w.plan_flags & ONE_BY_ONE != 0 and _plan(S, r, decodes, chunk, batching)[0] <= 0:
@@ -352,7 +352,7 @@ def _try_load(S, r, slot, found, shared, now_s, memory):
     if count < 0:
         w = S.work[0]
         S.deferred[w.deferred] = slot
-        S.deferred_key[w.deferred] = S.pool_key[S.queues[queue].offset]
+        S.deferred_key[w.deferred] = S.queued_key[S.queues[queue].offset]
         w.deferred += 1
         queue_pop(S, queue)
         return DEFERRED
@@ -388,7 +388,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
     while (
         queue.length > 0 and admitted < admit and S.running[r] < params.max_num_seqs and w.seqs < params.max_step_seqs
     ):
-        slot = S.pool_slot[queue.offset]
+        slot = S.queued_slot[queue.offset]
         q = S.slots[slot]
         # A request with ``transfer_blocks`` enters by a transfer, not with a step.
         if q.transfer_blocks > 0 or (admitted > 0 and q.bin_batch != bin_batch and flags & ONE_BATCH != 0):

@@ -225,7 +225,7 @@ def _expire_waiting(S, r, now_s):
     remaining, first = 0, INFINITY
     for i in range(queue.length):
         at = queue.offset + i
-        slot = S.pool_slot[at]
+        slot = S.queued_slot[at]
         if S.slots[slot].arrival_s + timeout_s <= now_s:
             S.waiting[rep.queue] -= 1
             note_end(S, r, S.slots[slot])
@@ -233,9 +233,9 @@ def _expire_waiting(S, r, now_s):
             continue
         first = min(first, S.slots[slot].arrival_s)
         to = queue.offset + remaining
-        S.pool_key[to] = S.pool_key[at]
-        S.pool_index[to] = S.pool_index[at]
-        S.pool_slot[to] = slot
+        S.queued_key[to] = S.queued_key[at]
+        S.queued_index[to] = S.queued_index[at]
+        S.queued_slot[to] = slot
         remaining += 1
     queue.length = remaining
     queue.deadline_s = first + timeout_s
@@ -272,7 +272,7 @@ def enqueue(S, queue_index, now_s, slot, rank):
     queue_push(S, queue_index, key, tie, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)
-    if S.params[0].preempts_by_policy == 1 and S.pool_slot[S.queues[queue_index].offset] == slot:
+    if S.params[0].preempts_by_policy == 1 and S.queued_slot[S.queues[queue_index].offset] == slot:
         _flag_preemption_check(S, queue_index)
 
 
@@ -289,8 +289,8 @@ def update_ranks(S, queue_index, now_s, rank):
     late = queue.overdue_at_s <= now_s
     queue.overdue_at_s = INFINITY
     for at in range(queue.offset, queue.offset + queue.length):
-        slot = S.pool_slot[at]
-        S.pool_key[at] = rank_key(S, now_s, slot, rank)
+        slot = S.queued_slot[at]
+        S.queued_key[at] = rank_key(S, now_s, slot, rank)
         note_overdue_time(S, queue_index, now_s, S.slots[slot])
     queue_rebuild(S, queue_index)
     if late and S.params[0].preempts_by_policy == 1:

@@ -24,7 +24,7 @@ def queue_push(S, queue_index, key, index, slot):
     offset = queue.offset
     while i > 0:
         parent = (i - 1) >> 1
-        if not _key_before(key, index, S.pool_key[offset + parent], S.pool_index[offset + parent]):
+        if not _key_before(key, index, S.queued_key[offset + parent], S.queued_index[offset + parent]):
             break
         _copy(S, offset + parent, offset + i)
         i = parent
@@ -37,7 +37,7 @@ def queue_pop(S, queue_index):
     queue.length -= 1
     if queue.length > 0:
         end = queue.offset + queue.length
-        _move_down(S, queue.offset, queue.length, 0, S.pool_key[end], S.pool_index[end], S.pool_slot[end])
+        _move_down(S, queue.offset, queue.length, 0, S.queued_key[end], S.queued_index[end], S.queued_slot[end])
 
 
 @jit_cold
@@ -45,7 +45,7 @@ def queue_rebuild(S, queue_index):
     queue = S.queues[queue_index]
     for i in range(queue.length // 2 - 1, -1, -1):
         at = queue.offset + i
-        _move_down(S, queue.offset, queue.length, i, S.pool_key[at], S.pool_index[at], S.pool_slot[at])
+        _move_down(S, queue.offset, queue.length, i, S.queued_key[at], S.queued_index[at], S.queued_slot[at])
 
 
 @jit
@@ -55,10 +55,10 @@ def _move_down(S, offset, length, i, key, index, slot):
         if child >= length:
             break
         a = offset + child
-        if child + 1 < length and _key_before(S.pool_key[a + 1], S.pool_index[a + 1], S.pool_key[a], S.pool_index[a]):
+        if child + 1 < length and _key_before(S.queued_key[a + 1], S.queued_index[a + 1], S.queued_key[a], S.queued_index[a]):
             child += 1
             a += 1
-        if not _key_before(S.pool_key[a], S.pool_index[a], key, index):
+        if not _key_before(S.queued_key[a], S.queued_index[a], key, index):
             break
         _copy(S, a, offset + i)
         i = child
@@ -72,24 +72,24 @@ def _key_before(key_a, index_a, key_b, index_b):
 
 @jit
 def _copy(S, source, target):
-    _put(S, target, S.pool_key[source], S.pool_index[source], S.pool_slot[source])
+    _put(S, target, S.queued_key[source], S.queued_index[source], S.queued_slot[source])
 
 
 @jit
 def _put(S, at, key, index, slot):
-    S.pool_key[at] = key
-    S.pool_index[at] = index
-    S.pool_slot[at] = slot
+    S.queued_key[at] = key
+    S.queued_index[at] = index
+    S.queued_slot[at] = slot
 
 
 @jit_cold
 def _grow(S, queue):
-    top = S.counters[0].pool_top
+    top = S.counters[0].queued_top
     for i in range(queue.length):
         _copy(S, queue.offset + i, top + i)
     queue.offset = top
     queue.room = max(64, 2 * queue.room)
-    S.counters[0].pool_top += queue.room
+    S.counters[0].queued_top += queue.room
 
 
 @jit
@@ -167,37 +167,37 @@ def push_event(S, end_s, r):
     S.counters[0].events += 1
     while i > 0:
         parent = (i - 1) >> 1
-        if not _key_before(end_s, r, S.event_s[parent], S.event_replica[parent]):
+        if not _key_before(end_s, r, S.event_s[parent], S.event_number[parent]):
             break
         S.event_s[i] = S.event_s[parent]
-        S.event_replica[i] = S.event_replica[parent]
+        S.event_number[i] = S.event_number[parent]
         i = parent
     S.event_s[i] = end_s
-    S.event_replica[i] = r
+    S.event_number[i] = r
 
 
 @jit
 def pop_event(S):
     """Remove the earliest event, and return the ``r`` with which ``push_event`` added it."""
-    first = S.event_replica[0]
+    first = S.event_number[0]
     S.counters[0].events -= 1
     length = S.counters[0].events
-    end_s, r, i = S.event_s[length], S.event_replica[length], 0
+    end_s, r, i = S.event_s[length], S.event_number[length], 0
     while True:
         child = 2 * i + 1
         if child >= length:
             break
         if child + 1 < length and _key_before(
-            S.event_s[child + 1], S.event_replica[child + 1], S.event_s[child], S.event_replica[child]
+            S.event_s[child + 1], S.event_number[child + 1], S.event_s[child], S.event_number[child]
         ):
             child += 1
-        if not _key_before(S.event_s[child], S.event_replica[child], end_s, r):
+        if not _key_before(S.event_s[child], S.event_number[child], end_s, r):
             break
         S.event_s[i] = S.event_s[child]
-        S.event_replica[i] = S.event_replica[child]
+        S.event_number[i] = S.event_number[child]
         i = child
     S.event_s[i] = end_s
-    S.event_replica[i] = r
+    S.event_number[i] = r
     return first
 
 

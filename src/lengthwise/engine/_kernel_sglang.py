@@ -34,7 +34,7 @@ def form_as_sglang(S, r, now_s, rank):
     return 1 if w.seqs > 0 else 0
 
 
-def form_by_policies(_S, _r, _now_s, _rank):
+def no_rules(_S, _r, _now_s, _rank):
     """Take the place of ``form_as_sglang`` where policies form the steps: it is not called."""
     return 0
 
@@ -160,7 +160,7 @@ def _reserved_tokens(S, r):
 
 
 @jit
-def _left_tokens(S, r):
+def _unreserved_tokens(S, r):
     """Return the free tokens beyond all reservations."""
     return S.replicas[r].free_blocks * S.params[0].block_size - S.work[0].reserved
 
@@ -182,7 +182,7 @@ def _resume(S, r):
     """Add the next chunk of the prompt that is computed in part. Return False if none fits."""
     rep, w, slot = S.replicas[r], S.work[0], S.partials[r, 0]
     q, size = S.slots[slot], S.params[0].block_size
-    left, tokens = q.context - q.prefilled, min(w.left_chunk, int(_left_tokens(S, r)))
+    left, tokens = q.context - q.prefilled, min(w.left_chunk, int(_unreserved_tokens(S, r)))
     if tokens <= 0:
         tokens = w.left_chunk
     tokens = min(left, tokens, (rep.free_blocks + q.blocks) * size - q.prefilled)
@@ -201,31 +201,31 @@ def _admit(S, r, now_s, most, rank):
     if queue.length > 0 and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
     while queue.length > 0:
-        if _has_memory(S, r) and not _has_tokens(S):
+        if _has_memory(S, r) and not _has_prompt_budget(S):
             return
         if w.prompts >= most:
             rep.batch_is_full = 1
         if rep.batch_is_full == 1:
             return
-        slot = S.pool_slot[queue.offset]
+        slot = S.queued_slot[queue.offset]
         tried = _try(S, r, slot)
         if tried == ADMITTED:
             queue_pop(S, rep.queue)
         if tried == NO_MEMORY or (tried == ADMITTED and not _has_memory(S, r)):
             rep.batch_is_full = 1 if w.prompts > 0 or S.groups[rep.idle_group].members > 0 else 0
             return
-        if tried == NO_TOKENS or not _has_tokens(S):
+        if tried == NO_TOKENS or not _has_prompt_budget(S):
             return
 
 
 @jit
 def _has_memory(S, r):
     free_tokens = S.replicas[r].free_blocks * S.params[0].block_size
-    return _left_tokens(S, r) > 0 and free_tokens - S.work[0].allocated > 0
+    return _unreserved_tokens(S, r) > 0 and free_tokens - S.work[0].allocated > 0
 
 
 @jit
-def _has_tokens(S):
+def _has_prompt_budget(S):
     return S.work[0].left_input > 0 and S.work[0].left_chunk > 0
 
 
@@ -238,7 +238,7 @@ def _try(S, r, slot):
     if S.ignore_eos[q.index]:
         return _try_exact(S, r, slot)
     new_tokens = min(max(max_tokens - q.generated, 0), CLIP_TOKENS)
-    if q.context + new_tokens + size >= _left_tokens(S, r):
+    if q.context + new_tokens + size >= _unreserved_tokens(S, r):
         return NO_MEMORY
     pages = (q.context + size - 1) // size * size
     if params.chunked_prefill_size == 0:
@@ -260,12 +260,12 @@ def _try_exact(S, r, slot):
     q, w, size = S.slots[slot], S.work[0], S.params[0].block_size
     paged = (q.context + size - 1) // size * size + size
     left = S.replicas[r].free_blocks * size - w.allocated
-    if paged > min(left, _left_tokens(S, r)):
+    if paged > min(left, _unreserved_tokens(S, r)):
         return NO_MEMORY
     if w.ends == 0:
-        _note_ends(S, r, slot)
+        _add_expected_ends(S, r, slot)
     else:
-        _note_end(S, r, slot, False)
+        _add_expected_end(S, r, slot, False)
     freed = 0
     for i in range(w.ends):
         count = w.ends - i
@@ -292,17 +292,17 @@ def _has_part(S):
 
 
 @jit_cold
-def _note_ends(S, r, slot):
+def _add_expected_ends(S, r, slot):
     w, rep = S.work[0], S.replicas[r]
-    _note_end(S, r, slot, True)
+    _add_expected_end(S, r, slot, True)
     for i in range(rep.ordered):
-        _note_end(S, r, S.batch_order[r, i], True)
+        _add_expected_end(S, r, S.batch_order[r, i], True)
     for i in range(w.prompts):
-        _note_end(S, r, S.prompt_slot[w.flight, i], True)
+        _add_expected_end(S, r, S.prompt_slot[w.flight, i], True)
 
 
 @jit_cold
-def _note_end(S, r, slot, is_sorted):
+def _add_expected_end(S, r, slot, is_sorted):
     """Note a request's remaining tokens in ``tmp_key`` and what its end frees in ``tmp_tie``, the shortest first.
 
     Not ``is_sorted``, it comes before its equals, and before the last one even if it is longer (SGLang's rule).

@@ -432,7 +432,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
     if queue.length > 0 and S.running[r] < params.max_num_seqs and needs_rerank:
         update_ranks(S, rep.queue, now_s, rank)
     while queue.length > 0 and S.running[r] < params.max_num_seqs:
-        slot = S.pool_slot[queue.offset]
+        slot = S.queued_slot[queue.offset]
         q = S.slots[slot]
         if q.transfer_blocks == 0:  # Swapped out: it returns with a step.
             return
@@ -477,7 +477,7 @@ def _transfer_end_s(S, r, q, now_s):
 
 
 @jit_cold
-def end_transfer(S, D, i):
+def handle_event(S, D, i):
     """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
 
     Numbers from the number of requests on wake the replica of a deferred request.

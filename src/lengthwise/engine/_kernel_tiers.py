@@ -14,8 +14,8 @@ from lengthwise.engine._kernel_prefix import add_content, append, cache_blocks, 
 from lengthwise.engine._kernel_queue import note_overdue_time, push_event, queue_push
 from lengthwise.engine.kernel_layout import MAX_READS
 
-LOADING, LOADED, FOUND = 1, 2, 3
-"""States of a load. FOUND: the loaded blocks are in the GPU's prefix cache."""
+LOADING, LOADED, CACHED = 1, 2, 3
+"""States of a load. CACHED: the loaded blocks are in the GPU's prefix cache."""
 USED, READ = 1, 3
 """Values of ``State.is_used``. READ: read from storage, which is a use, too."""
 PRESENT, ENTERING = 1, 2
@@ -265,11 +265,11 @@ def is_loaded(S, q):
 
 
 @jit_cold
-def find_loaded(S, r, q):
+def cache_loaded(S, r, q):
     """Let requests find the loaded blocks of a request in the GPU's prefix cache. The last token is left to compute."""
     offload, block_size = S.offloads[q.index], S.params[0].block_size
     if offload.state == LOADED:
-        offload.state = FOUND
+        offload.state = CACHED
         cache_blocks(S, r, q, offload.load_end * block_size)
         q.prefilled = min(offload.load_end * block_size, q.context - 1)
 

@@ -52,7 +52,7 @@ def _precedes_resident(S, r):
     """Return whether the first waiting request may be before a resident: before the last one so far."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
-    key, index = S.pool_key[at], S.pool_index[at]
+    key, index = S.queued_key[at], S.queued_index[at]
     return S.running[r] > 0 and (key < rep.last_key or (key == rep.last_key and index < rep.last_index))
 
 
@@ -66,8 +66,8 @@ def _blocks_for(S, tokens):
 def _take_first(S, r, prompts):
     """Take the first request out of the queue, and put it behind the first ``prompts`` ones."""
     queue = S.queues[S.replicas[r].queue]
-    slot = S.pool_slot[queue.offset]
-    S.slots[slot].queue_key = S.pool_key[queue.offset]
+    slot = S.queued_slot[queue.offset]
+    S.slots[slot].queue_key = S.queued_key[queue.offset]
     S.tmp_slot[prompts] = slot
     queue_pop(S, S.replicas[r].queue)
 
@@ -93,7 +93,7 @@ def _fit_after_residents(S, r, left, room):
             q = S.slots[S.tmp_slot[i]]
             budget -= _size(S, q.context - q.prefilled, budget)
     while queue.length > 0 and prompts < rep.partials + room and (budget > 0 or prompts == 0):
-        q = S.slots[S.pool_slot[queue.offset]]
+        q = S.slots[S.queued_slot[queue.offset]]
         q.context = q.prompt + q.generated
         need = _blocks_for(S, q.context)
         if params.trtllm != MAX_UTILIZATION:
@@ -133,10 +133,10 @@ def _pause_until_fit(S, r, now_s, room, rank):
         is_waiting = waiting < room and queue.length > 0
         if is_waiting and first < rep.ordered:  # Behind a paused request nothing is tried.
             before = S.batch_order[r, first]
-            is_waiting = _precedes(S, before, S.pool_key[queue.offset], S.pool_index[queue.offset])
+            is_waiting = _precedes(S, before, S.queued_key[queue.offset], S.queued_index[queue.offset])
         if not is_waiting and first == end:
             break
-        slot = S.pool_slot[queue.offset] if is_waiting else S.batch_order[r, first]
+        slot = S.queued_slot[queue.offset] if is_waiting else S.batch_order[r, first]
         q = S.slots[slot]
         if is_waiting:
             q.context = q.prompt + q.generated

@@ -136,25 +136,25 @@ class BlockPool:
 
 
 @dataclass(eq=False)
-class RadixNode:
+class RadixSegment:
     """A segment of consecutive pages of SGLang's radix tree, by their ``pages``' nodes. ``holders`` requests hold it.
 
     ``used`` and ``created`` are times of the tree's own clock, ``hits`` the requests that inserted the segment.
     """
 
     pages: list[int]
-    parent: RadixNode | None
+    parent: RadixSegment | None
     priority: int
     used: int
     holders: int = 0
     hits: int = 0
     created: int = 0
-    children: dict[int, RadixNode] = field(default_factory=dict)
+    children: dict[int, RadixSegment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.created = self.used
 
-    def path(self) -> list[RadixNode]:
+    def path(self) -> list[RadixSegment]:
         """Return the nodes from this one up to the root, without the root."""
         return [self, *self.parent.path()] if self.parent else []
 
@@ -166,7 +166,7 @@ class RadixPrefix:
     The request itself has inserted its first ``inserted`` pages since its admission.
     """
 
-    last: RadixNode
+    last: RadixSegment
     length: int = 0
     inserted: int = 0
 
@@ -174,7 +174,7 @@ class RadixPrefix:
         return self.length
 
 
-RADIX_ORDERS: dict[str, Callable[[RadixNode], tuple[int, int]]] = {
+RADIX_ORDERS: dict[str, Callable[[RadixSegment], tuple[int, int]]] = {
     "lru": lambda node: (0, node.used),
     "lfu": lambda node: (node.hits, node.used),
     "slru": lambda node: (int(node.hits >= 2), node.used),
@@ -203,11 +203,11 @@ class RadixCache:
 
     def __init__(self, pages: int, eviction_policy: str) -> None:
         self.free, self.evictable, self.clock = pages, 0, 0
-        self.root = RadixNode([], None, 0, 0)
+        self.root = RadixSegment([], None, 0, 0)
         self._order = RADIX_ORDERS[eviction_policy]
 
-    def nodes(self) -> list[RadixNode]:
-        """Return the nodes of the tree, the root first."""
+    def segments(self) -> list[RadixSegment]:
+        """Return the segments of the tree, the root first."""
         found = [self.root]
         for node in found:
             found += node.children.values()
@@ -217,7 +217,7 @@ class RadixCache:
         """Take pages without content."""
         self.free -= pages
         while self.evictable > self.free:
-            leaves = [node for node in self.nodes() if node.parent and not node.children and node.holders == 0]
+            leaves = [node for node in self.segments() if node.parent and not node.children and node.holders == 0]
             leaf = min(leaves, key=self._order)
             assert leaf.parent
             del leaf.parent.children[leaf.pages[0]]
@@ -225,7 +225,7 @@ class RadixCache:
 
     def count(self, nodes: list[int]) -> int:
         """Return how many of the nodes, from the first on, are in the tree."""
-        known = {page for node in self.nodes() for page in node.pages}
+        known = {page for node in self.segments() for page in node.pages}
         return next((count for count, node in enumerate(nodes) if node not in known), len(nodes))
 
     def find(self, nodes: list[int]) -> RadixPrefix:
@@ -277,7 +277,7 @@ class RadixCache:
         self.clock += 1
         return self.clock
 
-    def _visit(self, nodes: list[int]) -> list[RadixNode]:
+    def _visit(self, nodes: list[int]) -> list[RadixSegment]:
         """Return the path of the nodes' longest known prefix. The last segment is split where they leave it."""
         now, node, at, path = self._now(), self.root, 0, []
         while at < len(nodes) and nodes[at] in node.children:
@@ -290,9 +290,9 @@ class RadixCache:
             at += same
         return path
 
-    def _split(self, child: RadixNode, at: int) -> RadixNode:
+    def _split(self, child: RadixSegment, at: int) -> RadixSegment:
         assert child.parent
-        upper = RadixNode(child.pages[:at], child.parent, child.priority, self._now(), child.holders, child.hits)
+        upper = RadixSegment(child.pages[:at], child.parent, child.priority, self._now(), child.holders, child.hits)
         child.parent.children[child.pages[0]] = upper
         child.parent, child.pages = upper, child.pages[at:]
         upper.children[child.pages[0]] = child
@@ -310,7 +310,7 @@ class RadixCache:
             node.hits += known > inserted
         if known < len(nodes):
             parent = path[-1] if path else self.root
-            parent.children[nodes[known]] = RadixNode(
+            parent.children[nodes[known]] = RadixSegment(
                 nodes[known:], parent, priority, self._now(), hits=int(len(nodes) > inserted)
             )
         return known
@@ -651,7 +651,7 @@ class Replica:
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
         loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
-        finished: Requests that have ended since the last step was formed.
+        just_ended: Requests that have ended since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
         trtllm: What forms its steps by TensorRT-LLM's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
@@ -667,7 +667,7 @@ class Replica:
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
         self.loading: dict[Request, Offload] = {}
-        self.finished: list[Request] = []
+        self.just_ended: list[Request] = []
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None

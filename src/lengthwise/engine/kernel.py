@@ -23,7 +23,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set_router_arrays
 from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
-from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, end_transfer, launch, start_transfers
+from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, handle_event, launch, start_transfers
 from lengthwise.engine._kernel_tiers import touch_ended
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
@@ -89,7 +89,7 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
     while counters.events > 0 and S.event_s[0] == now_s:
         r = pop_event(S)
         if r >= len(S.replicas):  # Transfers are numbered after the replicas, by request.
-            end_transfer(S, D, r - len(S.replicas))
+            handle_event(S, D, r - len(S.replicas))
         else:
             end_step(S, D, r, now_s, rank, decode_router)
             S.pending[r] = 1
@@ -296,7 +296,7 @@ def _final_status(S):
     first = len(S.results)
     for queue_index in range(len(S.queues)):
         for i in range(S.queues[queue_index].length):
-            first = min(first, S.slots[S.pool_slot[S.queues[queue_index].offset + i]].index)
+            first = min(first, S.slots[S.queued_slot[S.queues[queue_index].offset + i]].index)
     for r in range(len(S.replicas)):
         for i in range(S.replicas[r].partials):
             first = min(first, S.slots[S.partials[r, i]].index)

@@ -149,7 +149,7 @@ result_t = np.dtype(
 
 counter_t = _record(
     """
-    slots free_slots next released admissions preemptions returns step_rows gap_rows pool_top events problem
+    slots free_slots next released admissions preemptions returns step_rows gap_rows queued_top events problem
     problem_value batches sent_children entries
     """,
     "last_s bin_deadline_s last_service front_free_s entry_s",

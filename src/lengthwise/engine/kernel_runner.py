@@ -10,7 +10,7 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
-from lengthwise.engine._kernel_sglang import form_as_sglang, form_by_policies
+from lengthwise.engine._kernel_sglang import form_as_sglang, no_rules
 from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.engine._reference_sglang import NewTokenRatio
 from lengthwise.engine.outcome import EngineOutput, run_end_s
@@ -63,11 +63,11 @@ class State(NamedTuple):
     prompt_chunk: Array
     partials: Array
     queues: Array
-    pool_key: Array
-    pool_index: Array
-    pool_slot: Array
+    queued_key: Array
+    queued_index: Array
+    queued_slot: Array
     event_s: Array
-    event_replica: Array
+    event_number: Array
     pending: Array
     waiting: Array
     running: Array
@@ -170,7 +170,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
     events += 2 * loads
     counters = _rows(kernel_layout.counter_t, 1)
-    counters["released"], counters["pool_top"] = setup.released, pool * (queues == 1)
+    counters["released"], counters["queued_top"] = setup.released, pool * (queues == 1)
     counters["bin_deadline_s"] = np.inf
     counters["entry_s"] = float(columns.arrival_s[0]) + cost.front.serial_s + cost.front.request_s
     flights = _rows(kernel_layout.flight_t, replicas * stride)
@@ -201,11 +201,11 @@ def new_state(setup: Setup, log_rows: int) -> State:
         prompt_chunk=np.empty((replicas * stride, seqs), np.int64),
         partials=np.empty((replicas, seqs), np.int64),
         queues=queue_rows,
-        pool_key=np.empty(pool, np.float64),
-        pool_index=np.empty(pool, np.int64),
-        pool_slot=np.empty(pool, np.int64),
+        queued_key=np.empty(pool, np.float64),
+        queued_index=np.empty(pool, np.int64),
+        queued_slot=np.empty(pool, np.int64),
         event_s=np.empty(events, np.float64),
-        event_replica=np.empty(events, np.int64),
+        event_number=np.empty(events, np.int64),
         pending=np.zeros(replicas, np.int64),
         waiting=np.zeros(replicas, np.int64),
         running=np.zeros(replicas, np.int64),
@@ -399,7 +399,7 @@ def _rules_signature(state_type: Any) -> Any:
 
 def _rules(state: State, engine: str) -> Any:
     """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
-    function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": form_by_policies}[engine]
+    function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": no_rules}[engine]
     if _jit.DISABLED:
         return function
     if (key := (_kind(state), engine)) not in _RULES:

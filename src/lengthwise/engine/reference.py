@@ -929,13 +929,13 @@ class Reference:
         offload = self.offloads[q.index]
         if offload.replica >= 0:
             offload.tokens = self._storable_tokens(q, q.computed)
-            self.replicas[offload.replica].finished.append(q)
+            self.replicas[offload.replica].just_ended.append(q)
 
     def _storable_tokens(self, q: Request, tokens: int) -> int:
         return tokens if self.s.params.offload_outputs else min(tokens, int(self.s.columns.prompt[q.index]))
 
     def _touch_ended(self, rep: Replica) -> None:
-        finished, rep.finished = sorted(rep.finished, key=lambda q: q.index), []
+        finished, rep.just_ended = sorted(rep.just_ended, key=lambda q: q.index), []
         for q in finished:
             self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
         for q in finished:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lengthwise.gateway.fleet import EngineWorker
 
 _REQUEST_TIMEOUT_S = 2.0
-_STABLE_S = 5.0
+_FIRST_CHECK_S = 5.0
 _DEV_ROUTE = "/is_sleeping"
 """vLLM has it only with VLLM_SERVER_DEV_MODE=1, and then also /sleep, /collective_rpc and the like, without a key."""
 
@@ -90,7 +90,7 @@ async def probe_notices(config: GatewayConfig) -> list[str]:
     from lengthwise.gateway.fleet import Fleet
 
     async with Fleet(config) as fleet:
-        await fleet.wait_checked(_STABLE_S)
+        await fleet.wait_checked(_FIRST_CHECK_S)
         workers, now_s = fleet.workers(), monotonic()
         silent = [worker for worker in workers if not worker.identified]
         found = await engine_notices(workers, config.order.mode)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lengthwise.gateway")
 _POLL_INTERVAL_S = 0.01
-_STABLE_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
+_FIRST_CHECK_S = 2.0  # time for engines to report their properties at the start; slower ones are added later
 _FIXED_SECTIONS = ("listen", "prediction")
 _SHUTDOWN_S = 1.0  # time for interrupted responses to be flushed at the end
 _STOP_S = 60.0
@@ -178,7 +178,7 @@ class Gateway:
             await stack.enter_async_context(tracker)
             driver.listeners.add(tracker)
             self.telemetry.metrics.tracker = lambda: tracker.state
-        await self.fleet.wait_checked(_STABLE_S)
+        await self.fleet.wait_checked(_FIRST_CHECK_S)
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
         state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}

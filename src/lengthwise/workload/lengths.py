@@ -43,7 +43,7 @@ class Drawn:
     max_tokens: Ints | None = None
     ignore_eos: npt.NDArray[np.bool_] | None = None
 
-    def with_limits(self) -> dict[str, Any]:
+    def limit_columns(self) -> dict[str, Any]:
         """Return the columns max_tokens and ignore_eos as arguments of ``Workload``."""
         return {"max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
 

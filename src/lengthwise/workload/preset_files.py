@@ -69,7 +69,7 @@ def generate(
         priority=priorities,
         tenant=None if tenants is None else drawn_tenants(tenants, num_requests, for_tenants),
         extra=dict(drawn.texts),
-        **drawn.with_limits(),
+        **drawn.limit_columns(),
         concurrency=arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None,
         name=name,
     )

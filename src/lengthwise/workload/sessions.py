@@ -141,7 +141,7 @@ def generate_sessions(
     per_session = sessions.turns * (1 + (tools.calls * (1 + tools.fan_out_share * tools.fan_out) if tools else 0))
     count = int(num_requests / per_session) + 10
     while True:
-        steps = _Steps.draw(count, sessions, lengths, seed)
+        steps = _SessionRequests.draw(count, sessions, lengths, seed)
         if steps.requests >= num_requests:
             break
         if count > _MAX_DRAWS_PER_REQUEST * num_requests:
@@ -209,7 +209,7 @@ def _streams(seed: int) -> list[np.random.Generator]:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _SessionRequests:
     """The requests of sessions one after the other, without parallel ones, which are columns [steps, fan_out]."""
 
     session: Ints  # [steps], from 0 and not decreasing
@@ -230,7 +230,7 @@ class _Steps:
         return len(self.session) + int(self.joins.sum()) * parallel
 
     @classmethod
-    def draw(cls, count: int, sessions: Sessions, lengths: Lengths, seed: int) -> _Steps:
+    def draw(cls, count: int, sessions: Sessions, lengths: Lengths, seed: int) -> _SessionRequests:
         """Draw ``count`` sessions and end them at the limit of the context. More sessions begin with the same ones."""
         for_turns, for_calls, for_groups, *others = _streams(seed)
         for_lengths, for_think, for_tool, for_result, for_fork, for_parallel, *_ = others
@@ -306,7 +306,7 @@ def _answers(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Ints, 
     return drawn.prompt, answer
 
 
-def _workload(steps: _Steps, n: int, sessions: Sessions) -> Workload:
+def _workload(steps: _SessionRequests, n: int, sessions: Sessions) -> Workload:
     """Return the first ``n`` requests of the sessions, all with arrival 0."""
     block_tokens = sessions.block_tokens
     fan_out = steps.parallel_prompt.shape[1]

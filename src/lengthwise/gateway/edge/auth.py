@@ -64,15 +64,15 @@ def network(address: str) -> str:
     return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
 
 
-ANONYMOUS = "anonymous"
+ANONYMOUS_TENANT = "anonymous"
 
 
 class Tenants(list[str]):
     """The names of tenants by number. Number 0 is the anonymous tenant, and a name never changes its number."""
 
     def __init__(self) -> None:
-        super().__init__([ANONYMOUS])
-        self._numbers = {ANONYMOUS: 0}
+        super().__init__([ANONYMOUS_TENANT])
+        self._numbers = {ANONYMOUS_TENANT: 0}
 
     def number(self, name: str) -> int:
         """Return the number of a name. A new name gets a new number."""
