@@ -48,7 +48,7 @@ def test_the_seed_is_of_the_routers_alone():
 def test_strict_names_the_first_request_that_never_fits(engine):
     records = simulate(TOO_LONG, DEPLOYMENT, engine=engine)
     assert np.flatnonzero(records.requests.status == Status.REJECTED).tolist() == [7, 17, 27, 37]
-    with pytest.raises(InputError, match="4 of 40 requests can never fit, the first is request 7 with 300 prompt"):
+    with pytest.raises(InputError, match="4 of 40 requests can never fit; the first is request 7 with 300 prompt"):
         simulate(TOO_LONG, DEPLOYMENT, strict=True, engine=engine)
     assert simulate(WORKLOAD, DEPLOYMENT, strict=True, engine=engine).end_s > 0
 

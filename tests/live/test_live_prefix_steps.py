@@ -125,9 +125,9 @@ class Recorder(Reference):
         return nodes.difference(rep.tier.pool.chunks)
 
     def _touch_ended(self, rep):
-        finished = rep.just_ended
+        just_ended = rep.just_ended
         super()._touch_ended(rep)
-        for q in finished:
+        for q in just_ended:
             self.filled.pop(q, None)
 
     def _store(self, rep, q, tokens, computed_s):

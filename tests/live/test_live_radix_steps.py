@@ -60,7 +60,7 @@ class Driver:
 
     def state(self, found):
         tree, size = self.tree, self.size
-        tokens = {id(node): [t for page in node.pages for t in self.tokens_of[page]] for node in tree.segments()}
+        tokens = {id(n): [t for page in n.pages for t in self.tokens_of[page]] for n in tree.segments()}
         segments = [[tokens[id(n)], n.holders, n.hits, n.priority] for n in tree.segments() if n.parent]
         leaves = [n for n in tree.segments() if n.parent and not n.children and not n.holders]
         order = [tokens[id(n)] for n in sorted(leaves, key=RADIX_ORDERS[self.policy])]

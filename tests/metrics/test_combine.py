@@ -98,5 +98,5 @@ def test_runs_that_cannot_be_combined_are_reported(toy, roomy) -> None:
         difference(roomy[:2], roomy[1:3])
     bare = summarize(toy.records(150, seed=9))
     for pair in ([roomy[0], bare], [bare, roomy[0]]):
-        with pytest.raises(InputError, match="must agree"):
+        with pytest.raises(InputError, match="must have the same SLO"):
             combine(pair)

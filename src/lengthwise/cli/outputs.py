@@ -107,7 +107,7 @@ def _file_obstacle(target: Path) -> str:
 
 
 def _folder_obstacle(folder: Path) -> str:
-    # Permissions alone do not reveal a read-only or a virtual file system, so that a file is created.
+    # Permissions alone do not reveal a read-only or virtual file system, so create a file.
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lengthwise-"):
             return ""

@@ -339,7 +339,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
 
 
 def _cache_notes(scenario: Scenario, source: str) -> list[str]:
-    """Return notes on settings of the prefix cache without effect. Raises ScenarioError if no variant has a size."""
+    """Return notes on cache settings without effect. Raises ScenarioError if every variant offloads without a size."""
     notes = list[str]()
     tables = {one.name: one.engine.kv_offloading for one in scenario.variant_scenarios()}
     unsized = [repr(name) for name, table in tables.items() if table and "size_gb" not in table.model_fields_set]

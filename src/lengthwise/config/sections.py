@@ -35,7 +35,7 @@ from lengthwise.schema.specs import GpuSpec
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
-RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one request in 12 days; sums of longer gaps would lose a step's time
+RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one in 12 days; longer gaps sum to times that cannot resolve a step
 HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
@@ -223,7 +223,7 @@ class HostTable(Section):
     sequence_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().sequence_s)
     request_s: HostSeconds = 0.0  # delays each request on its own
     serial_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
-    launch_s: HostSeconds = 0.0  # launches a layer's kernels in a step of more than max_num_seqs tokens
+    launch_s: HostSeconds = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens
 
 
 class DeploymentSection(Section):
@@ -284,7 +284,7 @@ class KVStorageTable(Section):
     write_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.write_gb_per_s
     latency: Wait = 0.0  # of each read and of each write
     shared: bool = False  # replicas find what others have written
-    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # its price, of a finite size_gb; 0: in that of the GPUs
+    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # needs a finite size_gb; 0: the GPUs' price includes it
 
 
 class KVOffloadingTable(Section):
@@ -297,7 +297,7 @@ class KVOffloadingTable(Section):
     load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
     outputs: bool = False  # store blocks of outputs, too, when their request ends
     storage: KVStorageTable | None = None  # behind the CPU memory
-    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # price of the CPU memory; 0: in that of the GPUs
+    usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # 0: the price of the GPUs includes it
 
 
 class EngineSection(Section):

@@ -116,7 +116,7 @@ class HostOverhead:
     sequence_s: float = HOST_SEQUENCE_S  # for each sequence of a step
     request_s: float = 0.0  # delays a request before it enters the engine
     serial_s: float = 0.0  # occupies the serial front, in which requests queue (``Front``)
-    launch_s: float = 0.0  # launches a layer's kernels in a step of more than max_num_seqs tokens (no CUDA graph)
+    launch_s: float = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens (no CUDA graph)
 
     @property
     def front(self) -> Front:

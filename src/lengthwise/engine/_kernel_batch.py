@@ -21,8 +21,8 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
 from lengthwise.engine._kernel_tiers import (
-    count_loadable,
     cache_loaded,
+    count_loadable,
     is_loaded,
     leave_loading,
     reserved_blocks,
@@ -345,7 +345,7 @@ def _try_load(S, r, slot, found, shared, now_s, memory):
     """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
 
     ``shared`` of the cached blocks have other holders. STARTED and DEFERRED pop the request from the queue. A deferred
-    request, for whose chunks another load runs, returns to the queue after admission.
+    request, whose chunks are being stored, read from storage or loaded by another request, returns after admission.
     """
     q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
     count = count_loadable(S, r, q, found, now_s)

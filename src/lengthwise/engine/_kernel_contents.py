@@ -1,6 +1,6 @@
 """The records of cached contents in the kernel, and the hash table that finds them by node.
 
-Row r is the cache of replica r. Rows from ``params.replicas`` on are routers' indexes (``_kernel_prefix``).
+Row r is the cache of replica r. ``_kernel_prefix`` states what the further rows are.
 """
 
 from __future__ import annotations

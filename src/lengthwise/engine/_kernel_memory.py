@@ -186,7 +186,7 @@ def _expire_idle(S, r, now_s):
         slot = S.loading[r, i]
         if is_loaded(S, S.slots[slot]) and S.slots[slot].arrival_s + params.timeout_s <= now_s:
             leave_loading(S, r, i)
-            S.running[r] += 1  # It does not count among the residents, of which ``_time_out`` takes one.
+            S.running[r] += 1  # It is no resident, but ``_time_out`` subtracts one.
             S.waiting[rep.queue] -= 1
             _time_out(S, r, slot, now_s)
         else:

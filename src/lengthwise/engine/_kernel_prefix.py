@@ -1,8 +1,8 @@
 """vLLM's prefix cache in the kernel: which blocks have a content, who holds them, and in which order they are evicted.
 
 ``_reference_state.BlockPool`` states the rules. A block has a record only while it has a content; blocks without
-content are counts. A decode group takes its blocks without looking here, so evictions are made up for by
-``evict_excess`` before the cache is read or grows.
+content are counts. A decode group takes its blocks without looking here, so contents of taken blocks may remain.
+``evict_excess`` evicts them before the cache is read or grows.
 
 Row r of the pools is the cache of replica r. Row ``params.replicas`` + r is the router's index of the prompts that it
 sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds. From row ``params.tier_row`` on
@@ -237,7 +237,7 @@ def set_router_arrays(S, i):
 def previous_replica(routed, previous_turn, i):
     """Return the replica of the last turn before request ``i`` that a side's router has placed, or -1 if there is none.
 
-    ``routed`` and ``previous_turn`` are empty if the router does not ask.
+    ``routed`` and ``previous_turn`` are empty if the router does not see sessions.
     """
     if len(previous_turn) == 0:
         return -1

@@ -1,4 +1,4 @@
-"""Binary heaps: of waiting requests by (key, order of arrival) in one pool, of events, and of sent children."""
+"""Binary heaps: of waiting requests by (key, order of arrival), of events, and of sent children."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _move_down(S, offset, length, i, key, index, slot):
         child = 2 * i + 1
         if child >= length:
             break
-        a = offset + child
-        if child + 1 < length and _key_before(S.queued_key[a + 1], S.queued_index[a + 1], S.queued_key[a], S.queued_index[a]):
+        a, b = offset + child, offset + child + 1
+        if child + 1 < length and _key_before(S.queued_key[b], S.queued_index[b], S.queued_key[a], S.queued_index[a]):
             child += 1
             a += 1
         if not _key_before(S.queued_key[a], S.queued_index[a], key, index):
@@ -162,7 +162,7 @@ def key_of(S, function, now_s, q):
 
 @jit
 def push_event(S, end_s, r):
-    """Add the end of a step of replica ``r``, or of the transfer of request i if ``r`` is (replicas + i)."""
+    """Add the end of a step of replica ``r``, or event i of requests (``handle_event``) if ``r`` is (replicas + i)."""
     i = S.counters[0].events
     S.counters[0].events += 1
     while i > 0:

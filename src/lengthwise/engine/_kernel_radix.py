@@ -147,7 +147,7 @@ def _add(S, r, i, start, length, parent, priority):
 
 @jit_cold
 def _split(S, r, child, at):
-    """Split a segment before its page ``at`` of its owner. Return the new segment, which is the first part."""
+    """Split a segment before page ``at`` of its owner. Return the new segment, which is the first part."""
     lower = S.segments[r, child]
     upper = _add(S, r, lower.owner, lower.start, at - lower.start, lower.parent, lower.priority)
     S.cached[r, upper].holders = S.cached[r, child].holders

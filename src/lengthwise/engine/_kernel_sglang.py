@@ -35,22 +35,22 @@ def form_as_sglang(S, r, now_s, rank):
 
 
 def no_rules(_S, _r, _now_s, _rank):
-    """Take the place of ``form_as_sglang`` where policies form the steps: it is not called."""
+    """Take the place of ``form_as_sglang`` where policies form the steps. It is never called."""
     return 0
 
 
 @jit
 def lower_ratio(S, r):
-    """Lower the new token ratio of a replica, as each step of decodes does that retracts none."""
+    """Lower the new token ratio of a replica, as every decode step without a retraction does."""
     rep, params = S.replicas[r], S.params[0]
     rep.new_token_ratio = max(rep.new_token_ratio - params.token_ratio_decay, params.least_token_ratio)
 
 
 @jit_cold
 def merge_prompts(S, r, f, is_mixed, is_alone):
-    """Put the completed prompts of a step that has ended into the order of decodes; with ``is_mixed``, before all.
+    """Append the prompts that a step has completed to the order of decodes.
 
-    ``is_alone`` means that no sequence decodes outside of the step.
+    If ``is_mixed`` (the step also decoded), put them first. ``is_alone``: no sequence decodes outside of the step.
     """
     rep, prompts, merged = S.replicas[r], S.flights[f].prompts, 0
     if is_alone:
@@ -75,7 +75,7 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
 
 @jit_cold
 def compact(S, r):
-    """Take what has left the decoding sequences out of ``batch_order``. Its slot may be in use on another replica."""
+    """Remove sequences that no longer decode from ``batch_order``. Their slots may be in use on another replica."""
     count, first = 0, r * S.batch_order.shape[1]
     for i in range(S.replicas[r].ordered):
         slot = S.batch_order[r, i]
@@ -303,9 +303,9 @@ def _add_expected_ends(S, r, slot):
 
 @jit_cold
 def _add_expected_end(S, r, slot, is_sorted):
-    """Note a request's remaining tokens in ``tmp_key`` and what its end frees in ``tmp_tie``, the shortest first.
+    """Add a request's remaining tokens to ``tmp_key`` and what its end frees to ``tmp_tie``, the shortest first.
 
-    Not ``is_sorted``, it comes before its equals, and before the last one even if it is longer (SGLang's rule).
+    Without ``is_sorted``, insert it before its equals, and before the last one even if it is longer (SGLang's rule).
     """
     q, w = S.slots[slot], S.work[0]
     share = 1.0 if S.ignore_eos[q.index] else S.replicas[r].new_token_ratio

@@ -480,7 +480,7 @@ def _transfer_end_s(S, r, q, now_s):
 def handle_event(S, D, i):
     """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
 
-    Numbers from the number of requests on wake the replica of a deferred request.
+    With n requests, number ``n + i`` wakes the replica of deferred request ``i``.
     """
     if i >= len(S.results):
         wake(S, i - len(S.results))

@@ -99,7 +99,7 @@ def count_loadable(S, r, q, found, now_s):
 def _estimate_load(S, r, q, found, reads, now_s):
     """Return (the end of the chunks that continue ``found`` blocks, when their load would end, whether others load).
 
-    With ``reads``, chunks of the storage continue them, too. Others are looked for among the first in CPU memory.
+    With ``reads``, chunks of the storage continue them. Others' loads count only before the first chunk to be read.
     """
     params, row, srow, tier = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r]
     at, passed, read, loads, start_s, most = found, 0, 0, False, now_s, q.context // S.params[0].block_size
@@ -312,7 +312,7 @@ def _storable_tokens(S, i, tokens):
 
 @jit_cold
 def note_end(S, r, q):
-    """Note a request that ends, or is prefilled: its last blocks are stored and count as used with the next step."""
+    """Note a request that ends or is prefilled. ``touch_ended`` stores its last blocks and counts them as used."""
     i = q.index
     if S.params[0].offload_blocks == 0 or S.replicas[r].side == 1 or S.offloads[i].replica < 0:
         return
@@ -331,7 +331,7 @@ def note_end(S, r, q):
 
 @jit_cold
 def touch_ended(S, r, now_s):
-    """Store the last blocks of the requests that have ended, and count their chunks as used, the first as the last."""
+    """Store the last blocks of requests that have ended. Count their chunks as used, each request's first one last."""
     tier = S.tiers[r]
     i = tier.first_ended
     while i != NONE:
@@ -387,7 +387,7 @@ def _store(S, r, i, tokens, now_s, computed_s):
 
 @jit_cold
 def _insert(S, r, i, first, end):
-    """Enter the chunks that a store brings. Until ``_write`` has done its part they are busy without end."""
+    """Enter the chunks that a store adds. They are busy (infinity) until ``_write`` sets the end."""
     row, passed = S.params[0].tier_row + r, 0
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(first, passed), min(end, passed + S.node_length[run])):

@@ -207,7 +207,7 @@ class SglangReplica:
 
     @property
     def free_rows(self) -> int:
-        """Return how many other requests may have memory."""
+        """Return how many more requests may hold memory, up to ``max_running_requests``."""
         pending = self._pending
         members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
         chunked = [] if self.chunked is None else [self.chunked]

@@ -19,7 +19,7 @@ class Wait:
     """A request's place in a queue, and how long it has waited.
 
     Attributes:
-        since_s: Start of the current wait, or None while the request is on a replica.
+        since_s: Start of the current wait, or None while the request is resident.
         before_s: Seconds of the earlier waits.
         key: Key in the queue, as last ranked. The smallest key is admitted first.
         bin_batch: Number of the batch that its bin became, or 0 without bins.
@@ -137,7 +137,7 @@ class BlockPool:
 
 @dataclass(eq=False)
 class RadixSegment:
-    """A segment of consecutive pages of SGLang's radix tree, by their ``pages``' nodes. ``holders`` requests hold it.
+    """A segment of SGLang's radix tree. ``pages`` are the nodes of its consecutive pages; ``holders`` requests hold it.
 
     ``used`` and ``created`` are times of the tree's own clock, ``hits`` the requests that inserted the segment.
     """
@@ -155,7 +155,7 @@ class RadixSegment:
         self.created = self.used
 
     def path(self) -> list[RadixSegment]:
-        """Return the nodes from this one up to the root, without the root."""
+        """Return the segments from this one up to the root, without the root."""
         return [self, *self.parent.path()] if self.parent else []
 
 
@@ -175,13 +175,13 @@ class RadixPrefix:
 
 
 RADIX_ORDERS: dict[str, Callable[[RadixSegment], tuple[int, int]]] = {
-    "lru": lambda node: (0, node.used),
-    "lfu": lambda node: (node.hits, node.used),
-    "slru": lambda node: (int(node.hits >= 2), node.used),
-    "priority": lambda node: (node.priority, node.used),
-    "fifo": lambda node: (0, node.created),
-    "mru": lambda node: (0, -node.used),
-    "filo": lambda node: (0, -node.created),
+    "lru": lambda segment: (0, segment.used),
+    "lfu": lambda segment: (segment.hits, segment.used),
+    "slru": lambda segment: (int(segment.hits >= 2), segment.used),
+    "priority": lambda segment: (segment.priority, segment.used),
+    "fifo": lambda segment: (0, segment.created),
+    "mru": lambda segment: (0, -segment.used),
+    "filo": lambda segment: (0, -segment.created),
 }
 """The order in which leaves are evicted, by eviction policy. The smallest value is evicted first."""
 
@@ -190,8 +190,8 @@ class RadixCache:
     """The KV blocks (pages) of a replica, with SGLang's prefix cache (SGLang 0.5.23, mem_cache/radix_cache.py).
 
     The tree has each page once. Pages that a request has computed enter it when a step with a part of the request's
-    prompt ends, and when the request ends; a preempted request keeps out what it has decoded. Only leaves that no
-    request holds are evicted, a complete segment at a time.
+    prompt ends, and when the request ends. Preemption inserts nothing, so the decoded tokens of a preempted request do
+    not enter. Only leaves that no request holds are evicted, a complete segment at a time.
 
     Attributes:
         caches_when: When a request's full pages are inserted.
@@ -209,15 +209,15 @@ class RadixCache:
     def segments(self) -> list[RadixSegment]:
         """Return the segments of the tree, the root first."""
         found = [self.root]
-        for node in found:
-            found += node.children.values()
+        for segment in found:
+            found += segment.children.values()
         return found
 
     def take(self, pages: int) -> None:
         """Take pages without content."""
         self.free -= pages
         while self.evictable > self.free:
-            leaves = [node for node in self.segments() if node.parent and not node.children and node.holders == 0]
+            leaves = [one for one in self.segments() if one.parent and not one.children and one.holders == 0]
             leaf = min(leaves, key=self._order)
             assert leaf.parent
             del leaf.parent.children[leaf.pages[0]]
@@ -225,7 +225,7 @@ class RadixCache:
 
     def count(self, nodes: list[int]) -> int:
         """Return how many of the nodes, from the first on, are in the tree."""
-        known = {page for node in self.segments() for page in node.pages}
+        known = {page for segment in self.segments() for page in segment.pages}
         return next((count for count, node in enumerate(nodes) if node not in known), len(nodes))
 
     def find(self, nodes: list[int]) -> RadixPrefix:
@@ -233,19 +233,19 @@ class RadixCache:
         if not nodes:
             return RadixPrefix(self.root)
         path = self._visit(nodes)
-        return RadixPrefix(path[-1] if path else self.root, sum(len(node.pages) for node in path))
+        return RadixPrefix(path[-1] if path else self.root, sum(len(segment.pages) for segment in path))
 
     def in_use(self, prefix: RadixPrefix, requests: int = 1) -> int:
         """Return how many pages of the prefix are held by at least ``requests`` requests."""
-        return sum(len(node.pages) for node in prefix.last.path() if node.holders >= requests)
+        return sum(len(segment.pages) for segment in prefix.last.path() if segment.holders >= requests)
 
     def hold(self, found: RadixPrefix) -> None:
         """Hold a prefix for one more request."""
-        for node in found.last.path():
-            if node.holders == 0:
-                self.evictable -= len(node.pages)
-                self.free -= len(node.pages)
-            node.holders += 1
+        for segment in found.last.path():
+            if segment.holders == 0:
+                self.evictable -= len(segment.pages)
+                self.free -= len(segment.pages)
+            segment.holders += 1
 
     def cache(self, cached: RadixPrefix, nodes: list[int], prompt_pages: int, priority: int) -> RadixPrefix:
         """Insert a request's first pages, of which the request holds ``cached``. Return them as cached.
@@ -267,11 +267,11 @@ class RadixCache:
     def release(self, cached: RadixPrefix, others: int = 0) -> None:
         """Free a request's cached pages, and ``others``, which are not in the tree."""
         self.free += others
-        for node in cached.last.path():
-            node.holders -= 1
-            if node.holders == 0:
-                self.evictable += len(node.pages)
-                self.free += len(node.pages)
+        for segment in cached.last.path():
+            segment.holders -= 1
+            if segment.holders == 0:
+                self.evictable += len(segment.pages)
+                self.free += len(segment.pages)
 
     def _now(self) -> int:
         self.clock += 1
@@ -279,14 +279,14 @@ class RadixCache:
 
     def _visit(self, nodes: list[int]) -> list[RadixSegment]:
         """Return the path of the nodes' longest known prefix. The last segment is split where they leave it."""
-        now, node, at, path = self._now(), self.root, 0, []
-        while at < len(nodes) and nodes[at] in node.children:
-            node = node.children[nodes[at]]
-            node.used = now
-            same = sum(a == b for a, b in zip(node.pages, nodes[at:], strict=False))  # A page is in one chain only.
-            if same < len(node.pages):
-                node = self._split(node, same)
-            path.append(node)
+        now, segment, at, path = self._now(), self.root, 0, []
+        while at < len(nodes) and nodes[at] in segment.children:
+            segment = segment.children[nodes[at]]
+            segment.used = now
+            same = sum(a == b for a, b in zip(segment.pages, nodes[at:], strict=False))  # A page is in one chain only.
+            if same < len(segment.pages):
+                segment = self._split(segment, same)
+            path.append(segment)
             at += same
         return path
 
@@ -304,10 +304,10 @@ class RadixCache:
         A segment counts a hit if it ends after the ``inserted`` pages that the same request has inserted before.
         """
         path, known = self._visit(nodes), 0
-        for node in path:
-            known += len(node.pages)
-            node.priority = max(node.priority, priority)
-            node.hits += known > inserted
+        for segment in path:
+            known += len(segment.pages)
+            segment.priority = max(segment.priority, priority)
+            segment.hits += known > inserted
         if known < len(nodes):
             parent = path[-1] if path else self.root
             parent.children[nodes[known]] = RadixSegment(
@@ -341,9 +341,9 @@ class PrefixIndex:
 
 @dataclass
 class Chunk:
-    """A block in CPU memory or in storage. It can be read from ``ready_s`` on; ``loads`` read it now.
+    """A block in CPU memory or in storage. It can be read from ``ready_s`` on.
 
-    It is in no other transfer from ``busy_until_s`` on.
+    ``loads`` is the number of loads that read it now; all its other transfers end by ``busy_until_s``.
     """
 
     ready_s: float
@@ -436,9 +436,9 @@ class Tier:
         return self.loads.end_s(len(nodes), start_s)
 
     def read(self, nodes: list[int], now_s: float) -> list[int]:
-        """Start to read into CPU memory what only the storage has of the nodes, from the first on. Return positions.
+        """Start to read into CPU memory the nodes that only the storage has. Return their positions.
 
-        Each makes room for itself, so that it may evict what the same request has found before (vLLM's rule).
+        It stops at a node that is in neither or has no room. Making room may evict what it found before (vLLM's rule).
         """
         found = []
         for k, node in enumerate(nodes):
@@ -474,9 +474,9 @@ class Tier:
         return node in self.storage.chunks and self.storage.chunks[node].ready_s <= now_s
 
     def _write(self, nodes: list[int], now_s: float, stored_s: float) -> None:
-        """Write the nodes that the storage does not have from ``stored_s`` on, if they fit.
+        """From ``stored_s`` on, write the nodes that the storage lacks, if they fit.
 
-        Until the end, all of them stay in CPU memory. Of those written, the first count as the last used one.
+        Until the write ends, all nodes stay in CPU memory. The first node written counts as the last used.
         """
         missing = [node for node in nodes if node not in self.storage.chunks]
         if missing and self.storage.make_room(len(missing), now_s):
@@ -548,9 +548,9 @@ class LastStep:
 
 @dataclass
 class RulesState:
-    """What an engine's own rules know of a request.
+    """What an engine's own rules know of a request: its client's limits.
 
-    Its client's limit, and, for SGLang's rules, for how many tokens of the context steps have been formed.
+    For SGLang's rules also the tokens for which it holds KV memory.
     """
 
     max_tokens: int = 0
@@ -650,8 +650,8 @@ class Replica:
         flights: Steps in the pipeline, the oldest first.
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
-        loading: Requests that wait outside of ``running`` for their load from ``tier``, or since it ended for a step.
-        just_ended: Requests that have ended since the last step was formed.
+        loading: Requests that wait outside of ``running``: for their load from ``tier`` or, after its end, for a step.
+        just_ended: Requests that have ended, or are prefilled for another replica, since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
         trtllm: What forms its steps by TensorRT-LLM's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.

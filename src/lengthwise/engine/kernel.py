@@ -88,7 +88,7 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
         _complete_expired_bins(S, now_s, rank)
     while counters.events > 0 and S.event_s[0] == now_s:
         r = pop_event(S)
-        if r >= len(S.replicas):  # Transfers are numbered after the replicas, by request.
+        if r >= len(S.replicas):  # Events of requests are numbered after the replicas.
             handle_event(S, D, r - len(S.replicas))
         else:
             end_step(S, D, r, now_s, rank, decode_router)

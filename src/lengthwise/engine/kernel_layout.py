@@ -93,8 +93,8 @@ pool_t = _record("evictable oldest newest records free_record leaves clock")
 has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 
 MAX_READS = 16
-"""How often a request begins to read from storage, at most. vLLM has no limit, and two requests can then evict what the
-other has read without end."""
+"""Most times that a request begins to read from storage. vLLM has no limit: two requests can evict each other's blocks
+without end."""
 
 CLIP_TOKENS = 4096
 """SGLang's rules: output tokens beyond which a limit reserves no more memory (``CLIP_MAX_NEW_TOKENS``)."""
@@ -105,7 +105,7 @@ RETRACT_STEPS = 20
 offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended num_reads wakes")
 """What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
 (``_kernel_tiers``), 0 without; ``next_ended`` links the requests that have ended since the last step, in the order of
-arrival. ``wakes`` is 1 while an event wakes its replica when what it looks for can be loaded."""
+arrival. ``wakes`` is 1 while an event is pending that marks its replica to be scheduled."""
 
 tier_t = _record("loading loaded first_ended", "loads_until_s stores_until_s reads_until_s writes_until_s")
 """A replica's tier. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a step. Its link to CPU
@@ -125,9 +125,9 @@ flight_t = _record("group rests prompts", "end_s")
 """A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
-"""A queue. Its ``room`` places in the pool begin at ``offset``; ``length`` of them are in use. ``deadline_s`` is the
-first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has waited
-``max_wait_s``). Both may be of a request that has left."""
+"""A queue. Its ``room`` places of ``State.queued_*`` begin at ``offset``; ``length`` of them are in use. ``deadline_s``
+is the first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has
+waited ``max_wait_s``). Both may be of a request that has left."""
 
 step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks waiting", "start_s end_s")
 gap_t = _record("count", "gap_s")
@@ -186,6 +186,6 @@ work_t = _record(
     "swap_s reserved",
 )
 """The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree, and
-``deferred`` requests are in ``State.deferred``. By SGLang's rules a step may have ``left_input`` more prompt tokens,
-and ``left_chunk`` in a chunk; its prompts take ``allocated`` tokens of the pool, and ``reserved`` are kept free for
-these and the rest of all outputs. ``ends`` outputs of known length are in ``State.tmp_key``."""
+``deferred`` requests are in ``State.deferred``. By SGLang's rules, ``left_input`` and ``left_chunk`` are what the step
+has left of ``max_prefill_tokens`` and ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the pool,
+``reserved`` are kept for these and the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``."""

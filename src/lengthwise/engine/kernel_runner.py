@@ -30,17 +30,16 @@ class State(NamedTuple):
     of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
-    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches, in which a chunk can be
-    read from ``chunk_ready_s`` on and is in no other transfer from ``chunk_busy_until_s`` on, and ``is_used`` says
-    which blocks of a request count as used at its end (3: it has read them from storage). ``storages`` and ``stored``,
-    by node, are the storage behind the CPU memory.
-    ``loading`` are slots of requests that wait for a load, and ``deferred`` those that are out of the queue while a
-    step is formed. Block k of request i is ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``,
-    ``prefix_tokens`` and ``index_tokens`` are arguments of routers, and ``no_tokens`` zeros in their place.
-    ``previous_turn`` [n] is the request before in the session, and ``routed`` [n] the replica that the router chose;
-    both are empty if it does not see sessions. ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or
-    TensorRT-LLM schedules; ``batch_order`` [replicas, sequences] has its residents, of SGLang those that decode, in
-    their order. ``tmp_*`` are work arrays.
+    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
+    ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. ``is_used`` is nonzero for blocks
+    of a request that count as used at its end (3: read from storage). ``storages`` and ``stored``, by node, are the
+    storage behind the CPU memory. ``loading`` are slots of requests that wait for a load, and ``deferred`` those that
+    are out of the queue while a step is formed. Block k of request i is
+    ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
+    arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the request before in the
+    session, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules; ``batch_order``
+    [replicas, sequences] has its residents, of SGLang those that decode, in their order. ``tmp_*`` are work arrays.
     """
 
     params: Array

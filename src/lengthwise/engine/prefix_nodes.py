@@ -42,7 +42,7 @@ _KNOWN: dict[int, tuple[Ints, Ints, int, PrefixNodes]] = {}
 
 
 def nodes_of_run(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
-    """Return ``prefix_nodes``, at once if the last run with these prefixes had the same: runs of a search often do."""
+    """Return ``prefix_nodes``, from memory if the last run with these prefixes had the same lengths and block size."""
     if prefixes is None:
         return prefix_nodes(prompt, output, None, block_size)
     known = _KNOWN.get(id(prefixes))
@@ -95,14 +95,14 @@ def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, bl
 
 
 def _shared_nodes(prompt: Ints, prefixes: SharedPrefixes, ids_per_node: int) -> tuple[Ints, Ints, int]:
-    """Number the shared prefixes. Return rows (start [n + 1], node) of the requests, and the count of numbers.
+    """Give shared prefixes their nodes. Return (start [n + 1], nodes by request, count of numbers given).
 
-    A node of ``ids_per_node`` block numbers is that of the last of them. A prefix of k numbers gets the number of its
-    pair (prefix of k - 1 numbers, last number).
+    A prefix of k block ids gets the number of its pair (number of the prefix of k - 1 ids, last id). A node covers
+    ``ids_per_node`` ids, and has the number of the prefix that ends with its last id.
     """
     usable = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens) // ids_per_node * ids_per_node
     start = np.concatenate([[0], np.cumsum(usable)])
-    # Few of many requests have a list of numbers of their own.
+    # Many requests have equal lists of block ids: number each distinct list once.
     known: dict[bytes, int] = {}
     ends = zip(prefixes.start.tolist(), usable.tolist(), strict=False)
     lists = [known.setdefault(prefixes.block_ids[at : at + k].tobytes(), len(known)) for at, k in ends]

@@ -866,8 +866,7 @@ class Reference:
     def _load(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
         """Start a load that continues the ``found`` blocks. Return False if blocks are short.
 
-        A load cannot be preempted, so that blocks which prompts in progress and other loads still need are not free
-        for it.
+        A load cannot be preempted. It therefore leaves the blocks that prompts in progress and other loads still need.
         """
         params, first, end = rep.s.params, len(found), len(found) + len(chunks)
         blocks = self._blocks_to_admit(rep, step, q, end * params.block_size, found)
@@ -925,7 +924,7 @@ class Reference:
             offload.stored = end
 
     def _end_offloading(self, q: Request) -> None:
-        """Let the request's blocks be stored and count as used when its replica has formed its next step."""
+        """Let its replica store the request's blocks and count them as used when it next forms a step or finds none."""
         offload = self.offloads[q.index]
         if offload.replica >= 0:
             offload.tokens = self._storable_tokens(q, q.computed)
@@ -935,10 +934,10 @@ class Reference:
         return tokens if self.s.params.offload_outputs else min(tokens, int(self.s.columns.prompt[q.index]))
 
     def _touch_ended(self, rep: Replica) -> None:
-        finished, rep.just_ended = sorted(rep.just_ended, key=lambda q: q.index), []
-        for q in finished:
+        just_ended, rep.just_ended = sorted(rep.just_ended, key=lambda q: q.index), []
+        for q in just_ended:
             self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
-        for q in finished:
+        for q in just_ended:
             nodes = self._prefix_nodes(q)
             rep.tier.pool.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 

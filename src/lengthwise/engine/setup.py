@@ -129,7 +129,8 @@ class Params:
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
-        sglang: Whether steps are formed by SGLang's rules. Only these read the next four.
+        sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
+            ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
         chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
         trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
         trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.

@@ -74,9 +74,9 @@ def simulate(
     if strict and len(rejected):
         first = int(rejected[0])
         raise InputError(
-            f"{len(rejected)} of {len(workload)} requests can never fit, the first is request {first} with "
+            f"{len(rejected)} of {len(workload)} requests can never fit; the first is request {first} with "
             f"{r.prompt_tokens[first]} prompt tokens; raise max_model_len, max_num_batched_tokens or the KV memory, or "
-            "allow rejects"
+            "set strict = false"
         )
     return records
 

@@ -37,7 +37,7 @@ class Ticket:
 
     ``worker`` is the name that the worker had when it was assigned, "" while the request waits. ``is_interrupted`` is
     set when the scheduler preempts the request or its worker is lost. The task must then abort the attempt and call
-    ``requeue``; ``on_interrupt``, called with the cause at that moment, may abort it already. STOPPED must abort it.
+    ``requeue``. ``on_interrupt``, called with the cause at that moment, may abort it at once; for STOPPED it must.
     """
 
     __slots__ = (

@@ -26,8 +26,8 @@ def combine(summaries: Sequence[Summary]) -> Summary:
     """Return the means of several summaries over their seeds, with Student t intervals over the seeds.
 
     Counts are summed. A value that is NaN for one seed is NaN. The ends of model intervals are averaged, because the
-    cost model has the same error at every seed. A share within the SLO that is equal at all seeds has the interval of
-    one share of all requests. A single summary is returned unchanged, with its batch-means intervals.
+    cost model has the same error at every seed. A share within the SLO that is equal at all seeds has the score
+    interval of that share over the requests of all seeds. A single summary is returned with its batch-means intervals.
     All summaries must have the same confidence level, which is not checked. Raises InputError if there is no summary, a
     seed occurs twice, SLOs differ, or only some have a deployment.
     """
@@ -125,7 +125,7 @@ def _merge(parts: Sequence[Any], estimates: Estimates, sign: int = 1) -> Any:  #
         case first:
             if any(p != first for p in parts):
                 raise InputError(
-                    f"summaries must agree on SLO and deployment given or not; they differ: {first}, {parts[1]}"
+                    f"summaries must have the same SLO, and all or none a deployment; they differ: {first}, {parts[1]}"
                 )
             return first
 

@@ -85,7 +85,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     kv_blocks = sum(side.kv.num_blocks * side.parallel.replicas for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.replicas for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
-    # A step that a time limit interrupts counts in full, even beyond the end of the run.
+    # At least 0 despite rounding: the run lasts until a step that a time limit interrupts ends.
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
     return Hardware(
         busy_share=Estimate(float(busy.mean())),
@@ -124,9 +124,9 @@ def moved_bytes(
     """Return the bytes that steps must read: all weights once per step, and the KV cache that decodes read.
 
     Activations and writes to the cache are left out, as is usual for MBU. A step of T evenly routed tokens reads a
-    share 1 - (1 - visited / all)^T of the experts. All steps have ``num_decodes`` tokens of decodes together, evenly.
-    The other tokens are prompts, in at most one step for each of ``num_prompts`` prompts or chunks; a step with a
-    prompt reads many more experts than the others, so that the mean step would count far too many.
+    share 1 - (1 - visited / all)^T of the experts. The ``num_decodes`` decode tokens are spread evenly over all steps.
+    The other tokens are prompts, in at most one step for each of ``num_prompts`` prompts or chunks. A step with a
+    prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
     """
     model, limits = deployment.model, deployment.limits
     steps, tokens = float(totals.steps.sum()), float(totals.tokens.sum())
@@ -337,14 +337,14 @@ def summarize(
     )
 
 
-SENT_SHARE = 0.95  # of the requests of sessions, when a run is no longer filling up
+SENT_SHARE = 0.95  # share of their requests that sessions have sent when a run has filled up
 
 
 def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
-    """Return from when to when about as many sessions run, in seconds, or None without sessions that start over time.
+    """Return (start, end) in seconds of the period in which the number of running sessions is about constant.
 
-    The number of running sessions rises for as long as sessions take to send SENT_SHARE of their requests, and falls
-    after the last session has started.
+    It rises for as long as sessions take to send SENT_SHARE of their requests, and falls after the last session has
+    started. Without sessions that start over time, return None.
     """
     if workload.after is None or workload.concurrency is not None:
         return None

@@ -38,7 +38,7 @@ ROUTER_ARGUMENTS = (
 ROUTER_ARRAYS = ROUTER_ARGUMENTS[6:]
 """The arguments of routers that have one entry per replica."""
 OF_PREFIXES = ("prefix_tokens", "previous_replica")
-"""The arguments of routers that only workloads with prefixes have."""
+"""The arguments of routers that need shared prefixes or sessions in the workload."""
 PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
     "recompute_steps", "num_running", "num_waiting", "queued_for_s", "preemptions",
@@ -234,9 +234,8 @@ def router(function: Function | None = None, *, name: str = "", prefix: str = ""
     (of ``total_blocks``; those that can be evicted are free) have one entry per replica. ``prefix_tokens`` says how
     many of the ``prompt_tokens`` each replica has: those in its prefix cache (``prefix="cache"``), or those in the
     router's own index of the prompts that it sent there (``prefix="index"``), which holds ``index_tokens`` tokens.
-    ``previous_replica`` was chosen for the session's turn before (of the last such turn on this side, if decode
-    replicas are separate); it is -1 if there was none. ``draw_a`` and ``draw_b`` are
-    uniform on [0, 1).
+    ``previous_replica`` is the replica of the session's last earlier turn that this side's router has placed, or -1 if
+    there is none. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
     """
     if function is None:
         return lambda f: make("router", f, name=name or f.__name__, prefix=prefix)

@@ -75,7 +75,7 @@ class RequestRecords:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """The steps as columns [m], in the order in which they were formed.
+    """The steps as columns [m], in the order of ``start_s``, then of ``replica``.
 
     Attributes:
         start_s: When the step was formed.

@@ -57,7 +57,7 @@ class LengthPrediction:
 
 
 def _has(attribute: str, predictor: Any) -> bool:
-    """Return whether a predictor, or the one that it wraps, has an attribute that is true; an ensemble: all members."""
+    """Return whether a predictor, or one that it wraps, has a true attribute. In an ensemble, all members must."""
     if hasattr(predictor, "members"):
         return all(_has(attribute, member) for member in predictor.members)
     inner = getattr(predictor, "inner", None)

@@ -75,7 +75,7 @@ def build(scenario: Scenario) -> list[Variant]:
     for expanded in scenario.variant_scenarios():
         with located(scenario, expanded, with_key=True):
             deployed = deployment(expanded)
-            # Blocks of shared prompts fit the engine's blocks.
+            # The block size of shared prompts depends on the engine's block size.
             key = f"{expanded.workload.model_dump_json()} {expanded.engine.block_size}"
             if expanded.predictor.kind != "none":
                 key += expanded.predictor.model_dump_json() + expanded.deployment.model
@@ -284,7 +284,7 @@ _RULES: dict[str, tuple[_Rule, str]] = {
         lambda lengths, k, batch: theory.exponential_recursion(
             theory.ExponentialTimes(1.0 / float(lengths.mean())), batch, k
         ),
-        "The recursion of Lemma A.1, for lengths that are exponential of the same mean.",
+        "The recursion of Lemma A.1, for exponential lengths with the same mean.",
     ),
     "learned": (
         lambda lengths, k, batch: theory.learned(theory.SampledTimes(lengths), batch, k),

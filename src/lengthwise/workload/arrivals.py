@@ -42,7 +42,7 @@ class AllAtOnce:
 
 @dataclass(frozen=True)
 class ClosedLoop(AllAtOnce):
-    """A fixed number of requests is in the system. When one finishes, the engine releases the next one."""
+    """A fixed number of requests is in the system. When one ends, with any outcome, the engine releases the next."""
 
     concurrency: int
 

@@ -226,8 +226,8 @@ class Capped:
 
     ``cut`` decides what a pair above ``max_total_tokens`` (at least 2) loses: "output" tokens first, as an engine
     finishes a request at its context length; "prompt" tokens first; or "proportional", both by their shares of the
-    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again. A client's own
-    limit becomes at most what ``max_total_tokens`` leaves beside the prompt, and with ``ignore_eos`` the output.
+    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again. A client's limit
+    becomes at most what ``max_total_tokens`` leaves beside the prompt, or the output's length with ``ignore_eos``.
     """
 
     lengths: Lengths

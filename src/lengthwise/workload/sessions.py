@@ -174,10 +174,10 @@ def generate_sessions(
 def find_sessions(workload: Workload) -> Workload:
     """Return the workload with the columns "session" and "turn" of ``extra``, found by its shared prefixes.
 
-    A request continues the one whose full blocks its own prompt begins with, the longest if there are several. That
-    one's last full block must have been new, since otherwise both may only share a system prompt; the prompt must be
-    longer than that one's prompt and output; and no other request continues it. A request that continues none starts
-    a session. The workload does not change if it has sessions or no prefixes.
+    A request continues the earlier one whose full blocks its prompt begins with; of several, the longest. The earlier
+    one's last full block must have been new, since otherwise both may only share a system prompt. Its prompt and output
+    together must be shorter than the new prompt, and no other request may continue it. A request that continues none
+    starts a session. The workload does not change if it has sessions or no prefixes.
     """
     prefixes = workload.prefixes
     if prefixes is None or "session" in workload.extra:
@@ -231,7 +231,7 @@ class _SessionRequests:
 
     @classmethod
     def draw(cls, count: int, sessions: Sessions, lengths: Lengths, seed: int) -> _SessionRequests:
-        """Draw ``count`` sessions and end them at the limit of the context. More sessions begin with the same ones."""
+        """Draw ``count`` sessions and end them at the limit of the context. A larger ``count`` only adds sessions."""
         for_turns, for_calls, for_groups, *others = _streams(seed)
         for_lengths, for_think, for_tool, for_result, for_fork, for_parallel, *_ = others
         tools = sessions.tools
@@ -351,7 +351,7 @@ def _workload(steps: _SessionRequests, n: int, sessions: Sessions) -> Workload:
         max_tokens=cap if (cap < UNCAPPED).any() else None,
         ignore_eos=ignore_eos.astype(bool) if ignore_eos.any() else None,
         extra=extra,
-        # By what sessions may have, since by chance a draw may have no later turn.
+        # Depends on the settings: a draw may have no later turn by chance.
         after=After(start, parent, delay_s) if sessions.has_turns else None,
         prefixes=SharedPrefixes(block_tokens, ids_start, ids, previous[:n]) if has_prefixes else None,
     )

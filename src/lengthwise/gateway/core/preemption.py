@@ -26,9 +26,9 @@ _TOTAL_GAIN_DIVISOR = 3.0
 def expected_remaining(entry: Entry) -> float:
     """Return the expected remaining tokens of a request, also if it is longer than predicted.
 
-    Until half of the tokens that the last prediction left are generated, these are the predicted remaining tokens. From
-    then on they are the posterior mean, given the tokens so far, which is computed once per prediction. If the
-    prediction is a single number, a request that exceeds it is expected to grow by half.
+    Until a request has generated half of the tokens that its last prediction left, this is the predicted remainder.
+    From then on it is the larger of that and the posterior mean, given the tokens so far (computed once per
+    prediction). If the prediction is a single number, a request that exceeds it is expected to grow by half.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
     if entry.remaining > (entry.predicted - prediction.at_tokens) / 2 or not generated:

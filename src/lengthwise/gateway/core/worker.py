@@ -35,7 +35,8 @@ class ConcurrencyLimit:
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
-        self.accepted_s, self.accepted_in_flight = -math.inf, 0  # dispatch of the last accepted request; requests then
+        # When the last accepted request was dispatched, and requests in flight at its first token.
+        self.accepted_s, self.accepted_in_flight = -math.inf, 0
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the settings. The learned limit is clipped to the new bounds."""
@@ -327,7 +328,7 @@ class Worker:
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def refuses_alone(self, entry: Entry) -> bool:
-        """Return whether the worker has accepted another request since the last refusal, beside as many as run now."""
+        """Return whether the worker, at least as full as now, has accepted another request since the last refusal."""
         limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
         return limit.accepted_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 

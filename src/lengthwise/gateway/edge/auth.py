@@ -19,7 +19,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute. Above MAX_FAILURES, only keys that the address has used before pass."""
+    """Counts wrong keys per address and minute. At MAX_FAILURES, only keys that the address has used before pass."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -75,7 +75,7 @@ class UnframedTransport(CorkedTransport):
 
 
 class WriteTimeout:
-    """Aborts a connection whose client reads no buffered data for ``timeout_s`` seconds, the interval of its checks."""
+    """Aborts a connection whose client reads no buffered data for ``timeout_s`` seconds. Checks at this interval."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s

@@ -168,7 +168,7 @@ class LengthPredictor(Listener):
     def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """Learn from a finished request, unless its length was fixed. ``detail`` "length" marks a truncated output.
 
-        Later requests of its session know its length in any case.
+        If it has one choice, its length counts among the earlier outputs of its session even if it was fixed.
         """
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is Outcome.FINISHED and tokens >= 1 and request.choices == 1:

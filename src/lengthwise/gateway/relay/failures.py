@@ -48,7 +48,7 @@ class QueueFullError(Exception):
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading, because of "preemption", "worker gone", "request ended" or "slow reader"."""
+    """The gateway stopped reading: "preemption", "worker gone", "stopped", "request ended" or "slow reader"."""
 
 
 MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one owner
@@ -172,7 +172,7 @@ class FailureAttribution:
             self._fleet.record_rejection(name, self._model, self._session)
 
     def close(self) -> None:
-        """End the request. An error that only one worker answered is reported, once per owner and time window."""
+        """End the request. If only one worker answered with an error, report it, once per owner and time window."""
         workers = [worker for worker, _ in self._errors.values()]
         if len(workers) == 1 and (name := self._current(workers[0])):
             self._fleet.record_error_response(name, self.owner)

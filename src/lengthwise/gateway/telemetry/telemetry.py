@@ -207,9 +207,9 @@ LAG_INTERVAL_S = 0.2
 class Telemetry(Listeners):
     """Metrics, log, journal and traces of a gateway, as an async context manager.
 
-    It uses ``listen.journal``, ``listen.trace`` and ``order.mode``. ``statistics`` returns the scheduler's numbers.
-    ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal. Raises MissingExtraError
-    if ``listen.trace`` is set without the extra ``tracing``, and OutputError if the journal is not writable.
+    It uses ``listen``, ``order.mode``, ``dispatch.phases`` and ``limits.max_tokens``. ``statistics`` returns the
+    scheduler's numbers. ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal.
+    Raises OutputError if the journal is not writable, and MissingExtraError if traces lack the extra ``tracing``.
     """
 
     def __init__(
