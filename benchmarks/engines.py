@@ -1,9 +1,12 @@
 """Schedulers of real engines: steps that differ from the engine's own scheduler, and simulated requests per second.
 
-``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG.
+``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
+TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
+import importlib
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,32 +18,32 @@ from _sections import Sections
 from simulate import LIMITS, LOAD, chat, check
 
 from lengthwise import deploy, policy, simulate
+from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 
-STEPS, WORLDS, SCHEDULERS = 100_000, 200, ("vllm_v1", "sglang")
-RATE_RPS = 4.5 * LOAD
+STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("sglang", "trtllm"), 4.5 * LOAD
+SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
+SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=True))
 
 
-def sglang(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return how many steps differ from those of SGLang's own functions in the same random worlds."""
+def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
+    """Return how many steps differ from those of the engine's own functions in the same random worlds."""
     sys.path.append(str(ROOT / "tests" / "live"))
-    from test_live_sglang_steps import SGLANG, compared
-
-    if not SGLANG.exists():
-        raise FileNotFoundError(f"no {SGLANG}: make engine")
-    counts, different, worlds = {}, 0, 0
-    while counts.get("steps", 0) < (1 if quick else STEPS):
-        found, steps = compared(range(worlds, worlds + WORLDS), sys.executable)
-        counts = {kind: counts.get(kind, 0) + count for kind, count in found.items()}
-        different, worlds = different + len(steps), worlds + WORLDS
-    return {"engines.sglang_steps_different": {"value": different, "worlds": worlds, **counts}}
+    test, counts, different, worlds = importlib.import_module(f"test_live_{engine}_steps"), Counter[str](), 0, 0
+    if not test.SOURCES.exists():
+        raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{engine.upper()}")
+    least, new = (1, 3) if quick else (STEPS, WORLDS)
+    while counts["steps"] < least:
+        found, wrong = test.compared(range(worlds, worlds + new), sys.executable)
+        counts, different, worlds = counts + found, different + len(wrong), worlds + new
+    return {f"engines.{engine}_steps_different": {"value": different, "worlds": worlds, **counts}}
 
 
 def speed(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return simulated requests per CPU second by scheduler, where clients limit outputs to twice their lengths."""
     workload, rows = chat(100_000 if quick else 1_000_000, RATE_RPS), {}
     workload = replace(workload, max_tokens=np.minimum(2 * workload.output_tokens, 4096 - workload.prompt_tokens))
-    for name in SCHEDULERS:
-        made = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS, scheduler=policy.scheduler(name))
+    for name, scheduler in SCHEDULERS.items():
+        made = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS, scheduler=scheduler)
         run = partial(simulate, workload, made, max_log_steps=0)
         check(run(), workload)
         rates = [len(workload) / cpu_s for cpu_s in cpu_seconds(run, 3 if quick else 5)]
@@ -49,8 +52,9 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 TARGETS = {f"engines.requests_per_s.{name}": (300_000, "higher", "1/s") for name in SCHEDULERS}
-TARGETS |= {"engines.sglang_steps_different": (0, "lower", "steps")}
-SECTIONS = Sections("engines", __doc__, {"sglang": "engines:sglang", "speed": "engines:speed"}, TARGETS)
+TARGETS |= {f"engines.{name}_steps_different": (0, "lower", "steps") for name in ENGINES}
+MODULES = {name: f"engines:steps:{name}" for name in ENGINES} | {"speed": "engines:speed"}
+SECTIONS = Sections("engines", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -52,6 +52,7 @@ SCENARIO_TABLES = {
     "engine.kv_offloading.storage": sections.KVStorageTable,
     "scheduler": sections.SchedulerSection,
     "scheduler.sglang": sections.SglangTable,
+    "scheduler.trtllm": sections.TrtllmTable,
     "predictor": sections.PredictorSection,
     "slo": sections.SloSection,
     "run": sections.RunSection,
@@ -311,7 +312,8 @@ def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
         made = [one if isinstance(one, str) else getattr(one, "title", str(one)) for one in field.default_factory()]  # type: ignore[call-arg]
         return f"`{', '.join(made)}`" if made else ""
-    return "" if field.default is None else f"`{str(field.default).lower()}`"
+    text = str(field.default)
+    return "" if field.default is None else f"`{text.lower() if isinstance(field.default, bool) else text}`"
 
 
 def _spellings(section: str, key: str) -> str:

@@ -293,6 +293,12 @@ def test_a_custom_policy_is_noted():
     assert message(launch, "by_the_moon (your own)")
 
 
+@pytest.mark.parametrize("launch", [vllm_launch, sglang_launch])
+def test_the_rules_of_another_engine_are_noted(launch):
+    assert message(launch(deployment(scheduler="trtllm")), "TensorRT-LLM's rules")
+    assert not message(launch(deployment()), "rules")
+
+
 @pytest.fixture(scope="module")
 def sglang_flags():
     """Flags to what may follow them: nothing, VALUE, or listed words."""

@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from observers import EXAMPLES, INFINITY, LAW, entries, run
 from test_kernel_agrees import assert_same, outcome
-from worlds import sglang_worlds
+from worlds import sglang_worlds, trtllm_worlds
 
 from lengthwise.policy import known, named, resolve
+from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.records import Status
 
 HALF = settings(LAW, max_examples=max(1, EXAMPLES // 2))
@@ -278,6 +279,17 @@ def test_by_sglangs_rules_no_request_passes_an_overdue_one_or_without_a_rank_an_
             observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
 
 
+@HALF
+@given(trtllm_worlds(), st.sampled_from(RANKS), st.sampled_from([0.001, 0.01, 0.05, INFINITY]))
+def test_by_trtllms_rules_no_complete_prompt_passes_an_overdue_one_or_by_fcfs_an_earlier_one(world, rank, max_wait_s):
+    workload, deployment = world[0].without_dependencies(), world[1]
+    complete = TrtllmSettings(deployment.scheduler.trtllm.capacity_scheduler_policy)
+    for kind, by in ((Bounded, rank), (Arrival, "fcfs")):
+        scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s, trtllm=complete)
+        if kind is Bounded or max_wait_s == INFINITY:
+            observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
+
+
 OWN_BOUND = {
     "fcfs": Arrival,
     "queue_order": Arrival,
@@ -287,7 +299,7 @@ OWN_BOUND = {
 }
 SHORTER = 1 / 6000
 """The worlds here last for seconds: 300 s become 50 ms (time has no scale, law 15)."""
-OWN = sorted(name for name, one in named().items() if not name.startswith("vidur") and one.sglang is None)
+OWN = sorted(name for name, one in named().items() if not name.startswith("vidur") and not one.engine_rules)
 
 
 @pytest.mark.parametrize("name", sorted(named()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from lengthwise.policy import known, named, scheduler
 from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
 from lengthwise.schema.deployment import (
+    CAPACITY_POLICIES,
+    CHUNKING_POLICIES,
     RADIX_EVICTION_POLICIES,
     Deployment,
     EngineLimits,
@@ -18,6 +21,7 @@ from lengthwise.schema.deployment import (
     Parallelism,
     Scheduler,
     SglangSettings,
+    TrtllmSettings,
 )
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
@@ -166,7 +170,7 @@ def schedulers(draw: st.DrawFn) -> Scheduler:
         "preemption_interval_steps": draw(st.sampled_from([1, 4, 50])),
     }
     if draw(st.booleans()):
-        name = draw(st.sampled_from(sorted(name for name, one in named().items() if one.sglang is None)))
+        name = draw(st.sampled_from(sorted(name for name, one in named().items() if not one.engine_rules)))
         chosen = scheduler(name)
         return Scheduler(
             chosen.rank,
@@ -242,6 +246,30 @@ def deployments(draw: st.DrawFn) -> Deployment:
 @st.composite
 def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     """Requests with limits on replicas that SGLang's rules schedule, with any settings, rank and router."""
+    chunked = draw(st.booleans())
+    settings = SglangSettings(
+        draw(st.sampled_from([0.0, 0.1, 1.0, 1.6])), draw(st.sampled_from([16, 64, 16384])), chunked,
+        chunked and draw(st.booleans()),
+    )  # fmt: skip
+    return draw(engine_worlds("queue_order", sglang=settings))
+
+
+@st.composite
+def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on replicas that TensorRT-LLM's rules schedule, with any settings, rank and router."""
+    policy, chunked = draw(st.sampled_from(CAPACITY_POLICIES)), draw(st.booleans())
+    chunking = draw(st.sampled_from(CHUNKING_POLICIES)) if chunked else CHUNKING_POLICIES[0]
+    workload, deployment = draw(engine_worlds("fcfs", trtllm=TrtllmSettings(policy, chunked, chunking)))
+    if policy == "MAX_UTILIZATION" and draw(st.booleans()):
+        workload = dataclasses.replace(workload, max_tokens=None, ignore_eos=None)
+    limits = deployment.limits
+    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, deployment.kv.block_size)
+    return workload, dataclasses.replace(deployment, limits=dataclasses.replace(limits, max_num_batched_tokens=tokens))
+
+
+@st.composite
+def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Workload, Deployment]:
+    """Requests with limits on replicas that an engine's own rules schedule, with any rank and router."""
     workload, other = draw(workloads()), draw(deployments())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     prompt, output, n = workload.prompt_tokens, workload.output_tokens, len(workload)
@@ -250,18 +278,13 @@ def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     limit[prompt + limit > other.max_model_len] = UNCAPPED
     exact = (rng.random(n) < draw(st.sampled_from([0.0, 0.0, 0.6]))) & (limit < UNCAPPED)
     limit = np.where(exact, output, limit)
-    chunked = draw(st.booleans())
-    settings = SglangSettings(
-        draw(st.sampled_from([0.0, 0.1, 1.0, 1.6])), draw(st.sampled_from([16, 64, 16384])), chunked,
-        chunked and draw(st.booleans()),
-    )  # fmt: skip
     limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False)
-    ranks = [*sorted(known("rank")), *["queue_order"] * 8]
+    ranks = [*sorted(known("rank")), *[own_rank] * 8]
     made = Scheduler(
         draw(st.sampled_from(ranks)),
         router=draw(st.sampled_from(ROUTERS)),
         max_wait_s=draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
-        sglang=settings,
+        **settings,
     )
     parallel = dataclasses.replace(other.parallel, pp=1)
     tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)

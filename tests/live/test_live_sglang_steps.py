@@ -19,7 +19,7 @@ from plugin_engines import ROOT
 from lengthwise import policy
 from lengthwise.engine import deploy
 from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
-from lengthwise.engine._reference_state import BlockPool, Request, SglangState, Step, Wait
+from lengthwise.engine._reference_state import BlockPool, Request, RulesState, Step, Wait
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
 from lengthwise.schema.deployment import EngineLimits, Scheduler, SglangSettings
@@ -28,7 +28,7 @@ from lengthwise.schema.workload import Workload
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 WORLDS = int(os.environ.get("LENGTHWISE_SGLANG_WORLDS", "100"))
-SGLANG = Path(os.environ.get("LENGTHWISE_SGLANG", ROOT / ".engines" / "sglang-mem-cache"))
+SOURCES = Path(os.environ.get("LENGTHWISE_SGLANG", ROOT / ".engines" / "sglang-mem-cache"))
 """The part of SGLang's package that ``make engine`` unpacks."""
 
 
@@ -140,11 +140,11 @@ def overlapping_steps(one):
 
     def update_keys():
         for q in waiting:
-            q.wait.key = -q.sglang.max_tokens if one["policy"] == "lof" else 0
+            q.wait.key = -q.rules.max_tokens if one["policy"] == "lof" else 0
 
     def release(q):
         pool.release((), q.blocks)
-        q.blocks = q.sglang.kv_tokens = 0
+        q.blocks = q.rules.kv_tokens = 0
 
     def preempt(_step, q):
         release(q)
@@ -159,7 +159,7 @@ def overlapping_steps(one):
         pool, waiting, update_keys, preempt,
     )  # fmt: skip
     requests = [
-        Request(i, arrival, prompt, output, Wait(arrival), sglang=SglangState(cap, exact))
+        Request(i, arrival, prompt, output, Wait(arrival), rules=RulesState(cap, exact))
         for i, (arrival, prompt, output, cap, exact) in enumerate(one["requests"])
     ]
     lines, last = [], None
@@ -171,7 +171,7 @@ def overlapping_steps(one):
         retracted.clear()
         if last is not None:
             staying = [q for q, _ in last.prompts if q is not unfinished] + last.decodes
-            for q in [q for q in staying if q.sglang.kv_tokens]:
+            for q in [q for q in staying if q.rules.kv_tokens]:
                 q.generated += 1
                 if q.generated == q.output:
                     release(q)
@@ -183,11 +183,11 @@ def overlapping_steps(one):
 
 def sglang_steps(worlds, python):
     """The steps of SGLang's own functions in each world."""
-    assert SGLANG.exists(), f"no {SGLANG}: make engine"
+    assert SOURCES.exists(), f"no {SOURCES}: make engine"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "worlds.json"
         path.write_text(json.dumps(worlds))
-        words = [python, str(Path(__file__).parent / "sglang_steps.py"), str(SGLANG), str(path)]
+        words = [python, str(Path(__file__).parent / "sglang_steps.py"), str(SOURCES), str(path)]
         ran = subprocess.run(words, capture_output=True, text=True, timeout=3000, check=False)
         assert ran.returncode == 0, ran.stderr[-3000:]
         return json.loads(ran.stdout.splitlines()[-1])

@@ -9,9 +9,10 @@ import pytest
 
 from lengthwise import config, policy
 from lengthwise.cost import ENGINE_HOSTS
-from lengthwise.schema.deployment import Scheduler, SglangSettings
+from lengthwise.engine import simulate
+from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError, PolicyError, ScenarioError, UnknownNameError
-from lengthwise.usecases import search, variants
+from lengthwise.usecases import explain, search, variants
 
 TEXT = """
 [workload]
@@ -140,6 +141,18 @@ def test_sglang_has_its_own_settings():
         built({"policy": '"sglang"', "sglang": "{ schedule_conservativeness = -1 }"})
 
 
+def test_trtllm_has_its_own_settings():
+    limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
+    assert built({"policy": '"trtllm"'}, text=limits) == policy.scheduler("trtllm")
+    table = '{ enable_chunked_prefill = true, context_chunking_policy = "EQUAL_PROGRESS" }'
+    made = built({"policy": '"trtllm"', "rank": '"sjf"', "trtllm": table}, text=limits)
+    assert made == Scheduler("sjf", trtllm=TrtllmSettings("GUARANTEED_NO_EVICT", True, "EQUAL_PROGRESS"))
+    with pytest.raises(InputError, match=r"scheduler\.trtllm has settings .* the policy is 'sglang'"):
+        built({"policy": '"sglang"', "trtllm": table}, text=limits)
+    with pytest.raises(ScenarioError, match="MAX_UTILIZATION"):
+        built({"policy": '"trtllm"', "trtllm": '{ capacity_scheduler_policy = "max_utilization" }'})
+
+
 def test_bins_need_predictions():
     blind = TEXT.replace('predicted = "oracle"', "")
     with pytest.raises(PolicyError, match="cuts predicted output lengths, and this workload has none"):
@@ -182,6 +195,9 @@ def test_a_named_engine_has_its_scheduler_host_and_limits():
     assert engine_settings(config.loads(ENGINES, overrides=["engine=vllm"])) == (
         "vllm_v1", "vllm", 8192, 1024, 16, "vllm"
     )  # fmt: skip
+    assert engine_settings(config.loads(ENGINES, overrides=["engine=trtllm"])) == (
+        "trtllm", "trtllm", 8192, 2048, 32, "vllm"
+    )  # fmt: skip
     small = config.loads(ENGINES, overrides=["deployment.gpu=A100-80GB", "engine=vllm"])
     assert engine_settings(small)[2:4] == (2048, 256)
     made = variants.deployment(one)
@@ -200,13 +216,37 @@ def test_what_a_scenario_gives_precedes_the_defaults_of_its_engine():
 def test_variants_and_searches_take_the_defaults_of_their_own_engine():
     both = config.loads(ENGINES + '[[variants]]\nname = "a"\nengine = "vllm"\n[[variants]]\nname = "b"\n')
     assert [variant.deployment.scheduler.sglang is None for variant in variants.build(both)] == [True, False]
-    axis = ENGINES.replace('engine = "sglang"', "") + '[search]\nspace = { engine = ["vllm", "sglang"] }\n'
+    engines = ("vllm", "sglang", "trtllm")
+    axis = ENGINES.replace('engine = "sglang"', "") + f"[search]\nspace = {{ engine = {list(engines)} }}\n"
     (question,) = search.questions(config.loads(axis))
-    made = [question.bench.build({"engine.name": name}) for name in ("vllm", "sglang")]
-    assert [one.limits.block_size for one in made] == [16, 1]
-    assert [one.cost.host_s[0] for one in made] == [ENGINE_HOSTS[name].step_s for name in ("vllm", "sglang")]
+    made = [question.bench.build({"engine.name": name}) for name in engines]
+    assert [one.limits.block_size for one in made] == [16, 1, 32]
+    assert [one.cost.host_s[0] for one in made] == [ENGINE_HOSTS[name].step_s for name in engines]
+
+
+def test_explain_agrees_with_what_limits_reserve():
+    text = """
+    engine = { name = "trtllm", max_num_batched_tokens = 8192 }
+    workload = { isl = 300, osl = 100, max_tokens = 1100, request_rate = inf, num_requests = 50 }
+    deployment = { model = "llama-3-8b", gpu = "H100", num_blocks = 1000 }
+    """
+    (variant,) = variants.build(config.loads(text))
+    found, steps = explain.explain(variant), simulate(variant.workload(0), variant.deployment, seed=0).steps
+    assert found.fits[0].reserved_tokens == 44 * 32
+    assert (steps.decode_seqs + steps.prefill_seqs).max() == found.fits[0].seqs == 1000 // 44
+    (endless,) = variants.build(config.loads(text, overrides=["workload.max_tokens=none"]))
+    with pytest.raises(InputError, match='"trtllm" with GUARANTEED_NO_EVICT admits requests by their max_tokens'):
+        explain.explain(endless)
+
+
+@pytest.mark.parametrize("name", ["sglang", "trtllm"])
+def test_an_engine_with_its_own_rules_has_no_decode_side(name):
+    two_sides = ENGINES.replace('gpu = "H100"', 'gpu = "H100", decode = {}').replace('"sglang"', f'"{name}"')
+    (variant,) = variants.build(config.loads(two_sides))
+    with pytest.raises(InputError, match=f'"{name}" is not modelled with disaggregation yet'):
+        simulate(variant.workload(0), variant.deployment, seed=0)
 
 
 def test_an_unknown_engine_is_reported():
-    with pytest.raises(ScenarioError, match=r"engine.name.*'vllm' or 'sglang'"):
+    with pytest.raises(ScenarioError, match=r"engine.name.*'vllm', 'sglang' or 'trtllm'"):
         config.loads(ENGINES.replace('"sglang"', '"sgl"'))

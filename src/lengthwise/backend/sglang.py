@@ -123,6 +123,9 @@ def _memory_notes(d: Deployment) -> Iterator[str]:
     if d.scheduler.sglang is not None:
         yield "Steps were simulated one after the other; SGLang prepares the next one meanwhile (overlap schedule)."
         return
+    if d.scheduler.trtllm is not None:
+        yield "Requests were scheduled by TensorRT-LLM's rules; SGLang's are those of scheduler sglang."
+        return
     yield (
         f"Requests were admitted by memory policy {launch.policy_name(d.scheduler.memory)} with a watermark of "
         f"{d.watermark:g}; SGLang admits by its estimate of the remaining output "

@@ -29,7 +29,7 @@ from lengthwise.config.values import (
     seconds,
 )
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.specs import GpuSpec
 
@@ -307,7 +307,7 @@ class EngineSection(Section):
     not set are that engine's own.
     """
 
-    name: Literal["vllm", "sglang"] | None = None
+    name: Literal["vllm", "sglang", "trtllm"] | None = None
     max_num_seqs: Seqs = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
@@ -356,8 +356,10 @@ ENGINES = {
         "SGLang 0.5.23", "sglang", 1, "sglang",
         ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))),
     ),
+    "trtllm": EngineDefaults("TensorRT-LLM", "trtllm", 32, "vllm", ((0, (8192, 2048)),)),
 }  # fmt: skip
-"""Defaults of servers: vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and the least ``max_running_requests``."""
+"""Defaults of servers: vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and the least ``max_running_requests``, and
+TensorRT-LLM's ``BuildConfig``. The last one's prefix cache is not modelled."""
 
 
 class SglangTable(Section):
@@ -369,6 +371,16 @@ class SglangTable(Section):
     )  # of a step, beyond which no other request is admitted
     chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
     enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
+
+
+class TrtllmTable(Section):
+    """TensorRT-LLM's own settings of its scheduler; its max_num_tokens is engine.max_num_batched_tokens."""
+
+    # memory for every max_tokens, or for one step; the latter pauses requests when memory runs out
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
+    enable_chunked_prefill: bool = TrtllmSettings.enable_chunked_prefill  # false: prompts are computed in one piece
+    # of prompts that do not fit in a step
+    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = "FIRST_COME_FIRST_SERVED"
 
 
 class SchedulerSection(Section):
@@ -393,6 +405,7 @@ class SchedulerSection(Section):
     batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
     sglang: SglangTable | None = None  # settings of policy "sglang"
+    trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
 
 
 class SloSection(Section):

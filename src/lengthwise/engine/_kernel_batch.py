@@ -57,7 +57,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     w.plan_flags = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
-    if S.params[rep.side].sglang == 1:
+    if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
         return rules(S, r, now_s, rank) == 1
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:

@@ -58,6 +58,8 @@ def free_blocks_of(S, r, q, has_ended):
     q.blocks = 0
     q.place = -1
     S.replicas[r].batch_is_full = 0
+    S.replicas[r].reserved_blocks -= q.reserved
+    q.reserved = 0
 
 
 @jit_cold

@@ -111,6 +111,8 @@ def rank_key(S, now_s, slot, rank):
     """Return a request's key in the queue. The key is the rank, or -infinity after a wait of ``max_wait_s``."""
     q = S.slots[slot]
     late = overdue_at_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.params[0].max_wait_s
+    if not late and S.params[0].trtllm > 0 and q.admission >= 0:
+        return q.queue_key
     return -INFINITY if late else key_of(S, rank, now_s, q)
 
 

@@ -28,7 +28,7 @@ def form_as_sglang(S, r, now_s, rank):
             lower_ratio(S, r)
         else:
             _retract(S, r, now_s, rank)
-        _take_decodes(S, r)
+        take_decodes(S, r)
     if w.seqs == 0:
         rep.new_token_ratio = S.params[0].initial_token_ratio
     return 1 if w.seqs > 0 else 0
@@ -55,7 +55,7 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
     rep, prompts, merged = S.replicas[r], S.flights[f].prompts, 0
     if is_alone:
         rep.batch_is_full = 0
-    _compact(S, r)
+    compact(S, r)
     for i in range(prompts):
         q = S.slots[S.prompt_slot[f, i]]
         if q.prefilled < q.context:
@@ -69,24 +69,25 @@ def merge_prompts(S, r, f, is_mixed, is_alone):
         merged += rep.ordered
         rep.ordered = 0
     for i in range(merged):
-        _put(S, r, rep.ordered, S.tmp_slot[i])
+        put(S, r, rep.ordered, S.tmp_slot[i])
         rep.ordered += 1
 
 
 @jit_cold
-def _compact(S, r):
+def compact(S, r):
     """Remove sequences that no longer decode from ``batch_order``. Their slots may be in use on another replica."""
     count, first = 0, r * S.batch_order.shape[1]
     for i in range(S.replicas[r].ordered):
         slot = S.batch_order[r, i]
         if S.slots[slot].place == first + i:
-            _put(S, r, count, slot)
+            put(S, r, count, slot)
             count += 1
     S.replicas[r].ordered = count
 
 
 @jit
-def _put(S, r, i, slot):
+def put(S, r, i, slot):
+    """Give a request place ``i`` of the replica's row of ``batch_order``."""
     S.batch_order[r, i] = slot
     S.slots[slot].place = r * S.batch_order.shape[1] + i
 
@@ -131,11 +132,12 @@ def _prefill(S, r, now_s, rank):
     if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0:
         group = S.groups[rep.idle_group]
         if S.block_needs[rep.idle_group, group.steps % params.block_size] <= rep.free_blocks:
-            _take_decodes(S, r)
+            take_decodes(S, r)
 
 
 @jit
-def _take_decodes(S, r):
+def take_decodes(S, r):
+    """Put the decoding residents into the step, and give them the blocks that they need for it."""
     rep, w = S.replicas[r], S.work[0]
     group, flight = S.groups[rep.idle_group], S.flights[w.flight]
     rep.free_blocks -= S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
@@ -148,7 +150,7 @@ def _take_decodes(S, r):
 def _reserved_tokens(S, r):
     """Return the tokens that are kept free for the outputs of decoding sequences, summed in their order."""
     rep, total = S.replicas[r], 0.0
-    _compact(S, r)
+    compact(S, r)
     for i in range(rep.ordered):
         update(S, rep.idle_group, S.batch_order[r, i])
         q = S.slots[S.batch_order[r, i]]
@@ -340,7 +342,7 @@ def _retract(S, r, now_s, rank):
     generated, limits = 0, 0
     for i in range(left):
         slot = S.tmp_slot[i]
-        _put(S, r, i, slot)
+        put(S, r, i, slot)
         generated += S.slots[slot].generated
         limits += S.max_tokens[S.slots[slot].index]
     rep.ordered = left
@@ -357,7 +359,7 @@ def _is_short(S, rep, group, size):
 def _order_by_output(S, r):
     """Sort the decoding sequences into ``tmp_slot``, the first to be retracted last. Return how many there are."""
     rep = S.replicas[r]
-    _compact(S, r)
+    compact(S, r)
     for count in range(rep.ordered):
         slot, i = S.batch_order[r, count], count
         update(S, rep.idle_group, slot)

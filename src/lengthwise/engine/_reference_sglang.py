@@ -39,7 +39,7 @@ class NewTokenRatio:
     def after_retraction(self, remaining: list[Request]) -> None:
         """Set the ratio by the requests that remain."""
         tokens = sum(q.generated for q in remaining) + RETRACT_STEPS * len(remaining)
-        self.now = min(1.0, tokens / (sum(q.sglang.max_tokens for q in remaining) + 1))
+        self.now = min(1.0, tokens / (sum(q.rules.max_tokens for q in remaining) + 1))
 
     def reset(self) -> None:
         """Set the initial ratio, as an idle replica does."""
@@ -78,7 +78,7 @@ class _PrefillPass:
         self.prompts: list[tuple[Request, int]] = []
 
     def _reserve_of(self, q: Request) -> float:
-        return min(q.sglang.max_tokens - q.generated, self.clip) * (1.0 if q.sglang.ignore_eos else self.ratio)
+        return min(q.rules.max_tokens - q.generated, self.clip) * (1.0 if q.rules.ignore_eos else self.ratio)
 
     @property
     def left_total(self) -> float:
@@ -111,18 +111,18 @@ class _PrefillPass:
         Where SGLang would run out of memory, the chunk is cut to what is free.
         """
         assert self.left_chunk is not None
-        left, tokens = q.context - q.sglang.kv_tokens, min(self.left_chunk, int(self.left_total))
+        left, tokens = q.context - q.rules.kv_tokens, min(self.left_chunk, int(self.left_total))
         tokens = tokens if tokens > 0 else self.left_chunk
-        tokens = min(left, tokens, self.replica.free_tokens + -q.sglang.kv_tokens % self.size)
+        tokens = min(left, tokens, self.replica.free_tokens + -q.rules.kv_tokens % self.size)
         if tokens > 0:
-            self.add(q, tokens, min(q.sglang.max_tokens, self.clip) if tokens == left else 0)
+            self.add(q, tokens, min(q.rules.max_tokens, self.clip) if tokens == left else 0)
         return tokens == left
 
     def admit(self, q: Request) -> bool | None:
         """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are."""
-        if q.sglang.ignore_eos:
+        if q.rules.ignore_eos:
             return self._admit_exact(q)
-        new_tokens = min(max(q.sglang.max_tokens - q.generated, 0), self.clip)
+        new_tokens = min(max(q.rules.max_tokens - q.generated, 0), self.clip)
         if q.context + new_tokens + self.size >= self.left_total:
             return None
         pages = -(-q.context // self.size) * self.size
@@ -134,7 +134,7 @@ class _PrefillPass:
             if tokens > 0:
                 self.add(q, tokens, 0)
             return tokens > 0
-        self.add(q, q.context, min(q.sglang.max_tokens, self.clip))
+        self.add(q, q.context, min(q.rules.max_tokens, self.clip))
         return True
 
     def _admit_exact(self, q: Request) -> bool | None:
@@ -159,12 +159,12 @@ class _PrefillPass:
         if not complete and self.left_chunk is not None and (self.left_chunk <= 0 or self.replica.chunked is not None):
             return False  # A second prompt in part would take the place of the first.
         self.add(
-            q, q.context if complete else self.left_chunk or 0, min(q.sglang.max_tokens, self.clip) if complete else 0
+            q, q.context if complete else self.left_chunk or 0, min(q.rules.max_tokens, self.clip) if complete else 0
         )
         return True
 
     def _state_of(self, q: Request) -> tuple[float, int] | None:
-        tokens = q.sglang.max_tokens * (1.0 if q.sglang.ignore_eos else self.ratio) - q.generated
+        tokens = q.rules.max_tokens * (1.0 if q.rules.ignore_eos else self.ratio) - q.generated
         return (tokens, q.context) if tokens > 0 else None
 
 
@@ -173,7 +173,7 @@ class SglangReplica:
 
     With overlap (SGLang's default), ``end`` of a step comes after ``form`` of the next one. That one therefore decodes
     sequences which have just ended, except where ``max_tokens`` ends them; what it computes for those is lost, as is
-    the last token of a retracted request. A request that ends has its ``sglang.kv_tokens`` set to 0.
+    the last token of a retracted request. A request that ends has its ``rules.kv_tokens`` set to 0.
 
     Attributes:
         waiting: The queue, in the order of entry. A request with a smaller ``wait.key`` is admitted first.
@@ -212,7 +212,7 @@ class SglangReplica:
         members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
         chunked = [] if self.chunked is None else [self.chunked]
         return self.limits.max_running_requests - len(
-            {q for q in (*self.running, *chunked, *members) if q.sglang.kv_tokens}
+            {q for q in (*self.running, *chunked, *members) if q.rules.kv_tokens}
         )
 
     def form(self, step: Step) -> None:
@@ -234,24 +234,24 @@ class SglangReplica:
     def _resize(self, q: Request, kv_tokens: int) -> None:
         pages = -(-kv_tokens // self.limits.page_size)
         self.pool.take(pages - q.blocks)
-        q.blocks, q.sglang.kv_tokens = pages, kv_tokens
+        q.blocks, q.rules.kv_tokens = pages, kv_tokens
 
     def _merge(self) -> None:
         """Move the prompts of the last step to ``running``, and take out what has ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
-            merged = [q for q in members if q.sglang.kv_tokens and q is not self.chunked]
+            merged = [q for q in members if q.rules.kv_tokens and q is not self.chunked]
             if len(merged) < len(members):
                 self.is_full = False
             if merged and not self.running:
                 self.is_full = False  # SGLang takes the new batch with a flag of its own.
             self.running += merged
-        left = [q for q in self.running if q.sglang.kv_tokens]
+        left = [q for q in self.running if q.rules.kv_tokens]
         if len(left) < len(self.running):
             self.is_full = False
         self.running = left
-        if self.chunked is not None and not self.chunked.sglang.kv_tokens:
+        if self.chunked is not None and not self.chunked.rules.kv_tokens:
             self.chunked = None
 
     def _prefill(self, step: Step) -> None:
@@ -266,7 +266,7 @@ class SglangReplica:
             self._admit(taken, rows + len(taken.prompts))
         step.prompts = taken.prompts
         for q, tokens in step.prompts:
-            self._resize(q, q.sglang.kv_tokens + tokens)
+            self._resize(q, q.rules.kv_tokens + tokens)
         if step.prompts and limits.enable_mixed_chunk and self.running:
             self._leave_out_ending()
             if self.running and self._fits(self.running):
@@ -279,7 +279,7 @@ class SglangReplica:
         if pending is None:
             return False
         members = {*(q for q, _ in pending.prompts), *pending.decodes}
-        left = [q for q in self.running if q not in members or q.generated + 1 < q.sglang.max_tokens]
+        left = [q for q in self.running if q not in members or q.generated + 1 < q.rules.max_tokens]
         is_any = len(left) < len(self.running)
         self.running, self.is_full = left, self.is_full and not is_any
         return is_any
@@ -317,11 +317,11 @@ class SglangReplica:
 
     def _fits(self, sequences: list[Request]) -> bool:
         """Return whether each of the sequences can have one more token."""
-        return sum(q.sglang.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.pool.free
+        return sum(q.rules.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.pool.free
 
     def _extend(self, sequences: list[Request]) -> None:
         for q in sequences:
-            self._resize(q, q.sglang.kv_tokens + 1)
+            self._resize(q, q.rules.kv_tokens + 1)
 
     def _decode(self, step: Step) -> None:
         some_end = self._leave_out_ending()

@@ -547,8 +547,11 @@ class LastStep:
 
 
 @dataclass
-class SglangState:
-    """What SGLang's rules know of a request: its client's limits, and the tokens for which it holds KV memory."""
+class RulesState:
+    """What an engine's own rules know of a request: its client's limits.
+
+    For SGLang's rules also the tokens for which it holds KV memory.
+    """
 
     max_tokens: int = 0
     ignore_eos: bool = False
@@ -578,7 +581,7 @@ class Request:
     cached: Any = ()
     admission: Admission = Admission()
     transfer: Transfer | None = None
-    sglang: SglangState = field(default_factory=SglangState)
+    rules: RulesState = field(default_factory=RulesState)
 
     @property
     def context(self) -> int:
@@ -650,6 +653,7 @@ class Replica:
         loading: Requests that wait outside of ``running``: for their load from ``tier`` or, after its end, for a step.
         just_ended: Requests that have ended, or are prefilled for another replica, since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
+        trtllm: What forms its steps by TensorRT-LLM's rules, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -666,6 +670,7 @@ class Replica:
         self.just_ended: list[Request] = []
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
+        self.trtllm: Any = None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0

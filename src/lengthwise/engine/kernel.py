@@ -149,7 +149,9 @@ def _rejection(S, i, memory, decode_memory):
     params, prompt, predicted = S.params[0], S.prompt[i], predicted_total(S, i, 0)
     if prompt >= params.max_model_len:
         return TOO_LONG
-    if params.sglang == 1:
+    if params.sglang == 1 or params.trtllm > 0:
+        if prompt > params.longest_prompt:
+            return OVER_BUDGET
         return REFUSED if S.max_tokens[i] < 1 else NONE
     S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
     S.work[0].prompt_tokens = 0
@@ -202,6 +204,7 @@ def _new_slot(S, i):
     q.inserted = 0
     q.transfer_blocks = 0
     q.place = -1
+    q.reserved = 0
     q.queued_at_s = q.arrival_s
     q.queued_for_s = 0.0
     q.charged_tokens = 0.0

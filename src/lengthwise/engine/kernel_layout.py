@@ -33,9 +33,9 @@ slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
-    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place
+    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved
     """,
-    "arrival_s last_token_s queued_at_s queued_for_s charged_tokens",
+    "arrival_s last_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
 """A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
 grow with decodes. ``transfer_blocks`` stay at ``prefill_replica`` until a decode replica has fetched them. Of its
@@ -45,8 +45,9 @@ blocks (or ``transfer_blocks``), the first ``cached`` have contents that others 
 preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
 ``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
 began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
-bin became. Under SGLang's rules, ``place`` is that in ``State.batch_order``, counted through
-all rows, or -1."""
+bin became. Under the rules of SGLang and TensorRT-LLM, ``place`` is that in ``State.batch_order``, counted through
+all rows, or -1; under those of TensorRT-LLM, ``reserved`` are the blocks for a resident's complete output, and
+``queue_key`` is the key with which it first left the queue."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
@@ -54,11 +55,12 @@ replica_t = _record(
     """
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
-    incoming gaps steps tokens batch_is_full ordered
+    incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
+    last_key
     """,
 )
 """A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
@@ -66,8 +68,9 @@ replica_t = _record(
 in flight. ``partials`` counts half-computed prompts; ``incoming``, at a decode replica, counts transfers, which use its
 row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first timeout of a resident.
 ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding.
-``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are SGLang's
-(``_kernel_sglang``)."""
+``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are of engines' own rules
+(``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the last order of one
+(``last_key``, ``last_index``)."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -163,7 +166,7 @@ param_t = _record(
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
-    max_prefill_tokens enable_mixed_chunk
+    max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s

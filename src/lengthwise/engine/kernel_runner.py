@@ -11,6 +11,7 @@ from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
 from lengthwise.engine._kernel_sglang import form_as_sglang, no_rules
+from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.engine._reference_sglang import NewTokenRatio
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import Setup, error_of, policy_error
@@ -37,8 +38,8 @@ class State(NamedTuple):
     ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
     arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the request before in the
     session, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
-    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang schedules; ``batch_order`` [replicas, sequences] has
-    its decoding sequences in their order. ``tmp_*`` are work arrays.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules; ``batch_order``
+    [replicas, sequences] has its residents, of SGLang those that decode, in their order. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -395,19 +396,19 @@ def _rules_signature(state_type: Any) -> Any:
     return _jit.i8(_jit.pointer_to(state_type), _jit.i8, _jit.f8, rank)
 
 
-def _rules(state: State, *, sglang: bool) -> Any:
+def _rules(state: State, engine: str) -> Any:
     """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
-    function = form_as_sglang if sglang else no_rules
+    function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": no_rules}[engine]
     if _jit.DISABLED:
         return function
-    if (key := (_kind(state), sglang)) not in _RULES:
+    if (key := (_kind(state), engine)) not in _RULES:
         _RULES[key] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
     return _RULES[key]
 
 
 # Kernels by the structure of their state: to derive its compiled type each time takes longer than a short run.
 _KERNELS: dict[Kind, Any] = {}
-_RULES: dict[tuple[Kind, bool], Any] = {}
+_RULES: dict[tuple[Kind, str], Any] = {}
 
 
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
@@ -416,7 +417,7 @@ def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
     decode = (setup.decode_side or setup).functions
     return (
         state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router,
-        _rules(state, sglang=setup.params.sglang),
+        _rules(state, setup.deployment.scheduler.engine_rules),
     )  # fmt: skip
 
 

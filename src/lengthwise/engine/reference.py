@@ -24,11 +24,12 @@ from lengthwise.engine._reference_state import (
     Queue,
     Replica,
     Request,
-    SglangState,
+    RulesState,
     Step,
     Transfer,
     Wait,
 )
+from lengthwise.engine._reference_trtllm import TrtllmLimits, TrtllmReplica
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
@@ -66,9 +67,11 @@ class Reference:
         self.replicas = [*self.prefill_replicas, *self.decode_replicas]
         if params.central_queue:
             self.queues = self.queues[:1]
-        if params.sglang:
-            for rep in self.replicas:
+        for rep in self.replicas:
+            if params.sglang:
                 rep.sglang = self._sglang_replica(rep)
+            elif params.trtllm:
+                rep.trtllm = self._trtllm_replica(rep)
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
         self.wakes_s: dict[int, float] = {}
@@ -98,11 +101,27 @@ class Reference:
             params.enable_mixed_chunk,
             params.schedule_conservativeness,
         )
+        return SglangReplica(limits, *self._rule_inputs(rep))
+
+    def _trtllm_replica(self, rep: Replica) -> TrtllmReplica:
+        params, settings = self.s.params, self.s.deployment.scheduler.trtllm
+        assert settings is not None
+        limits = TrtllmLimits(
+            params.block_size,
+            params.max_num_seqs,
+            params.token_budget,
+            settings.capacity_scheduler_policy,
+            settings.context_chunking_policy if settings.enable_chunked_prefill else None,
+        )
+        return TrtllmReplica(limits, *self._rule_inputs(rep))
+
+    def _rule_inputs(self, rep: Replica) -> tuple[Any, ...]:
+        """Return the pool and the queue on which an engine's own rules work, and how they rank and preempt."""
 
         def preempt(step: Step, q: Request) -> None:
             self._preempt(rep, step, q)
 
-        return SglangReplica(limits, rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt)
+        return rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt
 
     def run(self) -> EngineOutput:
         """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
@@ -195,8 +214,8 @@ class Reference:
             self._update_entry_time()
             arrival_s = float(self.arrival_s[i])
             q = Request(i, arrival_s, int(columns.prompt[i]), int(columns.output[i]), Wait(arrival_s))
-            if params.sglang:
-                q.sglang = SglangState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
+            if params.sglang or params.trtllm:
+                q.rules = RulesState(int(columns.max_tokens[i]), bool(columns.ignore_eos[i]))
             rejection = self._rejection(q)
             if rejection != Rejection.NONE:
                 self.results[i]["status"] = Status.REJECTED
@@ -215,8 +234,10 @@ class Reference:
         """Return why even an empty replica could not serve the request, or ``NONE`` if it could."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
-        if self.s.params.sglang:
-            return Rejection.REFUSED_BY_MEMORY_POLICY if q.sglang.max_tokens < 1 else Rejection.NONE
+        if self.s.params.sglang or self.s.params.trtllm:
+            if q.prompt > self.s.params.longest_prompt:
+                return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
+            return Rejection.REFUSED_BY_MEMORY_POLICY if q.rules.max_tokens < 1 else Rejection.NONE
         chunk_tokens = self._chunk(Step(0.0), q, self.s.empty_replica_plan[1], self.s.empty_replica_plan[2])
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
@@ -405,7 +426,7 @@ class Reference:
         if q.blocks:
             self._cache_blocks(rep, q, q.computed, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached, q.sglang.kv_tokens = 0, (), 0
+        q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -496,8 +517,8 @@ class Reference:
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
         self._expire(rep, now)
-        if rep.sglang is not None:
-            return self._form_as_sglang(rep, step)
+        if rep.sglang is not None or rep.trtllm is not None:
+            return self._form_by_rules(rep, step)
         if not rep.idle and not rep.queue.waiting and not rep.loaded:
             return step
         admit, tokens, flags = self._plan(rep, step)
@@ -523,8 +544,12 @@ class Reference:
             rep.idle = [q for q in rep.idle if not q.decoding]
         return step
 
-    def _form_as_sglang(self, rep: Replica, step: Step) -> Step:
-        rep.sglang.form(step)
+    def _form_by_rules(self, rep: Replica, step: Step) -> Step:
+        """Form a step by the rules of SGLang or TensorRT-LLM."""
+        if rep.sglang is not None:
+            rep.sglang.form(step)
+        else:
+            rep.trtllm.form(step, rep.idle)
         taken, step.prompts = step.prompts, []
         for q, chunk in taken:
             if q in rep.idle:
@@ -600,6 +625,8 @@ class Reference:
 
     def _rank_key(self, q: Request) -> float:
         late = q.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s
+        if not late and self.s.params.trtllm and q.admission.number >= 0:
+            return q.wait.key  # A paused request returns to its place.
         return -math.inf if late else self._key(self.s.functions.rank, q)
 
     def _key(self, function: Function, q: Request) -> float:

@@ -14,7 +14,17 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.schema.deployment import PREFIX_CACHES, Deployment, KVOffloading, KVStorage, KVTransfer, SglangSettings
+from lengthwise.schema.deployment import (
+    CAPACITY_POLICIES,
+    CHUNKING_POLICIES,
+    PREFIX_CACHES,
+    Deployment,
+    KVOffloading,
+    KVStorage,
+    KVTransfer,
+    Scheduler,
+    SglangSettings,
+)
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
@@ -84,7 +94,7 @@ class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
     ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it. ``max_tokens``
-    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang schedules.
+    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules.
     """
 
     arrival_s: Array
@@ -122,6 +132,9 @@ class Params:
         sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
         chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
+        trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
+        trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.
+        longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
     """
 
     def __init__(
@@ -168,17 +181,27 @@ class Params:
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
-        self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
-        chunk_blocks = max(1, limits.max_num_batched_tokens // kv.block_size)
-        self.chunked_prefill_size = chunk_blocks * kv.block_size if sglang.chunked_prefill else 0
-        self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
-        self.schedule_conservativeness = sglang.schedule_conservativeness
+        self._read_engine_rules(scheduler)
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
         self.bins = 0 if scheduler.binning is None else policies.binning.bins
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
+
+    def _read_engine_rules(self, scheduler: Scheduler) -> None:
+        self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
+        chunk_blocks = max(1, self.token_budget // self.block_size)
+        self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
+        self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
+        self.schedule_conservativeness = sglang.schedule_conservativeness
+        self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
+        if (settings := scheduler.trtllm) is not None:
+            self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
+            if settings.enable_chunked_prefill:
+                self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(settings.context_chunking_policy)
+            else:
+                self.longest_prompt = self.token_budget
 
 
 @dataclass(frozen=True)
@@ -328,7 +351,7 @@ def _side(
     policies = _policies(deployment)
     _check(workload, deployment, policies)
     _check_max_tokens(workload, deployment.max_model_len)
-    _check_sglang(workload, deployment)
+    deployment.require_known_rules(workload)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -339,7 +362,7 @@ def _side(
         arrival_s[workload.concurrency :] = np.nan
     output = np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1))
     max_tokens, ignore_eos = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    if deployment.scheduler.sglang is not None:
+    if deployment.scheduler.engine_rules:
         ignore_eos = np.zeros(n, np.bool_) if workload.ignore_eos is None else workload.ignore_eos
         max_tokens = _limits_in_cache(workload, deployment, ignore_eos)
         output = np.minimum(output, np.maximum(max_tokens, 1))
@@ -375,11 +398,13 @@ def _side(
 
 
 def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Array) -> Array:
-    """Return ``max_tokens`` cut to what SGLang can admit on an empty replica. Below 1, it refuses the prompt."""
+    """Return ``max_tokens`` cut to what the engine can admit on an empty replica. Below 1, it refuses the prompt."""
     prompt, size = workload.prompt_tokens, deployment.kv.block_size
-    room = deployment.kv.num_blocks * size - -(-prompt // size) * size - (size + 1) * (1 + ignore_eos)
-    assert workload.max_tokens is not None
-    limits: Array = np.minimum(workload.max_tokens, np.minimum(room, deployment.max_model_len - prompt))
+    room = deployment.kv.num_blocks * size - prompt
+    if deployment.scheduler.sglang is not None:
+        room -= -prompt % size + (size + 1) * (1 + ignore_eos)
+    given = UNCAPPED if workload.max_tokens is None else workload.max_tokens
+    limits: Array = np.minimum(given, np.minimum(room, deployment.max_model_len - prompt))
     return limits
 
 
@@ -482,16 +507,6 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
         raise PolicyError(
             f"router {router.name!r} chooses by the earlier turns of a session, and this workload has no session of "
             "several requests; take a trace that names sessions, [workload.sessions], or another router"
-        )
-
-
-def _check_sglang(workload: Workload, deployment: Deployment) -> None:
-    """Raise InputError for what SGLang's rules do not cover, or if requests have no ``max_tokens``."""
-    deployment.require_known_rules()
-    if deployment.scheduler.sglang is not None and workload.max_tokens is None:
-        raise InputError(
-            'scheduler "sglang" admits requests by their max_tokens, and this workload has none; give max_tokens '
-            '([workload] max_tokens = 512, or { kind = "multiple", times = 2.0 }), or take another scheduler'
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.policy import batchings, binnings, memories, preemptions, ranks, routers
 from lengthwise.policy.contracts import Policy
 from lengthwise.policy.families import FAMILIES, from_text, parameters_of
-from lengthwise.schema.deployment import Scheduler, SglangSettings
+from lengthwise.schema.deployment import Scheduler, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import PolicyError, UnknownNameError
 
 _MODULES = {
@@ -36,6 +36,7 @@ _AXES: dict[str, dict[str, Any]] = {
     "lightllm": {"batching": "prefill_first", "memory": "predicted_peak"},
     "vllm_v1": {"rank": "fcfs_preempted_first", **_PAGED_V1},
     "sglang": {"rank": "queue_order", "sglang": SglangSettings()},
+    "trtllm": {"trtllm": TrtllmSettings()},
     "sjf": {"rank": "sjf", **_PAGED_V1, "max_wait_s": MAX_WAIT_S},
     "srtf": {"rank": "srtf", **_BY_LENGTH, "preemption_mode": "swap", "preemption": "by_rank"},
     "isrtf": {"rank": "srtf", **_BY_LENGTH, "preemption": "worth(factor=100)"},
@@ -123,6 +124,8 @@ def catalog() -> list[tuple[str, str, str]]:
 def _describe(s: Scheduler) -> str:
     if s.sglang is not None:
         return f"rank {s.rank}, steps, admission by max_tokens and retraction of SGLang 0.5.23"
+    if s.trtllm is not None:
+        return f"rank {s.rank}, capacity scheduler {s.trtllm.capacity_scheduler_policy} and steps of TensorRT-LLM"
     text = f"rank {s.rank}, victim {s.victim}, batching {s.batching}, memory {s.memory}"
     if s.preemption != "never":
         text += f", preemption {s.preemption}"

@@ -11,6 +11,7 @@ import numpy as np
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
+from lengthwise.schema.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,37 @@ class SglangSettings:
             )
 
 
+CAPACITY_POLICIES = ("GUARANTEED_NO_EVICT", "MAX_UTILIZATION")
+CHUNKING_POLICIES = ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")
+
+
+@dataclass(frozen=True)
+class TrtllmSettings:
+    """TensorRT-LLM's own settings of its scheduler, named as its options.
+
+    Its max_num_tokens is ``max_num_batched_tokens``, its max_batch_size is ``max_num_seqs``. ``GUARANTEED_NO_EVICT``
+    reserves memory for every request's ``max_tokens``; ``MAX_UTILIZATION`` reserves it for one step, and pauses the
+    requests that started last when memory runs out.
+    """
+
+    capacity_scheduler_policy: str = "GUARANTEED_NO_EVICT"  # one of ``CAPACITY_POLICIES``
+    enable_chunked_prefill: bool = False  # False: prompts are computed in one piece
+    context_chunking_policy: str = "FIRST_COME_FIRST_SERVED"  # of chunks: one of ``CHUNKING_POLICIES``
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("capacity_scheduler_policy", CAPACITY_POLICIES),
+            ("context_chunking_policy", CHUNKING_POLICIES),
+        ):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(name, str(getattr(self, name)), known)
+        if self.context_chunking_policy != CHUNKING_POLICIES[0] and not self.enable_chunked_prefill:
+            raise InputError(
+                f"context_chunking_policy {self.context_chunking_policy!r} needs enable_chunked_prefill = true; set "
+                "it, or leave context_chunking_policy out"
+            )
+
+
 @dataclass(frozen=True)
 class Scheduler:
     """A scheduler: one policy for each kind of decision, given by its name or as a policy object."""
@@ -213,6 +245,8 @@ class Scheduler:
     preemption_interval_steps: int = 50
     # SGLang forms the steps, admits by max_tokens and retracts. Of the policies, only ``rank`` and ``router`` apply.
     sglang: SglangSettings | None = None
+    # TensorRT-LLM forms the steps, admits and pauses. Of the policies, only ``rank`` and ``router`` apply.
+    trtllm: TrtllmSettings | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "batch_wait_s"):
@@ -221,16 +255,28 @@ class Scheduler:
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
-        if self.sglang is not None:
-            self._check_sglang()
+        if self.engine_rules:
+            self._check_engine_rules()
 
-    def _check_sglang(self) -> None:
+    @property
+    def engine_rules(self) -> str:
+        """Return the engine whose own rules form the steps instead of policies: "sglang", "trtllm", or "" for none."""
+        return "sglang" if self.sglang is not None else "trtllm" if self.trtllm is not None else ""
+
+    @property
+    def reserves_max_tokens(self) -> bool:
+        """Return whether a request that runs has the memory for all of its ``max_tokens``."""
+        return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+
+    def _check_engine_rules(self) -> None:
+        if self.sglang is not None and self.trtllm is not None:
+            raise InputError("a scheduler has the rules of one engine; give sglang or trtllm, not both")
         for name in ("victim", "batching", "memory", "preemption_mode", "preemption", "binning"):
             value, default = getattr(self, name), getattr(type(self), name)
             if value != default:
                 raise InputError(
-                    f'scheduler "sglang" has its own rules instead of a {name}; it is {value!r}. Leave {name} out, or '
-                    "take another scheduler"
+                    f'scheduler "{self.engine_rules}" has its own rules instead of a {name}; it is {value!r}. '
+                    f"Leave {name} out, or take another scheduler"
                 )
 
 
@@ -375,8 +421,10 @@ class Deployment:
             decode=None,
         )
 
-    def require_known_rules(self) -> None:
-        """Raise InputError for parts of the deployment that the rules of its scheduler do not cover yet."""
+    def require_known_rules(self, workload: Workload) -> None:
+        """Raise InputError for what the rules of its scheduler do not cover, or if they miss the workload's limits."""
+        if not (rules := self.scheduler.engine_rules):
+            return
         parts = {
             "disaggregation": self.decode is not None,
             "pipeline parallelism": len(self.cost.stage_layers) > 1,
@@ -384,10 +432,25 @@ class Deployment:
             "max_step_seqs": self.limits.max_step_seqs is not None,
             "a prefix cache": self.limits.enable_prefix_caching,
         }
-        if self.scheduler.sglang is not None and any(parts.values()):
-            names = " or ".join(name for name, is_set in parts.items() if is_set)
+        if names := " or ".join(name for name, is_set in parts.items() if is_set):
             raise InputError(
-                f'scheduler "sglang" is not modelled with {names} yet; leave that out, or take another scheduler'
+                f'scheduler "{rules}" is not modelled with {names} yet; leave that out, or take another scheduler'
+            )
+        if (settings := self.scheduler.trtllm) is not None:
+            least = max(self.limits.max_num_seqs, self.kv.block_size if settings.enable_chunked_prefill else 1)
+            if self.limits.max_num_batched_tokens < least:
+                raise InputError(
+                    'scheduler "trtllm" needs a max_num_batched_tokens (max_num_tokens) of at least max_num_seqs '
+                    f"(max_batch_size), and with chunks of at least a block: {least}; it is "
+                    f"{self.limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
+                )
+        if workload.max_tokens is None and (self.scheduler.reserves_max_tokens or rules == "sglang"):
+            policy, other = '"sglang"', "another scheduler"
+            if rules == "trtllm":
+                policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
+            raise InputError(
+                f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
+                f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )
 
     def require_one_side(self, owner: str) -> None:

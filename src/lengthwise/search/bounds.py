@@ -145,7 +145,7 @@ def _completions_per_step(deployment: Deployment, work: MeanWork, limits: Iterab
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
     caps = [kv_tokens / work.kv_own if work.kv_own else math.inf, seqs / (work.decodes + 1)]
     batching = policy.resolve("batching", deployment.scheduler.batching)
-    if batching.builtin and batching.name in BUDGETED and deployment.scheduler.sglang is None:
+    if batching.builtin and batching.name in BUDGETED and not deployment.scheduler.engine_rules:
         caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / work.tokens)
     for limit in limits if work.decodes else ():
         metric, statistic = split(limit.metric)

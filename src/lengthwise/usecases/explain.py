@@ -86,14 +86,17 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_one_side("explain")
-    deployed.require_known_rules()
+    deployed.require_known_rules(requests)
     limits, longest = deployed.limits, deployed.max_model_len
     memory = policy.resolve("memory", deployed.scheduler.memory)
     mean_prompt = float(requests.prompt_tokens.mean())
     context = max(1, min(round(mean_prompt + float(requests.output_tokens.mean()) / 2), longest))
-    fits = [_fit(deployed, memory, tokens) for tokens in sorted({context, max(1, longest // 2), longest})]
+    reserved = 0
+    if deployed.scheduler.reserves_max_tokens and requests.max_tokens is not None:
+        reserved = round(float(np.minimum(requests.prompt_tokens + requests.max_tokens, longest).mean()))
+    fits = [_fit(deployed, memory, tokens, reserved) for tokens in sorted({context, max(1, longest // 2), longest})]
 
-    seqs = max(1, _fit(deployed, memory, context).seqs)
+    seqs = max(1, _fit(deployed, memory, context, reserved).seqs)
     seqs = min(seqs, limits.max_step_seqs or seqs)
     prompt = max(1, min(round(mean_prompt), longest))
     shapes = [("decode 1", 1, 0)]
@@ -122,8 +125,11 @@ def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:
     return tuple(tiers)
 
 
-def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> LargestBatch:
-    """Return the largest batch that fits. The memory policy is given prompts of ``context_tokens`` without outputs."""
+def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int, reserved_tokens: int) -> LargestBatch:
+    """Return the largest batch that fits, where each request takes ``reserved_tokens`` or more.
+
+    The memory policy is given prompts of ``context_tokens`` without outputs.
+    """
     size, total, limits = deployed.kv.block_size, deployed.kv.num_blocks, deployed.limits
     arguments = {
         "context_tokens": context_tokens,
@@ -137,7 +143,8 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int) -> La
         "num_running": 0,
         "peak_tokens": context_tokens,
     }
-    own, taken = -(-context_tokens // size), int(policy.interpreted(memory)(**arguments))
+    own = -(-context_tokens // size)
+    taken = max(int(policy.interpreted(memory)(**arguments)), -(-reserved_tokens // size))
     by_memory = total // max(own, taken)
     return LargestBatch(
         context_tokens, min(by_memory, limits.max_num_seqs), by_memory, taken * size if taken > own else 0

@@ -230,7 +230,9 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
     on = scenario.deployment
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
     texts += [on.cost.partition(":")[2].partition("#")[0]]
-    texts += [str(axis).rpartition(":")[0] for axis in scenario.scheduler.model_dump(exclude={"sglang"}).values()]
+    texts += [
+        str(axis).rpartition(":")[0] for axis in scenario.scheduler.model_dump(exclude={"sglang", "trtllm"}).values()
+    ]
     if scenario.search is not None:
         for space in (scenario.search.space, *scenario.search.any_of):
             texts += [one for axis in space.values() for one in (axis if isinstance(axis, list) else [axis])]

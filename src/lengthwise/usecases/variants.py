@@ -16,7 +16,15 @@ from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
 from lengthwise.policy.contracts import OF_PREFIXES
-from lengthwise.schema.deployment import Deployment, EngineLimits, KVOffloading, KVStorage, Scheduler, SglangSettings
+from lengthwise.schema.deployment import (
+    Deployment,
+    EngineLimits,
+    KVOffloading,
+    KVStorage,
+    Scheduler,
+    SglangSettings,
+    TrtllmSettings,
+)
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -204,13 +212,14 @@ def scheduler(scenario: Scenario) -> Scheduler:
         key: _name_or_object(value, scenario) if key in _AXES else value for key, value in given.items()
     }
     base = _base_scheduler(section.policy, scenario)
-    if "sglang" in own:
-        if base.sglang is None:
-            raise InputError(
-                f'scheduler.sglang has settings of policy = "sglang"; the policy is {section.policy!r}. Change it, or '
-                "leave sglang out"
-            )
-        own["sglang"] = SglangSettings(**own["sglang"])
+    for name, settings in (("sglang", SglangSettings), ("trtllm", TrtllmSettings)):
+        if name in own:
+            if base.engine_rules != name:
+                raise InputError(
+                    f'scheduler.{name} has settings of policy = "{name}"; the policy is {section.policy!r}. '
+                    f"Change it, or leave {name} out"
+                )
+            own[name] = settings(**own[name])
     chosen = replace(base, **own)
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
