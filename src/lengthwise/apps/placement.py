@@ -134,9 +134,8 @@ def place(
 ) -> Placement | None:
     """Return the placement of replicas with the least total loading time, or None if the plans do not fit.
 
-    A replica of ``before`` stays, without loading, if ``running`` has a plan of the same shape for its model. If
-    ``running`` has no plan for the model, the replica stays if the number of GPUs is equal. Replicas ``in_sleep`` can
-    wake.
+    A replica of ``before`` can stay, without loading, if its model's plan in ``running`` has the shape of the new plan.
+    Without a plan in ``running``, it can stay if the number of GPUs is equal. Replicas ``in_sleep`` can wake.
     """
     if not fits(plans, cluster):
         return None

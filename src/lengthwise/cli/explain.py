@@ -78,8 +78,8 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
         waited = (
             f"request{'s' if len(found.parents) > 1 else ''} {names}; sent {found.delay_s:.3g} s after the last end"
         )
-    begins = f"prompt and output of request {found.previous_turn:,}" if found.previous_turn >= 0 else "shared blocks"
-    shared = f"{found.shared_tokens:,} tokens, {begins}" if found.shared_tokens else "nothing"
+    turn = f"its previous turn (request {found.previous_turn:,}) or " if found.previous_turn >= 0 else ""
+    shared = f"{found.shared_tokens:,} tokens, with {turn}other requests" if found.shared_tokens else "nothing"
     use = found.cache
     cached = "the prefix cache is off" if not is_caching else f"{use.cached_tokens:,} tokens"
     loaded = ""

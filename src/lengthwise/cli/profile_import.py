@@ -31,7 +31,7 @@ def vidur(
     *,
     model: Annotated[str, Option(help="A model of the catalog; its folder has its name or an alias.")],
     device: Annotated[str, Option(help="A folder under compute/, or a GPU whose name starts with it.")],
-    node: Annotated[str | None, Option(help="Folder of the network; default: NVLink pairs, or the DGX.")] = None,
+    node: Annotated[str | None, Option(help="Catalog node with the network; default: NVLink pairs or DGX.")] = None,
     keep_surrogates: Annotated[bool, Option("--keep-surrogates", help="Keep synthetic rows.")] = False,
     out: _Out,
 ) -> None:

@@ -1,6 +1,6 @@
 """The program: its commands and its exit codes.
 
-Exit codes: 0 success, 1 internal error (of compare: an error above its bound), 2 unusable input, 130 interrupted.
+Exit codes: 0 success, 1 internal error or failed check or task, 2 unusable input, 3 lost server, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
     "capacity": "Find the request rate that a deployment sustains under SLOs.",
     "search": "Find the cheapest deployment that meets the SLOs.",
-    "kv": "Show what a prefix cache finds by size, and whether its memory pays.",
+    "kv": "Show the hit rate of a prefix cache by size, and whether memory pays.",
     "explain": "Show what a step costs, what fits in memory and what a scenario resolves to.",
     "schedule": "Find the best schedule under a latency bound (RRA, WAA).",
     "schedule run": "Serve requests on real engines under a planned schedule.",

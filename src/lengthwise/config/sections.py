@@ -505,9 +505,9 @@ _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
 class PredictorSection(Section):
     """The predictor of output lengths, which predicts at arrival and again after every ``window_tokens`` of output.
 
-    "oracle" knows the lengths; "lognormal_error", "bin_neighbour", "confusion" and "quantised" know them with an error
-    (``sigma`` and ``bias`` of the logarithm; ``p`` on each side, ``split``; a ``matrix`` of true by predicted classes;
-    the class alone). "same" predicts ``tokens`` for every request, and "reversed" ``pivot`` squared over the length.
+    "oracle" knows the lengths. With an error, "lognormal_error" (``sigma``, ``bias`` of the log), "bin_neighbour" (the
+    next class with probability ``p`` on each side), "confusion" (``matrix`` of true by predicted classes) and
+    "quantised" (the class alone) know them. "same" predicts ``tokens``, "reversed" ``pivot`` squared over the length.
     "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other requests of the same [workload], drawn with
     another seed. "model" is a trained predictor (``file``), "default" the predictor that comes with lengthwise.
     """

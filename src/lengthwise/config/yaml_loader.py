@@ -1,4 +1,4 @@
-"""YAML loader without two traps of YAML: 1e3 is a number, and a repeated key is an error."""
+"""YAML loader that avoids two traps: it reads 1e3 as a number, and refuses a repeated key."""
 
 from __future__ import annotations
 

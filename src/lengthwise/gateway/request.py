@@ -35,7 +35,7 @@ class PromptPrefix:
     block_tokens: float = 0.0
 
     def levels(self, bits: int) -> tuple[tuple[int, int], ...]:
-        """Return (leading tokens, these ``bits`` of the hash of these tokens) for each hash."""
+        """Return (leading tokens, their hash masked by ``bits``) for each hash."""
         sizes = zip(PREFIX_BLOCKS, self.keys, strict=False)
         return tuple((round(size * self.block_tokens), key & bits) for size, key in sizes)
 
@@ -46,7 +46,7 @@ EMPTY = PromptPrefix()
 class PrefixHasher:
     """Hashes beginnings of prompts to 64 bits by keyed BLAKE2b.
 
-    ``secret`` is the key, up to 64 bytes (None: random). Without it, clients cannot make prompts with equal hashes.
+    ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes.
     """
 
     def __init__(self, secret: bytes | None = None) -> None:

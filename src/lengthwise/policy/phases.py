@@ -32,8 +32,8 @@ def rra_steady(
     """As ``rra``, with prefill batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. A
-    micro-batch gets its part of the B_E new requests, or as many as bring it within the threshold of its mean. Their
-    prompt tokens must stay within the threshold of their own mean, or as close to it as one request or more can be.
+    micro-batch gets its part of the B_E new requests, or as many as bring its size within the threshold of its mean.
+    Where their prompt tokens would miss the threshold of their mean, it gets the number that comes closest, at least 1.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     parts = min(most, parameter_0)
@@ -65,7 +65,7 @@ def prefill_steady(num_waiting, step_prompts, step_tokens, next_tokens, paramete
     """As ``prefill``, with batches adjusted so that the work is uniform (ExeGPT, section 5.2).
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a batch. A batch has B_E prompts, or as
-    many as bring their tokens within the threshold of the mean, or as close to it as one prompt or more can be.
+    many as bring their tokens within the threshold of the mean or, where none does, closest to it, at least 1.
     """
     low, high = 1000 - parameter_1, 1000 + parameter_1
     after = step_tokens + next_tokens

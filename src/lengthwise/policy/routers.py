@@ -75,7 +75,7 @@ def session_affinity(previous_replica, waiting, running):
 
 @router(prefix="index")
 def cache_aware(prompt_tokens, waiting, running, prefix_tokens, index_tokens):
-    """The longest prefix in the router's index, or the smallest index, or the least load (SGLang's and vLLM's router).
+    """The longest indexed prefix, the fewest indexed tokens, or the least load (SGLang's and vLLM's router).
 
     With the defaults of both: the load decides while the most loaded replica has over 64 requests more than the least
     loaded and over 1.5 times as many. Otherwise the longest prefix decides if it is over 0.3 of the prompt.

@@ -23,7 +23,7 @@ LAYOUT = 2
 """Version of the features. Trees trained on other columns are meaningless."""
 SHRINK = 5.0
 """Number of samples at which a group's own mean has half the weight, and the mean of all groups the other half."""
-UNKNOWN_MODEL = ""  # name of all models that were not in the training data
+UNKNOWN_MODEL = ""  # name of the model where samples or prompts name none
 
 _REPEATS = 4.0
 _TEMPLATE_WORDS, _MIN_TEMPLATE_PROMPTS = 4, 40
@@ -79,7 +79,7 @@ class Lexical:
     After some tokens, the prediction is the first one conditioned on the tokens so far (``LengthDistribution.given``).
     If the text so far is known, a second model of the same kind predicts the remaining length, for those tokens so far
     at which it was better on held-out prompts than conditioning (``held_out_``). It learns from at most ``max_windows``
-    windows of ``window_tokens`` tokens, drawn from all samples with an output.
+    beginnings of outputs, each a multiple of ``window_tokens`` tokens long, drawn from all samples with an output.
     """
 
     kind: ClassVar[str] = "lexical"
@@ -179,7 +179,7 @@ class Lexical:
         return LengthDistribution.of(np.minimum(tokens, self.max_tokens_), LEVELS)
 
     def knows(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return whether the training data had each prompt, [n]. One unseen prompt in a million counts as known."""
+        """Return whether the training data had each prompt, [n]. It errs on unseen ones by prompts / 2**32."""
         return np.isin(_digests([text.strip() for text in texts]), fitted(self, "seen_"))
 
     def knows_model(self, name: str) -> bool:

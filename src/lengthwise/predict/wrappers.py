@@ -77,7 +77,7 @@ class Conformal:
     s is log((q_0.9 - a) / (q_0.1 - a)): the error of the predicted remaining length, in units of the predictor's own
     uncertainty. The quantile is shifted by the p-quantile of the scores, with the finite-sample correction of split
     conformal prediction (Vovk; Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a
-    lower bound (Kaplan and Meier). Points get a spread, and quantiles that are too narrow become wider.
+    lower bound (Kaplan and Meier). Point predictions get a spread, and quantiles that are too narrow become wider.
 
     A ``share`` of the prompts is held out for the calibration; with ``prefit``, ``inner`` is already trained and all
     samples are used. An age between two of ``ages`` uses the scores of the lower one. The scores of the last ``window``

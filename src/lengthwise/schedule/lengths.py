@@ -187,8 +187,8 @@ def _quantile(pmf: Floats, level: float) -> int:
 class AdjustedBatches:
     """Prefill batches under ExeGPT's dynamic adjustment, for each target batch size in ``SIZES``.
 
-    ``prompts`` are the mean prompts of a batch over the target size. ``ranges`` are the shares by which the tokens of a
-    batch, at the level's quantile, exceed their mean.
+    ``prompts`` are the mean prompts of a batch divided by the target size. ``ranges`` are the quantiles of a batch's
+    tokens at the level, divided by their mean, less 1.
     """
 
     prompts: Floats
@@ -262,7 +262,7 @@ class PhaseLoads:
 
 
 def phase_loads(task: TaskLengths, steps: int, prefill_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
-    """Return the steady-state loads of phases with ``steps`` (N_D) decode iterations, at most the longest output.
+    """Return the steady-state loads of phases with ``steps`` decode iterations (N_D, at most the longest output).
 
     With ``paper`` requests complete by ExeGPT's formula. The variances always follow renewal theory.
     """

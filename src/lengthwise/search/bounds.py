@@ -1,4 +1,4 @@
-"""Closed-form upper bounds on the request rate of a deployment: no schedule exceeds them, and nothing is simulated.
+"""Closed-form upper bounds on the request rate of a deployment, which no schedule exceeds.
 
 The bounds follow from the cost tables and the mean request. Let W(T) be the shortest time in which a stage computes a
 step of T tokens without attention, Wc its lower convex hull, m the tokens that the engine computes for a request, and a
@@ -36,7 +36,7 @@ SLACK = 1.02  # factor on bounds, because the requests of a run differ a little 
 GRID_POINTS = 512
 REJECTION_S = 1e-9
 BUDGETED = ("chunked", "unified", "vidur_sarathi")
-"""Batching policies whose steps have at most as many tokens as the budget, or as sequences that they decode."""
+"""Batching policies whose steps have at most max(token budget, decoding sequences) tokens."""
 
 SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table, as in the engine
 
@@ -45,8 +45,8 @@ SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table
 class MeanWork:
     """The work that a request causes on average.
 
-    ``tokens`` is the number of computed tokens (prompt and output, less one), and ``decodes`` the number of output
-    tokens from decode steps. ``kv_reads`` is the number of cached tokens read over all decode steps, ``kv_own`` the
+    ``tokens`` is the number of computed tokens (uncached prompt and output, less one), ``decodes`` those of them that
+    decode steps compute. ``kv_reads`` is the number of cached tokens read over all decode steps, ``kv_own`` the
     same without tokens whose blocks other requests may use, and ``pairs`` that of (query, key) pairs in the prompt's
     attention.
     """

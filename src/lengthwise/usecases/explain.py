@@ -81,8 +81,8 @@ class Explanation:
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return the batches that fit, and steps of typical shapes, for the variant's own workload.
 
-    There are four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is done,
-    one prompt of mean length, and decodes together with as many prompt tokens as the token budget leaves.
+    There are up to four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is
+    done, one prompt of mean length, and decodes together with as many prompt tokens as the token budget leaves.
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_one_side("explain")
@@ -186,7 +186,7 @@ class RequestExplanation:
     Attributes:
         session: Number of its session, with the place in it, ``turn``, from 0; None without sessions.
         parents: Requests that it waited for. It was sent ``delay_s`` after the last of them had finished.
-        previous_turn: Request whose prompt and output its prompt begins with, or -1.
+        previous_turn: Request that its prompt continues, or else the one before it in its session, or -1.
         shared_tokens: Tokens at its start that another prompt may have too: the previous turn, or shared blocks.
         cache: What it found in the cache of its replica and in CPU memory when it was first admitted.
         replica: Replica that last admitted it; ``previous_replica`` is that of the previous turn.

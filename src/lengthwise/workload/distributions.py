@@ -314,7 +314,7 @@ class Quantiles:
     def from_mean_median_p90(
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
-        """Return a smooth table with these statistics, in tokens. Raises InputError if no table has them."""
+        """Return a smooth table with these statistics, in tokens. Raises InputError if no tail gives the mean."""
         # A log-normal through median and p90, whose tail above p90 is scaled to match the mean; if the mean is too
         # large even without a tail, a normal that is scaled in the same way. The bounds truncate both.
         return cls(*two_slope_table(mean, median, p90, low, high))

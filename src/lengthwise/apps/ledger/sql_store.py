@@ -133,8 +133,8 @@ class Store(ABC):
 
     Attributes:
         sql: Statements by name.
-        words: Words of statements that differ between databases: types, ``numbers`` and ``texts`` (conditions that a
-            column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
+        words: Words of statements that differ between databases, among them ``numbers`` and ``texts`` (conditions that
+            a column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
             ``skip`` (locks selected rows, but omits rows that another transaction has locked).
         empty: Statements that delete all tasks and edges.
         filled: Statements that run after tasks were inserted.

@@ -94,7 +94,7 @@ class Ledger:
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Extend all unexpired leases of an owner to ``lease_s`` seconds from now. Return the number of leases.
+        """Extend an owner's leases, unless ``expire`` has ended them, to ``lease_s`` from now. Return their number.
 
         With ``lease_s=0``, the next ``expire`` makes their tasks ready.
         """
@@ -107,7 +107,7 @@ class Ledger:
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """End leases, and return for each lease whether it was valid.
 
-        A lease is valid if its task has neither finished nor been leased again. When its last parent finishes, a
+        A lease is valid until it ends or ``expire`` makes its task ready. When its last parent finishes, a
         WAITING child becomes READY. A DEAD task blocks all tasks that depend on it. The first output of a key stays,
         whichever lease produced it.
 
@@ -250,8 +250,8 @@ def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float 
     """Return the ledger at a place. If there is none, a ledger is created, unless ``read_only``.
 
     The place is a file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME`` for
-    several coordinators. Each run has a schema of its own ("lengthwise" by default), which is created. ``timeout_s`` is
-    how long to wait for other writers.
+    several coordinators. A schema ("lengthwise" by default) holds one run at a time; it is created if missing.
+    ``timeout_s`` is how long to wait for other writers.
 
     Raises:
         InputError: The place is no ledger, belongs to a newer lengthwise or another program, or does not exist with

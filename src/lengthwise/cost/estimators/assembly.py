@@ -239,7 +239,7 @@ def fit_mixed_batches(
 ) -> MixedBatchCost | None:
     """Fit the time of decode attention next to a prompt. Return None if there are too few rows.
 
-    This time is the measured time of a mixed step less the predicted time of the step's prompt alone.
+    It is the measured time of the step less the predicted time of its prompt, but at least that of its decodes.
     """
     rows = rows.where(rows["skew"] <= 1)
     # If enough rows have chunks of common sizes, only those rows are used.
