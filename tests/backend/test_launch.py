@@ -295,8 +295,15 @@ def test_a_custom_policy_is_noted():
 
 @pytest.mark.parametrize("launch", [vllm_launch, sglang_launch])
 def test_the_rules_of_another_engine_are_noted(launch):
-    assert message(launch(deployment(scheduler="trtllm")), "TensorRT-LLM's rules")
+    made = launch(deployment(scheduler="trtllm"))
+    assert message(made, "TensorRT-LLM's rules")
     assert not message(launch(deployment()), "rules")
+    # By default prompts are complete. Only a policy leaves memory free.
+    if launch is vllm_launch:
+        assert value(made, "--no-enable-chunked-prefill") is True
+        assert value(made, "--watermark") == "0"
+    else:
+        assert value(made, "--chunked-prefill-size") == "-1"
 
 
 @pytest.fixture(scope="module")

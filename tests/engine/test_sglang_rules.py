@@ -106,6 +106,7 @@ def test_requests_that_ignore_eos_run_beside_each_other_if_their_ends_fit(engine
 WRONG = [
     ({"limits": {"enable_prefix_caching": True}}, "not modelled with a prefix cache yet"),
     ({"limits": {"max_step_seqs": 4}}, "not modelled with max_step_seqs yet"),
+    ({"limits": {"watermark": 0.01}}, "not modelled with a watermark yet"),
     ({"limits": {"max_in_flight": 2}}, "not modelled with max_in_flight above 1 yet"),
     ({"stages": 2}, "not modelled with pipeline parallelism yet"),
     ({"stages": 2, "limits": {"max_step_seqs": 4}}, "not modelled with pipeline parallelism or max_step_seqs yet"),

@@ -211,6 +211,8 @@ def test_what_a_scenario_gives_precedes_the_defaults_of_its_engine():
     one = config.loads(ENGINES, overrides=given)
     assert engine_settings(one) == ("sglang", "default", 8192, 2048, 16, "sglang")
     assert variants.deployment(one).scheduler.rank == "sjf"
+    # Calibrated tables bring the host of the engine that was measured.
+    assert config.loads(ENGINES, overrides=["deployment.cost=tables:t.npz"]).deployment.host == "default"
 
 
 def test_variants_and_searches_take_the_defaults_of_their_own_engine():

@@ -372,5 +372,11 @@ def test_a_search_compares_the_schedulers_of_engines():
         (plan,) = search_module.plan(loads(text), workers).plans
     assert {c.settings["scheduler.policy"] for c in plan.choices} == {"vllm_v1", "sglang"}
     assert {c.status for c in plan.choices} <= {Status.RANKED, Status.SCOUTED}
+    # What an engine's rules do not cover excludes a configuration; what the workload lacks, the question.
+    with search.threads(1) as workers:
+        (plan,) = search_module.plan(loads(text + "pp = [2]\n"), workers).plans
+    left_out = [c for c in plan.choices if c.status is Status.REJECTED]
+    assert [c.settings["scheduler.policy"] for c in left_out] == ["sglang"]
+    assert "not modelled with pipeline parallelism" in left_out[0].exclusion.reason
     with pytest.raises(InputError, match="admits requests by their max_tokens"), search.threads(1) as workers:
         search_module.plan(loads(text.replace("max_tokens = 60", "")), workers)

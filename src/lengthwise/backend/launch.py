@@ -106,6 +106,10 @@ def max_resident_seqs(deployment: Deployment) -> int:
 
 def chunks_prompts(deployment: Deployment) -> bool:
     """Return whether the simulated engine uses chunked prefill."""
+    if (trtllm := deployment.scheduler.trtllm) is not None:
+        return trtllm.enable_chunked_prefill
+    if (sglang := deployment.scheduler.sglang) is not None:
+        return sglang.chunked_prefill
     return policy_name(deployment.scheduler.batching) in {"unified", "chunked", "vidur_sarathi"}
 
 

@@ -38,7 +38,7 @@ def sglang_launch(
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     eviction = d.limits.radix_eviction_policy if _has_radix_cache(d) else None
     own = d.scheduler.sglang
-    is_chunked = own.chunked_prefill if own else launch.chunks_prompts(d)
+    is_chunked = launch.chunks_prompts(d)
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
@@ -122,6 +122,7 @@ def _notes(d: Deployment) -> Iterator[str]:
 def _memory_notes(d: Deployment) -> Iterator[str]:
     if d.scheduler.sglang is not None:
         yield "Steps were simulated one after the other; SGLang prepares the next one meanwhile (overlap schedule)."
+        yield "The load test sends outputs' lengths as max_tokens; by the clients' limits SGLang admits fewer requests."
         return
     if d.scheduler.trtllm is not None:
         yield "Requests were scheduled by TensorRT-LLM's rules; SGLang's are those of scheduler sglang."

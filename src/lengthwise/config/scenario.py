@@ -106,7 +106,9 @@ class Scenario(Section):
             gpu = catalog.gpu(self.file_or_name(self.deployment.gpu))
         except InputError:
             return {}  # It is reported where the deployment is built.
-        return sections.ENGINES[self.engine.name].of(self.engine.name, gpu)
+        found = sections.ENGINES[self.engine.name].of(self.engine.name, gpu)
+        # Calibrated tables have the host overhead of the engine that was measured.
+        return {k: v for k, v in found.items() if k != "deployment" or not self.deployment.cost.startswith("tables:")}
 
     def variant_scenarios(self) -> list[Self]:
         """Return a complete scenario for each variant, with its name; without variants, this scenario alone."""

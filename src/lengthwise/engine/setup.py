@@ -350,7 +350,8 @@ def _side(
 ) -> Setup:
     policies = _policies(deployment)
     _check(workload, deployment, policies)
-    _check_max_tokens(workload, deployment.max_model_len)
+    if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
+        _check_max_tokens(workload, deployment.max_model_len)
     deployment.require_known_rules(workload)
     n = len(workload)
     made = workload.predictions

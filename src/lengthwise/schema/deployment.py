@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.schema.cost_tables import CostTables
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
@@ -380,7 +380,8 @@ class Deployment:
     def watermark(self) -> float:
         """Return the share of the KV blocks that admission keeps free."""
         memory = self.scheduler.memory
-        default = _WATERMARKS.get(memory if isinstance(memory, str) else memory.name, 0.0)
+        name = memory if isinstance(memory, str) else memory.name
+        default = 0.0 if self.scheduler.engine_rules else _WATERMARKS.get(name, 0.0)
         return default if self.limits.watermark is None else self.limits.watermark
 
     @property
@@ -422,7 +423,7 @@ class Deployment:
         )
 
     def require_known_rules(self, workload: Workload) -> None:
-        """Raise InputError for what the rules of its scheduler do not cover, or if they miss the workload's limits."""
+        """Raise InputError for what the rules of its scheduler do not cover, PolicyError if they miss max_tokens."""
         if not (rules := self.scheduler.engine_rules):
             return
         parts = {
@@ -431,6 +432,7 @@ class Deployment:
             "max_in_flight above 1": (self.limits.max_in_flight or 1) > 1,
             "max_step_seqs": self.limits.max_step_seqs is not None,
             "a prefix cache": self.limits.enable_prefix_caching,
+            "a watermark": self.limits.watermark is not None,
         }
         if names := " or ".join(name for name, is_set in parts.items() if is_set):
             raise InputError(
@@ -448,7 +450,7 @@ class Deployment:
             policy, other = '"sglang"', "another scheduler"
             if rules == "trtllm":
                 policy, other = '"trtllm" with GUARANTEED_NO_EVICT', 'capacity_scheduler_policy = "MAX_UTILIZATION"'
-            raise InputError(
+            raise PolicyError(
                 f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )

@@ -451,6 +451,7 @@ class Bench:
         """Return the choice with its closed-form bound: REJECTED if it cannot run, else PRUNED until simulated."""
         try:
             deployment = self._deployment(choice.settings)
+            deployment.require_known_rules(self.load.sample())
         except (UnknownNameError, PolicyError):
             raise  # the question is wrong, not the configuration
         except InputError as error:
