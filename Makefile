@@ -30,8 +30,7 @@ demo: setup ## which deployment is cheapest for a chat workload? a table and dem
 	@$(BIN)/lengthwise search examples/buy-70b.toml --report demo-report.html
 
 kernel: setup ## compile the loops of simulations and schedules, or find them compiled
-	@$(BIN)/python -c "from lengthwise import engine; engine.warm_up()"
-	@$(BIN)/python -c "from lengthwise.schedule.stage_costs import compiled; compiled('rra_rows')"
+	@$(BIN)/python tests/compile_kernels.py
 
 # Processes that run tests share the processors: threads of BLAS would only wait for each other.
 test test-slow test-nojit: export OPENBLAS_NUM_THREADS = 1

@@ -96,6 +96,7 @@ def test_a_profile_is_measured_shown_saved_and_applied(profile, application, tmp
     assert profile(application, "--out", out, "--rows", 4, "--quiet").output == ""
 
 
+@pytest.mark.slow
 def test_lengths_are_read_back_by_a_file_of_its_own(profile, application, tmp_path):
     out = tmp_path / "profile"
     profile(application, "--out", out, "--rows", 4, "--times", 1, "--models", "writer")

@@ -40,6 +40,7 @@ def requested(cli, *words):
     return json.loads(finished.out)
 
 
+@pytest.mark.slow
 def test_systems_are_requested_by_name_or_in_the_file(cli, brief):
     reported = requested(cli, brief, "--baselines", "ORCA, fastertransformer")
     assert [one["system"] for one in reported["others"]] == ["orca", "fastertransformer"]
@@ -48,6 +49,7 @@ def test_systems_are_requested_by_name_or_in_the_file(cli, brief):
     assert same["others"] == reported["others"]
 
 
+@pytest.mark.slow
 def test_configurations_are_reported_as_they_are_simulated(brief, monkeypatch, cli):
     reported = []
 

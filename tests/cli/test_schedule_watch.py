@@ -51,6 +51,7 @@ def trace(path, parts, rate=20.0):
     return path
 
 
+@pytest.mark.slow
 def test_a_trace_that_moves_is_followed(cli, requested, tmp_path):
     live = trace(tmp_path / "live.csv", [(400, SUMMARIES.output_pmf), (1200, LONGER)])
     finished = cli("schedule", "watch", requested, "--workload", live, "--json", tmp_path / "out.json")

@@ -66,6 +66,7 @@ def test_the_choice_is_the_one_that_is_quoted(quoted, requested):
     assert sentences(plan)[0] == quoted[0]
 
 
+@pytest.mark.slow
 def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
     cluster = ["deployment.gpu=H100-80GB", "deployment.node=dgx-h100"]
     with pytest.raises(ScheduleError) as reported:
@@ -73,6 +74,7 @@ def test_the_bound_that_cannot_be_met_is_refused_as_quoted(quoted):
     assert f"error: {reported.value}" == quoted[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="choices under five bounds take minutes without the compiler"
 )

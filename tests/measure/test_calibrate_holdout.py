@@ -12,6 +12,7 @@ from lengthwise.measure.calibration import calibrate
 from lengthwise.measure.calibration.measured_runs import split_of
 
 
+@pytest.mark.slow
 def test_held_out_requests_are_never_used(run, found, deployment):
     """Times of held-out requests change no parameter and no table, to the bit; errors tell of them."""
     r = run.records.requests

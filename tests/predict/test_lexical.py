@@ -147,6 +147,7 @@ def test_unusable_training_samples_are_refused() -> None:
         Lexical(window_tokens=0)
 
 
+@pytest.mark.slow
 def test_the_same_samples_give_the_same_bytes_and_a_file_the_same_answers(tmp_path, learnt) -> None:
     for name in ("a", "b"):
         save(Lexical(max_windows=300).fit(samples()), tmp_path / name)

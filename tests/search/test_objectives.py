@@ -168,6 +168,7 @@ def test_a_batch_that_is_not_served_completely_is_rejected():
     assert choice.exclusion.group == "does not serve all requests"
 
 
+@pytest.mark.slow
 def test_the_energy_of_an_output_token_is_power_over_tokens():
     for sent in (question("energy"), question("energy", rate_rps=5.0)):
         best = ask(bench(sent), GPUS).best

@@ -186,6 +186,7 @@ def test_no_deployment_takes_more_gpus_than_available():
     assert [c.exclusion.group for c in plan.choices if c.gpus > 4] == ["takes more than 4 GPUs"]
 
 
+@pytest.mark.slow
 def test_other_bounds_of_a_limit_are_reported_and_the_requested_one_gives_the_best():
     plan = ask(bench(question()), MIN_COUNT, replace(THREE, sensitivity=True))
     bounds = [shift.bound for shift in plan.shifts]

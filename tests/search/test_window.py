@@ -49,6 +49,7 @@ def test_the_beginning_equals_the_beginning_of_the_complete_run(workload, deploy
         assert (sums >= -1e-9 * np.maximum(1, getattr(window.records.totals, name))).all(), name
 
 
+@pytest.mark.slow
 @LAW
 @given(workloads(), deployments())
 def test_requests_and_gaps_are_conserved(workload, deployment):

@@ -85,6 +85,7 @@ model_draws = 0
 """
 
 
+@pytest.mark.slow
 def test_a_schedule_beyond_the_measurements_is_noted(monkeypatch):
     complete = schedule.cluster_tables
 

@@ -149,6 +149,7 @@ def test_a_search_uses_the_replicas_of_the_scenario_or_reports_that_it_finds_the
     assert plan.metadata["replicas"] == ("2 in each configuration" if gpus == 2 else text)
 
 
+@pytest.mark.slow
 def test_memory_behind_the_cache_counts_in_requests_per_dollar():
     free = SMALL.replace("[engine]", "[engine]\nenable_prefix_caching = true\nkv_offloading = { size_gb = 0 }")
     free = free.replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', 'gpu = ["L40S"]\nkv_offloading.size_gb = [0, 100]')
