@@ -278,7 +278,7 @@ def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Work
     limit[prompt + limit > other.max_model_len] = UNCAPPED
     exact = (rng.random(n) < draw(st.sampled_from([0.0, 0.0, 0.6]))) & (limit < UNCAPPED)
     limit = np.where(exact, output, limit)
-    limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False)
+    limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False, watermark=None)
     ranks = [*sorted(known("rank")), *[own_rank] * 8]
     made = Scheduler(
         draw(st.sampled_from(ranks)),

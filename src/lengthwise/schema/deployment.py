@@ -432,7 +432,7 @@ class Deployment:
             "max_in_flight above 1": (self.limits.max_in_flight or 1) > 1,
             "max_step_seqs": self.limits.max_step_seqs is not None,
             "a prefix cache": self.limits.enable_prefix_caching,
-            "a watermark": self.limits.watermark is not None,
+            "a watermark": bool(self.limits.watermark),
         }
         if names := " or ".join(name for name, is_set in parts.items() if is_set):
             raise InputError(
