@@ -17,7 +17,7 @@ from fault_world import process
 
 CHILD = Path(__file__).with_name("counting_gateway.py")
 LEAN_ENGINE = Path(__file__).parents[2] / "testing" / "lean_engine.py"
-COUNT, FIRST, CLIENTS = 20_000, 5_000, 32
+COUNT, FIRST, CLIENTS = 20_000, 10_000, 32
 MAX_MIB = 2.0
 """By so much may the memory grow over the last 30,000 (about 70 bytes a request; seen: 0.2)."""
 SLACK = {"timers": 3}
