@@ -22,12 +22,7 @@ from lengthwise.cli.program import app
 from lengthwise.usecases import variants
 
 RUNNABLE = ("python", "sh", "toml")
-LONG = ("docs/guide-serve-under-a-bound.md",)
-WITH_BLOCKS = [
-    pytest.param(d, marks=[pytest.mark.slow] if name(d) in LONG else [])
-    for d in DOCUMENTS
-    if any(b.language in RUNNABLE for b in blocks(d))
-]
+WITH_BLOCKS = [d for d in DOCUMENTS if any(b.language in RUNNABLE for b in blocks(d))]
 UsageError: Any = typer.BadParameter.__base__
 SMALL = ("--set", "workload.num_requests=40", "--seeds", "2")
 SMALL_SEARCH = tuple(

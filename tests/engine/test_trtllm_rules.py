@@ -55,6 +55,14 @@ def test_a_request_starts_if_its_limit_fits_beside_the_limits_of_others(engine, 
 
 
 @ENGINES
+def test_a_limit_beyond_the_context_is_cut_to_it(engine):
+    """TensorRT-LLM refuses no request for its limit; the first has the memory for 90 more tokens reserved, not 500."""
+    r = simulate(requests([10, 10], [20, 2], [500, 18]), deployment(100), engine=engine).requests
+    assert r.scheduled_s[1] == r.finished_s[0] > r.scheduled_s[0]
+    assert r.output_tokens.tolist() == [20, 2]
+
+
+@ENGINES
 def test_no_request_passes_one_that_does_not_fit(engine):
     r = simulate(requests([10, 10, 10], [9, 2, 2], [10, 80, 5]), deployment(100), engine=engine).requests
     assert r.scheduled_s[1] == r.finished_s[0] > r.scheduled_s[0]

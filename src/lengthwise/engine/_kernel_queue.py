@@ -24,7 +24,7 @@ def queue_push(S, queue_index, key, index, slot):
     offset = queue.offset
     while i > 0:
         parent = (i - 1) >> 1
-        if not _key_before(key, index, S.queued_key[offset + parent], S.queued_index[offset + parent]):
+        if not key_before(key, index, S.queued_key[offset + parent], S.queued_index[offset + parent]):
             break
         _copy(S, offset + parent, offset + i)
         i = parent
@@ -55,10 +55,10 @@ def _move_down(S, offset, length, i, key, index, slot):
         if child >= length:
             break
         a, b = offset + child, offset + child + 1
-        if child + 1 < length and _key_before(S.queued_key[b], S.queued_index[b], S.queued_key[a], S.queued_index[a]):
+        if child + 1 < length and key_before(S.queued_key[b], S.queued_index[b], S.queued_key[a], S.queued_index[a]):
             child += 1
             a += 1
-        if not _key_before(S.queued_key[a], S.queued_index[a], key, index):
+        if not key_before(S.queued_key[a], S.queued_index[a], key, index):
             break
         _copy(S, a, offset + i)
         i = child
@@ -66,7 +66,8 @@ def _move_down(S, offset, length, i, key, index, slot):
 
 
 @jit
-def _key_before(key_a, index_a, key_b, index_b):
+def key_before(key_a, index_a, key_b, index_b):
+    """Return whether the request or event a precedes b: by key, and of equal keys by index."""
     return key_a < key_b or (key_a == key_b and index_a < index_b)
 
 
@@ -167,7 +168,7 @@ def push_event(S, end_s, r):
     S.counters[0].events += 1
     while i > 0:
         parent = (i - 1) >> 1
-        if not _key_before(end_s, r, S.event_s[parent], S.event_number[parent]):
+        if not key_before(end_s, r, S.event_s[parent], S.event_number[parent]):
             break
         S.event_s[i] = S.event_s[parent]
         S.event_number[i] = S.event_number[parent]
@@ -187,11 +188,11 @@ def pop_event(S):
         child = 2 * i + 1
         if child >= length:
             break
-        if child + 1 < length and _key_before(
+        if child + 1 < length and key_before(
             S.event_s[child + 1], S.event_number[child + 1], S.event_s[child], S.event_number[child]
         ):
             child += 1
-        if not _key_before(S.event_s[child], S.event_number[child], end_s, r):
+        if not key_before(S.event_s[child], S.event_number[child], end_s, r):
             break
         S.event_s[i] = S.event_s[child]
         S.event_number[i] = S.event_number[child]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
-from lengthwise.engine._kernel_queue import queue_pop, queue_push
+from lengthwise.engine._kernel_queue import key_before, queue_pop, queue_push
 from lengthwise.engine._kernel_sglang import compact, put, take_decodes
 
 MAX_UTILIZATION = 2
@@ -44,7 +44,7 @@ def form_as_trtllm(S, r, now_s, rank):
 def _precedes(S, slot, key, index):
     """Return whether a request of this key and index is before the resident in ``slot``."""
     q = S.slots[slot]
-    return key < q.queue_key or (key == q.queue_key and index < q.index)
+    return key_before(key, index, q.queue_key, q.index)
 
 
 @jit
@@ -52,8 +52,7 @@ def _precedes_resident(S, r):
     """Return whether the first waiting request may be before a resident: before the last one so far."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
-    key, index = S.queued_key[at], S.queued_index[at]
-    return S.running[r] > 0 and (key < rep.last_key or (key == rep.last_key and index < rep.last_index))
+    return S.running[r] > 0 and key_before(S.queued_key[at], S.queued_index[at], rep.last_key, rep.last_index)
 
 
 @jit
@@ -254,15 +253,10 @@ def _note_place(S, r, slot):
         q.reserved = _blocks_for(S, q.prompt + S.max_tokens[q.index])
         rep.reserved_blocks += q.reserved
         return
-    if S.running[r] == 0 or not _precedes_last(rep, q):
+    if S.running[r] == 0 or not key_before(q.queue_key, q.index, rep.last_key, rep.last_index):
         rep.last_key = q.queue_key
         rep.last_index = q.index
     if rep.ordered == S.batch_order.shape[1]:
         compact(S, r)
     put(S, r, rep.ordered, slot)
     rep.ordered += 1
-
-
-@jit
-def _precedes_last(rep, q):
-    return q.queue_key < rep.last_key or (q.queue_key == rep.last_key and q.index < rep.last_index)
