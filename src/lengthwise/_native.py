@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -38,9 +38,9 @@ class Scalar:
         """Return the format of the words (``struct``)."""
         return "d" if self.name == "float64" else "q"
 
-    def words(self, value: Any) -> Iterator[Any]:
-        """Yield the words that represent a value."""
-        yield value
+    def add_words(self, value: Any, words: list[Any]) -> None:
+        """Add the words that represent a value."""
+        words.append(value)
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,16 @@ class Array:
         """Return the format of the words: the address and the shape."""
         return "q" * (1 + self.ndim)
 
-    def words(self, value: Any) -> Iterator[Any]:
-        """Yield the words that represent a value. Raises TypeError if it is another kind of array."""
+    def add_words(self, value: Any, words: list[Any]) -> None:
+        """Add the words that represent a value. Raises TypeError if it is another kind of array."""
         if not isinstance(value, np.ndarray) or value.dtype != self.dtype or value.ndim != self.ndim:
             other = type_of(value) if isinstance(value, np.ndarray) else repr(value)
             raise TypeError(f"a compiled function takes {self} here; got {other}")
         if not value.flags.carray:
             raise TypeError("a compiled function takes aligned, writeable arrays without gaps")
-        yield value.ctypes.data
-        yield from value.shape
+        is_plain = value.size and self.dtype.names is None  # ``from_buffer`` is four times faster then.
+        words.append(ctypes.addressof(ctypes.c_char.from_buffer(value.data)) if is_plain else value.ctypes.data)
+        words.extend(value.shape)
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ class Tuple:
         """Return the format of the words."""
         return "".join(member.layout for member in self.members)
 
-    def words(self, value: Any) -> Iterator[Any]:
-        """Yield the words that represent a value."""
+    def add_words(self, value: Any, words: list[Any]) -> None:
+        """Add the words that represent a value."""
         for member, part in zip(self.members, value, strict=True):
-            yield from member.words(part)
+            member.add_words(part, words)
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ class Pointer:
     signature: Signature
     layout = "q"
 
-    def words(self, value: Any) -> Iterator[Any]:
-        """Yield the words that represent a value. Raises TypeError if it is no such function."""
+    def add_words(self, value: Any, words: list[Any]) -> None:
+        """Add the words that represent a value. Raises TypeError if it is no such function."""
         if not isinstance(value, Compiled) or value.signature.key != self.signature.key:
             raise TypeError(f"a compiled function takes a compiled function here; got {value!r}")
-        yield value.address
+        words.append(value.address)
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Reference:
     target: Tuple
     layout = "q"
 
-    def words(self, value: Any) -> Iterator[Any]:
+    def add_words(self, value: Any, _words: list[Any]) -> None:
         """Raise TypeError: Python has no such value."""
         raise TypeError(f"only compiled functions call a function that takes a pointer; got {value!r}")
 
@@ -196,8 +197,10 @@ class Compiled:
         return f"<compiled {self.name}>"
 
     def __call__(self, *arguments: Any) -> Any:
+        parts: list[Any] = []
         try:
-            words = self._words.pack(*self._arguments.words(arguments))
+            self._arguments.add_words(arguments, parts)
+            words = self._words.pack(*parts)
         except (ValueError, struct.error) as error:
             raise TypeError(
                 f"{self} takes the {len(self.signature.arguments)} arguments of its type: {error}"

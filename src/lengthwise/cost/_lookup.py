@@ -70,16 +70,18 @@ def entry(table, slope, index, column):
 
 @jit
 def grid_cell(value, points):
-    """Return the cell of an axis in which a value lies, and the fraction within the cell.
+    """Return the cell of an axis in which a whole number or fraction lies, and the fraction within the cell.
 
     The axis has the first ``points`` values of ``grid_value``. Beyond its end the fraction exceeds 1.
     """
     if value < 32:
-        index, fraction = value, 0.0
+        index = int(value)
+        fraction = float(value - index)
     else:
         shift = math.frexp(float(value))[1] - 5
-        index = (shift + 1) * 16 + (value >> shift) - 16
-        fraction = (value - ((value >> shift) << shift)) / (1 << shift)
+        scaled = value / (1 << shift)
+        index = (shift + 1) * 16 + int(scaled) - 16
+        fraction = scaled - int(scaled)
     if index < points - 1:
         return index, fraction
     low, high = _grid_value(points - 2), _grid_value(points - 1)

@@ -20,7 +20,6 @@ from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.records import Status
 
 Array = npt.NDArray[Any]
-Kind = tuple[Any, ...]
 
 
 class State(NamedTuple):
@@ -378,9 +377,13 @@ def _view(rows: Array) -> Array:
     return rows.view(np.recarray) if _jit.DISABLED else rows
 
 
+# Compiled functions, "run" and those of engines with their own rules. The columns of all runs have the same types.
+_COMPILED: dict[str, Any] = {}
+
+
 def ready() -> bool:
     """Return whether a compiled kernel exists, in this process or in the disk cache."""
-    return _jit.DISABLED or bool(_KERNELS) or _jit.is_cached("lengthwise.engine.kernel.run")
+    return _jit.DISABLED or "run" in _COMPILED or _jit.is_cached("lengthwise.engine.kernel.run")
 
 
 def _compiled(state_type: Any, decode_type: Any) -> Any:
@@ -401,14 +404,9 @@ def _rules(state: State, engine: str) -> Any:
     function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": no_rules}[engine]
     if _jit.DISABLED:
         return function
-    if (key := (_kind(state), engine)) not in _RULES:
-        _RULES[key] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
-    return _RULES[key]
-
-
-# Kernels by the structure of their state: to derive its compiled type each time takes longer than a short run.
-_KERNELS: dict[Kind, Any] = {}
-_RULES: dict[tuple[Kind, str], Any] = {}
+    if engine not in _COMPILED:
+        _COMPILED[engine] = _jit.compile_now(function, _rules_signature(_jit.type_of(state)), cached=True)
+    return _COMPILED[engine]
 
 
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
@@ -422,21 +420,12 @@ def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
 
 
 def kernel_of(arguments: tuple[Any, ...]) -> Any:
-    """Return the kernel for arguments of these types, compiled unless the compiler is disabled."""
+    """Return the kernel, compiled unless the compiler is disabled."""
     if _jit.DISABLED:
         return kernel.run
-    kind = _kind(arguments[:2])
-    if kind not in _KERNELS:
-        _KERNELS[kind] = _compiled(*map(_jit.type_of, arguments[:2]))
-    return _KERNELS[kind]
-
-
-def _kind(value: Any) -> Kind:
-    if isinstance(value, tuple):
-        return type(value), *map(_kind, value)
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.ndim
-    return (type(value),)
+    if "run" not in _COMPILED:
+        _COMPILED["run"] = _compiled(*map(_jit.type_of, arguments[:2]))
+    return _COMPILED["run"]
 
 
 def run_kernel(setup: Setup, log_rows: int) -> EngineOutput:

@@ -63,6 +63,7 @@ def signatures() -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=256)
 def interpreted(policy: Policy) -> Function:
     """Return the policy as a plain Python function that takes all arguments of its axis, and not only its own.
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from lengthwise.policy import batchings, binnings, memories, preemptions, ranks, routers
@@ -63,10 +66,11 @@ _AXES: dict[str, dict[str, Any]] = {
 _SCHEDULERS = {name: Scheduler(**axes) for name, axes in _AXES.items()}
 
 
-def known(axis: str) -> dict[str, Policy]:
+@cache
+def known(axis: str) -> Mapping[str, Policy]:
     """Return the built-in policies of an axis by name. The axis "victim" has the policies of "rank"."""
     module = _MODULES["rank" if axis == "victim" else axis]
-    return {value.name: value for value in vars(module).values() if isinstance(value, Policy)}
+    return MappingProxyType({value.name: value for value in vars(module).values() if isinstance(value, Policy)})
 
 
 def resolve(axis: str, policy: Any) -> Policy:

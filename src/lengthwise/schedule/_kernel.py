@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise._jit import jit, jit_cold
+from lengthwise.cost._lookup import bilinear
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,40 +62,6 @@ def lookup(table, slope, amount, column):
 
 
 @jit
-def _grid_value(index):
-    if index < 32:
-        return index
-    return (16 + index % 16) << (index // 16 - 1)
-
-
-@jit
-def _grid_cell(value, points):
-    """Return the cell of the grid ``cost_tables.grid_value`` that has a value, and the place in the cell (0 to 1)."""
-    if value < 32.0:
-        index = int(value)
-        fraction = value - index
-    else:
-        shift = math.frexp(value)[1] - 5
-        scaled = value / (1 << shift)
-        floor = int(scaled)
-        index = (shift + 1) * 16 + floor - 16
-        fraction = scaled - floor
-    if index < points - 1:
-        return index, fraction
-    low, high = _grid_value(points - 2), _grid_value(points - 1)
-    return points - 2, (value - low) / (high - low)
-
-
-@jit
-def _bilinear(table, x, y):
-    i, u = _grid_cell(x, table.shape[0])
-    j, v = _grid_cell(y, table.shape[1])
-    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
-    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
-    return low + u * (high - low)
-
-
-@jit
 def _clamped(table, i, j):
     return table[min(i, table.shape[0] - 1), min(j, table.shape[1] - 1)]
 
@@ -104,7 +71,7 @@ def decode_attention_s(t, seqs, kv_tokens):
     """Return the attention seconds of one layer when ``seqs`` sequences decode."""
     masked = t.masked_s * max(seqs - 1.0, 0.0) * kv_tokens
     if not t.merged:
-        return _bilinear(t.decode, seqs, kv_tokens) + masked
+        return bilinear(t.decode, seqs, kv_tokens) + masked
     factor = t.merge_factor if seqs > 1.0 else 1.0
     column = math.ceil(kv_tokens / seqs / t.step_tokens)
     floor = int(seqs)

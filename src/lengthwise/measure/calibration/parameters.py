@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -117,8 +118,14 @@ def linear_host_cost(host_s: Floats) -> tuple[float, float]:
     """Fit the host's seconds as a linear function of a step's sequences, and return intercept and slope."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
-    seqs = np.arange(1, len(host_s))
-    slope, intercept = np.polyfit(seqs, host_s[1:], 1)
+    return _line_of(host_s.tobytes())
+
+
+@lru_cache(maxsize=16)
+def _line_of(host_s: bytes) -> tuple[float, float]:
+    seconds = np.frombuffer(host_s)
+    seqs = np.arange(1, len(seconds))
+    slope, intercept = np.polyfit(seqs, seconds[1:], 1)
     return float(intercept), float(slope) if abs(slope) * len(seqs) > 1e-12 else 0.0
 
 

@@ -37,16 +37,16 @@ class Problem:
         # By run and metric the fitted requests, and [groups, k] equal groups of them: blocks of time, then requests of
         # similar prompts (similar outputs for times between tokens). Single requests are not compared, because the
         # step that a request catches depends on microseconds.
-        self._groups: list[dict[str, tuple[Ints, Ints]]] = []
+        self._measured: list[dict[str, MeasuredTimes]] = []
         group, block, weight = [], [], []
         for r, run in enumerate(runs):
-            self._groups.append({})
+            self._measured.append({})
             for g, metric in enumerate(METRICS):
                 rows = np.flatnonzero(run.fit & (run.seconds[metric] > 0))
                 lengths = run.workload.prompt_tokens if metric != "tpot" else run.workload.output_tokens
                 by_length = rows[np.argsort(lengths[rows], kind="stable")]
                 groups = np.vstack([_equal_groups(rows), _equal_groups(by_length)])
-                self._groups[-1][metric] = rows, groups
+                self._measured[-1][metric] = MeasuredTimes(run.seconds[metric], rows, groups)
                 count, times = len(groups) + len(QUANTILES) * (len(rows) > 0), len(groups) // 2
                 group.append(np.full(count, g))
                 block.append(np.concatenate([r * BLOCKS + np.arange(times), np.full(count - times, -1)]))
@@ -80,10 +80,10 @@ class Problem:
         key = np.ascontiguousarray(z).tobytes()
         if key not in self._cache:
             values, parts = self.values(z), list[Floats]()
-            for run, groups in zip(self.runs, self._groups, strict=True):
+            for run, measured in zip(self.runs, self._measured, strict=True):
                 seconds = seconds_of(self.simulate(run, values).requests)
                 for metric in METRICS:
-                    parts += metric_residuals(seconds[metric], run.seconds[metric], *groups[metric])
+                    parts += measured[metric].residuals(seconds[metric])
             if self._steps is not None:
                 parts.append(self._steps.residuals(values))
             self._cache[key] = np.concatenate(parts)
@@ -118,15 +118,22 @@ def _equal_groups(rows: Ints) -> Ints:
     return np.asarray(rows[at].reshape(BLOCKS if size else 0, size))
 
 
-def metric_residuals(simulated_s: Floats, measured_s: Floats, rows: Ints, groups: Ints) -> list[Floats]:
-    """Return two arrays of a metric's log errors: trimmed means of groups of requests, and errors of quantiles."""
-    if not len(rows):
-        return []
-    simulated, measured = (np.log(np.maximum(seconds, 1e-9)) for seconds in (simulated_s, measured_s))
-    error = np.sort((simulated - measured)[groups], axis=1)
-    trim = int(TRIM_FRACTION * error.shape[1])
-    means = error[:, trim : error.shape[1] - trim].mean(axis=1) if error.size else np.zeros(0)
-    return [means, np.quantile(simulated[rows], QUANTILES) - np.quantile(measured[rows], QUANTILES)]
+class MeasuredTimes:
+    """A metric's times of a measured run, with which simulated ones are compared: of ``rows``, and of ``groups``."""
+
+    def __init__(self, measured_s: Floats, rows: Ints, groups: Ints) -> None:
+        self.rows, self.groups, self._log = rows, groups, np.log(np.maximum(measured_s, 1e-9))
+        self._quantiles = np.quantile(self._log[rows], QUANTILES) if len(rows) else np.zeros(0)
+
+    def residuals(self, simulated_s: Floats) -> list[Floats]:
+        """Return two arrays of log errors: trimmed means of groups of requests, and errors of quantiles."""
+        if not len(self.rows):
+            return []
+        simulated = np.log(np.maximum(simulated_s, 1e-9))
+        error = np.sort((simulated - self._log)[self.groups], axis=1)
+        trim = int(TRIM_FRACTION * error.shape[1])
+        means = error[:, trim : error.shape[1] - trim].mean(axis=1) if error.size else np.zeros(0)
+        return [means, np.quantile(simulated[self.rows], QUANTILES) - self._quantiles]
 
 
 HUBER = 1.5
