@@ -43,7 +43,7 @@ test-slow: setup ## those that take seconds: complete runs, crashes, large sizes
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
 test-nojit: setup ## laws, oracles and policies without the compiler
-	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=5 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
+	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=7 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
 engine: ## make .engines: a real vLLM for CPUs, SGLang's memory cache (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm

@@ -84,20 +84,23 @@ class Worker:
         )
 
 
-def request(name, prompt, tokens, hasher):
+def request(name, prompt, tokens, predicted, hasher):
     params = SamplingParams(
-        max_tokens=tokens, ignore_eos=True, temperature=0, extra_args={"lengthwise_predicted": tokens}
+        max_tokens=tokens, ignore_eos=True, temperature=0, extra_args={"lengthwise_predicted": predicted}
     )
     return Request(name, [(k * 7 + prompt) % 900 for k in range(prompt)], params, None, block_hasher=hasher)
 
 
-def world(model, asynchronous, seed, **settings):
-    """Requests that come over time, some aborted; what each got."""
+def world(model, asynchronous, seed, exact=True, **settings):
+    """Requests that come over time, some aborted; what each got. Unless ``exact``, each is predicted to end at once."""
     random_, made, worker = random.Random(seed), scheduler(model, asynchronous, **settings), Worker()
     assert isinstance(made, AsyncScheduler) == asynchronous
     assert made.lengthwise is not None
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
-    coming = deque(request(f"r{k}", random_.randint(5, 90), random_.choice([3, 8, 40, 120]), hasher) for k in range(40))
+    shapes = [(random_.randint(5, 90), random_.choice([3, 8, 40, 120])) for _ in range(40)]
+    coming = deque(
+        request(f"r{k}", prompt, tokens, tokens if exact else 1, hasher) for k, (prompt, tokens) in enumerate(shapes)
+    )
     everyone, aborted, flying, finished = {one.request_id: one for one in coming}, set(), deque(), []
     for step in range(6000):
         if coming and step % 6 == 0:
@@ -146,6 +149,10 @@ def main(model):
                     preemptions_per_s=1e9,
                     max_wait_s=1e9,
                 )
+        for predicted in ("exact", "short"):
+            found[f"{'async' if asynchronous else 'plain'} reserve {predicted}"] = world(
+                model, asynchronous, 0, exact=predicted == "exact", preemption="never", reserve=True
+            )
     print(json.dumps(found))
 
 

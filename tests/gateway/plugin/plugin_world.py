@@ -57,6 +57,8 @@ class Scheduler:
         self.max_num_active_reqs, self.num_waiting_for_streaming_input = max_num_seqs, 0
         self.kv_holding_waiting, self.pause_state = Queue(), 0
         self.connector = self.ec_connector = None
+        self.block_size, self.cache_config = 16, SimpleNamespace(num_gpu_blocks=1 << 20)
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[None])
         self.kv_used, self.blocks = 0.0, 1 << 20
         self.finished: list[str] = []
         self.readmitted_at_once = 0
@@ -107,6 +109,39 @@ class Scheduler:
             self.schedule()
             self.tokens()
         return self.finished
+
+
+class PagedScheduler(Scheduler):
+    """With blocks, as vLLM's: a prompt is admitted if it fits; where blocks run out, the last one is preempted."""
+
+    def __init__(self, max_num_seqs: int = 1, num_blocks: int = 9, block_size: int = 4) -> None:
+        super().__init__(max_num_seqs)
+        self.block_size, self.cache_config.num_gpu_blocks = block_size, num_blocks
+        self.admissions = self.preemptions = 0
+
+    def blocks_of(self, one: Request) -> int:
+        return -(-(one.num_prompt_tokens + one.num_output_tokens) // self.block_size)
+
+    @property
+    def free_blocks(self) -> int:
+        return self.cache_config.num_gpu_blocks - 1 - sum(map(self.blocks_of, self.running))
+
+    def schedule(self, throttle_prefills: bool = False) -> list[str]:
+        before = len(self.running)
+        while self.free_blocks < 0:
+            victim = self.running.pop()
+            self.preemptions += 1
+            self._preempt_request(victim, 0.0)
+        if len(self.running) == before:  # no admission after a preemption
+            while self.waiting and len(self.running) < self.max_num_active_reqs:
+                one = self.waiting[0]
+                if self.blocks_of(one) > self.free_blocks:
+                    break
+                self.waiting.popleft()
+                self.admissions += 1
+                one.status.name, one.num_computed_tokens = "RUNNING", one.num_prompt_tokens
+                self.running.append(one)
+        return [one.request_id for one in self.running]
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""Order the queue of vLLM's own scheduler by predicted length."""
+"""Order the queue of vLLM's own scheduler by predicted length, and reserve memory by it."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ class Registry:
             entry.stable = request.num_output_tokens + self.settings.window_tokens
             self._enqueue(now_s, entry)
 
-    def on_admitted(self, running: list[Any]) -> bool:
-        """Record the admitted requests, which are the last of ``running``. Return whether there are any."""
-        now_s, found = self._clock(), False
+    def on_admitted(self, running: list[Any]) -> int:
+        """Record the admitted requests, which are the last of ``running``. Return their number."""
+        now_s, found = self._clock(), 0
         for request in reversed(running):
             entry = self.entry(request)
             if entry.running:
                 break
-            entry.running = found = True
+            entry.running, found = True, found + 1
             entry.queued_for_s += now_s - entry.queued_s
             entry.admission, self._admissions = self._admissions, self._admissions + 1
         return found
@@ -224,6 +224,51 @@ class Preemption:
         return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
+MARGIN_STEP = 0.05
+
+
+class MemoryGate:
+    """Defers waiting requests while the predicted peak of KV tokens exceeds the cache (Past-Future, ASPLOS '25).
+
+    A request reserves its predicted remaining tokens, and of what its limit allows beyond them the share ``margin``.
+    The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021): a preemption for lack of memory
+    raises it by MARGIN_STEP, an admission lowers it by MARGIN_STEP x ``max_preemption_rate``, but not below 0. At 1 and
+    above, limits are reserved, and an admission cannot cause a preemption. There are thus at most
+    ``max_preemption_rate`` x admissions + 1 / MARGIN_STEP + max_num_seqs preemptions.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry, self._rate, self.margin = registry, registry.settings.max_preemption_rate, 0.0
+
+    def on_admitted(self, count: int) -> None:
+        """Lower the margin."""
+        self.margin = max(0.0, self.margin - MARGIN_STEP * self._rate * count)
+
+    def on_preempted(self) -> None:
+        """Raise the margin, since memory ran out."""
+        self.margin += MARGIN_STEP
+
+    def admissible(self, waiting: Iterable[Any], running: list[Any], pool_tokens: int, block_size: int) -> int:
+        """Return how many of the first waiting requests fit. One that is alone in the engine always does."""
+        reserved, count = sorted(map(self._reservation, running)), 0
+        for request in waiting:
+            insort(reserved, self._reservation(request))
+            in_use = peak = 0.0
+            for size, (remaining, tokens) in enumerate(reversed(reserved), 1):  # until the size-th but last ends
+                in_use += tokens + block_size - 1  # its last block may have one token
+                peak = max(peak, in_use + remaining * size)
+            if peak > pool_tokens and len(reserved) > 1:
+                break
+            count += 1
+        return count
+
+    def _reservation(self, request: Any) -> tuple[float, int]:
+        remaining = self._registry.lengths(self._registry.entry(request))[1]
+        allowed = max(1, request.max_tokens - request.num_output_tokens)
+        reserved = min(allowed, remaining + min(1.0, self.margin) * max(0.0, allowed - remaining))
+        return reserved, request.num_prompt_tokens + request.num_output_tokens
+
+
 TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon
 _READY = ("WAITING", "PREEMPTED")
 
@@ -236,7 +281,8 @@ class QueueOrder:
         preempts = settings.preemption != "never" and settings.max_preemptions > 0 and settings.preemptions_per_s > 0
         self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
-        self._clock, self._admission_blocked = clock, False
+        self._clock, self._admission_blocked, self._preempts_by_policy = clock, False, False
+        self.gate = MemoryGate(self.registry) if settings.reserve else None
 
     def before(self, scheduler: Any) -> Any:
         """Order queue and batch. Return the preempted request, which is now in neither of them, or None."""
@@ -262,9 +308,34 @@ class QueueOrder:
                 scheduler.running[:] = self.registry.worst_last(scheduler.running)
         return self._preempt(scheduler) if is_due and waiting else None
 
+    def defer(self, scheduler: Any) -> list[Any]:
+        """Take the requests out of the queue for which memory will not suffice, and return them."""
+        free_seqs = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
+        if self.gate is None or scheduler.pause_state or not scheduler.waiting or free_seqs <= 0:
+            return []
+        if scheduler.connector is not None or scheduler.kv_holding_waiting:  # whose blocks belong to no request here
+            return []
+        waiting, size = list(scheduler.waiting), scheduler.block_size
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)  # each takes blocks of its own
+        pool_tokens = (scheduler.cache_config.num_gpu_blocks - 1) * size // groups  # one is the null block
+        count = self.gate.admissible(waiting[:free_seqs], scheduler.running, pool_tokens, size)
+        if count == min(free_seqs, len(waiting)):
+            return []
+        scheduler.waiting.clear()
+        scheduler.waiting.extend(waiting[:count])
+        return waiting[count:]
+
+    def on_preempted(self, request: Any) -> None:
+        """Record that a running request has returned to the queue."""
+        self.registry.on_preempted(request)
+        if self.gate is not None and not self._preempts_by_policy:
+            self.gate.on_preempted()
+
     def after(self, scheduler: Any) -> None:
         """Record which requests the step has admitted."""
         admitted = self.registry.on_admitted(scheduler.running)
+        if self.gate is not None:
+            self.gate.on_admitted(admitted)
         self._admission_blocked = not admitted
         if admitted:
             self._since_sorted = self._window
@@ -285,12 +356,15 @@ class QueueOrder:
         if victim is None:
             return None
         scheduler.running.remove(victim)
+        self._preempts_by_policy = True
         try:
             scheduler._preempt_request(victim, self._clock())  # noqa: SLF001
         except BaseException:
             if victim not in scheduler.waiting:  # otherwise the request would be lost
                 scheduler.running.append(victim)
             raise
+        finally:
+            self._preempts_by_policy = False
         self._preemption.record(victim)
         # The victim must not be admitted again in the same step, which informs the workers of its preemption.
         scheduler.waiting.remove_request(victim)
@@ -298,16 +372,19 @@ class QueueOrder:
 
 
 class OrderedScheduler(vllm_adapter.GuardedScheduler):
-    """Mixin that orders the queue of vLLM's scheduler."""
+    """Mixin that orders the queue of vLLM's scheduler, and defers requests for which memory will not suffice."""
 
     lengthwise: QueueOrder | None = None
 
     def schedule(self, *args: Any, **keywords: Any) -> Any:
-        """Run a step with the queue in order."""
+        """Run a step with the queue in order, and without the requests that wait for memory."""
         victim = self._guarded(lambda order: order.before(self))
+        deferred = self._guarded(lambda order: order.defer(self))
         try:
             return super().schedule(*args, **keywords)  # type: ignore[misc]
         finally:
+            if deferred:
+                self.waiting.extend(deferred)  # type: ignore[attr-defined]
             if victim is not None:
                 self.waiting.prepend_request(victim)  # type: ignore[attr-defined]
             self._guarded(lambda order: order.after(self))
@@ -319,7 +396,7 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
 
     def _preempt_request(self, request: Any, *args: Any, **keywords: Any) -> None:
         super()._preempt_request(request, *args, **keywords)  # type: ignore[misc]
-        self._guarded(lambda order: order.registry.on_preempted(request))
+        self._guarded(lambda order: order.on_preempted(request))
 
 
 class LengthScheduler:
@@ -340,7 +417,8 @@ _PLUGIN = vllm_adapter.SchedulerPlugin(
     vllm_adapter.scheduler_warnings,
     QueueOrder,
     lambda settings: (
-        f"orders this engine: rank {settings.rank}, preemption {settings.preemption}; "
+        f"orders this engine: rank {settings.rank}, preemption {settings.preemption}, "
+        f"memory reserved {'by predicted length' if settings.reserve else 'as vLLM does'}; "
         f"after {settings.max_wait_s:g} s no later arrival overtakes a request"
     ),
     "order",

@@ -22,7 +22,9 @@ class Settings:
 
     The scheduler checks for preemption every ``window_tokens`` steps and when the queue changes. ``max_preemptions``
     limits those of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack of memory
-    preempts. ``prior_tokens`` is the length of a request without a hint. ``trust_version`` allows untested vLLMs.
+    preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is admitted only
+    while the predicted peak of KV tokens fits, with a margin that adapts to ``max_preemption_rate`` preemptions for
+    each admission. ``trust_version`` allows untested vLLMs.
     """
 
     rank: str = "srtf"
@@ -32,6 +34,8 @@ class Settings:
     max_preemptions: int = 3
     preemptions_per_s: float = 10.0
     prior_tokens: float = 256.0
+    reserve: bool = False
+    max_preemption_rate: float = 0.01
     trust_version: bool = False
 
     def __post_init__(self) -> None:

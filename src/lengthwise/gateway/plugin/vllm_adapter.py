@@ -19,7 +19,8 @@ METHODS = {
 """Required methods of the scheduler, with the parameters that are passed."""
 ATTRIBUTES = {
     "running": list, "requests": dict, "max_num_active_reqs": int, "num_waiting_for_streaming_input": int,
-    "kv_holding_waiting": object, "pause_state": int, "connector": object, "ec_connector": object,
+    "kv_holding_waiting": object, "pause_state": int, "connector": object, "ec_connector": object, "block_size": int,
+    "cache_config": object, "kv_cache_config": object,
 }  # fmt: skip
 QUEUE_METHODS = ("clear", "extend", "remove_request", "prepend_request")
 REQUEST = frozenset(
