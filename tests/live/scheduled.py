@@ -84,9 +84,9 @@ class Worker:
         )
 
 
-def request(name, prompt, tokens, predicted, hasher):
+def request(name, prompt, tokens, hasher, predicted=None):
     params = SamplingParams(
-        max_tokens=tokens, ignore_eos=True, temperature=0, extra_args={"lengthwise_predicted": predicted}
+        max_tokens=tokens, ignore_eos=True, temperature=0, extra_args={"lengthwise_predicted": predicted or tokens}
     )
     return Request(name, [(k * 7 + prompt) % 900 for k in range(prompt)], params, None, block_hasher=hasher)
 
@@ -99,7 +99,7 @@ def world(model, asynchronous, seed, exact=True, **settings):
     hasher, depth = get_request_block_hasher(BLOCK, sha256), 2 if asynchronous else 1
     shapes = [(random_.randint(5, 90), random_.choice([3, 8, 40, 120])) for _ in range(40)]
     coming = deque(
-        request(f"r{k}", prompt, tokens, tokens if exact else 1, hasher) for k, (prompt, tokens) in enumerate(shapes)
+        request(f"r{k}", prompt, tokens, hasher, tokens if exact else 1) for k, (prompt, tokens) in enumerate(shapes)
     )
     everyone, aborted, flying, finished = {one.request_id: one for one in coming}, set(), deque(), []
     for step in range(6000):
