@@ -18,12 +18,11 @@ from _intervals import Interval, exact_interval, of_repeats, of_run, sides
 
 from lengthwise import Deployment, EngineLimits, Status, Workload, catalog, deploy, simulate
 from lengthwise.cost.model_error import perturbed_deployments
-from lengthwise.measure import write_records
 from lengthwise.measure.calibration import Calibration, Iterations, calibrate
 from lengthwise.metrics.columns import request_column
 from lengthwise.schema.cost_tables import CostTables, PartError
 from lengthwise.schema.errors import UnknownNameError
-from lengthwise.schema.records import SIMULATED, Records, RunResult, shape_facts
+from lengthwise.schema.records import Records, RunResult, shape_facts
 from lengthwise.schema.specs import GpuSpec
 
 LOADS = {"static": None, "half": 0.5, "high": 0.85}
@@ -200,13 +199,6 @@ def simulated(deployment: Deployment, run: Run) -> Records:
     arrival_s = np.zeros(len(workload)) if workload.concurrency else r.arrival_s - np.nanmin(r.arrival_s)
     lengths = {"prompt_tokens": r.prompt_tokens, "output_tokens": np.maximum(1, r.output_tokens)}
     return simulate(replace(workload, arrival_s=arrival_s, **lengths), deployment)
-
-
-def write_simulated(folder: Path, deployment: Deployment, run: Run) -> Records:
-    records = simulated(deployment, run)
-    of = RunResult(records, run.measured.workload, SIMULATED, {"of": run.name})
-    write_records(of, folder / f"{run.name}.simulated.parquet")
-    return records
 
 
 def errors(deployment: Deployment, tables: CostTables, runs: Sequence[Run]) -> dict[str, dict[str, float]]:

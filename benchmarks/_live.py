@@ -39,7 +39,7 @@ from lengthwise.measure.operators import MeasurementSettings, measure_operators
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import EngineError
 from lengthwise.schema.profile import Profile
-from lengthwise.schema.records import RunResult
+from lengthwise.schema.records import SIMULATED, RunResult
 from lengthwise.schema.specs import GpuSpec
 
 WIDE, NARROW = Setting("wide", 32, 2048), Setting("narrow", 8, 256)
@@ -292,7 +292,9 @@ class Circle:
             for kind, cost in {"calibrated": tables, "profile": self.tables(d), "roofline": d.cost}.items():
                 errors[kind] |= _circle.errors(d, cost, own)
             for run in own:
-                answers[run.name] = _circle.write_simulated(self.out, priced[name], run)
+                answers[run.name] = records = _circle.simulated(priced[name], run)
+                of = RunResult(records, run.measured.workload, SIMULATED, {"of": run.name})
+                write_records(of, self.out / f"{run.name}.simulated.parquet")
         found = _circle.rows(prefix, errors, runs, split.held_out, answers)
         if self.device == "cpu":  # a budget has no time for it
             blind = replace(split, scored=[]).calibrated().tables.evidence.errors

@@ -1,4 +1,4 @@
-"""Schedulers of real engines: steps that differ from the engine's own scheduler, and simulated requests per second.
+"""Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
 ``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
 TensorRT-LLM in LENGTHWISE_TRTLLM.
@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _vllm
 import numpy as np
 from _harness import ROOT, cpu_seconds, machine, summary
 from _sections import Sections
@@ -20,6 +21,7 @@ from simulate import LIMITS, LOAD, chat, check
 from lengthwise import deploy, policy, simulate
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 
+sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
 STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("sglang", "trtllm"), 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
 SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=True))
@@ -27,7 +29,6 @@ SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=Tr
 
 def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     """Return how many steps differ from those of the engine's own functions in the same random worlds."""
-    sys.path.append(str(ROOT / "tests" / "live"))
     test, counts, different, worlds = importlib.import_module(f"test_live_{engine}_steps"), Counter[str](), 0, 0
     if not test.SOURCES.exists():
         raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{engine.upper()}")
@@ -36,6 +37,12 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
         found, wrong = test.compared(range(worlds, worlds + new), sys.executable)
         counts, different, worlds = counts + found, different + len(wrong), worlds + new
     return {f"engines.{engine}_steps_different": {"value": different, "worlds": worlds, **counts}}
+
+
+def live(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return a real vLLM's tokens/s in little memory reserved by the class of requests, over those by its own rule."""
+    gains, runs = importlib.import_module("plugin_engines").in_little_memory(_vllm.require(), 1 if quick else 5)
+    return {"engines.live_gain": summary(gains) | {"runs": runs}}
 
 
 def speed(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -53,7 +60,8 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
 
 TARGETS = {f"engines.requests_per_s.{name}": (300_000, "higher", "1/s") for name in SCHEDULERS}
 TARGETS |= {f"engines.{name}_steps_different": (0, "lower", "steps") for name in ENGINES}
-MODULES = {name: f"engines:steps:{name}" for name in ENGINES} | {"speed": "engines:speed"}
+TARGETS["engines.live_gain"] = 1, "higher", "ratio"
+MODULES = {name: f"engines:steps:{name}" for name in ENGINES} | {"live": "engines:live", "speed": "engines:speed"}
 SECTIONS = Sections("engines", __doc__, MODULES, TARGETS)
 
 if __name__ == "__main__":

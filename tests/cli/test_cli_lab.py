@@ -73,4 +73,4 @@ def test_the_example_loads() -> None:
 
     requested = config.load(EXAMPLE)
     assert requested.lab is not None
-    assert [p.title for p in requested.lab.policies] == ["SJF", "SJF, bounded", "SRTF"]
+    assert [p.title for p in requested.lab.policies] == ["SJF", "SJF, bounded", "ISRTF"]

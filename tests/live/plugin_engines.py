@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import json
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -195,3 +198,72 @@ def metrics(url: str, names: tuple[str, ...]) -> list[float]:
     return [
         sum(float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " "))) for name in names
     ]
+
+
+CLASSES, LIMIT = {"short": (0.5, 30), "medium": (0.35, 100), "long": (0.15, 300)}, 600
+"""Share and median output tokens of each class of requests; the clients' limit, which no output reaches."""
+LITTLE_MEMORY = ("--max-num-seqs", "16", "--block-size", "32", "--num-gpu-blocks-override", "35")
+
+
+def _outputs(median: int, n: int, rng: np.random.Generator) -> list[int]:
+    return rng.lognormal(np.log(median), 0.6, n).clip(4, LIMIT - 1).astype(int).tolist()
+
+
+def _by_class(median: int) -> dict[str, Any]:
+    """The hint of a predictor that knows a request's class and no more: medians, of what has not ended yet."""
+    outputs, later = np.array(_outputs(median, 20_000, np.random.default_rng(99))), list[float]()
+    for tokens in (25, 50, 100, 200, 400):
+        longer = outputs[outputs > tokens]
+        later += [tokens, float(np.median(longer))] if len(longer) > 20 else []
+    return lengthwise(float(np.median(outputs)), lengthwise_later=later)
+
+
+async def _ended_by_clients(url: str, hints: str, seed: int, n: int) -> dict[str, float]:
+    """Sends n requests at once, whose clients leave after their outputs' tokens as an end of sequence would."""
+    import aiohttp
+
+    rng, ends_s, start_s = np.random.default_rng(seed), list[float](), time.monotonic()
+    medians = rng.choice([median for _, median in CLASSES.values()], n, p=[share for share, _ in CLASSES.values()])
+    outputs = [_outputs(median, 1, rng)[0] for median in medians]
+
+    async def one(session: aiohttp.ClientSession, k: int) -> None:
+        hint = {"own": {}, "class": _by_class(medians[k]), "exact": lengthwise(outputs[k])}[hints]
+        words = {"prompt": f"job {k} of " + "words and more " * 15, "max_tokens": LIMIT, "stream": True}
+        words["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        generated = 0  # a chunk may have several tokens
+        async with session.post(f"{url}/v1/completions", json=Job("", 1).body() | words | hint) as answer:
+            while generated < outputs[k]:
+                line = await answer.content.readline()
+                assert line, f"the stream ended after {generated} of {outputs[k]} tokens"
+                if line.startswith(b"data: {"):
+                    generated = json.loads(line[6:])["usage"]["completion_tokens"]
+        ends_s.append(time.monotonic() - start_s)
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as tasks:
+        for k in range(n):
+            tasks.create_task(one(session, k))
+    return {"tokens_per_s": sum(outputs) / max(ends_s), "mean_jct_s": float(np.mean(ends_s))}
+
+
+def in_little_memory(python: str, runs: int, n: int = 60) -> tuple[list[float], dict[str, list[dict[str, float]]]]:
+    """Bursts at a vLLM with its own rule, and with memory reserved by lengths.
+
+    Returns the tokens/s with lengths by class over those with vLLM's own rule, of each burst, and all numbers.
+    """
+    import _vllm
+
+    found: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = _vllm.make_model(Path(folder) / "tiny", "tiny")
+        for hints in ("own", "class", "exact"):
+            settings = additional(rank="fcfs", preemption="never", reserve=hints != "own")
+            with vllm(python, model, Path(folder) / f"{hints}.log", *LITTLE_MEMORY, *PLUGIN, *settings) as engine:
+                asyncio.run(_ended_by_clients(engine.url, hints, 9, 8))
+                found[hints] = []
+                for seed in range(runs):
+                    before = metric(engine.url, "vllm:num_preemptions_total")
+                    run = asyncio.run(_ended_by_clients(engine.url, hints, seed, n))
+                    run["preemptions"] = metric(engine.url, "vllm:num_preemptions_total") - before
+                    found[hints].append(run)
+    pairs = zip(found["class"], found["own"], strict=True)
+    return [a["tokens_per_s"] / b["tokens_per_s"] for a, b in pairs], found

@@ -70,7 +70,7 @@ def entry(table, slope, index, column):
 
 @jit
 def grid_cell(value, points):
-    """Return the cell of an axis in which a whole number or fraction lies, and the fraction within the cell.
+    """Return the cell of an axis in which a number lies, and the fraction within the cell.
 
     The axis has the first ``points`` values of ``grid_value``. Beyond its end the fraction exceeds 1.
     """

@@ -342,10 +342,10 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
 
 @jit_cold
 def _try_load(S, r, slot, found, shared, now_s, memory):
-    """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
+    """Start the load of the offloaded blocks that continue a waiting request's ``found`` cached blocks, if any.
 
-    ``shared`` of the cached blocks have other holders. STARTED and DEFERRED pop the request from the queue. A deferred
-    request, whose chunks are being stored, read from storage or loaded by another request, returns after admission.
+    ``shared`` of the cached blocks have other holders. STARTED and DEFERRED pop the request from the queue. It is
+    deferred while these blocks are stored, read or loaded for another request, and queued again after admission.
     """
     q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
     count = count_loadable(S, r, q, found, now_s)

@@ -1,9 +1,9 @@
 """The event loop: arrivals, ends of steps and schedulers are processed in one total order.
 
-At one instant come the entries from the front end, the expired bins, the ends of steps (by replica), and the ends of
-KV transfers and of loads from CPU memory (by request). An entry that an end causes at this instant is processed right
-after that end. Then follow the schedulers of the pending replicas by number, decode replicas first. If requests wait in
-a central queue, all replicas are scheduled, the least loaded first.
+At one instant come the requests that leave the front end, the expired bins, the ends of steps (by replica), and the
+ends of KV transfers and of loads from CPU memory (by request). A request that an end sends enters right after it. Then
+follow the schedulers of the pending replicas by number, decode replicas first. If requests wait in a central queue, all
+replicas are scheduled, the least loaded first.
 """
 
 from __future__ import annotations

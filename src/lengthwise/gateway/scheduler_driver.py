@@ -142,7 +142,7 @@ class Ticket:
         self.interrupt(STOPPED)
 
     def interrupt(self, cause: str) -> None:
-        """Notify the owner that the request is preempted, or that its worker is lost."""
+        """Notify the request's task that the request is preempted, or that its worker is lost."""
         if self.worker:
             self.is_interrupted = True
             if self.on_interrupt is not None:

@@ -35,7 +35,9 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart, which loses all requests in flight
-    renamed_from: str = ""  # former name, which a new worker has taken (other engine or credentials); "" none
+    renamed_from: str = (
+        ""  # name of this leaving worker before a new one took it (other engine or credentials); "" none
+    )
     address: str = ""  # a renamed worker and a new one at the same address are one engine; "" unknown
 
 

@@ -24,7 +24,7 @@ TURNS = {"1": 1, "2": 2, "3": 3, "4": 4, "5-8": 5, "9-16": 9, "17+": 17}
 class TurnStatistics:
     """Mean TTFT and hit rate of the requests at some turns of their sessions; NaN where no request has them."""
 
-    share: Estimate  # of the requests with a first token
+    share: Estimate  # of these requests in all requests with a first token
     ttft_s: Estimate
     hit_rate: Estimate
 

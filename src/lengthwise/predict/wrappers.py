@@ -21,8 +21,8 @@ def predicted_after(
 ) -> LengthDistribution:
     """Return the predictions after ``tokens_so_far``, for a predictor that wraps others.
 
-    Where ``predictor`` reads the output so far, ``predict_at`` predicts again from it. Elsewhere, its predictions
-    before the first token are conditioned on the tokens so far.
+    For a request whose output so far ``predictor`` reads, ``predict_at`` predicts again from that output. For others,
+    what ``predict_at`` predicts before the first token is conditioned on the tokens so far.
     """
     n = len(prompts)
     so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))

@@ -30,9 +30,9 @@ class Load:
     Every configuration serves the same requests in the same order (common random numbers), so that two results differ
     by the configurations alone. Of requests that wait for others, only the starts of their sessions are stretched: the
     delays within a session remain, and the rate counts all requests. ``draw`` maps (seed, number of requests) to a
-    workload, whose own rate does not matter; it may return fewer requests (a short trace). Draws are cached and have
-    one of few sizes, so that a run does not depend on earlier draws. There are ``seeds`` different seeds (None:
-    unlimited) with at most ``most`` requests each.
+    workload, whose own rate does not matter; it may return fewer requests (a short trace). Draws are cached; their
+    sizes are rounded up to one of few, so that no run depends on earlier draws. There are ``seeds`` different seeds
+    (None: unlimited) with at most ``most`` requests each.
     """
 
     draw: Draw

@@ -112,11 +112,17 @@ class Scheduler:
 
 
 class PagedScheduler(Scheduler):
-    """With blocks, as vLLM's: a prompt is admitted if it fits; where blocks run out, the last one is preempted."""
+    """With blocks, as vLLM's: a prompt is admitted if it fits; where blocks run out, the last one is preempted.
 
-    def __init__(self, max_num_seqs: int = 1, num_blocks: int = 9, block_size: int = 4) -> None:
+    A step computes ``prompt_budget`` tokens of prompts, so that long ones decode later than they are admitted.
+    """
+
+    def __init__(
+        self, max_num_seqs: int = 1, num_blocks: int = 9, block_size: int = 4, prompt_budget: int = 1 << 20
+    ) -> None:
         super().__init__(max_num_seqs)
         self.block_size, self.cache_config.num_gpu_blocks = block_size, num_blocks
+        self.prompt_budget = prompt_budget
         self.admissions = self.preemptions = 0
 
     def blocks_of(self, one: Request) -> int:
@@ -139,9 +145,24 @@ class PagedScheduler(Scheduler):
                     break
                 self.waiting.popleft()
                 self.admissions += 1
-                one.status.name, one.num_computed_tokens = "RUNNING", one.num_prompt_tokens
+                one.status.name = "RUNNING"
                 self.running.append(one)
         return [one.request_id for one in self.running]
+
+    def tokens(self) -> None:
+        decoding, left = [], self.prompt_budget
+        for one in self.running:
+            context = one.num_prompt_tokens + one.num_output_tokens
+            chunk = min(left, context - one.num_computed_tokens) if one.num_computed_tokens < context else 0
+            one.num_computed_tokens, left = one.num_computed_tokens + chunk, left - chunk
+            if one.num_computed_tokens == context:
+                decoding.append(one)
+        prompts = [one for one in self.running if one not in decoding]
+        self.running = decoding
+        super().tokens()
+        for one in self.running:
+            one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens
+        self.running += prompts
 
 
 class Clock:

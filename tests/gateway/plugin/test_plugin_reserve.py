@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from plugin_world import Clock, PagedScheduler, request
 
@@ -17,8 +17,8 @@ class Ordered(OrderedScheduler, PagedScheduler):
     """The mixin in front of vLLM's class in the order of bases."""
 
 
-def engine(*, reserve: bool, rate: float = 0.01, num_blocks: int = BLOCKS) -> Ordered:
-    made = Ordered(SEQS, num_blocks, BLOCK)
+def engine(*, reserve: bool, rate: float = 0.01, prompt_budget: int = 1 << 20) -> Ordered:
+    made = Ordered(SEQS, BLOCKS, BLOCK, prompt_budget)
     settings = Settings(rank="fcfs", preemption="never", reserve=reserve, max_preemption_rate=rate)
     made.lengthwise = QueueOrder(settings, Clock())
     return made
@@ -26,32 +26,36 @@ def engine(*, reserve: bool, rate: float = 0.01, num_blocks: int = BLOCKS) -> Or
 
 # (predicted tokens, output tokens, prompt tokens): one request alone always fits in the cache.
 REQUESTS = st.lists(st.tuples(st.integers(0, 120), st.integers(1, LIMIT), st.integers(1, 20)), min_size=1, max_size=60)
+BUDGETS = st.integers(1, 30)
+"""Prompt tokens of a step: where prompts take many steps, sequences that are admitted together end far apart."""
 
 
-def run(made: Ordered, requests: list[tuple[int, int, int]], limit: int = LIMIT) -> Ordered:
+def run(made: Ordered, requests: list[tuple[int, int, int]], *, exact_limits: bool = False) -> Ordered:
     for k, (predicted, length, prompt) in enumerate(requests):
+        limit = length if exact_limits else LIMIT
         made.add_request(request(f"r{k}", predicted, length=length, prompt=prompt, max_tokens=limit))
     made.run(100_000)
     return made
 
 
-@given(REQUESTS, st.sampled_from([0.0, 0.01, 0.3]))
-def test_preemptions_stay_within_the_bound_whatever_is_predicted(requests, rate):
-    made = run(engine(reserve=True, rate=rate), requests)
+@given(REQUESTS, st.sampled_from([0.0, 0.01, 0.3]), BUDGETS, st.booleans())
+def test_preemptions_stay_within_the_bound_whatever_is_predicted(requests, rate, prompt_budget, exact_limits):
+    made = run(engine(reserve=True, rate=rate, prompt_budget=prompt_budget), requests, exact_limits=exact_limits)
     assert sorted(made.finished) == sorted(f"r{k}" for k in range(len(requests)))
     assert made.preemptions <= rate * made.admissions + 1 / MARGIN_STEP + SEQS
 
 
 @given(REQUESTS)
-def test_exact_predictions_cause_no_preemption(requests):
+def test_exact_predictions_cause_no_preemption_where_sequences_decode_in_step(requests):
     assert run(engine(reserve=True), [(length, length, prompt) for _, length, prompt in requests]).preemptions == 0
 
 
-@given(REQUESTS)
-def test_at_a_margin_of_one_limits_are_reserved_and_nothing_is_preempted(requests):
-    made = engine(reserve=True, rate=0.0)
+@given(REQUESTS, BUDGETS, st.booleans())
+@example([(0, 76, 12), (0, 44, 14)], 1, True)  # by the peak, one is preempted
+def test_at_a_margin_of_one_limits_are_reserved_and_nothing_is_preempted(requests, prompt_budget, exact_limits):
+    made = engine(reserve=True, rate=0.0, prompt_budget=prompt_budget)
     made.lengthwise.gate.margin = 1.0
-    assert run(made, requests).preemptions == 0
+    assert run(made, requests, exact_limits=exact_limits).preemptions == 0
 
 
 def test_without_the_gate_the_same_requests_are_preempted_and_with_it_they_are_not():

@@ -36,7 +36,7 @@ class Layout:
     Attributes:
         tasks: The tasks in that order. Their ``call`` is an index into ``pairs``.
         pairs: (call, model) pairs, so that the ledger counts tasks by both.
-        task_of: [n] number in the application of the task at each place.
+        task_of: [n] for each place, its task's number in the application.
         place_of: [n] place of each task of the application.
     """
 

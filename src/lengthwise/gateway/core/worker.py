@@ -244,8 +244,8 @@ class Worker:
     """A worker with its requests in flight. With ``passthrough``, requests are dispatched at once up to a fixed limit.
 
     ``tokens`` are the predicted remaining output tokens of these requests, ``work`` also includes the cost of their
-    prompts, and ``kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are workers for the
-    same engine under earlier names, whose requests use the engine's slots as well.
+    prompts, and ``kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are leaving workers
+    of the same engine, whose requests still use its slots.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class Worker:
             entry.worker = entry.request.dispatch.worker = name
 
     def inherit(self, other: Worker) -> None:
-        """Take over the observations of ``other``, which is the same engine under an earlier name."""
+        """Take over the observations of ``other``, an earlier worker of the same engine."""
         self.throughput, self.cost, self.prefix_cache = other.throughput, other.cost, other.prefix_cache
         self.adaptive_limit, self.dispatched = other.adaptive_limit, other.dispatched
 

@@ -232,9 +232,11 @@ class MemoryGate:
 
     A request reserves its predicted remaining tokens, and of what its limit allows beyond them the share ``margin``.
     The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021): a preemption for lack of memory
-    raises it by MARGIN_STEP, an admission lowers it by MARGIN_STEP x ``max_preemption_rate``, but not below 0. At 1 and
-    above, limits are reserved, and an admission cannot cause a preemption. There are thus at most
-    ``max_preemption_rate`` x admissions + 1 / MARGIN_STEP + max_num_seqs preemptions.
+    raises it by MARGIN_STEP, an admission lowers it by MARGIN_STEP x ``max_preemption_rate``, but not below 0. From 1
+    on, every request reserves its limit until it ends, so that an admission cannot cause a preemption. There are thus
+    at most ``max_preemption_rate`` x admissions + 1 / MARGIN_STEP + max_num_seqs preemptions.
+
+    The peak assumes that each step adds one token to each running request, without long prompts and speculation.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -253,20 +255,25 @@ class MemoryGate:
         reserved, count = sorted(map(self._reservation, running)), 0
         for request in waiting:
             insort(reserved, self._reservation(request))
-            in_use = peak = 0.0
-            for size, (remaining, tokens) in enumerate(reversed(reserved), 1):  # until the size-th but last ends
-                in_use += tokens + block_size - 1  # its last block may have one token
-                peak = max(peak, in_use + remaining * size)
-            if peak > pool_tokens and len(reserved) > 1:
+            if self._peak_tokens(reserved, block_size) > pool_tokens and len(reserved) > 1:
                 break
             count += 1
         return count
 
+    def _peak_tokens(self, reserved: list[tuple[float, int]], block_size: int) -> float:
+        """Return the peak of tokens in use, by (remaining, tokens so far) of each request in ascending order."""
+        in_use = peak = 0.0
+        for size, (remaining, tokens) in enumerate(reversed(reserved), 1):  # the size requests that end last
+            in_use += tokens + block_size - 1  # a last block may have one token
+            peak = peak + remaining if self.margin >= 1 else max(peak, in_use + remaining * size)
+        return in_use + peak if self.margin >= 1 else peak
+
     def _reservation(self, request: Any) -> tuple[float, int]:
-        remaining = self._registry.lengths(self._registry.entry(request))[1]
         allowed = max(1, request.max_tokens - request.num_output_tokens)
-        reserved = min(allowed, remaining + min(1.0, self.margin) * max(0.0, allowed - remaining))
-        return reserved, request.num_prompt_tokens + request.num_output_tokens
+        remaining = min(allowed, self._registry.lengths(self._registry.entry(request))[1])
+        return remaining + min(1.0, self.margin) * (
+            allowed - remaining
+        ), request.num_prompt_tokens + request.num_output_tokens
 
 
 TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon

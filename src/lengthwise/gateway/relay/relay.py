@@ -40,7 +40,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return how many generated tokens to resume after: those up to the last chunk with text, in whole characters."""
+    """Return the number of generated tokens after which to resume: the flushed ones but those of half a character."""
     for num_dropped in range(response.partial_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})

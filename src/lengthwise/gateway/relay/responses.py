@@ -201,9 +201,9 @@ class TrackedStream(ResponseReader):
     attempt. ``prompt_ids`` is a JSON list without brackets.
 
     An engine may send a token before its text, as it holds back half a character. ``flushed_tokens`` are the tokens up
-    to the last chunk with text. A later attempt starts after these tokens. The last ``partial_tokens`` of them may
-    still lack text. These are all tokens of that chunk if it has several, and otherwise none. Token ids go to the
-    client with the text that they complete.
+    to the last chunk with text. A later attempt starts after these tokens. If that chunk has several
+    tokens, its last ones may still lack text; ``partial_tokens`` is then the number of its tokens, and otherwise 0.
+    Token ids go to the client with the text that they complete.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
