@@ -57,10 +57,10 @@ def test_all_that_a_server_can_do_is_found():
             models=("toy",),
             model="toy",
             max_model_len=4096,
-            token_ids=True,
+            token_id_prompts=True,
             usage=True,
             usage_each=True,
-            ids_each=True,
+            token_ids_each=True,
             ignore_eos=True,
             min_tokens=True,
             tokenizer="vllm",
@@ -84,7 +84,7 @@ def test_what_a_server_cannot_do_is_not_assumed(missing, strict):
 def test_a_chat_only_server_is_sent_chats():
     with ScriptedServer(Script(can=frozenset({"chat", "models", "usage"}), strict=True)) as server:
         able = probed(server)
-        assert (able.api, able.usage, able.token_ids, able.ids_each) == (CHAT, True, False, False)
+        assert (able.api, able.usage, able.token_id_prompts, able.token_ids_each) == (CHAT, True, False, False)
         pieces = answered(server, capabilities=able, max_tokens=4)
     assert [p.is_output for p in pieces] == [False, True, True, True, True, False]
     assert "ignore_eos" not in server.log[-1].body
@@ -109,7 +109,7 @@ def test_token_ids_give_token_counts_where_usage_does_not():
 
 
 def test_without_reported_counts_tokens_are_not_counted_by_chunks():
-    with ScriptedServer(Script(together=3, can=EVERYTHING - {"usage_each", "ids_each"})) as server:
+    with ScriptedServer(Script(together=3, can=EVERYTHING - {"usage_each", "token_ids_each"})) as server:
         pieces = answered(server, max_tokens=7)
     assert [p.tokens for p in pieces if p.is_output] == [0, 0, 0]
     assert pieces[-1].usage.output_tokens == 7

@@ -42,8 +42,8 @@ def test_a_real_vllm_is_recognized_watched_and_seen_to_restart(started):
             able = worker.capabilities
             assert (worker.kind, able.models, able.max_model_len) == ("vllm", ("m",), 1024)
             assert able.version
-            assert able.token_ids
-            assert able.ids_each
+            assert able.token_id_prompts
+            assert able.token_ids_each
             assert worker.priority_sign == 1
             assert worker.metadata.kv_tokens > 1024
             await asyncio.gather(*(_submit(worker) for _ in range(5)))

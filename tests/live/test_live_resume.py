@@ -86,7 +86,7 @@ class Client:
     async def known(self) -> None:
         """Returns once the engine has shown that it tells token ids; a cold one may need to be asked twice."""
         async with asyncio.timeout(90):
-            while not self.gateway.fleet.workers()[0].capabilities.ids_each:  # noqa: ASYNC110 - the engine is asked
+            while not self.gateway.fleet.workers()[0].capabilities.token_ids_each:  # noqa: ASYNC110 - the engine is asked
                 await asyncio.sleep(0.05)
 
     async def cut(self, what: dict[str, object], api: str) -> list[dict]:

@@ -21,7 +21,7 @@ from lengthwise.testing.engine_server.server import close_runner
 
 BLOCK = 8  # tokens of the prefix cache
 EVERYTHING = frozenset(
-    {"usage", "usage_each", "ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
+    {"usage", "usage_each", "token_ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
     | {"completions", "chat", "models", "version"}
 )
 
@@ -196,7 +196,7 @@ def _require(neighbor: bool) -> None:
 
 
 _FIELDS = {"ignore_eos": bool, "min_tokens": int, "return_token_ids": bool, "stream_options": dict}
-_ABILITY = {"return_token_ids": "ids_each", "stream_options": "usage"}
+_ABILITY = {"return_token_ids": "token_ids_each", "stream_options": "usage"}
 
 
 def _check(body: dict[str, Any], prompt: Any, script: Script) -> None:
@@ -227,7 +227,7 @@ class _Answer:
         options = body.get("stream_options") or {}
         self.usage = "usage" in can and bool(options.get("include_usage"))
         self.each = "usage_each" in can and bool(options.get("continuous_usage_stats"))
-        self.ids = "ids_each" in can and bool(body.get("return_token_ids"))
+        self.ids = "token_ids_each" in can and bool(body.get("return_token_ids"))
 
     async def run(self) -> web.StreamResponse:
         if self.fault.startswith("http "):

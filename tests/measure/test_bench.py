@@ -195,7 +195,7 @@ def test_outputs_that_stop_by_themselves_are_recorded_as_received_and_warned_abo
 
 
 def test_uncounted_chunks_of_several_tokens_are_warned_about():
-    can = EVERYTHING - {"usage_each", "ids_each"}
+    can = EVERYTHING - {"usage_each", "token_ids_each"}
     measured, _ = served(Script(can=can, together=3), requests(4, output=6), capabilities=None)
     assert (measured.records.requests.output_tokens == 6).all()
     assert measured.records.gaps.total == 4

@@ -225,8 +225,8 @@ def test_probes_find_the_kind(kind, engine):
         async with Client(Server(server.url)) as client:
             able = await client.probe()
         assert able.engine == engine
-        assert able.token_ids is True
-        assert able.ids_each is (kind == "vllm")
+        assert able.token_id_prompts is True
+        assert able.token_ids_each is (kind == "vllm")
         assert able.metrics is (kind != "openai")
         assert able.ignore_eos is (None if kind == "openai" else True)
 

@@ -226,8 +226,8 @@ class Client:
             found,
             usage=usage,
             usage_each=usage and await _reports_each(self, each),
-            ids_each=api == COMPLETIONS and await _reports_each(self, {"return_token_ids": True}),
-            token_ids=token_ids,
+            token_ids_each=api == COMPLETIONS and await _reports_each(self, {"return_token_ids": True}),
+            token_id_prompts=token_ids,
             ignore_eos=await _knows(self, {"ignore_eos": True}, {"ignore_eos": _INVALID}),
             min_tokens=await _knows(self, {"min_tokens": _PROBE_TOKENS}, {"min_tokens": _INVALID}),
             tokenizer=tokenizer,
@@ -272,7 +272,7 @@ class Client:
     def body(self, prompt: Prompt, max_tokens: int | None, *, exact: bool = True, priority: int | None = None) -> bytes:
         """Return the body of a streaming request with all token counts that the server can report.
 
-        The prompt is text, or token ids if ``capabilities.token_ids`` is true. ``exact`` requests exactly
+        The prompt is text, or token ids if ``capabilities.token_id_prompts`` is true. ``exact`` requests exactly
         ``max_tokens``, with the fields that the server knows; None sets no limit. A smaller ``priority`` is scheduled
         first.
         """
@@ -285,7 +285,7 @@ class Client:
             fields["stream_options"] = {"include_usage": True}
             if able.usage_each:
                 fields["stream_options"]["continuous_usage_stats"] = True
-        if able.ids_each and not able.usage_each:
+        if able.token_ids_each and not able.usage_each:
             fields["return_token_ids"] = True
         if exact and able.ignore_eos is not False:
             fields["ignore_eos"] = True

@@ -69,10 +69,10 @@ class Abilities:
     model: str = ""
     max_model_len: int | None = None  # longest prompt and output together
     api: str = COMPLETIONS  # "completions", or "chat" if only that works
-    token_ids: bool = False  # whether a prompt may be token ids
+    token_id_prompts: bool = False  # whether a prompt may be token ids
     usage: bool = False  # whether a stream ends in token counts
     usage_each: bool = False  # whether every chunk has token counts
-    ids_each: bool = False  # whether every chunk has its token ids
+    token_ids_each: bool = False  # whether every chunk has its token ids
     ignore_eos: bool | None = False  # whether the end can be ignored; None: accepted with unknown effect
     min_tokens: bool | None = False  # the same for the shortest output
     tokenizer: str = ""  # form of ``/tokenize``: "vllm", "llama.cpp" or "tgi"

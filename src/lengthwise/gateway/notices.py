@@ -108,7 +108,7 @@ def is_loopback(host: str) -> bool:
 def _preemption_notice(worker: EngineWorker, mode: str) -> str:
     """Return why the gateway does not preempt requests at this worker, or "" if it does."""
     capabilities = worker.capabilities
-    if capabilities.ids_each and capabilities.token_ids:
+    if capabilities.token_ids_each and capabilities.token_id_prompts:
         if capabilities.own_defaults is not None:
             return ""
         return (

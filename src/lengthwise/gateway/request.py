@@ -177,7 +177,7 @@ class FullQueues:
 
     last_s: float = float("inf")  # the last time; inf: never
     count: int = 0
-    count_alone: int = 0  # of these, how often the engine accepted other requests
+    count_while_accepting: int = 0  # of these, how often the engine accepted other requests
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +186,7 @@ class DispatchState:
 
     worker: str = ""  # current worker; "" while it waits
     queued_for_s: float = 0.0  # total time in the queue until the last dispatch
-    queued_s: float = float("nan")  # when it last joined the queue
+    enqueued_at_s: float = float("nan")  # when it last joined the queue
     dispatched_s: float = float("nan")  # when it was last dispatched
     dispatch_number: int = -1  # number of its last dispatch, counted over all requests; -1 never dispatched
     last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
@@ -201,7 +201,7 @@ class DispatchState:
 
     def waited_s(self, now_s: float) -> float:
         """Return the total queueing time of a request that waits."""
-        return self.queued_for_s + (now_s - self.queued_s)
+        return self.queued_for_s + (now_s - self.enqueued_at_s)
 
 
 @dataclass(slots=True, eq=False)

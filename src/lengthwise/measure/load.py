@@ -127,7 +127,7 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
         found.append("the server does not report how many tokens it generated: each chunk was counted as one")
         return found
     unknown = sum(not any(row.counts) for row in finished)
-    if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.ids_each):
+    if unknown and not (run.client.capabilities.usage_each or run.client.capabilities.token_ids_each):
         detail = "whose number is unknown: times between tokens (TBT) are times between chunks there"
         found.append(f"in {unknown:,} of {len(finished):,} answers a chunk held several tokens, {detail}")
     return found

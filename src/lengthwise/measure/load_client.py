@@ -78,7 +78,7 @@ async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int
     made = partial(Prompts, lengths=lengths, seed=seed, salt=salt, shared=shared, prefixes=prefixes)
     if "prompt" in workload.extra:
         return Prompts("texts", lengths, texts=[str(text) for text in workload.extra["prompt"]])
-    if client.capabilities.token_ids:
+    if client.capabilities.token_id_prompts:
         ids = await client.tokenize(" ".join(WORDS))
         return made("token ids", ids=np.unique(ids) if ids else _SAFE_IDS)
     if not client.capabilities.usage:

@@ -390,7 +390,7 @@ def run_schedule(
         if follow is not None:
             # Prompts are only watched if they are sent as token ids. Otherwise the gateway estimates their tokens,
             # and a wrong estimate would look like a change.
-            counted = "prompt" not in workload.extra and all(_abilities(one).token_ids for one in servers)
+            counted = "prompt" not in workload.extra and all(_abilities(one).token_id_prompts for one in servers)
             monitor = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
             make_replanner = follower_factory(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
         workers = [Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)]

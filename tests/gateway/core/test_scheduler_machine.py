@@ -29,7 +29,7 @@ class Obvious(RuleBasedStateMachine):
     def start(self, mode, fairness):
         self.mode, self.fair = mode, fairness == "vtc"
         self.now_s, self.ids = 0.0, 0
-        self.requests, self.queued_s, self.queued_for_s = {}, {}, {}
+        self.requests, self.enqueued_at_s, self.queued_for_s = {}, {}, {}
         self.running, self.lost, self.worker_of = {}, set(), {}
         self.up, self.epochs = dict.fromkeys(NAMES, True), dict.fromkeys(NAMES, 0)
         self.served, self.charged, self.level = {}, {}, 0.0
@@ -53,7 +53,7 @@ class Obvious(RuleBasedStateMachine):
         return min(max(q.length_prediction.total_tokens, 0.0), float(q.max_tokens))
 
     def overdue(self, one):
-        return self.queued_for_s[one] + (self.now_s - self.queued_s[one]) >= self.max_wait_s - 1e-9
+        return self.queued_for_s[one] + (self.now_s - self.enqueued_at_s[one]) >= self.max_wait_s - 1e-9
 
     def turn(self, one):
         q = self.requests[one]
@@ -68,7 +68,7 @@ class Obvious(RuleBasedStateMachine):
     def sort(self):
         """Begins a sort: with fairness, who is overdue is of the best class of those who are not."""
         self.best = min(
-            (self.requests[one].client.priority for one in self.queued_s if not self.overdue(one)), default=0
+            (self.requests[one].client.priority for one in self.enqueued_at_s if not self.overdue(one)), default=0
         )
 
     def available(self, one):
@@ -84,7 +84,7 @@ class Obvious(RuleBasedStateMachine):
         assert not decisions.preempt
         assert not decisions.expire
         room = {name: CAPS[name] - sum(at == name for at in self.running.values()) for name in NAMES}
-        claimed, waiting = set(), set(self.queued_s)
+        claimed, waiting = set(), set(self.enqueued_at_s)
         self.sort()
         first_waiting = set(waiting)
         assigned = dict(decisions.assign)
@@ -106,7 +106,7 @@ class Obvious(RuleBasedStateMachine):
 
     def sends(self, one, name):
         q = self.requests[one]
-        self.queued_for_s[one] += self.now_s - self.queued_s.pop(one)
+        self.queued_for_s[one] += self.now_s - self.enqueued_at_s.pop(one)
         prompt = q.prompt_tokens if one not in self.charged else 0
         self.pay(one, prompt, self.predicted(q))
         self.running[one] = name
@@ -120,14 +120,14 @@ class Obvious(RuleBasedStateMachine):
 
     def waits(self, one):
         q = self.requests[one]
-        present = {self.requests[other].client.tenant for other in self.queued_s}
+        present = {self.requests[other].client.tenant for other in self.enqueued_at_s}
         if q.client.tenant not in present:
             level = min((self.served.get(t, 0.0) for t in present), default=self.level)
             self.served[q.client.tenant] = max(self.served.get(q.client.tenant, 0.0), level)
-        self.queued_s[one] = self.now_s
+        self.enqueued_at_s[one] = self.now_s
 
     def stops_waiting(self, tenant):
-        if tenant not in {self.requests[other].client.tenant for other in self.queued_s}:
+        if tenant not in {self.requests[other].client.tenant for other in self.enqueued_at_s}:
             self.level = self.served.get(tenant, 0.0)
 
     # -- events ------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Obvious(RuleBasedStateMachine):
         for _ in range(1 + retry):
             self.scheduler.remove(self.now_s, one)
         q = self.requests[one]
-        waited = self.queued_s.pop(one, None) is not None
+        waited = self.enqueued_at_s.pop(one, None) is not None
         if waited:
             self.stops_waiting(q.client.tenant)
         else:
@@ -238,7 +238,7 @@ class Obvious(RuleBasedStateMachine):
     @invariant()
     def every_request_is_in_exactly_one_state(self):
         states = {one: entry.state for one, entry in self.scheduler.entries.items()}
-        assert {one for one, at in states.items() if at is State.WAITING} == set(self.queued_s)
+        assert {one for one, at in states.items() if at is State.WAITING} == set(self.enqueued_at_s)
         assert {one for one, at in states.items() if at is State.RUNNING} == set(self.running)
         assert {one for one, at in states.items() if at is State.LOST} == self.lost
         assert set(states) == set(self.requests)
@@ -246,7 +246,7 @@ class Obvious(RuleBasedStateMachine):
     @invariant()
     def numbers_add_up(self):
         reported = self.scheduler.statistics(self.now_s)
-        assert reported.waiting == len(self.queued_s)
+        assert reported.waiting == len(self.enqueued_at_s)
         assert reported.running == len(self.running)
         assert {w.name: w.in_flight for w in reported.workers} == {
             name: sum(at == name for at in self.running.values()) for name in NAMES
@@ -260,7 +260,7 @@ class Obvious(RuleBasedStateMachine):
     def places_are_those_of_sorting(self):
         self.scheduler.queue.promote(self.now_s)
         self.sort()
-        in_turn = sorted(self.queued_s, key=self.turn)
+        in_turn = sorted(self.enqueued_at_s, key=self.turn)
         assert [entry.request.id for entry in self.scheduler.queue.in_order()] == in_turn
         assert all(self.scheduler.position(one) is None for one in self.running)
         if not self.fair or len({self.served.get(t, 0.0) for t in (0, 1, 2)}) == 3:

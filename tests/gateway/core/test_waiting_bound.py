@@ -42,11 +42,11 @@ class Bounded(World):
 
     def waits(self, job):
         q = job.request
-        has_arrived = q.arrival_s <= self.now_s and not math.isnan(q.dispatch.queued_s)
+        has_arrived = q.arrival_s <= self.now_s and not math.isnan(q.dispatch.enqueued_at_s)
         return has_arrived and not job.worker and math.isnan(job.finished_s)
 
     def overdue(self, q):
-        return q.dispatch.queued_s + (MAX_WAIT_S - q.dispatch.queued_for_s) <= self.now_s
+        return q.dispatch.enqueued_at_s + (MAX_WAIT_S - q.dispatch.queued_for_s) <= self.now_s
 
 
 class Watched(Bounded):

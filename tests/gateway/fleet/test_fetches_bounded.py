@@ -161,7 +161,7 @@ def test_an_engine_that_never_stops_telling_two_tokens_is_not_listened_to_for_lo
         async with answering(endless) as (url, requested), ClientSession() as session:
             metadata = await send_prompt(Engine(url), session, EngineMetadata(), priority=False)
             assert not metadata.prompted
-            assert not metadata.capabilities.ids_each
+            assert not metadata.capabilities.token_ids_each
             assert requested == ["POST /v1/completions"]
             assert reported < 100_000
 

@@ -28,8 +28,8 @@ def test_each_kind_of_engine_is_recognized_by_its_own_metadata():
             vllm, sglang, llama, plain = (fleet.worker(s.url.removeprefix("http://")) for s in servers)
             assert [w.kind for w in (vllm, sglang, llama, plain)] == ["vllm", "sglang", "llama.cpp", "openai"]
             assert vllm.capabilities.version
-            assert vllm.capabilities.ids_each
-            assert vllm.capabilities.token_ids
+            assert vllm.capabilities.token_ids_each
+            assert vllm.capabilities.token_id_prompts
             assert vllm.capabilities.max_model_len == sglang.capabilities.max_model_len == 8192
             assert llama.capabilities.max_model_len == 8192
             assert (sglang.metadata.slots, llama.metadata.slots) == (4, 4)
@@ -54,7 +54,7 @@ def test_an_engine_is_sent_one_tiny_prompt_at_most_and_none_where_that_is_off():
                 assert [entry.sent_tokens for entry in requested.log.entries] == [2]
                 assert not unasked.log.entries
                 able = fleet.worker(unasked.url.removeprefix("http://")).capabilities
-                assert not able.ids_each
+                assert not able.token_ids_each
                 assert able.models == ("toy",)
 
     run(work)
@@ -160,9 +160,9 @@ def test_an_engine_that_did_not_answer_the_probe_prompt_is_probed_again_soon(mon
             async with fleet_of(config_of(Engine(server.url), order=PRIORITY)) as (fleet, received):
                 worker = fleet.workers()[0]
                 assert received.ups() == 1, "meanwhile it serves"
-                assert not worker.capabilities.ids_each
+                assert not worker.capabilities.token_ids_each
                 assert "has not answered yet" in worker.priority_notice()
-                await until(lambda: worker.capabilities.ids_each)
+                await until(lambda: worker.capabilities.token_ids_each)
                 assert worker.metadata.prompted
                 assert "is unknown" in worker.priority_notice()
                 assert len(server.log.entries) == 4, "it is not asked once it has answered"

@@ -22,7 +22,7 @@ from lengthwise.gateway.request import Client, ClientRequest, LengthPrediction, 
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
-IDS = Abilities(models=("m",), max_model_len=100_000, token_ids=True, ids_each=True, own_defaults=False)
+IDS = Abilities(models=("m",), max_model_len=100_000, token_id_prompts=True, token_ids_each=True, own_defaults=False)
 BARE = Abilities(models=("m",))
 
 

@@ -87,7 +87,7 @@ class Scripted:
     plan: list[Fault | None] = field(default_factory=list)
     step_s: float = 0.0
     per_chunk: int = 1
-    ids_told: bool = True
+    sends_ids: bool = True
     full_until: int = 0
     end: str = "\n\n"
     seen: list[Seen] = field(default_factory=list)
@@ -183,7 +183,7 @@ class Scripted:
             seen.how = "finished"
             return
         self._head(writer)
-        reported = self.ids_told and body.get("return_token_ids")
+        reported = self.sends_ids and body.get("return_token_ids")
         if chat:
             first = {**frame, "choices": [_choice(chat, "", None, None, role=True)]}
             first["prompt_token_ids"] = prompt if reported else None

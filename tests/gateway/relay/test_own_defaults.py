@@ -108,13 +108,13 @@ def test_limited_preemption_is_reported_with_the_reason_and_a_remedy():
     assert 'generation_defaults = "none"' in text
     assert not minded("srtf")
     assert not minded("isrtf", own_defaults=False)
-    for lacks in ("ids_each", "token_ids"):
+    for lacks in ("token_ids_each", "token_id_prompts"):
         for mode in ("isrtf", "windowed"):
             (text,) = minded(mode, **{lacks: False})
             assert text.startswith("e takes no token ids, or does not return them with each chunk")
             assert text.endswith(f"no request is preempted there, and mode {mode} only orders waiting requests")
-    (text,) = minded("isrtf", ids_each=False, prompted=False)
+    (text,) = minded("isrtf", token_ids_each=False, prompted=False)
     assert "has not reported yet" in text
-    (text,) = minded("isrtf", ids_each=False, probe=False)
+    (text,) = minded("isrtf", token_ids_each=False, probe=False)
     assert "probe = false" in text
-    assert not minded("srtf", ids_each=False)
+    assert not minded("srtf", token_ids_each=False)

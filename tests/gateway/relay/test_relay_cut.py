@@ -152,7 +152,7 @@ def test_a_non_streamed_answer_is_preempted_as_well():
 
 def test_an_engine_that_returns_no_ids_after_all_is_not_preempted():
     async def work() -> None:
-        engine = Scripted(step_s=0.001, ids_told=False)
+        engine = Scripted(step_s=0.001, sends_ids=False)
         async with world([engine], cap=1, order=EAGER) as w:
             reply = await cut_often(w, LONG)
             assert reply.text == answer(encode("long 300"), 300)[1]
@@ -165,7 +165,7 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
     """Two long ones run, each worth a cut; the longer one's engine tells no ids, so that the other one is cut."""
 
     async def work() -> None:
-        mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
+        mute, able = Scripted(step_s=0.002, sends_ids=False), Scripted(step_s=0.002)
         async with world([mute, able], cap=1, order=EAGER) as w:
             long = [asyncio.ensure_future(w.submit({**LONG, "prompt": f"long {k}00"})) for k in (9, 4)]
             await until(lambda: len(w.ledger.tokens_of) == 2)
@@ -182,7 +182,7 @@ def test_a_leg_that_turns_out_to_be_uncuttable_holds_up_no_other_cut():
 
 def test_a_request_that_could_not_be_cut_at_one_engine_is_cut_at_the_next():
     async def work() -> None:
-        mute, able = Scripted(step_s=0.002, ids_told=False), Scripted(step_s=0.002)
+        mute, able = Scripted(step_s=0.002, sends_ids=False), Scripted(step_s=0.002)
         body = {**LONG, "stream": False, "prompt": "long 900"}
         async with world([mute, able], cap=1, order=EAGER) as w:
             long = asyncio.ensure_future(w.submit(body))

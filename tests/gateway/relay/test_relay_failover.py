@@ -157,12 +157,12 @@ async def _raw(w, body):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["503", "busy"])
-@pytest.mark.parametrize("ids_told", [True, False])
-def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, ids_told):
+@pytest.mark.parametrize("sends_ids", [True, False])
+def test_a_full_engine_is_no_failure_and_the_request_keeps_its_place(how, sends_ids):
     """An engine reports that it is full by its status, or with 200 and an error in the stream, as vLLM does."""
 
     async def work() -> None:
-        async with world([Scripted(plan=[Fault(how)] * 3, ids_told=ids_told)]) as w:
+        async with world([Scripted(plan=[Fault(how)] * 3, sends_ids=sends_ids)]) as w:
             reply = await w.submit(BODY)
             assert reply.text == answer(encode("p 60"), 60)[1]
             assert w.fleet.faults == []

@@ -17,7 +17,7 @@ PLAIN = {"model": "m", "prompt": "hello 20", "max_tokens": 20, "stream": True}
 
 def test_a_stream_of_a_bare_engine_passes_unchanged_to_the_byte():
     async def work() -> None:
-        async with world([Scripted(ids_told=False)], capabilities=BARE) as w:
+        async with world([Scripted(sends_ids=False)], capabilities=BARE) as w:
             reply = await w.submit(PLAIN)
             assert reply.status == 200
             assert reply.text == answer(encode("hello 20"), 20)[1]

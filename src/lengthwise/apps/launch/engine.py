@@ -237,7 +237,7 @@ class HttpEngine:
         try:
             found = await client.identify()
             if found.engine == "vllm":  # whose capabilities need no probing
-                client.capabilities = replace(found, usage=True, ids_each=True, token_ids=True)
+                client.capabilities = replace(found, usage=True, token_ids_each=True, token_id_prompts=True)
                 self.capabilities = client.capabilities
             else:
                 self.capabilities = await client.probe()
@@ -308,7 +308,8 @@ class HttpEngine:
     def _fields(self, api: str, body: Mapping[str, Any], draft: Draft) -> tuple[dict[str, Any], str]:
         """Return the fields and API of a request that continues the draft. If this is impossible, reset the draft."""
         capabilities, had, limit = self.capabilities, len(draft.output_ids), max_tokens(body)
-        if draft.is_exact and draft.prompt_ids and capabilities.token_ids and limit is not None and 0 < had < limit:
+        has_ids = draft.is_exact and draft.prompt_ids and capabilities.token_id_prompts
+        if has_ids and limit is not None and 0 < had < limit:
             fields = {name: value for name, value in body.items() if name in _ALLOWED_TO_CONTINUE | {"seed"}}
             fields |= {"prompt": [*draft.prompt_ids, *draft.output_ids], "max_tokens": limit - had}
             if min_tokens := int(body.get("min_tokens") or 0):
@@ -320,6 +321,6 @@ class HttpEngine:
         fields |= {"model": capabilities.model, "stream": True}
         if capabilities.usage:
             fields["stream_options"] = {"include_usage": True}
-        if capabilities.ids_each:
+        if capabilities.token_ids_each:
             fields["return_token_ids"] = True
         return fields, api

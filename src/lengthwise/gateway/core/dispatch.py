@@ -421,7 +421,7 @@ class Dispatcher:
 
     def _dispatch(self, now_s: float, entry: Entry, worker: Worker) -> None:
         q = entry.request
-        q.dispatch.queued_for_s += now_s - q.dispatch.queued_s
+        q.dispatch.queued_for_s += now_s - q.dispatch.enqueued_at_s
         q.dispatch.dispatched_s = now_s
         self._service.set_charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted)
         if entry.batch and entry.dispatches == 0:

@@ -134,7 +134,7 @@ class Queue(Backlog):
     def add(self, now_s: float, entry: Entry, *, since_s: float | None = None) -> None:
         """Add a request. Its wait begins now, or began at ``since_s`` if it was in a bin before."""
         q = entry.request
-        q.dispatch.queued_s = now_s if since_s is None else since_s
+        q.dispatch.enqueued_at_s = now_s if since_s is None else since_s
         entry.state, q.dispatch.worker = State.WAITING, ""
         self._entries[q.id] = entry
         self._count(entry, 1)
@@ -212,7 +212,7 @@ class Queue(Backlog):
 
     def _schedule_and_insert(self, now_s: float, entry: Entry) -> None:
         q = entry.request
-        overdue_s = q.dispatch.queued_s + (self._max_wait_s - q.dispatch.queued_for_s)
+        overdue_s = q.dispatch.enqueued_at_s + (self._max_wait_s - q.dispatch.queued_for_s)
         entry.overdue = overdue_s <= now_s
         if not entry.overdue:
             self.overdue_times.set(q.id, overdue_s)
@@ -278,7 +278,7 @@ class Bins(Backlog):
     def add(self, now_s: float, entry: Entry, size: int) -> list[Entry]:
         """Add a request. If its bin then has ``size`` requests, empty the bin and return them. Otherwise return []."""
         q = entry.request
-        entry.state, q.dispatch.queued_s = State.BINNED, now_s
+        entry.state, q.dispatch.enqueued_at_s = State.BINNED, now_s
         self._recent.append(entry.predicted)
         self._num_predictions += 1
         if self._num_predictions == _FIRST_UPDATE or self._num_predictions % _UPDATE_EVERY == 0:
@@ -297,7 +297,7 @@ class Bins(Backlog):
         if changed and self._edges:
             self._set_edges()
         for entry in self:
-            self.leave_times.set(entry.request.id, entry.request.dispatch.queued_s + batch_wait_s)
+            self.leave_times.set(entry.request.id, entry.request.dispatch.enqueued_at_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
         """Empty the bins whose wait is over. Return their requests, bin after bin."""

@@ -75,7 +75,7 @@ class Entry:
 
 
 Integers = npt.NDArray[np.int64]
-_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "gittins_rank", "queued_for_s", "queued_s", "key")
+_FLOATS = ("arrival_s", "predicted_tokens", "remaining_tokens", "gittins_rank", "queued_for_s", "enqueued_at_s", "key")
 _INTEGERS = ("prompt_tokens", "generated_tokens", "priority", "admission", "last_preemption", "batch", "id", "tenant")
 _COLUMNS = np.dtype([(name, np.float64) for name in _FLOATS] + [(name, np.int64) for name in _INTEGERS])
 _MIN_ROWS = 64
@@ -180,7 +180,7 @@ class Ranker:
         service = self._service.of(client.tenant)
         key = self._key_of(now_s, q.arrival_s, *lengths, waited_s, client.priority, *past, service, entry.batch)
         key = math.inf if math.isnan(key) else key
-        floats = (q.arrival_s, *lengths[2:], dispatch.queued_for_s, dispatch.queued_s, key)
+        floats = (q.arrival_s, *lengths[2:], dispatch.queued_for_s, dispatch.enqueued_at_s, key)
         self._columns[entry.row] = (*floats, *lengths[:2], client.priority, *past, entry.batch, q.id, client.tenant)
         return key
 
@@ -200,7 +200,7 @@ class Ranker:
         """Compute the keys of the requests in these rows ([n]), which are either all waiting or all running."""
         columns = {name: self._columns[name][rows] for name in self._arguments}
         if waiting and "queued_for_s" in columns:
-            columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._columns["queued_s"][rows])
+            columns["queued_for_s"] = columns["queued_for_s"] + (now_s - self._columns["enqueued_at_s"][rows])
         if self._uses_service:
             tenants, inverse = np.unique(self._columns["tenant"][rows], return_inverse=True)
             columns["service_tokens"] = np.array([self._service.of(one) for one in tenants.tolist()], float)[inverse]

@@ -23,7 +23,7 @@ _DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline 
 _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
 _EXPIRY_INTERVAL_S = 0.1  # least time between two searches for requests whose model has had no worker for too long
 _QUEUED = (State.WAITING, State.BINNED, State.DEFERRED)
-_MAX_BACKOFFS, _MAX_REFUSALS_ALONE = 4, 3
+_MAX_BACKOFFS, _MAX_REFUSALS_WHILE_ACCEPTING = 4, 3
 """How often in a row a request may make engines back off, and be refused by an engine that accepts others."""
 _NO_DECISIONS = Decisions()
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
@@ -173,10 +173,10 @@ class Scheduler:
             return True
         full, running = entry.request.dispatch.full_queues, self.worker_pool.of(entry)
         full.count += 1
-        full.count_alone += running is not None and running.refuses_alone(entry)
+        full.count_while_accepting += running is not None and running.refuses_only_this(entry)
         full.last_s = until_s = now_s
-        self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if full.count_alone else "")
-        if full.count_alone or full.count > _MAX_BACKOFFS:
+        self.requeue(now_s, id, entry.request.generated_tokens, avoid=worker if full.count_while_accepting else "")
+        if full.count_while_accepting or full.count > _MAX_BACKOFFS:
             until_s = now_s + MAX_BACKOFF_S
         else:
             backoff_end_s = self.worker_pool.back_off(now_s, worker, retry_after_s)
@@ -186,7 +186,7 @@ class Scheduler:
             self.queue.remove(entry)
             entry.state = State.DEFERRED
             self._deferred.set(id, until_s)
-        return full.count_alone < _MAX_REFUSALS_ALONE
+        return full.count_while_accepting < _MAX_REFUSALS_WHILE_ACCEPTING
 
     def remove(self, now_s: float, id: int, *, client_gone: bool = False) -> None:  # noqa: A002
         """Remove a request that has ended, whatever its state. Charge its tenant for the tokens so far."""
@@ -229,7 +229,7 @@ class Scheduler:
         self._changed = False
         for entry in [self.entries[one] for one in self._deferred.pop_due(now_s)]:
             self._set_deadline(entry.request)
-            self._enqueue(now_s, entry, entry.request.dispatch.queued_s)
+            self._enqueue(now_s, entry, entry.request.dispatch.enqueued_at_s)
         if self._binned:
             self._enqueue_batch(now_s, self.bins.pop_due(now_s))
         self.queue.promote(now_s)
@@ -297,15 +297,14 @@ class Scheduler:
             self._next_unserved_check_s = math.inf
             pool, limit_s = self.worker_pool, self.admission.no_engine_s
             queued = (*(() if self.queue.count_by_model.keys() <= pool.served_models else self.queue), *self.bins)
-            for entry in (one for one in queued if one.request.model not in pool.served_models):
-                model = entry.request.model
-                expires_s = max(entry.request.dispatch.queued_s, pool.unserved_since_s.get(model, -math.inf)) + limit_s
-                if expires_s <= now_s:
-                    message = f"No engine has served the model {model!r} for {limit_s:g} s."
+            for request in (one.request for one in queued if one.request.model not in pool.served_models):
+                since_s = max(request.dispatch.enqueued_at_s, pool.unserved_since_s.get(request.model, -math.inf))
+                if since_s + limit_s <= now_s:
+                    message = f"No engine has served the model {request.model!r} for {limit_s:g} s."
                     refusal = Refusal(503, "no_engine", message, max(1.0, math.ceil(limit_s)))
-                    expired.setdefault(entry.request.id, refusal)
+                    expired.setdefault(request.id, refusal)
                 else:
-                    check_s = max(expires_s, now_s + _EXPIRY_INTERVAL_S)
+                    check_s = max(since_s + limit_s, now_s + _EXPIRY_INTERVAL_S)
                     self._next_unserved_check_s = min(self._next_unserved_check_s, check_s)
         return list(expired.items())
 
@@ -341,4 +340,4 @@ class Scheduler:
     def _enqueue_batch(self, now_s: float, batch: list[Entry]) -> None:
         self.dispatcher.add_batch(batch)
         for entry in batch:
-            self._enqueue(now_s, entry, entry.request.dispatch.queued_s)
+            self._enqueue(now_s, entry, entry.request.dispatch.enqueued_at_s)

@@ -36,7 +36,7 @@ class ConcurrencyLimit:
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
         # When the last accepted request was dispatched, and requests in flight at its first token.
-        self.accepted_s, self.accepted_in_flight = -math.inf, 0
+        self.last_accepted_dispatch_s, self.accepted_in_flight = -math.inf, 0
 
     def configure(self, dispatch: Dispatch) -> None:
         """Change the settings. The learned limit is clipped to the new bounds."""
@@ -79,7 +79,7 @@ class ConcurrencyLimit:
 
     def accepted(self, dispatched_s: float, in_flight: int) -> None:
         """Record a first token. Reset the backoff if its request was dispatched after the last full queue."""
-        self.accepted_s, self.accepted_in_flight = dispatched_s, in_flight
+        self.last_accepted_dispatch_s, self.accepted_in_flight = dispatched_s, in_flight
         if dispatched_s > self._refused_s:
             self._backoff_s = _MIN_BACKOFF_S
 
@@ -327,10 +327,10 @@ class Worker:
         until_s = self.adaptive_limit.backoff_until_s
         return until_s if until_s > now_s and self.state.up else math.inf
 
-    def refuses_alone(self, entry: Entry) -> bool:
-        """Return whether the worker, at least as full as now, has accepted another request since the last refusal."""
+    def refuses_only_this(self, entry: Entry) -> bool:
+        """Return whether the worker, as full as now, has accepted another request since it last refused this one."""
         limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
-        return limit.accepted_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
+        return limit.last_accepted_dispatch_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 
     def fits(self, entry: Entry) -> bool:
         """Return whether the KV cache can hold the request to its end. An empty worker takes any request."""
@@ -419,7 +419,7 @@ class Worker:
         if math.isnan(last_token_s):
             self.adaptive_limit.accepted(dispatch.dispatched_s, self.slots_in_use)
             full = dispatch.full_queues
-            full.last_s, full.count, full.count_alone = math.inf, 0, 0
+            full.last_s, full.count, full.count_while_accepting = math.inf, 0, 0
         # A response in a single chunk shows neither when it began nor how fast its tokens were generated.
         if not dispatch.single_chunk:
             if not math.isnan(last_token_s):

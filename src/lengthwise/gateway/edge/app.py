@@ -165,7 +165,7 @@ class App:
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
-            exchange.reported_by_scheduler = False  # the app reports an error from before the scheduler
+            exchange.scheduler_reports_refusals = False  # the app reports an error from before the scheduler
             await self._refuse(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
@@ -184,7 +184,7 @@ class App:
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
     async def _refuse(self, exchange: asgi.AsgiExchange, fault: Fault) -> None:
-        if not exchange.reported_by_scheduler:
+        if not exchange.scheduler_reports_refusals:
             self.refused(fault, exchange.tenant)
         await exchange.send_fault(fault)
 
@@ -214,7 +214,7 @@ class App:
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)
                 request.charge = charge if caller.quotas else None
-                exchange.reported_by_scheduler = True
+                exchange.scheduler_reports_refusals = True
                 answer = await self._handler(request)
                 reservation.shrink_to(request.memory_bytes)
                 try:

@@ -94,7 +94,7 @@ class AsgiExchange:
         self._monitor: asyncio.Future[Message] | None = None
         self._finished = self.started = self.gone = False
         self.tenant = UNAUTHENTICATED
-        self.reported_by_scheduler = False  # whether the scheduler reports a refusal, not the app
+        self.scheduler_reports_refusals = False  # whether the scheduler reports a refusal, not the app
         self._sent = 0
         self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
 

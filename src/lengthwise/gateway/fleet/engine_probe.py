@@ -255,8 +255,8 @@ async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *,
     capabilities = replace(
         metadata.capabilities,
         usage=usage is not None,
-        token_ids=usage is not None and usage.prompt_tokens == len(_PROMPT_IDS),
-        ids_each=bool(outputs) and all(chunk.tokens > 0 for chunk in outputs),
+        token_id_prompts=usage is not None and usage.prompt_tokens == len(_PROMPT_IDS),
+        token_ids_each=bool(outputs) and all(chunk.tokens > 0 for chunk in outputs),
     )
     sign = SMALLER if probes else metadata.priority_sign
     return replace(metadata, capabilities=capabilities, priority_sign=sign, prompted=True)

@@ -29,7 +29,7 @@ class Entry:
     hint: Hint
     number: int
     arrival_s: float
-    queued_s: float
+    enqueued_at_s: float
     queued_for_s: float = 0.0
     running: bool = False
     overdue: bool = False
@@ -82,7 +82,7 @@ class Registry:
         self._changed = True
         if entry.running:
             self._preemptions += 1
-            entry.running, entry.queued_s, entry.last_preemption = False, now_s, self._preemptions
+            entry.running, entry.enqueued_at_s, entry.last_preemption = False, now_s, self._preemptions
             entry.stable = request.num_output_tokens + self.settings.window_tokens
             self._enqueue(now_s, entry)
 
@@ -94,7 +94,7 @@ class Registry:
             if entry.running:
                 break
             entry.running, found = True, found + 1
-            entry.queued_for_s += now_s - entry.queued_s
+            entry.queued_for_s += now_s - entry.enqueued_at_s
             entry.admission, self._admissions = self._admissions, self._admissions + 1
         return found
 
@@ -153,7 +153,7 @@ class Registry:
         """Return the rank's key. NaN becomes infinity, which is the last place."""
         request, generated = entry.request, entry.request.num_output_tokens
         predicted, remaining = self.lengths(entry)
-        waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.queued_s
+        waited_s = entry.queued_for_s if entry.running else entry.queued_for_s + now_s - entry.enqueued_at_s
         lengths = request.num_prompt_tokens, generated, predicted, remaining, math.nan
         counts = entry.hint.priority, entry.admission, entry.last_preemption, math.nan, 0
         key = float(self._rank(now_s, entry.arrival_s, *lengths, waited_s, *counts))
@@ -166,7 +166,7 @@ class Registry:
         return predicted, max(1.0, predicted - generated)
 
     def _enqueue(self, now_s: float, entry: Entry) -> None:
-        overdue_s = entry.queued_s + self.settings.max_wait_s - entry.queued_for_s
+        overdue_s = entry.enqueued_at_s + self.settings.max_wait_s - entry.queued_for_s
         entry.overdue = entry.overdue or overdue_s <= now_s
         if not entry.overdue and math.isfinite(overdue_s):
             heapq.heappush(self._overdue_times, (overdue_s, entry.number, entry))
@@ -208,7 +208,7 @@ class Preemption:
         keys = (-math.inf if own.overdue else registry.rank_key(now_s, own), registry.rank_key(now_s, other))
         lengths = (registry.lengths(own)[1], registry.lengths(other)[1], request.num_output_tokens)
         recompute = (request.num_prompt_tokens + request.num_output_tokens) * PREFILL_WEIGHT / len(running)
-        waited_s = own.queued_for_s + now_s - own.queued_s
+        waited_s = own.queued_for_s + now_s - own.enqueued_at_s
         gain = self._gain(*keys, *lengths, recompute, len(running), num_waiting, waited_s, other.preemptions)
         return request if gain > 0 else None
 

@@ -133,7 +133,7 @@ class ResumePlan:
 
     def can_resume_at(self, worker: EngineWorker) -> bool:
         """Return whether the request allows a resume, and this engine returns and accepts token ids."""
-        return self.conflict is None and worker.capabilities.ids_each and worker.capabilities.token_ids
+        return self.conflict is None and worker.capabilities.token_ids_each and worker.capabilities.token_id_prompts
 
     def can_preempt_at(self, worker: EngineWorker) -> bool:
         """Return whether a preemption at this engine cannot change the response, given the engine's defaults."""

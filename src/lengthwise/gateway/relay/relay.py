@@ -532,7 +532,7 @@ class Relay:
         now_s = self._driver.clock()
         if now_s - self._polled_s > _POLL_INTERVAL_S:
             all_capabilities = [worker.capabilities for worker in self.fleet.workers()]
-            self._can_resume = any(one.ids_each and one.token_ids for one in all_capabilities)
+            self._can_resume = any(one.token_ids_each and one.token_id_prompts for one in all_capabilities)
             self._polled_s = now_s if self._can_resume else float("-inf")
         return self._can_resume
 
