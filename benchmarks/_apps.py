@@ -24,8 +24,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 from _harness import fresh_process, json_lines, summary
+from _sections import TARGETS
 from _vllm import require
-from apps import ENDS, PAPER
 from scipy.special import betaincinv, ndtri
 
 from lengthwise import catalog, engine
@@ -273,8 +273,8 @@ def study(_: Path, quick: bool, name: str) -> dict[str, Any]:
             case = pick(found, key=lambda one: one["methods"][other]["gain"])
             gain, ci = (case["methods"][other][key] for key in ("gain", "gain_ci"))
             row = {"value": gain, "unit": "times", "ci": ci, "case": case["case"]}
-            paper = PAPER[name][ENDS.index(f"{other}_{end}")] if other in HEURISTICS else None
-            rows[f"apps.{name}.speedup_over_{other}_{end}"] = row | {"paper": paper}
+            figure = f"apps.{name}.speedup_over_{other}_{end}"
+            rows[figure] = row | {"paper": TARGETS[figure][0] if other in HEURISTICS else None}
     rows |= _of_greedy(name, found)
     for other in HEURISTICS:  # the paper, chain summary: 1.2 over max, 1.5 over min
         ratios = [case.idle_s(other) / case.idle_s(DEFAULT) for case in cases]
@@ -287,7 +287,7 @@ def _of_greedy(name: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     rows, cases = {}, {case["case"]: case["methods"] for case in found}
     for other, (end, pick) in itertools.product(HEURISTICS, (("lowest", min), ("highest", max))):
         gains = {case: of[other]["gain"] / of[GREEDY]["gain"] for case, of in cases.items()}
-        case, paper = pick(gains, key=gains.__getitem__), PAPER[name][ENDS.index(f"{other}_{end}")]
+        case, paper = pick(gains, key=gains.__getitem__), TARGETS[f"apps.{name}.speedup_over_{other}_{end}"][0]
         row = {"value": gains[case], "unit": "times", "case": case, "paper": paper}
         rows[f"apps.{name}.samullm_over_{other}_{end}"] = row
     for method in OTHERS:

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ UNITS |= {"_coverage": "share", "_per_s": "1/s", "_s": "s"}
 """Unit by the end of a figure's name, where neither target nor value names one; the first that fits."""
 SHARED = Path(os.environ.get("LENGTHWISE_SHARED", Path(__file__).parents[2] / "shared"))
 RESULTS = Path(__file__).parent / "results"
+TARGETS = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+"""(target, better, unit) by figure."""
 VERSION = 1  # version of the rows in results; within a version keys are only added
 
 
@@ -27,14 +30,13 @@ class Sections:
 
     ``modules`` maps sections to "module", "module:function" or "module:function:argument": the function (default
     ``figures``) takes (shared, quick) and the argument, and returns {name: value}, where a value is a number, a Row, or
-    a mapping with "value" and details. ``targets`` maps figures to (target, better, unit); rows of ``campaigns``
-    (prefixes) are archived when new runs replace them; ``made`` returns details of every new row about its code.
+    a mapping with "value" and details. Rows of ``campaigns`` (prefixes) are archived when new runs replace them;
+    ``made`` returns details of every new row about its code.
     """
 
     name: str
     description: str
     modules: Mapping[str, str]
-    targets: Mapping[str, tuple[float, str, str]] = field(default_factory=dict)
     campaigns: tuple[str, ...] = ()
     made: Callable[[], Mapping[str, Any]] = field(default=dict)
 
@@ -60,9 +62,9 @@ class Sections:
         return Row(name, number, unit, target, better, ci, details=rest.pop("details", rest))
 
     def stated(self, name: str, unit: str = "") -> tuple[float, str, str]:
-        """Return (target, better, unit) of a figure: from ``targets``, else from its unit and the end of its name."""
-        if name in self.targets:
-            return self.targets[name]
+        """Return (target, better, unit) of a figure: from TARGETS, else from its unit and the end of its name."""
+        if name in TARGETS:
+            return tuple(TARGETS[name])
         unit = unit or next((of for end, of in UNITS.items() if name.endswith(end)), "")
         return math.nan, "lower" if unit in ("relative", "s") else "higher", unit
 

@@ -80,7 +80,7 @@ def cost(_shared: Path, _quick: bool, requests: int = 20_000) -> Rows:
 
 
 MODULES = {name: f"drift:{name}" for name in ("recorded", "cost", "delays")}
-SECTIONS = Sections("drift", __doc__, MODULES, {})
+SECTIONS = Sections("drift", __doc__, MODULES)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -58,11 +58,8 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows
 
 
-TARGETS = {f"engines.requests_per_s.{name}": (300_000, "higher", "1/s") for name in SCHEDULERS}
-TARGETS |= {f"engines.{name}_steps_different": (0, "lower", "steps") for name in ENGINES}
-TARGETS["engines.live_gain"] = 1, "higher", "ratio"
 MODULES = {name: f"engines:steps:{name}" for name in ENGINES} | {"live": "engines:live", "speed": "engines:speed"}
-SECTIONS = Sections("engines", __doc__, MODULES, TARGETS)
+SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -18,23 +18,7 @@ MODULES = {
     "gain_over": "_exegpt:gains_over",
 }
 
-TARGETS: dict[str, tuple[float, str, str]] = {  # name: target, better, unit
-    "exegpt.gain_small_mid": (2.0, "higher", "times"),
-    "exegpt.gain_large": (3.2, "higher", "times"),
-    "exegpt.gain_large_rra": (3.2, "higher", "times"),
-    "exegpt.gain_all": (2.9, "higher", "times"),
-    "exegpt.gain_real": (4.4, "higher", "times"),
-    "exegpt.search_s_max": (2.0, "lower", "s"),
-    "exegpt.points_share_max": (0.01, "lower", "share"),
-    "exegpt.regret_max": (0.02, "lower", "share"),
-    "exegpt.nonmonotone_share": (0.04, "lower", "share"),  # 3 % by throughput, 4 % by latency in the paper
-    "exegpt.nonmonotone_micro_batches": (0.05, "lower", "share"),
-    **{f"exegpt.drift_without_bound.{strategy}": (0.2, "lower", "share") for strategy in ("rra", "waa")},
-    "exegpt.estimator_error_p95": (0.05, "lower", "relative"),
-}
-
-
-SECTIONS = Sections("exegpt", __doc__, MODULES, TARGETS)
+SECTIONS = Sections("exegpt", __doc__, MODULES)
 
 if __name__ == "__main__":
     SECTIONS.main()

@@ -279,15 +279,7 @@ def off(_shared: Path, quick: bool) -> dict[str, Any]:
 
 MODULES = {name: f"kv:{name}" for name in ("steps", "radix", "hit_rates", "mooncake", "off", "live", "lengths")}
 MODULES |= {f"router_gain.{name}": f"kv:router_gain:{name}" for name in (*SYNTHETIC, "trace")}
-TARGETS: dict[str, tuple[float, str, str]] = {  # name: (target, better, unit)
-    "kv.vllm_steps_equal": (STEPS, "higher", "steps"),
-    "kv.radix_steps_equal": (STEPS, "higher", "steps"),
-    "kv.hit_rate_error_max": (0.001, "lower", "share"),
-    "kv.off_speed_ratio": (0.98, "higher", "speed"),
-    **{f"kv.live_ttft_error.{stat}": (0.1, "lower", "relative") for stat in ("mean", "p50")},
-    **{f"kv.mooncake_requests_per_s.{replicas}": (12_031 / 2, "higher", "1/s") for replicas in REPLICAS},
-}
-SECTIONS = Sections("kv", __doc__, MODULES, TARGETS)
+SECTIONS = Sections("kv", __doc__, MODULES)
 
 if __name__ == "__main__":
     SECTIONS.main()
