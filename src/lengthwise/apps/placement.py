@@ -135,7 +135,8 @@ def place(
     """Return the placement of replicas with the least total loading time, or None if the plans do not fit.
 
     A replica of ``before`` can stay, without loading, if its model's plan in ``running`` has the shape of the new plan.
-    Without a plan in ``running``, it can stay if the number of GPUs is equal. Replicas ``in_sleep`` can wake.
+    Without a plan in ``running``, it can stay if the number of GPUs is equal. Replicas ``in_sleep`` can wake. On more
+    than 16 GPUs the search tries _MAX_RETAINED_SETS sets of replicas that stay, and may miss the least time.
     """
     if not fits(plans, cluster):
         return None

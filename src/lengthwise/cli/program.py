@@ -118,7 +118,7 @@ class CommandGroup(TyperGroup):
         self.summaries = {
             command.removeprefix(f"{name} "): summary
             for command, summary in COMMANDS.items()
-            if _group_of(command) == (name or "")
+            if max((group for group in GROUPS if command.startswith(f"{group} ")), key=len, default="") == (name or "")
         }
         self.commands: Any = dict.fromkeys(self.summaries)
 
@@ -144,10 +144,6 @@ class CommandGroup(TyperGroup):
         """Return (name, command, arguments). The name may have two words."""
         two_words = " ".join(args[:2])  # a scenario file named run is still reached as `schedule ./run`
         return super().resolve_command(ctx, [two_words, *args[2:]] if two_words in self.summaries else args)
-
-
-def _group_of(command: str) -> str:
-    return max((group for group in GROUPS if command.startswith(f"{group} ")), key=len, default="")
 
 
 def _examples(group: str) -> str:

@@ -109,7 +109,7 @@ def note_overdue_time(S, queue_index, now_s, request):
 
 @jit
 def rank_key(S, now_s, slot, rank):
-    """Return a request's queue key: its rank, -infinity when overdue, or for TensorRT-LLM that of its admission."""
+    """Return a request's queue key: its rank, -infinity when overdue, or under TensorRT-LLM its key at admission."""
     q = S.slots[slot]
     late = overdue_at_s(S, q) <= now_s if q.waiting == 1 else q.queued_for_s >= S.params[0].max_wait_s
     if not late and S.params[0].trtllm > 0 and q.admission >= 0:
@@ -163,7 +163,7 @@ def key_of(S, function, now_s, q):
 
 @jit
 def push_event(S, end_s, r):
-    """Add the end of a step of replica ``r``; from replicas on, ``r - replicas`` is the event for ``handle_event``."""
+    """Add the end of a step of replica ``r``, or, if ``r`` >= replicas, event ``r - replicas`` of ``handle_event``."""
     i = S.counters[0].events
     S.counters[0].events += 1
     while i > 0:

@@ -30,15 +30,16 @@ class State(NamedTuple):
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
     ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
-    ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. ``is_used`` is nonzero for blocks
-    of a request that count as used at its end (3: read from storage). ``storages`` and ``stored``, by node, are the
-    storage behind the CPU memory. ``loading`` are slots of requests that wait for a load, and ``deferred`` those that
-    are out of the queue while a step is formed. Block k of request i is
+    ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. At a request's end, its blocks
+    with a nonzero ``is_used`` become the last used of the CPU memory (see ``_kernel_tiers.USED``). ``storages`` and
+    ``stored``, by node, are the storage behind the CPU memory. ``loading`` are slots of requests that wait for a load,
+    and ``deferred`` those that are out of the queue while a step is formed. Block k of request i is
     ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
-    arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the request before in the
-    session, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
-    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules; ``batch_order``
-    [replicas, sequences] has its residents, of SGLang those that decode, in their order. ``tmp_*`` are work arrays.
+    arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the session's previous
+    request, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules; ``batch_order`` [replicas,
+    sequences] has each replica's residents (SGLang: those that decode) in the order of the engine's batch. ``tmp_*``
+    are work arrays.
     """
 
     params: Array
@@ -159,7 +160,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
-    loads = n if params.offload_blocks else 0  # requests that wait for loads at a time, at most; as many are deferred
+    loads = n if params.offload_blocks else 0  # most requests that wait for loads at a time, and most that are deferred
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.

@@ -93,7 +93,7 @@ class Dependents(NamedTuple):
 class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
-    ``previous_turn`` is the request before in the session, or -1; it is empty if no router asks for it. ``max_tokens``
+    ``previous_turn`` is the session's previous request, or -1; it is empty if no router asks for it. ``max_tokens``
     (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules.
     """
 

@@ -82,7 +82,7 @@ def simulate(
 
 
 def ready() -> bool:
-    """Return whether a run starts at once. Otherwise the first run compiles the kernel and caches it."""
+    """Return whether the kernel is in memory or cached. A user's policies and an engine's own rules may be missing."""
     from lengthwise.engine.kernel_runner import ready as compiled_ready
 
     return compiled_ready()

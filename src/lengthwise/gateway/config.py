@@ -246,7 +246,7 @@ def router_policy(dispatch: Dispatch) -> Policy | None:
 class PredictionConfig:
     """The predictor of output lengths, its time limit, and whether finished requests correct its predictions."""
 
-    predictor: str = "default"  # "default" (the shipped one), a file, or "none" (equal lengths)
+    predictor: str = "default"  # "default" (the shipped one), a file, or "none" (256 tokens, at most ``max_tokens``)
     statistic: str = "mean"  # statistic of the predicted distribution by which requests are ordered
     deadline_s: float = 0.010  # after this time a request continues with the prior
     inline_below_s: float = 0.0002  # a predictor that is faster per prompt runs on the event loop, others in a process

@@ -212,8 +212,8 @@ class Counts:
 
     Requests that had not arrived at the end of the run do not count. The last three fields are reasons of rejection:
     the prompt reaches ``max_model_len``, the prompt exceeds the token budget of a step that must not split it, or the
-    memory policy does not admit the request even on an idle replica (watermark). Children of unfinished parents count
-    only in ``rejected``.
+    memory policy does not admit the request even on an idle replica (watermark). Children of a parent that was rejected
+    or timed out count in ``rejected``, without a reason.
     """
 
     arrivals: int
@@ -234,7 +234,7 @@ class Rates:
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
     output_tokens_per_s: Estimate
-    steady_share: Estimate  # of the window: about as many sessions start as end; NaN without sessions
+    steady_share: Estimate  # of the window, in which as many sessions start as end; NaN without sessions
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Summary:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether the load neither rises nor falls for most of the window; it can only with sessions."""
+        """Return whether the load is steady for STEADY_SHARE of the window, as it always is without sessions."""
         return not self.rates.steady_share.value < STEADY_SHARE
 
 
@@ -313,7 +313,8 @@ def summarize(
 
     Without a deployment there is no hardware. The records' ``workload`` is needed for the statistics of the prefix
     cache, which only a workload with shared prefixes has. Requests that arrived before ``warmup_s``, and the first
-    ``warmup_requests``, are left out. Raises InputError if no request is left, or the level is not between 0 and 1.
+    ``warmup_requests``, count only in rates, TBT and hardware. Raises InputError if no request is left, or the level is
+    not between 0 and 1.
     """
     if not 0 < level < 1:
         raise InputError(f"the confidence level must be between 0 and 1; it is {level}")
@@ -337,7 +338,7 @@ def summarize(
     )
 
 
-SENT_SHARE = 0.95  # share of their requests that sessions have sent when a run has filled up
+SENT_SHARE = 0.95  # once sessions had time to send this share of their requests, their number counts as constant
 
 
 def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:

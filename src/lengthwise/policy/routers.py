@@ -63,7 +63,7 @@ def central():
 
 @router
 def session_affinity(previous_replica, waiting, running):
-    """The replica of the session's turn before. A first turn goes to the replica with the fewest requests."""
+    """The replica of the session's previous turn. A first turn goes to the replica with the fewest requests."""
     if previous_replica >= 0:
         return previous_replica
     best = 0

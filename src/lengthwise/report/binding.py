@@ -77,7 +77,7 @@ def _front_s(cost: CostTables) -> Span:
 
 
 def mean_queued_for_s(records: Records) -> float:
-    """Return the mean seconds that requests wait in queues, also after preemptions, or NaN if none was scheduled."""
+    """Return the mean seconds of requests in the front end, in bins and in queues; NaN if none was scheduled."""
     r = records.requests
     queued_for_s = r.queued_for_s[np.isfinite(r.scheduled_s)]
     return float(queued_for_s.mean()) if len(queued_for_s) else math.nan

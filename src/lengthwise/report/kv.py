@@ -63,7 +63,7 @@ def answers(study: KvStudy) -> list[str]:
     unlimited = f"An unlimited cache finds {_percent(every.token_share)} of the prompt tokens"
     parts = f"{_size_for(study, 0.9)} per replica finds 90 % of that, {_size_for(study, 0.5)} finds 50 %"
     sentences = [f"{unlimited}; {parts}."]
-    pool = _pool(study)
+    pool = next((size for size in study.sizes if size.name == "GPU pool"), None)
     if pool is not None:
         found = f"The GPU pool of {pool.tokens:,} tokens ({amount(pool.gb)} GB) finds {_percent(pool.token_share)}"
         simulated, findable = study.found.simulated, max(every.token_share.value, study.found.unlimited.value)
@@ -95,10 +95,6 @@ def _percent(share: Estimate) -> str:
 
 def _points(share: float) -> str:
     return percent(max(0.0, share)).removesuffix(" %")
-
-
-def _pool(study: KvStudy) -> CacheSize | None:
-    return next((size for size in study.sizes if size.name == "GPU pool"), None)
 
 
 def _size_for(study: KvStudy, part: float) -> str:

@@ -209,7 +209,8 @@ class Capacity:
 
     ``rate_rps`` is the mean over seeds, 0 if the limits break at any rate. Its interval covers the spread over seeds
     and the change with longer runs. ``binds`` is the limit that breaks first. ``requests`` is the number of requests in
-    the longest runs. ``ceiling`` is the upper bound for all schedules.
+    the longest runs. ``ceiling`` is the upper bound for all schedules. ``slope`` is that of log usage over log rate, 0
+    if unknown.
     """
 
     rate_rps: Estimate
@@ -217,6 +218,7 @@ class Capacity:
     requests: int
     ceiling: Ceiling
     effort: Effort
+    slope: float = 0.0
 
     @property
     def low_rps(self) -> float:
@@ -259,7 +261,7 @@ def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: 
 
 
 def rough_capacity(
-    deployment: Deployment, load: Load, slo_limits: SloLimits, guess: float = math.nan, seeds: int = 4
+    deployment: Deployment, load: Load, slo_limits: SloLimits, guess: float = math.nan, seeds: int = 4, slope: float = 0
 ) -> Capacity:
     """Return a rough capacity without an interval, from short runs of ``seeds`` seeds, for comparisons."""
     top = ceiling(deployment, load.sample(), slo_limits.limits)
@@ -270,8 +272,8 @@ def rough_capacity(
         requests = 2 * run_length(top, load, slo_limits)
     requests = min(requests, load.most, MAX_REQUESTS)
     trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
-    rate = largest_rate(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort)
+    rate = largest_rate(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE, slope)
+    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort, trials.slope(rate))
 
 
 def capacity(
@@ -327,8 +329,12 @@ def with_model_error(
     if len(tried) == 1 or not found.rate_rps.value > 0:
         return found
 
+    first = rough_capacity(deployment, load, slo_limits, found.rate_rps.value, seeds=1)
+    share = first.rate_rps.value / first.ceiling.rate_rps  # with perturbed tables, about the same
+
     def rough(number: int) -> list[float]:
-        one = rough_capacity(tried[number], load, slo_limits, found.rate_rps.value, seeds=1)
+        guess = share * ceiling(tried[number], load.sample(), slo_limits.limits).rate_rps
+        one = rough_capacity(tried[number], load, slo_limits, guess, 1, first.slope) if number else first
         return [one.rate_rps.value, one.effort.simulations, one.effort.requests]
 
     rates, simulations, requests = zip(*each(rough, range(len(tried))), strict=True)

@@ -82,7 +82,7 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
     section = expanded.search or SearchSection()
     limits = search.with_stability(limits_of(section))
     slo_limits, served, load = search.SloLimits(limits, slo_of(expanded)), deployment(expanded), search_load(expanded)
-    engine.warm_up()  # otherwise every thread would compile it
+    engine.warm_up()  # otherwise all threads would wait for the first to compile it
     found = search.capacity(served, load, slo_limits, precision=section.precision, seeds=section.seeds, each=pool.map)
     draws = model_error.DRAWS if expanded.run.model_draws is None else expanded.run.model_draws
     at = search.point_at_capacity(served, load, slo_limits, found, section.seeds)

@@ -434,7 +434,8 @@ class _Savings:
     def __init__(
         self, deployment: Deployment, reuses: Sequence[Reuse], pools: Sequence[Reuse], hours: Sequence[float]
     ) -> None:
-        self.reuses, self.deployment, self.gpu_usd_per_s = reuses, deployment, _gpu_usd_per_s(deployment)
+        self.reuses, self.deployment = reuses, deployment
+        self.gpu_usd_per_s = deployment.parallel.gpus_per_replica * deployment.gpu.price_per_hour_usd / 3600
         self.hours = [each * deployment.parallel.replicas for each in hours]
         self._deployed = [deployment, *model_error.perturbed_deployments(deployment)]
         missing = [one.prompt_tokens - one.hits(one.largest) * one.block_tokens for one in reuses]
@@ -496,10 +497,6 @@ class _Savings:
         prompt, cached, before = prompt[rows], cached[rows], before[rows]
         sums = [float((_saved_s(one, prompt, cached) - _saved_s(one, prompt, before)).sum()) for one in self._deployed]
         return drawn_estimate(estimate, sums)
-
-
-def _gpu_usd_per_s(deployment: Deployment) -> float:
-    return deployment.parallel.gpus_per_replica * deployment.gpu.price_per_hour_usd / 3600
 
 
 def _usd_per_unit(usd: float, units: Estimate) -> Estimate:

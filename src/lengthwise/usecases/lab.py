@@ -36,7 +36,7 @@ def lab(scenario: Scenario, *, jobs: int | None = None, progress: Progress = lam
     """
     with noted(f"in [lab] of {scenario.source}"):
         question, bench = question_of(scenario)
-        engine.warm_up()  # otherwise every thread would compile it
+        engine.warm_up()  # otherwise all threads would wait for the first to compile it
         with search.threads(jobs) as workers:
             table = laboratory.lab(question, bench, each=workers.run, progress=progress)
     return replace(table, answer=(*table.answer, *bench.notes()))

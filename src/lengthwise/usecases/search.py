@@ -169,7 +169,7 @@ def plan(
         InputError: [search] cannot be used, or a name or a policy in its space is invalid.
     """
     requested = questions(scenario)
-    engine.warm_up()  # otherwise every thread or process would compile it
+    engine.warm_up()  # otherwise every process would compile it, and all threads wait for the first
     runs = [Run(one.bench, workers, _identity(one) if store is not None else "", store) for one in requested]
     plans = []
     for one, run in zip(requested, runs, strict=True):
@@ -184,7 +184,10 @@ def plan(
         candidates = [] if strategy else list(search.checked(space).candidates())
         found = search.search(one.name, candidates, space.values(), run, options, _metadata(one, space))
         top = {choice.key for choice in [c for c in found.choices if c.status is Status.RANKED][: section.top]}
-        choices = [_with_cause(c, one) if c.key in top else c for c in found.choices]
+        choices = [
+            replace(c, bottleneck=replace(c.bottleneck, cause=_binding_resource(c, one))) if c.key in top else c
+            for c in found.choices
+        ]
         deployed = [one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED]
         notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
         memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
@@ -249,10 +252,6 @@ def _digest(place: Path) -> str:
     files = [(path, path.stat()) for path in sorted(place.rglob("*")) if path.is_file()]
     rows = [f"{path.relative_to(place)} {stat.st_size} {stat.st_mtime_ns}" for path, stat in files]
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
-
-
-def _with_cause(choice: Choice, requested: VariantSearch) -> Choice:
-    return replace(choice, bottleneck=replace(choice.bottleneck, cause=_binding_resource(choice, requested)))
 
 
 def _binding_resource(choice: Choice, requested: VariantSearch) -> str:

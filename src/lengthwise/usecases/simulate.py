@@ -26,7 +26,7 @@ from lengthwise.search.workers import available_cpus, threads
 from lengthwise.usecases.variants import Variant, build, unchecked_tables_note
 
 BUSY_FRONT = 0.7  # utilization of the front end above which its queue grows fast
-MAX_LOGGED_STEPS = 4_000_000  # largest log of steps, for a timeline or for the range of measurements
+MAX_LOGGED_STEPS = 4_000_000  # for a timeline, or to find step times beyond the measured ones
 Progress = Callable[[int, int], None]
 
 
@@ -246,7 +246,7 @@ def _simulated(variant: Variant, seed: int, *, with_records: bool = False, **log
 
 def _in_threads(tasks: Sequence[Callable[[], _Run]], jobs: int, progress: Progress) -> list[_Run]:
     progress(0, len(tasks))
-    engine.warm_up()  # otherwise every thread would compile it
+    engine.warm_up()  # otherwise all threads would wait for the first to compile it
     results: dict[int, _Run] = {}
     with threads(jobs) as workers:
         for number, result in workers.run(tasks, call):

@@ -220,7 +220,7 @@ class Router:
         self._function, self._random, self._number = interpreted(policy), np.random.default_rng(seed), 0
 
     def choose(self, entry: Entry, workers: list[Worker], last: str) -> Worker:
-        """Return one of the workers. ``last`` is the worker of the session's request before, or ""."""
+        """Return one of the workers. ``last`` is the worker of the session's previous request, or ""."""
         chosen = workers[self._function(*self.arguments(entry, workers, last))]
         self._number += 1
         return chosen

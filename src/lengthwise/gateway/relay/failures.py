@@ -41,7 +41,7 @@ class QueueFullError(Exception):
     def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"http {status}: {detail}")
         self.retry_after_s = retry_after_s
-        # For the client, once the request waits no longer.
+        # The answer to the client, if the request stops waiting for a place.
         self.refusal = Refusal(
             status, "overloaded", f"The engine is full, or refuses this request: {self}", retry_after_s or 1.0
         )

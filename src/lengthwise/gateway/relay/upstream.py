@@ -348,7 +348,7 @@ class Attempt:
 
     @property
     def at_end(self) -> bool:
-        """Whether the complete response has been read."""
+        """Whether the complete response has been read and its connection can be reused."""
         return self._connection is not None and self._connection.at_end
 
     async def read(self, on_chunk: Callable[[bytes], bool] | None = None) -> bytes | None:
