@@ -21,7 +21,7 @@ from lengthwise.testing.engine_server.server import close_runner
 
 BLOCK = 8  # tokens of the prefix cache
 EVERYTHING = frozenset(
-    {"usage", "usage_each", "token_ids_each", "ignore_eos", "min_tokens", "token_ids", "tokenize", "metrics"}
+    {"usage", "usage_each", "token_ids_each", "ignore_eos", "min_tokens", "token_id_prompts", "tokenize", "metrics"}
     | {"completions", "chat", "models", "version"}
 )
 
@@ -206,7 +206,7 @@ def _check(body: dict[str, Any], prompt: Any, script: Script) -> None:
             raise web.HTTPUnprocessableEntity(text=json.dumps({"error": {"message": f"unknown {name}"}}))
         if name in body and known and not isinstance(body[name], kind):
             raise web.HTTPBadRequest(text=json.dumps({"error": {"message": f"{name} is wrong"}}))
-    if isinstance(prompt, list) and "token_ids" not in script.can:
+    if isinstance(prompt, list) and "token_id_prompts" not in script.can:
         raise web.HTTPBadRequest(text=json.dumps({"error": {"message": "a prompt is a text"}}))
 
 

@@ -24,7 +24,7 @@ from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
 
 ABLE = Abilities(
-    engine="vllm", model="toy", token_ids=True, usage=True, usage_each=True, ignore_eos=True, min_tokens=True
+    engine="vllm", model="toy", token_id_prompts=True, usage=True, usage_each=True, ignore_eos=True, min_tokens=True
 )
 NEAR_S = 0.06
 """How much later than the server sent it a client on a busy machine may read a piece."""
@@ -169,7 +169,7 @@ def test_a_shared_prefix_is_shared_as_far_as_requested():
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_where_ids_are_not_taken_words_are_as_long_by_the_servers_count(api):
-    can = EVERYTHING - {"token_ids", "tokenize"} - ({"completions"} if api == "chat" else set())
+    can = EVERYTHING - {"token_id_prompts", "tokenize"} - ({"completions"} if api == "chat" else set())
     measured, server = served(Script(can=can), requests(5, prompt=31), capabilities=None)
     assert (measured.records.requests.prompt_tokens == 31).all()
     assert [sent.prompt_tokens for sent in server.log[-5:]] == [31] * 5

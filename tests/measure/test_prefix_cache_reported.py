@@ -34,7 +34,7 @@ def doubted(measured, words):
     return any(words in warning for warning in measured.warnings)
 
 
-@pytest.mark.parametrize("without", ["", "token_ids"])
+@pytest.mark.parametrize("without", ["", "token_id_prompts"])
 def test_prompts_of_one_run_answer_none_of_the_next(without):
     """Three loads of one seed, as a calibration asks for: lengths and arrivals are the same, prompts are not."""
     runs = runs_of(3, requests(), EVERYTHING - {without}, rate_rps=200.0, seed=1)
@@ -66,7 +66,7 @@ def test_a_requested_shared_prefix_is_found_within_its_run_without_a_warning():
         assert not doubted(run, "prefix cache")
 
 
-@pytest.mark.parametrize("without", ["", "token_ids"])
+@pytest.mark.parametrize("without", ["", "token_id_prompts"])
 def test_prompts_share_the_prefixes_of_the_workload_and_nothing_else(without):
     shared = SharedPrefixes(8, np.array([0, 2, 4, 6]), np.array([1, 2, 1, 3, 1, 2]))
     for run in runs_of(2, requests(3, prefixes=shared), EVERYTHING - {without}, concurrency=1):
