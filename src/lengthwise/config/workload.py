@@ -34,7 +34,7 @@ def read_trace(
 ) -> Workload:
     """Read the requests of a trace or of a log; ``format`` None means that it is detected.
 
-    ``replayed`` requires that the requests have arrival times. Raises TraceError for an invalid file.
+    ``replayed`` requires that the requests have arrival times. Raises TraceError, or InputError for an invalid log.
     """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))

@@ -31,7 +31,7 @@ class State(NamedTuple):
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
     ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
     ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. At a request's end, its blocks
-    with a nonzero ``is_used`` become the last used of the CPU memory (see ``_kernel_tiers.USED``). ``storages`` and
+    with a nonzero ``is_used`` become the most recently used of the CPU memory (see ``_kernel_tiers``). ``storages`` and
     ``stored``, by node, are the storage behind the CPU memory. ``loading`` are slots of requests that wait for a load,
     and ``deferred`` those that are out of the queue while a step is formed. Block k of request i is
     ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
@@ -135,7 +135,7 @@ class State(NamedTuple):
 class DecodeState(NamedTuple):
     """State of the decode side: costs, draws and turns, and ``slot_of``, the slot of each request in transfer.
 
-    ``prefill_*`` and ``decode_*`` are views of one side's part of the counts that routers see.
+    ``prefill_*`` and ``decode_*`` are one side's part of the counts that routers see.
     """
 
     cost: PackedCost
@@ -383,7 +383,7 @@ _COMPILED: dict[str, Any] = {}
 
 
 def ready() -> bool:
-    """Return whether a compiled kernel exists, in this process or in the disk cache."""
+    """Return whether a run needs no compilation: the kernel is in memory or cached, or the compiler is off."""
     return _jit.DISABLED or "run" in _COMPILED or _jit.is_cached("lengthwise.engine.kernel.run")
 
 

@@ -82,7 +82,7 @@ def simulate(
 
 
 def ready() -> bool:
-    """Return whether the kernel is in memory or cached. A user's policies and an engine's own rules may be missing."""
+    """Return whether the kernel needs no compilation. A user's policies and an engine's own rules may need it."""
     from lengthwise.engine.kernel_runner import ready as compiled_ready
 
     return compiled_ready()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from lengthwise.gateway.background import on_thread
-from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports
+from lengthwise.gateway.config import GatewayConfig, Phases, bind_socket, check_ports, router_policy
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
 from lengthwise.gateway.replanning import ReplannerFactory
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
@@ -131,6 +131,7 @@ class Gateway:
                 raise InputError(f"[{name}] cannot change while the gateway runs; restart it with the new file")
         check_ports(config)
         check_change(self.config.order, config.order)
+        router_policy(config.dispatch)
         if (tls := config.listen.tls) is not None:
             check_certificate(tls)
         await self.fleet.configure(config)
@@ -221,7 +222,7 @@ def serve(
 ) -> None:
     """Run a gateway until a signal.
 
-    At SIGTERM or SIGINT, /ready fails, new requests get 503, and admitted ones may finish within
+    At SIGTERM or SIGINT, /ready fails, new completions get 503, and admitted ones may finish within
     ``resilience.drain_s``. A second signal, or one during the start, stops the gateway at once. At SIGHUP, ``reload``
     reads the configuration again; if that fails, the error is logged and nothing changes. Once the gateway listens,
     ``ready`` is called with both ports, and ``started`` is awaited with the gateway.

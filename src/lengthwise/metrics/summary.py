@@ -125,8 +125,8 @@ def moved_bytes(
 
     Activations and writes to the cache are left out, as is usual for MBU. A step of T evenly routed tokens reads a
     share 1 - (1 - visited / all)^T of the experts. The ``num_decodes`` decode tokens are spread evenly over all steps.
-    The other tokens are prompts, in at most one step for each of ``num_prompts`` prompts or chunks. A step with a
-    prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
+    The other tokens are prompts, in at most ``num_prompts`` steps, or as many as the token budget requires. A step with
+    a prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
     """
     model, limits = deployment.model, deployment.limits
     steps, tokens = float(totals.steps.sum()), float(totals.tokens.sum())
@@ -234,7 +234,7 @@ class Rates:
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
     output_tokens_per_s: Estimate
-    steady_share: Estimate  # of the window, in which as many sessions start as end; NaN without sessions
+    steady_share: Estimate  # share of the window during which as many sessions start as end; NaN without
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class Summary:
     name: str  # name of the records
     seeds: tuple[int, ...]  # seeds of the runs
     intervals: Intervals
-    window_s: Estimate  # seconds from the first counted arrival to the last event
+    window_s: Estimate  # seconds from the first counted arrival to the end of the run
     counts: Counts  # requests by outcome, warm-up left out
     rates: Rates  # throughput in the window
     ttft_s: Distribution  # arrival until first token

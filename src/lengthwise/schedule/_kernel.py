@@ -178,7 +178,7 @@ def steady_round(
     A round is a prefill and ``steps`` decode iterations. The latency is from a prefill's start to the end of iteration
     ``finish``. Column 0 of ``visit_s`` [groups, steps + 1] is a prefill visit. ``prefills`` micro-batches prefill, and
     ``scale`` multiplies the visit of each. A round is steady once all its times are later by the same amount than the
-    times of the round before. If no round is steady within ``MAX_ROUNDS``, the result is the mean of the second half.
+    times of the round before. If none is steady within ``MAX_ROUNDS``, the seconds are the mean of the second half.
     """
     groups = len(count)
     ready_s[:jobs] = 0.0

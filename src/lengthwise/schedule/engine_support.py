@@ -55,7 +55,7 @@ class Runnable:
 def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     """Return the chosen schedule if engines support it. Otherwise return the best supported one under the bound.
 
-    The result has one of the planner's strategies. Raises ScheduleError if no supported schedule meets the bound.
+    The result has RRA, if the planner has it, or the chosen strategy. Raises ScheduleError if none meets the bound.
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:
@@ -78,9 +78,10 @@ def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     if chosen.strategy != Strategy.RRA:
         found += _pairs(planner, Strategy(chosen.strategy), bound_s)
     if not found:
+        tried = dict.fromkeys([chosen.strategy] + [Strategy.RRA] * (Strategy.RRA in planner.strategies))
         more = "" if Strategy.RRA in planner.strategies else ", or let rra be among the strategies"
         raise ScheduleError(
-            f"engines do not support {chosen.words}: {cause}. No schedule of {', '.join(planner.strategies)} that they "
+            f"engines do not support {chosen.words}: {cause}. No schedule of {', '.join(tried)} that they "
             f"support meets {bound_s:g} s; give a looser bound{more}"
         )
     best = max(found, key=lambda one: one.throughput_rps)

@@ -163,17 +163,18 @@ def search(
     ordered = [replace(choice, name=name) for choice, name in zip(ordered, names, strict=True)]
     ranked = [c for c in ordered if c.status is Status.RANKED]
     shifts = _shifts(run, ranked, question) if options.sensitivity and ranked else ()
-    count = Counter(c.status for c in ordered)
+    count, limits = Counter(c.status for c in ordered), question.slo_limits.limits
+    metrics = dict.fromkeys([one.metric for one in limits if split(one.metric)[0] in LIMITED] + [*FRONTIER_METRICS])
     return Plan(
         name=name,
         metadata=metadata or {},
         objective=question.objective,
-        limits=question.slo_limits.limits,
+        limits=limits,
         axes=axes,
         choices=tuple(ordered),
         tied=sum(not separated(ranked[0], c, question) for c in ranked),
         cause=_advantages(ordered, axes, question),
-        frontiers=_frontiers(ordered, question.slo_limits.limits),
+        frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),
         effort=Spent(
@@ -358,11 +359,6 @@ def losses(best: Choice, other: Choice, question: Question) -> tuple[float, floa
     low, high = np.quantile(sign * np.nan_to_num(gains), levels, method="hazen").tolist()
     loss = sign * (best.objective.value - other.objective.value)
     return min(loss, low) - half, max(loss, high) + half
-
-
-def _frontiers(choices: Sequence[Choice], limits: Sequence[Limit]) -> dict[str, tuple[Trade, ...]]:
-    limited = [limit.metric for limit in limits if split(limit.metric)[0] in LIMITED]
-    return {metric: frontier(choices, metric, limits) for metric in dict.fromkeys([*limited, *FRONTIER_METRICS])}
 
 
 def frontier(choices: Sequence[Choice], metric: str, limits: Sequence[Limit]) -> tuple[Trade, ...]:

@@ -10,6 +10,8 @@ from operator import call
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lengthwise import engine, metrics
 from lengthwise.backend.launch import chunks_prompts
 from lengthwise.config.scenario import Scenario, load
@@ -31,13 +33,13 @@ Progress = Callable[[int, int], None]
 
 
 def front_note(cost: CostTables, rate_rps: float) -> str:
-    """Return a warning if the front end is the bottleneck at this rate, otherwise ""."""
+    """Return a warning if the front end is busy for more than BUSY_FRONT of the time at this rate, otherwise ""."""
     busy = rate_rps * cost.front.serial_s
     if not busy > BUSY_FRONT:
         return ""
     has = "is busy" if busy <= 1 else "has work for"
     return (
-        f"The engine's front end (HTTP, tokenization) is the bottleneck: it takes one request at a time, "
+        f"The engine's front end (HTTP, tokenization) limits the rate: it takes one request at a time, "
         f"{1e3 * cost.front.serial_s:.3g} ms each, and {has} {busy:.0%} of the time at {rate_rps:.3g} requests a "
         "second. More or faster GPUs do not help; set deployment.host to the measured overhead of your own front end."
     )
@@ -45,7 +47,7 @@ def front_note(cost: CostTables, rate_rps: float) -> str:
 
 def sent_rps(records: Records) -> float:
     """Return the requests per second while clients sent requests, or over the complete run if all arrived at once."""
-    arrival_s = records.requests.arrival_s
+    arrival_s = records.requests.arrival_s[np.isfinite(records.requests.arrival_s)]  # others were never sent
     span_s = float(arrival_s.max() - arrival_s.min()) or records.end_s - float(arrival_s.min())
     return len(arrival_s) / span_s if span_s > 0 else 0.0
 
@@ -207,7 +209,7 @@ def run(
         if perturbed:
             summary = metrics.with_model_error(summary, summaries[0], perturbed, model_error.LEVEL)
         if variant.scenario.workload.is_replay and summary.counts.finished == summary.counts.arrivals:
-            summary = replace(summary, rates=_as_sent(summary.rates))
+            summary = replace(summary, rates=_without_intervals(summary.rates))
         extrapolations = metrics.merge_extrapolations([one for _, _, one in variant_runs])
         records = variant_runs[0][0]
         assert records is not None  # those of the first seed are kept
@@ -215,7 +217,7 @@ def run(
     return outcomes
 
 
-def _as_sent(rates: Rates) -> Rates:
+def _without_intervals(rates: Rates) -> Rates:
     """Return the rates without sampling intervals, because a trace fixes them."""
     names = ("requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
     return replace(rates, **{name: replace(getattr(rates, name), half_width=math.nan) for name in names})

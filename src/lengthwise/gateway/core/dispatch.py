@@ -374,8 +374,8 @@ class Dispatcher:
                 if entry.worker == before and self._worker_pool.of(entry) is None:
                     entry.worker = now  # ``Worker.rename`` has already changed running requests
 
-    def add_batch(self, batch: list[Entry]) -> None:
-        """Add the requests of an emptied bin to the queue. These requests should all run at one worker."""
+    def start_batch(self, batch: list[Entry]) -> None:
+        """Count the requests of an emptied bin as a batch, all of which should run at one worker."""
         self._batch_left.update(entry.batch for entry in batch)
 
     def leave_batch(self, entry: Entry) -> None:

@@ -132,7 +132,7 @@ class Queue(Backlog):
             self._schedule_and_insert(now_s, entry)
 
     def add(self, now_s: float, entry: Entry, *, since_s: float | None = None) -> None:
-        """Add a request. Its wait begins now, or began at ``since_s`` if it was in a bin before."""
+        """Add a request. Its wait begins now, or began at ``since_s`` in a bin or deferred."""
         q = entry.request
         q.dispatch.enqueued_at_s = now_s if since_s is None else since_s
         entry.state, q.dispatch.worker = State.WAITING, ""

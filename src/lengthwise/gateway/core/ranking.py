@@ -50,7 +50,7 @@ class Entry:
     remaining: float = 1.0  # predicted remaining tokens, at least 1
     worker: str = ""  # current or last worker; "" never dispatched
     work: float = 0.0  # remaining tokens and the cost of the prompt, in output tokens
-    kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
+    peak_kv_tokens: float = 0.0  # KV tokens that the request will occupy at its end
     charged: float = 0.0  # output tokens that its tenant has been charged for
     dispatches: int = 0
     preemption: PreemptionState = field(default_factory=PreemptionState)
@@ -71,7 +71,7 @@ class Entry:
         generated = self.request.generated_tokens
         context = self.request.prompt_tokens + generated
         self.remaining = remaining = max(1.0, self.predicted - generated)
-        self.work, self.kv_tokens = remaining + PREFILL_WEIGHT * context, context + remaining
+        self.work, self.peak_kv_tokens = remaining + PREFILL_WEIGHT * context, context + remaining
 
 
 Integers = npt.NDArray[np.int64]

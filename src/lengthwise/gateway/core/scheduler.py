@@ -21,10 +21,10 @@ from lengthwise.schema.errors import InputError
 _DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
 
 _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
-_EXPIRY_INTERVAL_S = 0.1  # least time between two searches for requests whose model has had no worker for too long
+_EXPIRY_INTERVAL_S = 0.1  # least time to the next timed search for requests of models without a worker
 _QUEUED = (State.WAITING, State.BINNED, State.DEFERRED)
 _MAX_BACKOFFS, _MAX_REFUSALS_WHILE_ACCEPTING = 4, 3
-"""How often in a row a request may make engines back off, and be refused by an engine that accepts others."""
+"""How often in a row a request may make engines back off. The third refusal while others are accepted ends it."""
 _NO_DECISIONS = Decisions()
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 """Bounds of priority class and predicted length in an engine's 32-bit priority."""
@@ -338,6 +338,6 @@ class Scheduler:
             self.preemption.request_pass()
 
     def _enqueue_batch(self, now_s: float, batch: list[Entry]) -> None:
-        self.dispatcher.add_batch(batch)
+        self.dispatcher.start_batch(batch)
         for entry in batch:
             self._enqueue(now_s, entry, entry.request.dispatch.enqueued_at_s)

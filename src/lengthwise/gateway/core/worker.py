@@ -244,8 +244,8 @@ class Worker:
     """A worker with its requests in flight. With ``passthrough``, requests are dispatched at once up to a fixed limit.
 
     ``tokens`` are the predicted remaining output tokens of these requests, ``work`` also includes the cost of their
-    prompts, and ``kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are leaving workers
-    of the same engine, whose requests still use its slots.
+    prompts, and ``peak_kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are leaving
+    workers of the same engine, whose requests still use its slots.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Worker:
     ) -> None:
         self.state, self.name = state, state.name
         self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
-        self.tokens = self.work = self.kv_tokens = 0.0
+        self.tokens = self.work = self.peak_kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
         self.dispatched = DispatchCounts()
@@ -301,7 +301,7 @@ class Worker:
     @property
     def kv_in_use(self) -> float:
         """KV cache that the requests in flight at the engine will occupy at their ends, under all names, in tokens."""
-        return self.kv_tokens + sum(one.kv_tokens for one in self.predecessors)
+        return self.peak_kv_tokens + sum(one.peak_kv_tokens for one in self.predecessors)
 
     @property
     def num_unstarted(self) -> int:
@@ -336,7 +336,7 @@ class Worker:
         """Return whether the KV cache can hold the request to its end. An empty worker takes any request."""
         if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
             return True
-        return self.kv_in_use + entry.kv_tokens <= self.state.kv_tokens
+        return self.kv_in_use + entry.peak_kv_tokens <= self.state.kv_tokens
 
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request can run here once ``victim`` has left.
@@ -348,7 +348,7 @@ class Worker:
             return False
         if (kv_tokens := self.state.kv_tokens) is None or staying_and_victim == 1:
             return True
-        return self.kv_in_use - victim.kv_tokens + entry.kv_tokens <= kv_tokens
+        return self.kv_in_use - victim.peak_kv_tokens + entry.peak_kv_tokens <= kv_tokens
 
     def prompt_token_s(self, tokens_per_s: float) -> float:
         """Return the seconds per prompt token, estimated from the worker's ``tokens_per_s`` until it is observed."""
@@ -390,7 +390,7 @@ class Worker:
         if self.phase_tracker is not None:
             self.phase_tracker.remove(entry.request.id)
         if not self.active:
-            self.tokens = self.work = self.kv_tokens = 0.0  # no rounding errors build up
+            self.tokens = self.work = self.peak_kv_tokens = 0.0  # no rounding errors build up
 
     def preempt(self, now_s: float, entry: Entry) -> None:
         """Mark a request as being preempted."""
@@ -428,18 +428,18 @@ class Worker:
                 context = q.prompt_tokens + q.generated_tokens - tokens
                 uncached = entry.dispatches == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
                 self.cost.add_start(context, now_s - dispatch.dispatched_s, uncached=uncached)
-        remaining, work, kv_tokens = entry.remaining, entry.work, entry.kv_tokens
+        remaining, work, kv_tokens = entry.remaining, entry.work, entry.peak_kv_tokens
         entry.update_remaining()
-        self._add(entry.remaining - remaining, entry.work - work, entry.kv_tokens - kv_tokens)
+        self._add(entry.remaining - remaining, entry.work - work, entry.peak_kv_tokens - kv_tokens)
         return self.phase_tracker is not None and self.phase_tracker.on_progress(now_s, q.id, tokens)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self._add(sign * entry.remaining, sign * entry.work, sign * entry.kv_tokens)
+        self._add(sign * entry.remaining, sign * entry.work, sign * entry.peak_kv_tokens)
 
     def _add(self, tokens: float, work: float, kv_tokens: float) -> None:
         self.tokens += tokens
         self.work += work
-        self.kv_tokens += kv_tokens
+        self.peak_kv_tokens += kv_tokens
 
     def update(self, now_s: float, state: WorkerState) -> list[Entry]:
         """Apply a new state of the worker. If the engine has restarted, return the requests that were lost."""

@@ -68,7 +68,7 @@ def route(scope: dict[str, Any]) -> Route:
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway.edge")
 _LONG_BYTES = 1 << 18
-"""A longer body is parsed in a thread, one at a time: msgspec holds the GIL while it decodes, some ms per MiB."""
+"""A longer body is parsed in a thread, after others: it takes some ms per MiB, in which msgspec holds the GIL."""
 
 
 class App:
@@ -76,8 +76,8 @@ class App:
 
     ``handler`` serves a request. It is cancelled if the client disconnects, and raises Fault or an error with a
     ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the fields that
-    engines list for each, and ``ready`` whether an engine is available. While ``draining``, new requests get 503.
-    ``in_flight`` counts completion requests, also those whose bodies still arrive.
+    engines list for each, and ``ready`` whether an engine is available. While ``draining``, new completion requests get
+    503. ``in_flight`` counts completion requests, also those whose bodies still arrive.
     """
 
     def __init__(
