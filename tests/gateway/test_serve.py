@@ -272,7 +272,7 @@ def test_tenants_keep_their_names_when_keys_come_and_go():
     run(work)
 
 
-def test_order_and_queue_limits_change_at_runtime_but_the_mode_does_not():
+def test_order_and_queue_limits_change_at_runtime_but_the_mode_does_not(monkeypatch):
     async def work() -> None:
         async with Scripted(step_s=0.02) as engine, gateway(config_of(engine)) as g:
             before = g.config
@@ -285,6 +285,9 @@ def test_order_and_queue_limits_change_at_runtime_but_the_mode_does_not():
             for name, wrong in (("mode", "fcfs"), ("preemption", "nonsense")):
                 with pytest.raises(InputError, match=name):
                     await g.configure(replace(before, order=replace(other.order, **{name: wrong})))
+            monkeypatch.setattr(g.fleet, "configure", lambda _: pytest.fail("the engines changed before the check"))
+            with pytest.raises(InputError, match="nonsense"):
+                await g.configure(replace(other, dispatch=replace(before.dispatch, router="nonsense")))
             assert g.config is other
             assert (await ask(g.port, BODY))[0] == 429
             assert all(status == 200 for status, _, _ in await asyncio.gather(*asking))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from lengthwise import config
+from lengthwise import Workload, config, deploy
+from lengthwise import simulate as run
 from lengthwise.cli import main
+from lengthwise.schema.workload import After
 from lengthwise.usecases import simulate
-from lengthwise.usecases.simulate import front_note
+from lengthwise.usecases.simulate import front_note, sent_rps
 from lengthwise.usecases.variants import deployment
 
 REQUESTED = """
@@ -49,11 +52,20 @@ def test_a_static_batch_is_no_rate_of_its_own():
     assert not any("front" in note for outcome in simulate.run(requested) for note in outcome.notes)
 
 
+def test_requests_that_were_never_sent_do_not_hide_the_rate():
+    """A session's later turns are not sent if the run ends before their parents."""
+    after = After(np.array([0, 0, 0, 1]), np.array([0]))
+    workload = Workload(np.array([0.0, 2.0, 2.0]), np.full(3, 10), np.full(3, 4000), after=after)
+    records = run(workload, deploy("llama-3-8b", "H100"), time_limit_s=2.5)
+    assert np.isnan(records.requests.arrival_s[2])
+    assert sent_rps(records) == pytest.approx(1.0)
+
+
 def test_capacity_reports_where_the_front_binds(tmp_path, capsys):
     path, reported = tmp_path / "small.toml", tmp_path / "out.json"
     path.write_text(REQUESTED.format(rate=1, queue="50ms"))
     assert main(["capacity", str(path), "--json", str(reported)]) == 0
-    assert "is the bottleneck: it takes one request at a time, 50 ms each" in capsys.readouterr().out
+    assert "limits the rate: it takes one request at a time, 50 ms each" in capsys.readouterr().out
     (one,) = json.loads(reported.read_text())["capacities"]
     assert one["requests_per_s"]["value"] < 20
     assert len(one["notes"]) == 1

@@ -300,7 +300,7 @@ class Limits:
     messages: int = 4096
     idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
     # memory of all bodies that arrive, and of all requests until their response ends (a stream: begins); a request
-    # takes at least twice the size of its body, token ids 7 to 9 times. Each key, or address without keys, gets a quarter
+    # takes at least twice the size of its body, token ids 7 to 9 times. Each key, or address without, gets a quarter
     body_budget_bytes: int = 512 << 20
     values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
 
