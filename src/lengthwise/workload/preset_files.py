@@ -151,13 +151,11 @@ def _marginal(kind: str, **values: Any) -> Marginal:
     return _MARGINALS[kind](**values)
 
 
-def _truncated_normal(mean: float, sd: float, high: float, *, before_cut: bool = False) -> Marginal:
-    return (TruncatedNormal if before_cut else TruncatedNormal.from_moments)(mean, sd, 1.0, high)
-
-
 _ARRIVALS: Mapping[str, Callable[..., Arrivals]] = {"all_at_once": AllAtOnce, "gamma": Gamma, "poisson": Poisson}
 _MARGINALS: Mapping[str, Callable[..., Marginal]] = {
     "mean_median_p90": Quantiles.from_mean_median_p90,
     "quantiles": Quantiles,
-    "truncated_normal": _truncated_normal,
+    "truncated_normal": lambda mean, sd, high, *, before_cut=False: (
+        TruncatedNormal if before_cut else TruncatedNormal.from_moments
+    )(mean, sd, 1.0, high),
 }

@@ -423,12 +423,9 @@ def _flat(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str | int,
         attributes = {item["Key"]: item["Value"]["Value"] for item in row["Attributes"] or ()}
         yield attributes, row["SpanContext"]["TraceID"], row["StartTime"], row["EndTime"]
     elif row and not {"resourceMetrics", "resourceLogs"} & set(row):
-        attributes = _attributes(row.get("attributes", ()))
+        items = row.get("attributes", ())
+        attributes = {item["key"]: next(iter(item["value"].values()), None) for item in items}
         yield attributes, row["traceId"], row["startTimeUnixNano"], row["endTimeUnixNano"]
-
-
-def _attributes(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return {item["key"]: next(iter(item["value"].values()), None) for item in items}
 
 
 def _messages(attributes: dict[str, Any]) -> tuple[str, ...]:

@@ -123,7 +123,14 @@ class MeasuredTimes:
 
     def __init__(self, measured_s: Floats, rows: Ints, groups: Ints) -> None:
         self.rows, self.groups, self._log = rows, groups, np.log(np.maximum(measured_s, 1e-9))
-        self._quantiles = np.quantile(self._log[rows], QUANTILES) if len(rows) else np.zeros(0)
+        place = np.array(QUANTILES) * max(0, len(rows) - 1)
+        self._below, self._share = place.astype(np.int64), place % 1
+        self._quantiles = self._quantiles_of(self._log) if len(rows) else place
+
+    def _quantiles_of(self, log: Floats) -> Floats:
+        ordered = np.sort(log[self.rows])  # for a few quantiles much faster than numpy.quantile
+        below, above = ordered[self._below], ordered[np.minimum(self._below + 1, len(ordered) - 1)]
+        return np.asarray(below + self._share * (above - below))
 
     def residuals(self, simulated_s: Floats) -> list[Floats]:
         """Return two arrays of log errors: trimmed means of groups of requests, and errors of quantiles."""
@@ -133,7 +140,7 @@ class MeasuredTimes:
         error = np.sort((simulated - self._log)[self.groups], axis=1)
         trim = int(TRIM_FRACTION * error.shape[1])
         means = error[:, trim : error.shape[1] - trim].mean(axis=1) if error.size else np.zeros(0)
-        return [means, np.quantile(simulated[self.rows], QUANTILES) - self._quantiles]
+        return [means, self._quantiles_of(simulated) - self._quantiles]
 
 
 HUBER = 1.5
