@@ -41,7 +41,7 @@ def profiled(deployment):
 
     d, _ = deployment
     settings = MeasurementSettings("cpu", "float32", threads=1, max_tokens=256, max_seqs=16, max_context=512)
-    profile = measure_operators(d.model, settings, budget_s=25.0).profile
+    profile = measure_operators(d.model, settings, budget_s=15.0).profile
     tables, _ = fit_profile(profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))
     return replace(d, cost=tables)
 

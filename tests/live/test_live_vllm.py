@@ -64,7 +64,7 @@ def profiled(deployments):
 
     d = deployments["wide"]
     settings = MeasurementSettings("cpu", "float32", threads=1, max_tokens=512, max_seqs=16, max_context=512)
-    profile = measure_operators(d.model, settings, budget_s=25.0).profile
+    profile = measure_operators(d.model, settings, budget_s=15.0).profile
     return fit_profile(profile, Target(d.model, d.gpu, d.node, d.parallel, d.limits, d.max_model_len))[0]
 
 
