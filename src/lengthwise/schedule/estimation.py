@@ -300,7 +300,7 @@ class Estimator:
         # The loads of all phase lengths are stacked; a schedule's iterations begin at its offset.
         distinct, inverse = np.unique(steps, return_inverse=True)
         offset = np.concatenate([[0], np.cumsum(distinct)[:-1]])[inverse]
-        loads = np.ascontiguousarray(np.concatenate([setting.phase(int(n)).columns() for n in distinct]))
+        loads = np.ascontiguousarray(np.concatenate([setting.phase(int(n)).columns for n in distinct]))
         parts = np.where(given.micro_batches[at] > 0, given.micro_batches[at], len(layout.stages))
         new = new * setting.batches.size_factor(new / np.minimum(parts, new))
         batch = new * loads[offset, 0]
@@ -349,7 +349,7 @@ class Estimator:
         compiled("waa_rows")(
             setting.packed(tp if tp in degrees else 1), setting.packed(1 if 1 in degrees else tp),
             *stage_groups(layout.prefill), *stage_groups(layout.decode), new, parts,
-            np.ascontiguousarray(setting.phase(1, renewal=True).columns()[0]), setting.iterations, out_s, in_s,
+            np.ascontiguousarray(setting.phase(1, renewal=True).columns[0]), setting.iterations, out_s, in_s,
             projected_share(model), setting.assumptions.lockstep, setting.z, setting.batches.relative_range(new),
             longest, np.zeros((len(layout.prefill), 1)), out,
         )  # fmt: skip

@@ -256,6 +256,7 @@ class PhaseLoads:
     seqs_variance: Floats
     kv_variance: Floats
 
+    @cached_property
     def columns(self) -> Floats:
         """Return [N_D, 4] the attributes as columns, in the order above."""
         return np.column_stack([self.seqs, self.kv_tokens, self.seqs_variance, self.kv_variance])
