@@ -101,7 +101,7 @@ def tpot_s(workload, deployment):
         ({"max_step_seqs": 3}, {}, "max_step_seqs"),
         ({"max_in_flight": 1}, {}, "max_in_flight"),
         ({"enable_prefix_caching": True, "prefix_cache": "sglang"}, {}, 'prefix_cache "sglang"'),
-        ({"enable_prefix_caching": True, "kv_offloading": KVOffloading(10.0)}, {}, "kv_offloading"),
+        ({"enable_prefix_caching": True, "kv_offloading": KVOffloading(100.0)}, {}, "kv_offloading"),
         ({}, {"preemption_mode": "swap"}, "preemption_mode 'swap'"),
         ({}, {"batching": "prefill_first"}, "batching 'prefill_first'"),
         ({}, {"preemption": "by_rank"}, "preemption 'by_rank'"),
@@ -110,7 +110,8 @@ def tpot_s(workload, deployment):
     ],
 )
 def test_what_it_does_not_cover_is_refused_by_name(limits, policies, named):
-    made = deploy("llama-3.1-8b", "H100", limits=EngineLimits(**limits), scheduler=dataclasses.replace(AHEAD, **policies))
+    chosen = dataclasses.replace(AHEAD, **policies)
+    made = deploy("llama-3.1-8b", "H100", limits=EngineLimits(**limits), scheduler=chosen)
     workload = Workload(np.zeros(2), np.ones(2, np.int64), np.ones(2, np.int64), predicted_tokens=np.ones(2))
     with pytest.raises((InputError, PolicyError), match=f"async_scheduling is not modelled with {named} yet"):
         simulate(workload, made)

@@ -335,5 +335,8 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
         tables, front=other.cost.front, masked_s=other.cost.masked_s, host_s=host * tables.host_s
     )
     parallel = dataclasses.replace(other.parallel, pp=1)
-    deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
+    least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
+    blocks = draw(st.sampled_from([other.kv.num_blocks, least, least]))
+    kv = dataclasses.replace(other.kv, num_blocks=blocks)
+    deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables, kv=kv)
     return dataclasses.replace(workload, max_tokens=limit if draw(st.booleans()) else None), deployment

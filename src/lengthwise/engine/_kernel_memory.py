@@ -540,19 +540,20 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912
 
 @jit_cold
 def _order_by_admission(S, r, now_s, victim):
-    """Sort the idle residents by admission into ``tmp_slot``, their victim keys into ``tmp_key``. Return their number.
+    """Store the idle decodes by admission, then prompts, in ``tmp_slot``, and their victim keys in ``tmp_key``.
 
-    ``tmp_tie`` is ``UNSERVED``; it becomes the blocks that the resident is given, or ``PREEMPTED``.
+    Return their number. ``tmp_tie`` is ``UNSERVED``; it becomes the blocks that a resident is given, or ``PREEMPTED``.
     """
     count = 0
     for at in range(_update_idle(S, r)):
         slot, i = _idle(S, r, at), count
-        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > S.slots[slot].admission:
+        q = S.slots[slot]
+        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > q.admission and q.decoding == 1:
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             S.tmp_key[i] = S.tmp_key[i - 1]
             i -= 1
         S.tmp_slot[i] = slot
-        S.tmp_key[i] = key_of(S, victim, now_s, S.slots[slot])
+        S.tmp_key[i] = key_of(S, victim, now_s, q)
         S.tmp_tie[count] = UNSERVED
         count += 1
     return count

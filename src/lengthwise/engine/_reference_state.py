@@ -597,6 +597,10 @@ class Request:
         """Return (key, number), by which waiting requests are sorted."""
         return self.wait.key, self.index
 
+    def admission_order(self) -> tuple[bool, int]:
+        """Return (is half-computed, number), by which vLLM's priority sorts residents: it has one prompt in part."""
+        return not self.decoding, self.admission.number
+
 
 @dataclass(eq=False)
 class Step:
@@ -604,7 +608,7 @@ class Step:
 
     While it is formed, ``deferred`` requests are out of the queue: what they look for is in transfer. Under
     asynchronous scheduling, ``emitting`` requests get a token at its end, the last one if they are ``finishing``.
-    By vLLM's priority, residents are served once while it is formed (``is_served``).
+    By vLLM's priority, residents are served no more (``is_served``) once one was preempted while it is formed.
     """
 
     start_s: float

@@ -732,8 +732,8 @@ class Reference:
 
         The victim may have been served already. A request that is its own victim ends the loop for this step.
         """
-        pool, step.is_served = rep.pool, True
-        for q in sorted(rep.idle, key=lambda q: q.admission.number):
+        pool = rep.pool
+        for q in sorted(rep.idle, key=Request.admission_order):
             if q not in rep.idle:
                 continue
             chunk = min(q.context - q.prefilled, tokens - len(step.decodes) - step.prompt_tokens)
@@ -741,12 +741,13 @@ class Reference:
                 return
             need = max(0, rep.s.blocks_for(q.context if q.decoding else q.prefilled + chunk) - q.blocks)
             while pool.free < need:
-                residents = sorted([*rep.idle, *step.decodes], key=lambda q: q.admission.number)
+                residents = sorted([*rep.idle, *step.decodes], key=Request.admission_order)
                 victim = max(residents, key=lambda q: (self._key(self.s.functions.victim, q), q.arrival_s))
                 if victim in step.decodes:
                     step.decodes.remove(victim)
                     rep.idle.append(victim)
                 self._preempt(rep, step, victim)
+                step.is_served = True
                 if victim is q:
                     return
             pool.take(need)
