@@ -25,7 +25,7 @@ FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
 INFINITY = float("inf")
-UNSERVED, PREEMPTED = -1, -2
+UNSERVED, UNTOUCHABLE = -1, -2
 
 
 @jit
@@ -489,7 +489,7 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 
 
 @jit_cold
-def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912  one sequence
+def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one sequence
     """Give residents their blocks in the order of admission, and preempt by priority, as vLLM does.
 
     The victim may have been served already. A request that is its own victim ends the loop for this step. Return how
@@ -500,7 +500,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912
     while goes_on and at < count:
         slot = S.tmp_slot[at]
         q, chunk = S.slots[slot], 0
-        if S.tmp_tie[at] == PREEMPTED:
+        if S.tmp_tie[at] == UNTOUCHABLE:
             at += 1
             continue
         end = q.prompt + q.generated
@@ -516,7 +516,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912
                 S.slots[S.tmp_slot[worst]].blocks += S.tmp_tie[worst]
                 served -= 1
             preempt(S, r, S.tmp_slot[worst], now_s, rank)
-            S.tmp_tie[worst] = PREEMPTED
+            S.tmp_tie[worst] = UNTOUCHABLE
             goes_on = worst != at
         if goes_on:
             rep.free_blocks -= need
@@ -524,6 +524,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912
                 S.tmp_tie[at] = need
                 served += 1
             else:
+                S.tmp_tie[at] = UNTOUCHABLE
                 q.blocks += need
                 if S.params[0].prefix_caching == 1:
                     cache_blocks(S, r, q, end)
@@ -542,7 +543,8 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912
 def _order_by_admission(S, r, now_s, victim):
     """Store the idle decodes by admission, then prompts, in ``tmp_slot``, and their victim keys in ``tmp_key``.
 
-    Return their number. ``tmp_tie`` is ``UNSERVED``; it becomes the blocks that a resident is given, or ``PREEMPTED``.
+    Return their number. ``tmp_tie`` is ``UNSERVED``. It becomes the blocks that a decode is given, or ``UNTOUCHABLE``
+    for a resident that is preempted, and for a prompt of the step.
     """
     count = 0
     for at in range(_update_idle(S, r)):
@@ -564,7 +566,7 @@ def _worst(S, count):
     """Return the place of the largest key in ``tmp_key``, of equal ones the latest arrival, of these the first."""
     worst = -1
     for i in range(count):
-        if S.tmp_tie[i] == PREEMPTED:
+        if S.tmp_tie[i] == UNTOUCHABLE:
             continue
         later = worst >= 0 and S.slots[S.tmp_slot[i]].arrival_s > S.slots[S.tmp_slot[worst]].arrival_s
         if worst < 0 or S.tmp_key[i] > S.tmp_key[worst] or (S.tmp_key[i] == S.tmp_key[worst] and later):

@@ -328,14 +328,14 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
-    repeating, retried, swap_s = False, False, 0.0
+    repeating, retried, swap_s, ahead = False, False, 0.0, params.async_scheduling == 1
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
-        if params.async_scheduling == 1 and not may_form(S, r, now_s):
+        if ahead and not may_form(S, r, now_s):
             return
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption, rules):
-            rep.is_blocked = 1 if params.async_scheduling == 1 and rep.in_flight > 0 else 0
+            rep.is_blocked = 1 if ahead and rep.in_flight > 0 else 0
             if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0 or rep.is_blocked == 1:
                 if params.offload_blocks > 0:
                     touch_ended(S, r, now_s)
@@ -346,7 +346,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
-        if params.async_scheduling == 1:
+        if ahead:
             count_ahead(S, r, end_s)
         alone = params.max_in_flight == 1 and w.prompts == 0
         repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
