@@ -1,6 +1,6 @@
 """Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
-``sglang`` needs ``make engine``, or a folder with SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
+``vllm`` and ``sglang`` need ``make engine``, or SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
 TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
@@ -22,8 +22,9 @@ from lengthwise import deploy, policy, simulate
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 
 sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
-STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("sglang", "trtllm"), 4.5 * LOAD
+STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
+SCHEDULERS["vllm_v1_async"] = replace(SCHEDULERS["vllm_v1"], async_scheduling=True)
 SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=True))
 
 

@@ -290,3 +290,53 @@ def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Work
     tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
     return dataclasses.replace(workload, max_tokens=limit, ignore_eos=exact), deployment
+
+
+@st.composite
+def priority_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on replicas without memory to spare, which vLLM's rules of priority schedule."""
+    workload, other = draw(workloads()), draw(deployments())
+    limits = dataclasses.replace(other.limits, max_step_seqs=None)
+    by_priority = Scheduler(
+        draw(st.sampled_from(["priority", "fcfs_preempted_first"])), "priority", memory="paged_by_chunk",
+        preemption_mode=draw(st.sampled_from(["recompute", "swap"])), router=draw(st.sampled_from(ROUTERS)),
+    )  # fmt: skip
+    blocks = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
+    kv = dataclasses.replace(other.kv, num_blocks=blocks)
+    return workload, dataclasses.replace(other, limits=limits, scheduler=by_priority, kv=kv)
+
+
+@st.composite
+def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests that end by EOS or by their limits, on replicas that form each step before its predecessor ends."""
+    workload, other = draw(workloads()), draw(deployments())
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, share = len(workload), draw(st.sampled_from([0.0, 0.5, 1.0]))
+    limit = workload.output_tokens + rng.integers(1, 40, n) * (rng.random(n) < share)
+    limit[(workload.prompt_tokens + limit > other.max_model_len) | (rng.random(n) < 0.1)] = UNCAPPED
+    ranks = sorted(known("rank"))
+    made = Scheduler(
+        draw(st.sampled_from([*ranks, *["fcfs_preempted_first"] * 8])),
+        draw(st.sampled_from([*[name for name in ranks if name != "priority"], *["latest_admitted"] * 8])),
+        memory=draw(st.sampled_from([name for name, one in known("memory").items() if not one.uses("peak_tokens")])),
+        router=draw(st.sampled_from(ROUTERS)),
+        binning=draw(st.sampled_from([None, None, "bins(boundaries=[5.0, 50.0])"])),
+        max_wait_s=draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
+        batch_wait_s=draw(st.sampled_from([0.0, 0.1])),
+        async_scheduling=True,
+        hide_host=draw(st.booleans()),
+    )
+    limits = dataclasses.replace(
+        other.limits, max_step_seqs=None, timeout_s=INFINITY, prefix_cache="vllm", radix_eviction_policy="lru"
+    )
+    host = draw(st.sampled_from([0.0, 1.0, 20.0]))  # 20: longer than a step takes on the GPU
+    tables = cost_tables([2], other.cost.rule.kind)
+    tables = dataclasses.replace(
+        tables, front=other.cost.front, masked_s=other.cost.masked_s, host_s=host * tables.host_s
+    )
+    parallel = dataclasses.replace(other.parallel, pp=1)
+    least = -(-other.max_model_len // other.kv.block_size) + draw(st.sampled_from([0, 1, 4]))
+    blocks = draw(st.sampled_from([other.kv.num_blocks, least, least]))
+    kv = dataclasses.replace(other.kv, num_blocks=blocks)
+    deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables, kv=kv)
+    return dataclasses.replace(workload, max_tokens=limit if draw(st.booleans()) else None), deployment

@@ -2,8 +2,9 @@
 
 python prefix_steps.py MODEL_DIR WORLDS: reads a JSON list of worlds and prints a JSON list of their steps. Every step
 lasts one second. A step is [time, free blocks, [[request, tokens], ...], [preempted request, ...], [[admitted request,
-cached tokens], ...]]. In a world with ``offload_blocks``, vLLM's offloading connector keeps so many blocks in CPU
-memory. Its stores end with their step, and its loads ``load_s`` after they began. With ``storage``, vLLM's tiering
+cached tokens], ...]]. In a world with ``async_scheduling``, vLLM forms a step while the one before it runs. In a world
+with ``offload_blocks``, vLLM's offloading connector keeps so many blocks in CPU memory. Its stores end with their step,
+and its loads ``load_s`` after they began. With ``storage``, vLLM's tiering
 manager keeps a storage behind it, whose jobs take ``read_s`` and ``write_s``.
 """
 
@@ -11,6 +12,7 @@ import heapq
 import itertools
 import json
 import sys
+from collections import deque
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
@@ -28,6 +31,8 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+STOP = 5
 
 
 class Region:
@@ -100,14 +105,16 @@ def scheduler(model, world):
             max_model_len=world["max_model_len"],
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
+            policy=world.get("policy", "fcfs"),
         ),
         cache_config=CacheConfig(block_size=size, enable_prefix_caching=world["caching"]),
     )
-    config.scheduler_config.async_scheduling = False
+    asynchronous = world.get("async_scheduling", False)
+    config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = blocks
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-    made = Scheduler(
+    made = (AsyncScheduler if asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
@@ -178,53 +185,81 @@ def prompt_of(one, world, requests, fresh):
     return tokens + [next(fresh) for _ in range(one["prompt"] - len(tokens))]
 
 
+def request_of(i, world, requests, arrival, fresh):
+    """A request that ends at ``output`` tokens: by its ``max_tokens``, or before them by the token that stops it."""
+    one = world["requests"][i]
+    params = SamplingParams(max_tokens=one.get("max_tokens", one["output"]), stop_token_ids=[STOP], temperature=0)
+    hasher, prompt = get_request_block_hasher(world["block_size"], sha256), prompt_of(one, world, requests, fresh)
+    priority = one.get("priority", 0)  # whose ties vLLM breaks by arrival and by the order of the names
+    return Request(f"{i:06}", prompt, params, None, arrival_time=arrival, priority=priority, block_hasher=hasher)
+
+
+def output_of(made, report, specs, sampled, fresh):
+    """What a worker returns: a token for each request whose known tokens are all computed."""
+    names = list(report.num_scheduled_tokens)
+    tokens = []
+    for name in names:
+        complete, one = not made.requests[name].is_prefill_chunk, specs[int(name)]
+        sampled[name] = sampled.get(name, 0) + complete
+        stops = sampled[name] == one["output"] < one.get("max_tokens", one["output"])
+        tokens.append([STOP if stops else next(fresh)] if complete else [])
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: k for k, name in enumerate(names)},
+        sampled_token_ids=tokens,
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
+def line_of(made, report, time, preempted):
+    admitted = [[int(new.req_id), new.num_computed_tokens] for new in report.scheduled_new_reqs]
+    again = report.scheduled_cached_reqs
+    for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
+        if name in again.resumed_req_ids:
+            admitted.append([int(name), computed])
+    scheduled = [[int(name), tokens] for name, tokens in report.num_scheduled_tokens.items()]
+    free = made.kv_cache_manager.block_pool.get_num_free_blocks()
+    return [time, free, sorted(scheduled), sorted(preempted), sorted(admitted)]
+
+
 def steps(model, world):
-    made = scheduler(model, world)
-    transfers = Transfers(made, world["load_s"])
-    hasher, fresh = get_request_block_hasher(world["block_size"], sha256), itertools.count(10**6)
-    specs, requests, time, lines, preempted = world["requests"], {}, 0, [], []
+    made, depth = scheduler(model, world), 2 if world.get("async_scheduling", False) else 1
+    transfers, fresh = Transfers(made, world["load_s"]), itertools.count(10**6)
+    specs, requests, sampled, time, lines, preempted = world["requests"], {}, {}, 0, [], []
     coming = [(one["arrival"], i) for i, one in enumerate(specs) if one["parent"] < 0]
     heapq.heapify(coming)
+    flying, running = deque(), set()  # as vLLM's batch queue
     while coming or made.has_requests():
-        if not made.has_requests():
+        if not made.has_requests() and not flying:
             time = max(time, coming[0][0])
         while coming and coming[0][0] <= time:
-            _, i = heapq.heappop(coming)
-            params = SamplingParams(max_tokens=specs[i]["output"], ignore_eos=True, temperature=0)
-            prompt = prompt_of(specs[i], world, requests, fresh)
-            requests[i] = Request(str(i), prompt, params, None, arrival_time=float(i), block_hasher=hasher)
+            arrival, i = heapq.heappop(coming)
+            requests[i] = request_of(i, world, requests, float(arrival), fresh)
             made.add_request(requests[i])
+            running.add(i)
         transfers.end(time)
         report = made.schedule()
         transfers.start(report, time)
         preempted += [int(name) for name in report.preempted_req_ids or ()]
-        names = list(report.num_scheduled_tokens)
-        if not names:
+        if report.num_scheduled_tokens:
+            lines.append(line_of(made, report, time, preempted))
+            preempted = []
+            end_s = max(time, flying[-1][0] if flying else 0) + 1
+            flying.append((end_s, report, output_of(made, report, specs, sampled, fresh)))
+            if len(flying) < depth:
+                continue
+        if not flying:
             time = max(time, transfers.next_end_s(coming))
             continue
-        admitted = [[int(new.req_id), new.num_computed_tokens] for new in report.scheduled_new_reqs]
-        again = report.scheduled_cached_reqs
-        for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
-            if name in again.resumed_req_ids:
-                admitted.append([int(name), computed])
-        scheduled = [[int(name), tokens] for name, tokens in report.num_scheduled_tokens.items()]
-        free = made.kv_cache_manager.block_pool.get_num_free_blocks()
-        lines.append([time, free, sorted(scheduled), sorted(preempted), sorted(admitted)])
-        time, preempted = time + 1, []
-        complete = [made.requests[name].num_computed_tokens >= made.requests[name].num_tokens for name in names]
-        output = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: k for k, name in enumerate(names)},
-            sampled_token_ids=[[next(fresh)] if done else [] for done in complete],
-            logprobs=None,
-            prompt_logprobs_dict={},
-            pooler_output=[],
-        )
+        time, report, output = flying.popleft()
         made.update_from_output(report, output)
-        for i in sorted(int(name) for name in names if name not in made.requests):
-            for k, one in enumerate(specs):
-                if one["parent"] == i:
-                    heapq.heappush(coming, (max(one["arrival"], time + one["delay"]), k))
+        finished = sorted(i for i in running if requests[i].is_finished())
+        running.difference_update(finished)
+        for k, one in enumerate(specs):
+            if one["parent"] in finished:
+                heapq.heappush(coming, (max(one["arrival"], time + one["delay"]), k))
     return lines
 
 

@@ -159,6 +159,13 @@ class Recorder(Reference):
         self.preempted, self.admitted = [], []
 
 
+def scheduler_of(world):
+    """vLLM's scheduler of a world: by priority or in order of arrival, asynchronous or not."""
+    by_priority = {"rank": "priority", "victim": "priority"} if world.get("policy") == "priority" else {}
+    asynchronous = world.get("async_scheduling", False)
+    return dataclasses.replace(scheduler("vllm_v1"), async_scheduling=asynchronous, **by_priority)
+
+
 def recorded(world):
     """The steps of the reference engine, each of one second, and how many of them vLLM must have, too."""
     limits = EngineLimits(
@@ -177,7 +184,7 @@ def recorded(world):
         if world["offload_blocks"]
         else None,
     )
-    made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler("vllm_v1"))
+    made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler_of(world))
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
     free["host_s"] = np.ones_like(made.cost.host_s)
     kv = dataclasses.replace(made.kv, kv_bytes_per_block=1e9)
@@ -192,7 +199,8 @@ def recorded(world):
         np.array([q["previous_turn"] for q in one]),
     )
     columns = (np.array([q[name] for q in one]) for name in ("arrival", "prompt", "output"))
-    workload = Workload(*columns, after=after, prefixes=prefixes)
+    limits = {name: np.array([q[name] for q in one]) for name in ("max_tokens", "priority") if name in one[0]}
+    workload = Workload(*columns, after=after, prefixes=prefixes, **limits)
     engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world)
     engine.run()
     return engine.lines, len(engine.lines) if engine.exact_steps is None else engine.exact_steps

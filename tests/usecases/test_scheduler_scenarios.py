@@ -252,3 +252,17 @@ def test_an_engine_with_its_own_rules_has_no_decode_side(name):
 def test_an_unknown_engine_is_reported():
     with pytest.raises(ScenarioError, match=r"engine.name.*'vllm', 'sglang' or 'trtllm'"):
         config.loads(ENGINES.replace('"sglang"', '"sgl"'))
+
+
+def test_a_scenario_schedules_asynchronously():
+    text = ENGINES.replace('"sglang"', '"vllm"')
+    plain, ahead = (
+        variants.build(config.loads(text, overrides=[f"scheduler.async_scheduling={value}"]))[0]
+        for value in ("false", "true")
+    )
+    assert (plain.deployment.scheduler.async_scheduling, ahead.deployment.scheduler.async_scheduling) == (False, True)
+    waste = [simulate(one.workload(0), one.deployment, seed=0).totals.tokens.sum() for one in (plain, ahead)]
+    assert waste[1] > waste[0]  # ends by EOS decode once more
+    (wrong,) = variants.build(config.loads(ENGINES, overrides=["scheduler.async_scheduling=true"]))
+    with pytest.raises(InputError, match='async_scheduling is not modelled with scheduler "sglang" yet'):
+        simulate(wrong.workload(0), wrong.deployment, seed=0)

@@ -404,6 +404,8 @@ class SchedulerSection(Section):
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
     batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
+    async_scheduling: bool | None = None  # true: as vLLM's, a step is formed before the step before it has ended
+    hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the one before it
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
 

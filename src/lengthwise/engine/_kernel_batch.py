@@ -15,6 +15,7 @@ from lengthwise.engine._kernel_memory import (
     preempt,
     preempt_for_partial,
     rank_residents,
+    serve_by_priority,
     split_off,
     update_ranks,
 )
@@ -55,6 +56,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     w.longest = 0
     w.preempted_for_blocks = 0
     w.plan_flags = 0
+    w.is_served = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
     if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
@@ -72,16 +74,16 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         rep.ended_since_admit = 0
         _rank_and_preempt(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
-        _take_decodes(S, r, now_s, flags, rank, victim)
+        _take_decodes(S, r, now_s, flags, tokens, rank, victim)
     prompt_budget = max(0, tokens - w.decodes)
-    if rep.partials > 0:
+    if rep.partials > 0 and w.is_served == 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
     if admit > 0 and (w.preempted_for_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
         _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
         if w.deferred > 0:
             restore_deferred(S, r, now_s)
-    if w.seqs == 0:
-        _take_decodes(S, r, now_s, flags, rank, victim)
+    if w.seqs == 0 and w.is_served == 0:
+        _take_decodes(S, r, now_s, flags, tokens, rank, victim)
     rests = w.prompts > 0 and w.decodes == 0 and flags & DECODES_REST != 0
     if rests and S.groups[rep.idle_group].members > 0:
         rep.idle_group, flight.group = flight.group, rep.idle_group
@@ -230,8 +232,27 @@ def _by_tokens(cost, tokens, column):
     return entry(cost.by_tokens, cost.tokens_slope, tokens, column)
 
 
+@jit_cold
+def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
+    """Serve the residents by vLLM's priority, after taking back what the step has. It admits nothing any more."""
+    rep, w = S.replicas[r], S.work[0]
+    flight = S.flights[w.flight]
+    if w.decodes > 0:
+        rep.idle_group, flight.group = flight.group, rep.idle_group
+        rep.free_blocks += S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % S.params[0].block_size]
+        w.seqs -= w.decodes
+        w.decodes = 0
+    w.is_served = 1
+    w.decodes = serve_by_priority(S, r, now_s, tokens, rank, victim)
+    w.seqs += w.decodes
+    if w.decodes == S.groups[rep.idle_group].members:
+        rep.idle_group, flight.group = flight.group, rep.idle_group
+    elif w.decodes > 0:
+        split_off(S, rep.idle_group, flight.group, w.decodes)
+
+
 @jit
-def _take_decodes(S, r, now_s, flags, rank, victim):
+def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
     rep, w = S.replicas[r], S.work[0]
     group = S.groups[rep.idle_group]
     if group.members == 0:
@@ -246,6 +267,9 @@ def _take_decodes(S, r, now_s, flags, rank, victim):
     if group.members <= limit and rep.free_blocks - need >= reserve:
         rep.free_blocks -= need
         taken = group.members
+    elif params.vllm_priority == 1:
+        _serve_one_by_one(S, r, now_s, tokens, rank, victim)
+        return
     else:
         taken = claim_blocks(S, r, now_s, limit, reserve, rank, victim)
         if taken < group.members:
@@ -269,6 +293,9 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
+        if rep.free_blocks < need and params.vllm_priority == 1:
+            _serve_one_by_one(S, r, now_s, prompt_budget + w.decodes, rank, victim)
+            return
         if rep.free_blocks < need and not preempt_for_partial(S, r, need, slot, now_s, rank, victim):
             continue
         rep.free_blocks -= need

@@ -19,7 +19,7 @@ def join(S, g, slot):
     group, q = S.groups[g], S.slots[slot]
     block_size = S.params[0].block_size
     q.join_step = group.steps
-    q.finish_step = group.steps + q.output - q.generated
+    q.finish_step = group.steps + q.output - q.generated + q.extra_steps
     ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.next_block_step = group.steps + ahead
     q.in_block_needs = 1 if ahead < block_size else 0

@@ -25,6 +25,7 @@ FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
 INFINITY = float("inf")
+UNSERVED, UNTOUCHABLE = -1, -2
 
 
 @jit
@@ -336,12 +337,18 @@ def preempt(S, r, slot, now_s, rank):
     """Move a resident that is in no step back to the queue. Its cache is recomputed or swapped in later."""
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     params = S.params[rep.side]
-    if q.decoding == 1:
+    if q.last_flight >= 0:
+        pass
+    elif q.decoding == 1:
         remove(S, rep.idle_group, slot)
     else:
         remove_partial(S, r, slot)
     blocks = q.blocks
-    free_blocks_of(S, r, q, False)
+    if params.async_scheduling == 1:
+        ends_in_flight = _preempt_in_flight(S, r, slot)
+    else:
+        ends_in_flight = False
+        free_blocks_of(S, r, q, False)
     w.preempted_for_blocks = 1
     if params.swap == 1 and q.decoding == 1:
         q.swapped = 1
@@ -357,6 +364,8 @@ def preempt(S, r, slot, now_s, rank):
     S.counters[0].preemptions += 1
     q.last_preemption = S.counters[0].preemptions
     S.results[q.index].preemptions += 1
+    if ends_in_flight:
+        return
     to = rep.queue
     if rep.side == 1 and q.swapped == 0:  # Its prompt is recomputed on a replica that prefills.
         to = q.prefill_replica
@@ -366,11 +375,41 @@ def preempt(S, r, slot, now_s, rank):
 
 
 @jit_cold
+def _preempt_in_flight(S, r, slot):
+    """Free the blocks of a resident that may be in the step in flight. Return whether that step gives its last token.
+
+    The contents of a decode in flight are not known yet. Its token comes at the end of the step all the same.
+    """
+    rep, q = S.replicas[r], S.slots[slot]
+    decodes = rep.in_flight > 0 and q.decoding == 1 and q.prompt + q.generated > q.context + 1
+    q.generated -= decodes
+    free_blocks_of(S, r, q, False)
+    q.generated += decodes
+    flight = r * S.params[0].stride + rep.first_flight
+    if q.last_flight < 0 and q.decoding == 1 and q.generated == q.output:
+        add_ending(S, r, slot, flight)
+    elif decodes:
+        q.last_token_s = S.flights[flight].end_s
+    return q.last_flight >= 0
+
+
+@jit_cold
+def add_ending(S, r, slot, flight):
+    """Note that a request gets its last token at the end of the step ``flight`` in flight."""
+    rep = S.replicas[r]
+    S.slots[slot].last_flight = flight
+    S.ending[r, rep.ending] = slot
+    rep.ending += 1
+
+
+@jit_cold
 def _order_victims(S, r, now_s, victim):
     """Sort the idle residents into ``tmp_slot``, the next victim last. Return how many there are."""
     count = 0
-    for at in range(_update_idle(S, r)):
+    for at in range(_update_idle(S, r) + S.replicas[r].ending):
         slot = _idle(S, r, at)
+        if S.slots[slot].blocks == 0:  # It has been preempted, and its last token is in flight.
+            continue
         key, return_number, i = key_of(S, victim, now_s, S.slots[slot]), S.slots[slot].return_number, count
         while i > 0 and (S.tmp_key[i - 1] > key or (S.tmp_key[i - 1] == key and S.tmp_tie[i - 1] > return_number)):
             S.tmp_key[i] = S.tmp_key[i - 1]
@@ -414,8 +453,10 @@ def _update_idle(S, r):
 @jit
 def _idle(S, r, i):
     g = S.replicas[r].idle_group
-    members = S.groups[g].members
-    return member(S, g, i) if i < members else S.partials[r, i - members]
+    members, partials = S.groups[g].members, S.replicas[r].partials
+    if i < members:
+        return member(S, g, i)
+    return S.partials[r, i - members] if i < members + partials else S.ending[r, i - members - partials]
 
 
 @jit_cold
@@ -432,7 +473,7 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
         slot = S.tmp_slot[i]
         i += 1
         q, block_size = S.slots[slot], S.params[0].block_size
-        if q.decoding == 0:
+        if q.decoding == 0 or q.last_flight >= 0:
             continue
         need = max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
         while _blocks_short(S, r, need, reserve) and last >= i:
@@ -445,6 +486,92 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
         S.tmp_slot[claimed] = slot
         claimed += 1
     return claimed
+
+
+@jit_cold
+def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one sequence
+    """Give residents their blocks in the order of admission, and preempt by priority, as vLLM does.
+
+    The victim may have been served already. A request that is its own victim ends the loop for this step. Return how
+    many decodes are served. Their slots come first in ``tmp_slot``. The step may have up to ``tokens`` tokens.
+    """
+    rep, w, block_size = S.replicas[r], S.work[0], S.params[0].block_size
+    count, served, at, goes_on = _order_by_admission(S, r, now_s, victim), 0, 0, True
+    while goes_on and at < count:
+        slot = S.tmp_slot[at]
+        q, chunk = S.slots[slot], 0
+        if S.tmp_tie[at] == UNTOUCHABLE:
+            at += 1
+            continue
+        end = q.prompt + q.generated
+        if q.decoding == 0:
+            chunk = min(q.context - q.prefilled, tokens - served - w.prompt_tokens)
+            end = q.prefilled + chunk
+            if chunk <= 0:
+                break
+        need = max(0, (end + block_size - 1) // block_size - q.blocks)
+        while goes_on and rep.free_blocks < need:
+            worst = _worst(S, count)
+            if S.tmp_tie[worst] != UNSERVED:
+                S.slots[S.tmp_slot[worst]].blocks += S.tmp_tie[worst]
+                served -= 1
+            preempt(S, r, S.tmp_slot[worst], now_s, rank)
+            S.tmp_tie[worst] = UNTOUCHABLE
+            goes_on = worst != at
+        if goes_on:
+            rep.free_blocks -= need
+            if q.decoding == 1:
+                S.tmp_tie[at] = need
+                served += 1
+            else:
+                S.tmp_tie[at] = UNTOUCHABLE
+                q.blocks += need
+                if S.params[0].prefix_caching == 1:
+                    cache_blocks(S, r, q, end)
+                remove_partial(S, r, slot)
+                add_prompt(S, slot, chunk)
+        at += 1
+    claimed = 0
+    for i in range(count):
+        if S.tmp_tie[i] >= 0:
+            S.tmp_slot[claimed] = S.tmp_slot[i]
+            claimed += 1
+    return served
+
+
+@jit_cold
+def _order_by_admission(S, r, now_s, victim):
+    """Store the idle decodes by admission, then prompts, in ``tmp_slot``, and their victim keys in ``tmp_key``.
+
+    Return their number. ``tmp_tie`` is ``UNSERVED``. It becomes the blocks that a decode is given, or ``UNTOUCHABLE``
+    for a resident that is preempted, and for a prompt of the step.
+    """
+    count = 0
+    for at in range(_update_idle(S, r)):
+        slot, i = _idle(S, r, at), count
+        q = S.slots[slot]
+        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > q.admission and q.decoding == 1:
+            S.tmp_slot[i] = S.tmp_slot[i - 1]
+            S.tmp_key[i] = S.tmp_key[i - 1]
+            i -= 1
+        S.tmp_slot[i] = slot
+        S.tmp_key[i] = key_of(S, victim, now_s, q)
+        S.tmp_tie[count] = UNSERVED
+        count += 1
+    return count
+
+
+@jit_cold
+def _worst(S, count):
+    """Return the place of the largest key in ``tmp_key``, of equal ones the latest arrival, of these the first."""
+    worst = -1
+    for i in range(count):
+        if S.tmp_tie[i] == UNTOUCHABLE:
+            continue
+        later = worst >= 0 and S.slots[S.tmp_slot[i]].arrival_s > S.slots[S.tmp_slot[worst]].arrival_s
+        if worst < 0 or S.tmp_key[i] > S.tmp_key[worst] or (S.tmp_key[i] == S.tmp_key[worst] and later):
+            worst = i
+    return worst
 
 
 @jit

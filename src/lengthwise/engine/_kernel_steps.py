@@ -11,12 +11,15 @@ from lengthwise.engine._kernel_groups import (
     advance,
     assign_return_number,
     join,
+    member,
     merge,
     next_event_step,
     pop_finished,
+    remove,
     renumber,
 )
 from lengthwise.engine._kernel_memory import (
+    add_ending,
     blocks_to_admit,
     end_request,
     expire,
@@ -118,11 +121,15 @@ def _pipeline(S, r, now_s, prefill_s, decode_s):
     rep, w, cost = S.replicas[r], S.work[0], S.cost
     layer_s, comm_s, embedding_s, send_s, head_s, host_s = _table_rows(S, cost)
     last = len(cost.stage_layers) - 1
-    end_s, layers = now_s, 0.0
+    end_s, layers, added_s = now_s, 0.0, host_s
+    if S.params[0].hide_host == 1:
+        end_s = max(now_s, rep.host_free_s) + host_s
+        rep.host_free_s = end_s
+        added_s = 0.0
     for p in range(last + 1):
         stage_s = cost.stage_layers[p] * (layer_s + comm_s + prefill_s + decode_s)
         if p == 0:
-            stage_s += embedding_s + host_s + w.swap_s
+            stage_s += embedding_s + added_s + w.swap_s
         stage_s += head_s if p == last else send_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
@@ -317,6 +324,9 @@ def _finish_decodes(S, r, g, now_s):
 @jit
 def end_step(S, D, r, now_s, rank, router):
     """End the replica's oldest step in flight. Under disaggregation ``router`` chooses the decode replicas."""
+    if S.params[0].async_scheduling == 1:
+        _end_ahead(S, r, now_s)
+        return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
     flight = S.flights[f]
@@ -350,6 +360,104 @@ def end_step(S, D, r, now_s, rank, router):
     if S.params[rep.side].sglang == 1 and flight.prompts > 0:
         merge_prompts(S, r, f, is_mixed, is_alone)
     flight.prompts = 0
+
+
+@jit_cold
+def count_ahead(S, r, end_s):
+    """Count the tokens of the step just launched, which ends at ``end_s``: the next step is formed before its end.
+
+    A request that ends by EOS decodes once more in the step after its last token, for nothing.
+    """
+    rep, w = S.replicas[r], S.work[0]
+    flight, idle_tokens = S.flights[w.flight], 0
+    if w.decodes > 0:
+        rep.idle_group, flight.group = flight.group, rep.idle_group
+        group = S.groups[rep.idle_group]
+        group.steps += 1
+        group.kv_tokens += group.members
+        group.cohorts = 0  # All its members got their last token at ``last_end_s``.
+        slot = pop_finished(S, rep.idle_group)
+        while slot >= 0:
+            idle_tokens += S.slots[slot].extra_steps
+            S.slots[slot].generated = S.slots[slot].output
+            oldest = r * S.params[0].stride + rep.first_flight
+            add_ending(S, r, slot, oldest if S.slots[slot].extra_steps == 1 else w.flight)
+            slot = pop_finished(S, rep.idle_group)
+        S.series[r, int(end_s / rep.series_bin_s), 5] -= idle_tokens
+    flight.tokens = w.decodes - idle_tokens
+    for i in range(w.prompts):
+        slot = S.prompt_slot[w.flight, i]
+        q = S.slots[slot]
+        q.prefilled += S.prompt_chunk[w.flight, i]
+        S.prompt_chunk[w.flight, i] = 1 if q.prefilled == q.context else 0
+        if q.prefilled < q.context:
+            _add_partial(S, r, slot)
+            continue
+        q.resumed_token_s = q.last_token_s
+        q.generated += 1
+        q.decoding = 1
+        assign_return_number(S, slot)
+        if q.generated == q.output and q.extra_steps == 0:
+            add_ending(S, r, slot, w.flight)
+        else:
+            join(S, rep.idle_group, slot)
+
+
+@jit_cold
+def _end_ahead(S, r, now_s):
+    """End the oldest step in flight, whose tokens are counted. It gives them also to requests preempted meanwhile."""
+    rep, stride = S.replicas[r], S.params[0].stride
+    f, group = r * stride + rep.first_flight, S.groups[rep.idle_group]
+    rep.first_flight = (rep.first_flight + 1) % stride
+    rep.in_flight -= 1
+    rep.is_blocked = 0
+    _count_gap(S, r, now_s - group.last_end_s, S.flights[f].tokens)
+    group.last_end_s = now_s
+    for i in range(S.flights[f].prompts):
+        q = S.slots[S.prompt_slot[f, i]]
+        if S.prompt_chunk[f, i] == 0:
+            continue
+        first_s = S.results[q.index].first_token_s
+        if first_s != first_s:  # noqa: PLR0124  NaN
+            S.results[q.index].first_token_s = now_s
+        else:
+            _count_gap(S, r, now_s - q.resumed_token_s, 1)
+        q.last_token_s = now_s
+    S.flights[f].prompts = 0
+    if rep.in_flight == 0 and group.members > 0:
+        _end_unseen(S, r, f)
+    count, left = 0, 0
+    for at in range(rep.ending):
+        slot, i = S.ending[r, at], count
+        if S.slots[slot].last_flight != f:
+            S.ending[r, left] = slot
+            left += 1
+            continue
+        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > S.slots[slot].admission:
+            S.tmp_slot[i] = S.tmp_slot[i - 1]
+            i -= 1
+        S.tmp_slot[i] = slot
+        count += 1
+    rep.ending = left
+    for i in range(count):
+        slot = S.tmp_slot[i]
+        if S.slots[slot].blocks == 0:  # Preempted: it is no resident.
+            S.running[r] += 1
+        _finish(S, r, slot, now_s)
+
+
+@jit_cold
+def _end_unseen(S, r, f):
+    """Note the last tokens of step ``f``, which no step follows yet: it took no time."""
+    g, at = S.replicas[r].idle_group, 0
+    while at < S.groups[g].members:
+        slot = member(S, g, at)
+        if S.slots[slot].finish_step - S.slots[slot].extra_steps <= S.groups[g].steps:
+            remove(S, g, slot)
+            add_ending(S, r, slot, f)
+            at = 0
+        else:
+            at += 1
 
 
 @jit
@@ -480,8 +588,13 @@ def _transfer_end_s(S, r, q, now_s):
 def handle_event(S, D, i):
     """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
 
-    With n requests, number ``n + i`` wakes the replica of deferred request ``i``.
+    With n requests, number ``n + i`` wakes the replica of deferred request ``i``, and ``2 n + r`` replica ``r``.
     """
+    if i >= 2 * len(S.results):
+        r = i - 2 * len(S.results)
+        S.replicas[r].wakes = 0
+        S.pending[r] = 1
+        return
     if i >= len(S.results):
         wake(S, i - len(S.results))
         return
@@ -506,6 +619,18 @@ def _receive(S, r, slot):
     rep.deadline_s = min(rep.deadline_s, q.arrival_s + S.params[0].timeout_s)
     assign_return_number(S, slot)
     join(S, rep.idle_group, slot)
+
+
+@jit_cold
+def may_form(S, r, now_s):
+    """Return whether a replica forms a step now, under asynchronous scheduling."""
+    rep = S.replicas[r]
+    if rep.host_free_s > now_s:
+        if rep.wakes == 0:
+            rep.wakes = 1
+            push_event(S, rep.host_free_s, len(S.replicas) + 2 * len(S.results) + r)
+        return False
+    return rep.is_blocked == 0
 
 
 @jit

@@ -597,12 +597,18 @@ class Request:
         """Return (key, number), by which waiting requests are sorted."""
         return self.wait.key, self.index
 
+    def admission_order(self) -> tuple[bool, int]:
+        """Return (is half-computed, number), by which vLLM's priority sorts residents: it has one prompt in part."""
+        return not self.decoding, self.admission.number
+
 
 @dataclass(eq=False)
 class Step:
     """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token.
 
-    While it is formed, ``deferred`` requests are out of the queue: what they look for is in transfer.
+    While it is formed, ``deferred`` requests are out of the queue: what they look for is in transfer. Under
+    asynchronous scheduling, ``emitting`` requests get a token at its end, the last one if they are ``finishing``.
+    By vLLM's priority, residents are served no more (``is_served``) once one was preempted while it is formed.
     """
 
     start_s: float
@@ -611,6 +617,9 @@ class Step:
     prompts: list[tuple[Request, int]] = field(default_factory=list)
     paused: list[Request] = field(default_factory=list)
     deferred: list[Request] = field(default_factory=list)
+    emitting: list[Request] = field(default_factory=list)
+    finishing: list[Request] = field(default_factory=list)
+    is_served: bool = False
     swap_s: float = 0.0
     preempted_for_blocks: bool = False
     flags: int = 0
@@ -646,7 +655,7 @@ class Replica:
 
     Attributes:
         s: Setup of the replica's side (prefill or decode).
-        idle: Residents that are in no step.
+        idle: Residents that are in no step; under asynchronous scheduling, those in a step in flight, too.
         flights: Steps in the pipeline, the oldest first.
         round_steps: The marked step, whose end ends a round, and the steps started after it.
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
@@ -654,6 +663,9 @@ class Replica:
         just_ended: Requests that have ended, or are prefilled for another replica, since the last step was formed.
         sglang: What forms its steps by SGLang's rules, or None.
         trtllm: What forms its steps by TensorRT-LLM's rules, or None.
+        host_free_s: When its host is free to form another step.
+        wake_s: When it forms a step for which its host was not free before, or infinity.
+        is_blocked: Whether it has found no step to form before the end of the oldest step in flight.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -662,7 +674,8 @@ class Replica:
         blocks, limits = setup.params.total_blocks, setup.deployment.limits
         is_radix = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
         self.pool: Any = RadixCache(blocks, limits.radix_eviction_policy) if is_radix else BlockPool(blocks)
-        self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0)
+        hide_host = setup.params.hide_host
+        self.cost = CostReader(setup.deployment.cost, by_stage=setup.first_replica > 0, hide_host=hide_host)
         self.idle: list[Request] = []
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
@@ -674,7 +687,8 @@ class Replica:
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
-        self.pending = self.check_preemption = False
+        self.pending = self.check_preemption = self.is_blocked = False
+        self.host_free_s, self.wake_s = 0.0, math.inf
         self.sends_until_s = self.receives_until_s = 0.0
         self.totals = setup.blank_replicas()[0]
         self.series = np.zeros((setup.params.series_bins, len(SERIES_COLUMNS)))
@@ -686,6 +700,8 @@ class Replica:
     @property
     def running(self) -> list[Request]:
         """Return the residents and the requests in transfer, without requests of a step that is being formed."""
+        if self.s.params.async_scheduling:
+            return list(self.idle)
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
 
@@ -704,6 +720,8 @@ class Replica:
 
     def run_step(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
         end_s, row = step.start_s, self.totals
+        if self.s.params.hide_host:
+            self.host_free_s = end_s = max(end_s, self.host_free_s) + cost.host_s
         for p, stage_s in enumerate(cost.stages_s):
             end_s = max(end_s, self._stage_free_s[p]) + stage_s
             self._stage_free_s[p] = end_s
@@ -731,7 +749,8 @@ class Replica:
             self.series[: bins // 2] = self.series[0::2] + self.series[1::2]
             self.series[bins // 2 :] = 0.0
             row["series_bin_s"] *= 2
-        outputs = decodes + sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
+        outputs = sum(q.generated < q.output for q in step.decodes)
+        outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
         self.steps.append((self.number, decodes, prompts, prompt_tokens, in_use, waiting, step.start_s, end_s))

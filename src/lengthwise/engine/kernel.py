@@ -23,7 +23,16 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set_router_arrays
 from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
-from lengthwise.engine._kernel_steps import can_repeat, end_in_place, end_step, handle_event, launch, start_transfers
+from lengthwise.engine._kernel_steps import (
+    can_repeat,
+    count_ahead,
+    end_in_place,
+    end_step,
+    handle_event,
+    launch,
+    may_form,
+    start_transfers,
+)
 from lengthwise.engine._kernel_tiers import touch_ended
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
@@ -203,6 +212,8 @@ def _new_slot(S, i):
     q.cached_segment = -1
     q.inserted = 0
     q.transfer_blocks = 0
+    q.extra_steps = 1 - S.ends_certain[i] if S.params[0].async_scheduling == 1 else 0
+    q.last_flight = -1
     q.place = -1
     q.reserved = 0
     q.queued_at_s = q.arrival_s
@@ -317,12 +328,15 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
     """
     rep, w = S.replicas[r], S.work[0]
     params = S.params[rep.side]
-    repeating, retried, swap_s = False, False, 0.0
+    repeating, retried, swap_s, ahead = False, False, 0.0, params.async_scheduling == 1
     if rep.side == 1:
         start_transfers(S, D, r, now_s, rank, memory)
     while repeating or rep.in_flight < params.max_in_flight:
+        if ahead and not may_form(S, r, now_s):
+            return
         if not repeating and not form(S, r, now_s, rank, victim, batching, memory, preemption, rules):
-            if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0:
+            rep.is_blocked = 1 if ahead and rep.in_flight > 0 else 0
+            if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0 or rep.is_blocked == 1:
                 if params.offload_blocks > 0:
                     touch_ended(S, r, now_s)
                 return
@@ -332,6 +346,8 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
+        if ahead:
+            count_ahead(S, r, end_s)
         alone = params.max_in_flight == 1 and w.prompts == 0
         repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
         if repeating:

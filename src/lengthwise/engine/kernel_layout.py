@@ -33,9 +33,9 @@ slot_t = _record(
     """
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
-    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved
+    cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
     """,
-    "arrival_s last_token_s queued_at_s queued_for_s charged_tokens queue_key",
+    "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
 """A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
 grow with decodes. ``transfer_blocks`` stay at ``prefill_replica`` until a decode replica has fetched them. Of its
@@ -47,7 +47,9 @@ preemption, and last return from a step to the idle residents. Return numbers br
 began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
 bin became. Under the rules of SGLang and TensorRT-LLM, ``place`` is that in ``State.batch_order``, counted through
 all rows, or -1; under those of TensorRT-LLM, ``reserved`` are the blocks for a resident's complete output, and
-``queue_key`` is the key with which it first left the queue."""
+``queue_key`` is the key with which it first left the queue. Under asynchronous scheduling, a request takes
+``extra_steps`` steps after its last token (1 if it ends by EOS), ``last_flight`` is the step in flight that gives it
+its last token (-1: none yet), and ``resumed_token_s`` is when it got the token before the prompt in flight."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
 
@@ -55,12 +57,12 @@ replica_t = _record(
     """
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
-    incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index
+    incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
-    last_key
+    last_key host_free_s
     """,
 )
 """A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
@@ -70,7 +72,9 @@ row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is
 ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding.
 ``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are of engines' own rules
 (``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the last order of one
-(``last_key``, ``last_index``)."""
+(``last_key``, ``last_index``). Under asynchronous scheduling, ``ending`` requests of ``State.ending`` have their last
+token in flight, a replica that ``is_blocked`` waits for the oldest step in flight, its host forms no step before
+``host_free_s``, and ``wakes`` is 1 if an event for that is pending."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -121,8 +125,10 @@ first."""
 storage_t = _record("chunks oldest newest")
 """A row of ``State.stored``: how many ``chunks`` it has, and the ends of their list, -1 if it is empty."""
 
-flight_t = _record("group rests prompts", "end_s")
-"""A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts."""
+flight_t = _record("group rests prompts tokens", "end_s")
+"""A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
+asynchronous scheduling, its decodes get ``tokens`` tokens at its end, and a chunk that completes its prompt is noted as
+1, another one as 0."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue. Its ``room`` places of ``State.queued_*`` begin at ``offset``; ``length`` of them are in use. ``deadline_s``
@@ -166,7 +172,8 @@ param_t = _record(
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
-    max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt
+    max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
+    vllm_priority
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
@@ -181,11 +188,12 @@ batching policy's plan for one request on an empty replica."""
 work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
-    left_chunk allocated ends
+    left_chunk allocated ends is_served
     """,
     "swap_s reserved",
 )
 """The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree, and
 ``deferred`` requests are in ``State.deferred``. By SGLang's rules, ``left_input`` and ``left_chunk`` are what the step
 has left of ``max_prefill_tokens`` and ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the pool,
-``reserved`` are kept for these and the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``."""
+``reserved`` are kept for these and the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``. By
+vLLM's priority, ``is_served`` is 1 once residents were served one by one, because blocks were short."""

@@ -37,9 +37,10 @@ class State(NamedTuple):
     ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
     arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the session's previous
     request, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
-    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules; ``batch_order`` [replicas,
-    sequences] has each replica's residents (SGLang: those that decode) in the order of the engine's batch. ``tmp_*``
-    are work arrays.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules, and ``ends_certain`` [n]
+    without asynchronous scheduling; ``ending`` [replicas, 2 sequences] are slots of requests whose last token is in
+    flight; ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those that decode) in the order
+    of the engine's batch. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -82,6 +83,8 @@ class State(NamedTuple):
     predicted: Array
     max_tokens: Array
     ignore_eos: Array
+    ends_certain: Array
+    ending: Array
     batch_order: Array
     predicted_start: Array
     predicted_total: Array
@@ -167,7 +170,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     pool = n if queues == 1 else 4 * n * (1 + (decode_side.params.replicas if decode_side else 0)) + 128 * replicas
     bins = queues * params.bins
     events = replicas + (decode_side.params.replicas * decode_side.params.max_num_seqs if decode_side else 0)
-    events += 2 * loads
+    events += 2 * loads + replicas * params.async_scheduling
     counters = _rows(kernel_layout.counter_t, 1)
     counters["released"], counters["queued_top"] = setup.released, pool * (queues == 1)
     counters["bin_deadline_s"] = np.inf
@@ -220,6 +223,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         predicted=columns.predicted,
         max_tokens=columns.max_tokens,
         ignore_eos=columns.ignore_eos,
+        ends_certain=columns.ends_certain,
+        ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
         predicted_total=columns.prediction_rows.total_tokens,
@@ -465,6 +470,31 @@ def _record_unfinished(state: State) -> None:
     for g, group in enumerate(state.groups):
         members = state.heaps[g, : int(group["members"])] & 0xFFFFFFFF
         tokens[members] += group["steps"] - slots["join_step"][members]
+    if state.params[0]["async_scheduling"]:
+        tokens -= _tokens_in_flight(state, tokens)
     cut = state.results["status"][index] == Status.UNFINISHED
     state.results["output_tokens"][index[cut]] = np.maximum(tokens[cut], 0)
     state.results["queued_for_s"][index[cut]] = slots["queued_for_s"][cut]
+
+
+def _tokens_in_flight(state: State, tokens: Array) -> Array:
+    """Return how many of each slot's counted tokens [slots] belong to steps that have not ended.
+
+    A decode is in every step after the one that completed its prompt; of that step the prompts are noted.
+    """
+    slots, stride = state.slots[: len(tokens)], int(state.params[0]["stride"])
+    found = np.zeros(len(tokens), np.int64)
+    decodes = state.prompt[slots["index"]] + tokens - slots["context"] - 1
+    for r, replica in enumerate(state.replicas):
+        places = [r * stride + (replica["first_flight"] + k) % stride for k in range(replica["in_flight"])]
+        for f in places:
+            prompts = state.prompt_slot[f, : state.flights[f]["prompts"]]
+            np.add.at(found, prompts, state.prompt_chunk[f, : len(prompts)])
+        group = state.groups[int(replica["idle_group"])]
+        members = state.heaps[int(replica["idle_group"]), : int(group["members"])] & 0xFFFFFFFF
+        found[members] += np.minimum(decodes[members], len(places))
+        for slot in state.ending[r, : replica["ending"]]:
+            found[slot] += min(decodes[slot], 1 + places.index(slots["last_flight"][slot]))
+    waiting = (slots["waiting"] == 1) & (slots["last_token_s"] > state.counters[0]["last_s"])
+    total: Array = found + waiting
+    return total

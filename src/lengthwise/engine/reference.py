@@ -149,17 +149,25 @@ class Reference:
                 else:
                     self._end_load(rep, q)
                 rep.pending = True
-            for i in [i for i, wake_s in self.wakes_s.items() if wake_s == now]:
-                del self.wakes_s[i]
-                self.replicas[self.offloads[i].replica].pending = True
+            self._wake(now)
             self._schedule_all(now)
         return self._outcome()
 
+    def _wake(self, now: float) -> None:
+        for rep in [rep for rep in self.replicas if rep.wake_s == now]:
+            rep.wake_s, rep.pending = math.inf, True
+        for i in [i for i, wake_s in self.wakes_s.items() if wake_s == now]:
+            del self.wakes_s[i]
+            self.replicas[self.offloads[i].replica].pending = True
+
     def _outcome(self) -> EngineOutput:
         for rep in self.replicas:
-            for q in (*rep.running, *rep.loading, *rep.queue.waiting):
+            finishing = [q for step in rep.flights for q in step.finishing]
+            for q in (*rep.running, *rep.loading, *rep.queue.waiting, *finishing):
                 self.results[q.index]["output_tokens"] = self._output_tokens(q)
                 self.results[q.index]["queued_for_s"] = q.wait.before_s
+            for q in [q for step in rep.flights for q in step.emitting]:
+                self.results[q.index]["output_tokens"] -= 1
         for i, row in enumerate(self.results):
             if self.parents_left[i] > 0 and row["status"] == Status.UNFINISHED:
                 self.arrival_s[i] = math.nan
@@ -177,14 +185,15 @@ class Reference:
 
     def _output_tokens(self, q: Request) -> int:
         """Return the produced tokens, without the prompt tokens that a restart counts as output (RESTART_AS_DECODE)."""
-        return max(0, q.generated + q.prompt - int(self.s.columns.prompt[q.index]))
+        return max(0, min(q.generated, q.output) + q.prompt - int(self.s.columns.prompt[q.index]))
 
     def _next_event(self) -> float:
         ends = [rep.flights[0].end_s for rep in self.replicas if rep.flights]
         bins = [self._bin_deadline_s(b) for queue in self.queues for b in queue.bins]
         transfers = [end_s for rep in self.decode_replicas for end_s in rep.incoming.values()]
         loads = [offload.end_s for rep in self.prefill_replicas for offload in rep.loading.values()]
-        return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *self.wakes_s.values()]))
+        wakes = [*self.wakes_s.values(), *(rep.wake_s for rep in self.replicas)]
+        return float(min([self.entry_s, *ends, *bins, *transfers, *loads, *wakes]))
 
     def _next_request(self) -> int | None:
         roots = [
@@ -339,6 +348,14 @@ class Reference:
             return False
         step = rep.flights.pop(0)
         rep.pending = True
+        if rep.s.params.async_scheduling:
+            self._end_ahead(rep, step, now)
+        else:
+            self._end_behind(rep, step, now)
+        return True
+
+    def _end_behind(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step whose tokens count from now on."""
         if rep.sglang is not None:
             rep.sglang.end(step)
         rep.steps_since_admit += 1
@@ -361,7 +378,43 @@ class Reference:
             if q.last.token_s is not None:
                 rep.count_gap(now - q.last.token_s, 1)
             self._emit(rep, q, now)
-        return True
+
+    def _count_ahead(self, rep: Replica, step: Step) -> None:
+        """Count a step's tokens at its start: the next step is formed before its end (asynchronous scheduling).
+
+        A request that ends by EOS decodes once more in the step after its last token, for nothing.
+        """
+        step.emitting = [q for q in step.decodes if q.generated < q.output]
+        for q in step.decodes:
+            q.generated += 1
+            rep.idle.append(q)
+        for q, chunk_tokens in step.prompts:
+            q.prefilled += chunk_tokens
+            if q.prefilled == q.context:
+                q.decoding = True
+                q.generated += 1
+                step.emitting.append(q)
+            self._to_idle(rep, q)
+        step.finishing = [q for q in step.emitting if q.generated == q.output]
+
+    def _end_ahead(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step whose tokens are counted. It gives them also to requests that were preempted meanwhile."""
+        rep.is_blocked = False
+        decodes = [q for q in step.emitting if q in step.decodes]
+        for last in sorted(times := Counter(q.last.token_s for q in decodes)):  # type: ignore[type-var]
+            rep.count_gap(now - last, times[last])  # type: ignore[operator]
+        for q in step.emitting:
+            if q.last.token_s is None:
+                self.results[q.index]["first_token_s"] = now
+            elif q not in decodes:
+                rep.count_gap(now - q.last.token_s, 1)
+            q.last.token_s = now
+        for q in sorted(step.finishing, key=lambda q: q.admission.number):
+            q.generated = q.output
+            self.results[q.index]["finished_s"] = now
+            if q in rep.idle:
+                rep.idle.remove(q)
+            self._end_request(rep, q, Status.FINISHED, now)
 
     def _emit(self, rep: Replica, q: Request, now: float) -> None:
         if q.last.token_s is None:
@@ -424,7 +477,9 @@ class Reference:
 
     def _free_blocks(self, rep: Replica, q: Request, event: str) -> None:
         if q.blocks:
-            self._cache_blocks(rep, q, q.computed, event)
+            # What a decode in flight computes is not known yet (asynchronous scheduling).
+            unknown = sum(q in step.decodes for step in rep.flights) if event == "preempted" else 0
+            self._cache_blocks(rep, q, q.computed - unknown, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
         q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
 
@@ -504,8 +559,12 @@ class Reference:
         if rep in self.decode_replicas:
             self._start_transfers(rep, now)
         while len(rep.flights) < rep.s.params.max_in_flight:
+            if not self._may_form(rep, now):
+                return
             step = self._form(rep, now)
-            if not step.seqs and step.preempted_for_blocks and not step.flags & contracts.FORM_ONCE:
+            rep.is_blocked = rep.s.params.async_scheduling and not step.seqs and len(rep.flights) > 0
+            retries = step.preempted_for_blocks and not rep.is_blocked
+            if not step.seqs and retries and not step.flags & contracts.FORM_ONCE:
                 swap_s = step.swap_s
                 step = self._form(rep, now)
                 step.swap_s += swap_s
@@ -513,6 +572,13 @@ class Reference:
                 self._touch_ended(rep)
                 return
             self._launch(rep, step)
+
+    def _may_form(self, rep: Replica, now: float) -> bool:
+        """Return whether a replica forms a step now. Only under asynchronous scheduling it may have to wait."""
+        if rep.host_free_s > now:
+            rep.wake_s = rep.host_free_s
+            return False
+        return not rep.is_blocked
 
     def _form(self, rep: Replica, now: float) -> Step:
         step = Step(now)
@@ -529,7 +595,7 @@ class Reference:
             rep.steps_since_admit = rep.ended_since_admit = 0  # Even if no request is admitted.
             self._preempt_for_waiting(rep, step)
         if not flags & contracts.DECODES_WAIT:
-            self._take_decodes(rep, step, flags)
+            self._take_decodes(rep, step, flags, tokens)
         prompt_budget = max(0, tokens - len(step.decodes))
         self._continue_prompts(rep, step, prompt_budget)
         if not step.preempted_for_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
@@ -538,7 +604,7 @@ class Reference:
                 rep.queue.waiting.append(q)
                 self._note_overdue_time(rep.queue, q)
         if not step.seqs:
-            self._take_decodes(rep, step, flags)
+            self._take_decodes(rep, step, flags, tokens)
         if step.prompts and not step.decodes and flags & contracts.DECODES_REST:
             step.paused = [q for q in rep.idle if q.decoding]
             rep.idle = [q for q in rep.idle if not q.decoding]
@@ -661,13 +727,51 @@ class Reference:
         if q is queue.first:
             self._flag_preemption_check(queue)
 
-    def _take_decodes(self, rep: Replica, step: Step, flags: int) -> None:
+    def _serve_by_priority(self, rep: Replica, step: Step, tokens: int) -> None:
+        """Give residents their blocks in the order of admission, and preempt by priority, as vLLM does.
+
+        The victim may have been served already. A request that is its own victim ends the loop for this step.
+        """
+        pool = rep.pool
+        for q in sorted(rep.idle, key=Request.admission_order):
+            if q not in rep.idle:
+                continue
+            chunk = min(q.context - q.prefilled, tokens - len(step.decodes) - step.prompt_tokens)
+            if not q.decoding and chunk <= 0:
+                return
+            need = max(0, rep.s.blocks_for(q.context if q.decoding else q.prefilled + chunk) - q.blocks)
+            while pool.free < need:
+                residents = sorted([*rep.idle, *step.decodes], key=Request.admission_order)
+                victim = max(residents, key=lambda q: (self._key(self.s.functions.victim, q), q.arrival_s))
+                if victim in step.decodes:
+                    step.decodes.remove(victim)
+                    rep.idle.append(victim)
+                self._preempt(rep, step, victim)
+                step.is_served = True
+                if victim is q:
+                    return
+            pool.take(need)
+            q.blocks += need
+            rep.idle.remove(q)
+            if q.decoding:
+                step.decodes.append(q)
+            else:
+                self._cache_blocks(rep, q, q.prefilled + chunk, "scheduled")
+                step.prompts.append((q, chunk))
+
+    def _take_decodes(self, rep: Replica, step: Step, flags: int, tokens: int) -> None:
+        if rep.s.params.vllm_priority:
+            if not step.is_served:
+                self._serve_by_priority(rep, step, tokens)
+            return
         reserve = 1 if flags & contracts.RESERVE_BLOCK else 0
         reserve_when_alone, limit = bool(flags & contracts.FORM_ONCE), rep.s.params.max_step_seqs
         if flags & contracts.UNIFORM_SHARES:
             residents = len(rep.running) - len(rep.incoming) + step.seqs
             limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
-        for q in sorted((q for q in rep.idle if q.decoding), key=self._victim_order):
+        # Asynchronous scheduling leaves out those whose last token, surely the last, is in flight.
+        decodes = [q for q in rep.idle if q.decoding and (q.generated < q.output or not self._ends_certain(q))]
+        for q in sorted(decodes, key=self._victim_order):
             if step.seqs == limit:
                 return
             if q in rep.idle:
@@ -676,7 +780,12 @@ class Reference:
                     rep.idle.remove(q)
                     step.decodes.append(q)
 
+    def _ends_certain(self, q: Request) -> bool:
+        return bool(self.s.columns.ends_certain[q.index])
+
     def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
+        if step.is_served:
+            return
         for q in sorted((q for q in rep.idle if not q.decoding), key=lambda q: q.admission.number):
             chunk_tokens = min(q.context - q.prefilled, prompt_budget - step.prompt_tokens)
             if step.seqs == rep.s.params.max_step_seqs or chunk_tokens <= 0:
@@ -726,6 +835,8 @@ class Reference:
                 q.output = total - q.prompt
             q.decoding, q.prefilled = False, 0
         self.results[q.index]["preemptions"] += 1
+        if any(q in flight.finishing for flight in rep.flights):  # Its last token is on its way.
+            return
         to = rep
         if q.transfer and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
             to = q.transfer.source
@@ -1022,6 +1133,8 @@ class Reference:
                 rep.phase_rounds += 1
                 rep.round_steps = [step]
         rep.flights.append(step)
+        if rep.s.params.async_scheduling:
+            self._count_ahead(rep, step)
 
     def _start_transfers(self, rep: Replica, now: float) -> None:
         self._expire(rep, now)

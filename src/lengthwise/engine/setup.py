@@ -38,6 +38,8 @@ _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
 UNLIMITED_BLOCKS = 2**62
+STEPS_AHEAD = 2
+"""Steps in flight under asynchronous scheduling: the one that runs, and the next one (vLLM's batch queue)."""
 
 
 class Policies(NamedTuple):
@@ -94,7 +96,8 @@ class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
     ``previous_turn`` is the session's previous request, or -1; it is empty if no router asks for it. ``max_tokens``
-    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules.
+    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules. ``ends_certain`` is 1 if
+    the output ends at its max_tokens or at max_model_len; it is empty without asynchronous scheduling.
     """
 
     arrival_s: Array
@@ -108,6 +111,7 @@ class Columns:
     previous_turn: Array
     max_tokens: Array
     ignore_eos: Array
+    ends_certain: Array
 
 
 class Params:
@@ -135,6 +139,9 @@ class Params:
         trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
         trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.
         longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
+        async_scheduling: Whether a step is formed before the step before it has ended (vLLM's asynchronous scheduling).
+        vllm_priority: Whether memory goes to residents in the order of admission, as vLLM gives it by priority.
+        hide_host: Whether the host then prepares a step while the step before it runs.
     """
 
     def __init__(
@@ -143,7 +150,8 @@ class Params:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
         self.replicas = deployment.parallel.replicas
         self.pp = len(deployment.cost.stage_layers)
-        self.max_in_flight = limits.max_in_flight or self.pp
+        self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
+        self.max_in_flight = STEPS_AHEAD if self.async_scheduling else limits.max_in_flight or self.pp
         self.total_blocks = kv.num_blocks
         self.block_size = kv.block_size
         self.watermark_blocks = int(deployment.watermark * kv.num_blocks)
@@ -178,6 +186,8 @@ class Params:
         self.preempts_by_policy = policies.preemption != known("preemption")["never"]
         self.preemption_interval_steps = scheduler.preemption_interval_steps
         self.tracks_service = any(policy.uses("service_tokens") for policy in (policies.rank, policies.victim))
+        by_priority = policies.victim == known("rank")["priority"] and limits.max_step_seqs is None
+        self.vllm_priority = by_priority and policies.batching == known("batching")["unified"]
         self.counts_steps = policies.batching.uses(
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
@@ -353,6 +363,7 @@ def _side(
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
     deployment.require_known_rules(workload)
+    _check_steps_ahead(deployment, policies)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -380,6 +391,7 @@ def _side(
         previous_turn=_column(workload.previous_turn if sees_sessions else np.zeros(0, np.int64)),
         max_tokens=_column(max_tokens),
         ignore_eos=_column(ignore_eos),
+        ends_certain=_column(_ends_certain(workload, deployment, output)),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -396,6 +408,32 @@ def _side(
         nodes=nodes,
         **side_fields,
     )
+
+
+def _ends_certain(workload: Workload, deployment: Deployment, output: Array) -> Array:
+    """Return 1 for outputs whose end a scheduler knows before it sees the last token, 0 for those that end by EOS."""
+    if not deployment.scheduler.async_scheduling:
+        return np.zeros(0, np.int64)
+    certain = workload.prompt_tokens + output >= deployment.max_model_len
+    if workload.max_tokens is not None:
+        certain |= output >= workload.max_tokens
+    return certain.astype(np.int64)
+
+
+def _check_steps_ahead(deployment: Deployment, policies: Policies) -> None:
+    if not deployment.scheduler.async_scheduling:
+        return
+    parts = {
+        f"batching {policies.batching.name!r}": policies.batching != known("batching")["unified"],
+        f"preemption {policies.preemption.name!r}": policies.preemption != known("preemption")["never"],
+        f"memory {policies.memory.name!r}": policies.memory.uses("peak_tokens"),
+        f"victim {policies.victim.name!r}": policies.victim == known("rank")["priority"],
+    }
+    if names := " or ".join(name for name, is_set in parts.items() if is_set):
+        raise PolicyError(
+            f"async_scheduling is not modelled with {names} yet; take the policies of vllm_v1 there, or set "
+            "async_scheduling = false"
+        )
 
 
 def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Array) -> Array:

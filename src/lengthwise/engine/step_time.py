@@ -45,12 +45,12 @@ class CostReader:
     """Reads the cost of one step at a time from cost tables.
 
     With ``by_stage`` it sums the stages one after the other even if all are alike, as the kernel does for the decode
-    side, so that both round alike.
+    side, so that both round alike. With ``hide_host``, ``stages_s`` leave out the host.
     """
 
-    def __init__(self, cost: CostTables, *, by_stage: bool = False) -> None:
+    def __init__(self, cost: CostTables, *, by_stage: bool = False, hide_host: bool = False) -> None:
         self._cost = cost
-        self._by_stage = by_stage
+        self._by_stage, self._hide_host = by_stage, hide_host
         self._axis = [grid_value(i) for i in range(max(*cost.prefill_s.shape, *cost.decode_s.shape))]
         self._other = None if cost.other is None else CostReader(cost.other.tables)
 
@@ -68,7 +68,7 @@ class CostReader:
         for p, (n, read) in enumerate(zip(layers, by_stage, strict=True)):
             stage_s = n * (read.layer + read.comm + read.prefill + read.decode)
             if p == 0:
-                stage_s += read.embedding + read.host + swap_s
+                stage_s += read.embedding + (0.0 if self._hide_host else read.host) + swap_s
             stages.append(stage_s + (read.head if p == last else read.send))
         if self._other is None and not self._by_stage:
             n = float(cost.stage_layers.sum())

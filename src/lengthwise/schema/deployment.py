@@ -247,6 +247,8 @@ class Scheduler:
     sglang: SglangSettings | None = None
     # TensorRT-LLM forms the steps, admits and pauses. Of the policies, only ``rank`` and ``router`` apply.
     trtllm: TrtllmSettings | None = None
+    async_scheduling: bool = False  # vLLM's: a step is formed before the outputs of the step before it are known
+    hide_host: bool = False  # with async_scheduling, the host prepares a step while the GPU runs the one before it
 
     def __post_init__(self) -> None:
         for name in ("max_wait_s", "batch_wait_s"):
@@ -255,6 +257,8 @@ class Scheduler:
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
+        if self.hide_host and not self.async_scheduling:
+            raise InputError("hide_host needs async_scheduling = true; set it, or leave hide_host out")
         if self.engine_rules:
             self._check_engine_rules()
 
@@ -424,6 +428,7 @@ class Deployment:
 
     def require_known_rules(self, workload: Workload) -> None:
         """Raise InputError for what the rules of its scheduler do not cover, PolicyError if they miss max_tokens."""
+        self._require_steps_ahead()
         if not (rules := self.scheduler.engine_rules):
             return
         parts = {
@@ -453,6 +458,28 @@ class Deployment:
             raise PolicyError(
                 f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
+            )
+
+    def _require_steps_ahead(self) -> None:
+        """Raise InputError for settings that its scheduler's ``async_scheduling`` does not cover."""
+        scheduler, limits = self.scheduler, self.limits
+        if not scheduler.async_scheduling:
+            return
+        offloading = limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0
+        parts = {
+            f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
+            "disaggregation": self.decode is not None,
+            "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
+            "max_in_flight": limits.max_in_flight is not None,
+            "max_step_seqs": limits.max_step_seqs is not None,
+            "timeout_s": math.isfinite(limits.timeout_s),
+            "kv_offloading": offloading,
+            'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache != "vllm",
+            f"preemption_mode {scheduler.preemption_mode!r}": scheduler.preemption_mode != "recompute",
+        }
+        if names := " or ".join(name for name, is_set in parts.items() if is_set):
+            raise InputError(
+                f"async_scheduling is not modelled with {names} yet; leave that out, or set async_scheduling = false"
             )
 
     def require_one_side(self, owner: str) -> None:
