@@ -406,6 +406,9 @@ class SchedulerSection(Section):
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
+    # requests are admitted while the predicted peak of KV tokens fits, with a margin that adapts to preemptions
+    reserve: bool | None = None
+    max_preemption_rate: Annotated[NotNan, Field(ge=0)] | None = None  # preemptions that reserve allows an admission
 
 
 class SloSection(Section):
