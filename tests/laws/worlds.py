@@ -251,7 +251,8 @@ def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
         draw(st.sampled_from([0.0, 0.1, 1.0, 1.6])), draw(st.sampled_from([16, 64, 16384])), chunked,
         chunked and draw(st.booleans()),
     )  # fmt: skip
-    return draw(engine_worlds("queue_order", sglang=settings))
+    reserve = draw(reserves())
+    return draw(engine_worlds("queue_order", sglang=settings, **reserve))
 
 
 @st.composite
@@ -259,7 +260,8 @@ def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     """Requests on replicas that TensorRT-LLM's rules schedule, with any settings, rank and router."""
     policy, chunked = draw(st.sampled_from(CAPACITY_POLICIES)), draw(st.booleans())
     chunking = draw(st.sampled_from(CHUNKING_POLICIES)) if chunked else CHUNKING_POLICIES[0]
-    workload, deployment = draw(engine_worlds("fcfs", trtllm=TrtllmSettings(policy, chunked, chunking)))
+    reserve = draw(reserves()) if policy == "MAX_UTILIZATION" else {}
+    workload, deployment = draw(engine_worlds("fcfs", trtllm=TrtllmSettings(policy, chunked, chunking), **reserve))
     if policy == "MAX_UTILIZATION" and draw(st.booleans()):
         workload = dataclasses.replace(workload, max_tokens=None, ignore_eos=None)
     limits = deployment.limits
@@ -268,16 +270,39 @@ def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 
 @st.composite
-def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Workload, Deployment]:
-    """Requests with limits on replicas that an engine's own rules schedule, with any rank and router."""
+def reserves(draw: st.DrawFn) -> dict[str, Any]:
+    """Whether memory is reserved by predicted length."""
+    return {"reserve": draw(st.booleans()), "max_preemption_rate": draw(st.sampled_from([0.0, 0.01, 0.3, 30.0]))}
+
+
+@st.composite
+def vllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests with limits, on replicas that reserve memory by predicted length and form steps as vLLM v1 does."""
     workload, other = draw(workloads()), draw(deployments())
+    axes = {"batching": "unified", "memory": "paged_by_chunk", **draw(reserves())}
+    workload = draw(limited(workload, other.max_model_len))
+    if draw(st.booleans()):
+        workload = dataclasses.replace(workload, max_tokens=None, ignore_eos=None)
+    return workload, dataclasses.replace(other, scheduler=dataclasses.replace(other.scheduler, **axes))
+
+
+@st.composite
+def limited(draw: st.DrawFn, workload: Workload, max_model_len: int) -> Workload:
+    """The requests with limits of their clients, which some outputs reach exactly."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     prompt, output, n = workload.prompt_tokens, workload.output_tokens, len(workload)
     limit = np.ceil(output * rng.uniform(1, draw(st.sampled_from([1.0, 1.5, 8.0])), n)).astype(np.int64)
     limit[rng.random(n) < 0.1] = UNCAPPED
-    limit[prompt + limit > other.max_model_len] = UNCAPPED
+    limit[prompt + limit > max_model_len] = UNCAPPED
     exact = (rng.random(n) < draw(st.sampled_from([0.0, 0.0, 0.6]))) & (limit < UNCAPPED)
-    limit = np.where(exact, output, limit)
+    return dataclasses.replace(workload, max_tokens=np.where(exact, output, limit), ignore_eos=exact)
+
+
+@st.composite
+def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Workload, Deployment]:
+    """Requests with limits on replicas that an engine's own rules schedule, with any rank and router."""
+    workload, other = draw(workloads()), draw(deployments())
+    workload = draw(limited(workload, other.max_model_len))
     limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False, watermark=None)
     ranks = [*sorted(known("rank")), *[own_rank] * 8]
     made = Scheduler(
@@ -289,7 +314,7 @@ def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Work
     parallel = dataclasses.replace(other.parallel, pp=1)
     tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
-    return dataclasses.replace(workload, max_tokens=limit, ignore_eos=exact), deployment
+    return workload, deployment
 
 
 @st.composite

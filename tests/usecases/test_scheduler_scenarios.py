@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,6 +152,22 @@ def test_trtllm_has_its_own_settings():
         built({"policy": '"sglang"', "trtllm": table}, text=limits)
     with pytest.raises(ScenarioError, match="MAX_UTILIZATION"):
         built({"policy": '"trtllm"', "trtllm": '{ capacity_scheduler_policy = "max_utilization" }'})
+
+
+@pytest.mark.parametrize("name", ["vllm_v1", "sglang", "trtllm"])
+def test_memory_is_reserved_by_predicted_length_by_the_rules_of_three_engines(name):
+    limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
+    own = {"trtllm": '{ capacity_scheduler_policy = "MAX_UTILIZATION" }'} if name == "trtllm" else {}
+    made = built({"policy": f'"{name}"', "reserve": "true", "max_preemption_rate": "0.1", **own}, text=limits)
+    settings = TrtllmSettings("MAX_UTILIZATION") if name == "trtllm" else made.trtllm
+    assert made == replace(policy.scheduler(name), reserve=True, max_preemption_rate=0.1, trtllm=settings)
+
+
+def test_other_rules_cannot_reserve_by_predicted_length():
+    with pytest.raises(InputError, match="reserve = true needs the rules of"):
+        built({"policy": '"orca"', "reserve": "true"})
+    with pytest.raises(ScenarioError, match="max_preemption_rate"):
+        built({"reserve": "true", "max_preemption_rate": "-1"})
 
 
 def test_bins_need_predictions():

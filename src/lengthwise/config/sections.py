@@ -408,6 +408,9 @@ class SchedulerSection(Section):
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the one before it
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
+    # requests are admitted while the predicted peak of KV tokens fits, with a margin that adapts to preemptions
+    reserve: bool | None = None
+    max_preemption_rate: Annotated[NotNan, Field(ge=0)] | None = None  # preemptions that reserve allows an admission
 
 
 class SloSection(Section):

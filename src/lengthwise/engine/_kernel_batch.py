@@ -79,7 +79,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     if rep.partials > 0 and w.is_served == 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
     if admit > 0 and (w.preempted_for_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
-        _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory)
+        _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rules)
         if w.deferred > 0:
             restore_deferred(S, r, now_s)
     if w.seqs == 0 and w.is_served == 0:
@@ -157,8 +157,10 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     for i in range(popped):
         slot = S.tmp_waiting[i]
         queue_push(S, rep.queue, S.tmp_waiting_key[i], S.slots[slot].index, slot)
+    margin = rep.margin
     for i in range(candidates - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
+    rep.margin = margin
     S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions have another reason.
     rep.check_preemption = 0
     rep.steps_since_check = 0
@@ -404,7 +406,7 @@ def _try_load(S, r, slot, found, shared, now_s, memory):
 
 
 @jit
-def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  # noqa: C901, PLR0912  one sequence
+def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rules):  # noqa: C901, PLR0911, PLR0912
     rep, w = S.replicas[r], S.work[0]
     params, queue = S.params[rep.side], S.queues[rep.queue]
     admitted, bin_batch = 0, 0
@@ -437,6 +439,10 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory):  #
                 return
             if tried != COMPUTE:
                 continue
+        if params.reserve == 1:
+            w.candidate = slot
+            if rules(S, r, now_s, rank) == 0:
+                return
         blocks = blocks_to_admit(S, r, slot, cached + chunk, shared, memory)
         if blocks < 0:
             return

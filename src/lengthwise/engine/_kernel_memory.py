@@ -17,13 +17,14 @@ from lengthwise.engine._kernel_queue import (
     release_children,
 )
 from lengthwise.engine._kernel_tiers import is_loaded, leave_loading, note_end
-from lengthwise.policy import contracts
+from lengthwise.policy import contracts, reservation
 from lengthwise.schema.records import Status
 
 OUTPUT_WEIGHT = contracts.SERVICE_OUTPUT_WEIGHT
 FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
+MARGIN_STEP = reservation.MARGIN_STEP
 INFINITY = float("inf")
 UNSERVED, UNTOUCHABLE = -1, -2
 
@@ -307,6 +308,8 @@ def note_admission(S, r, slot, now_s, rank):
         if S.params[0].rank_every_step == 1:
             update_ranks(S, rep.queue, now_s, rank)
     S.counters[0].admissions += 1
+    if S.params[0].reserve == 1:
+        rep.margin = max(0.0, rep.margin - S.params[0].margin_decrease)
     q.admission = S.counters[0].admissions
     q.waiting = 0
     q.generated_at_admission = q.generated
@@ -361,6 +364,8 @@ def preempt(S, r, slot, now_s, rank):
         q.decoding = 0
         q.prefilled = 0
     S.running[r] -= 1
+    if params.reserve == 1:
+        rep.margin += MARGIN_STEP
     S.counters[0].preemptions += 1
     q.last_preemption = S.counters[0].preemptions
     S.results[q.index].preemptions += 1

@@ -11,8 +11,9 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
 from lengthwise.engine._kernel_queue import queue_pop
+from lengthwise.engine._kernel_reserve import fits_reserved
 
-CLIP_TOKENS, RETRACT_STEPS = kernel_layout.CLIP_TOKENS, kernel_layout.RETRACT_STEPS
+RETRACT_STEPS = kernel_layout.RETRACT_STEPS
 ADMITTED, NO_TOKENS, NO_MEMORY = range(3)
 UNLIMITED = 1 << 60
 
@@ -155,7 +156,7 @@ def _reserved_tokens(S, r):
         update(S, rep.idle_group, S.batch_order[r, i])
         q = S.slots[S.batch_order[r, i]]
         share = 1.0 if S.ignore_eos[q.index] else rep.new_token_ratio
-        total += min(S.max_tokens[q.index] - q.generated, CLIP_TOKENS) * share
+        total += min(S.max_tokens[q.index] - q.generated, S.params[0].clip_tokens) * share
     return total
 
 
@@ -189,7 +190,7 @@ def _resume(S, r):
     if tokens <= 0:
         return False
     remove_partial(S, r, slot)
-    _add(S, slot, tokens, min(S.max_tokens[q.index], CLIP_TOKENS) if tokens == left else 0)
+    _add(S, slot, tokens, min(S.max_tokens[q.index], S.params[0].clip_tokens) if tokens == left else 0)
     return True
 
 
@@ -235,9 +236,12 @@ def _try(S, r, slot):
     q, w, params = S.slots[slot], S.work[0], S.params[0]
     size, max_tokens = params.block_size, S.max_tokens[q.index]
     q.context = q.prompt + q.generated
-    if S.ignore_eos[q.index]:
+    if params.reserve == 1:
+        if not fits_reserved(S, r, slot, 0):
+            return NO_TOKENS
+    elif S.ignore_eos[q.index]:
         return _try_exact(S, r, slot)
-    new_tokens = min(max(max_tokens - q.generated, 0), CLIP_TOKENS)
+    new_tokens = min(max(max_tokens - q.generated, 0), params.clip_tokens)
     if q.context + new_tokens + size >= _unreserved_tokens(S, r):
         return NO_MEMORY
     pages = (q.context + size - 1) // size * size
@@ -246,11 +250,10 @@ def _try(S, r, slot):
             return NO_TOKENS
     elif pages > w.left_chunk:
         tokens = w.left_chunk // size * size
-        if tokens <= 0:
-            return NO_TOKENS
-        _add(S, slot, tokens, 0)
-        return ADMITTED
-    _add(S, slot, q.context, min(max_tokens, CLIP_TOKENS))
+        if tokens > 0:
+            _add(S, slot, tokens, 0)
+        return ADMITTED if tokens > 0 else NO_TOKENS
+    _add(S, slot, q.context, min(max_tokens, params.clip_tokens))
     return ADMITTED
 
 
@@ -275,7 +278,7 @@ def _try_exact(S, r, slot):
     if q.context > w.left_chunk and (w.left_chunk <= 0 or _has_part(S)):
         return NO_TOKENS
     if q.context <= w.left_chunk:
-        _add(S, slot, q.context, min(S.max_tokens[q.index], CLIP_TOKENS))
+        _add(S, slot, q.context, min(S.max_tokens[q.index], S.params[0].clip_tokens))
     else:
         _add(S, slot, w.left_chunk, 0)
     return ADMITTED

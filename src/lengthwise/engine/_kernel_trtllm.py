@@ -11,6 +11,7 @@ from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
 from lengthwise.engine._kernel_queue import key_before, queue_pop, queue_push
+from lengthwise.engine._kernel_reserve import fits_reserved
 from lengthwise.engine._kernel_sglang import compact, put, take_decodes
 
 MAX_UTILIZATION = 2
@@ -35,7 +36,7 @@ def form_as_trtllm(S, r, now_s, rank):
     if group.members > 0:
         take_decodes(S, r)
     # While only the same sequences decode, those that wait still do not fit. In order, they also count for residents.
-    is_settled = not in_order and params.central_queue == 0 and params.rank_every_step == 0
+    is_settled = not in_order and params.central_queue == 0 and params.rank_every_step == 0 and params.reserve == 0
     rep.batch_is_full = 1 if is_settled and w.prompts == 0 else 0
     return 1 if w.seqs > 0 else 0
 
@@ -71,6 +72,14 @@ def _take_first(S, r, prompts):
     queue_pop(S, S.replicas[r].queue)
 
 
+@jit
+def _is_admissible(S, r, prompts):
+    """Return whether the first waiting request fits by predicted length, if memory is reserved so."""
+    if S.params[0].reserve == 0:
+        return True
+    return fits_reserved(S, r, S.queued_slot[S.queues[S.replicas[r].queue].offset], prompts)
+
+
 @jit_cold
 def _fit_after_residents(S, r, left, room):
     """Put the prompts of residents into ``tmp_slot``, and up to ``room`` waiting requests while blocks are ``left``.
@@ -100,7 +109,7 @@ def _fit_after_residents(S, r, left, room):
         size = _size(S, q.context, budget)
         if prompts == 0 and params.trtllm_chunking == COMPLETE and q.context > params.token_budget:
             size = q.context
-        if need > left or (size == 0 and params.trtllm_chunking == COMPLETE):
+        if need > left or (size == 0 and params.trtllm_chunking == COMPLETE) or not _is_admissible(S, r, prompts):
             return prompts
         _take_first(S, r, prompts)
         left -= need
@@ -120,7 +129,7 @@ def _size(S, tokens, budget):
 
 
 @jit_cold
-def _pause_until_fit(S, r, now_s, room, rank):
+def _pause_until_fit(S, r, now_s, room, rank):  # noqa: C901  one sequence
     """Go through residents and waiting requests in order, and put the prompts that fit for a step into ``tmp_slot``.
 
     For one that does not fit, the last residents are paused. Return the number of prompts.
@@ -133,6 +142,8 @@ def _pause_until_fit(S, r, now_s, room, rank):
         if is_waiting and first < rep.ordered:  # Behind a paused request nothing is tried.
             before = S.batch_order[r, first]
             is_waiting = _precedes(S, before, S.queued_key[queue.offset], S.queued_index[queue.offset])
+        if is_waiting and not _is_admissible(S, r, prompts):
+            room, is_waiting = waiting, False
         if not is_waiting and first == end:
             break
         slot = S.queued_slot[queue.offset] if is_waiting else S.batch_order[r, first]

@@ -119,8 +119,16 @@ class _PrefillPass:
         return tokens == left
 
     def admit(self, q: Request) -> bool | None:
-        """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are."""
-        if q.rules.ignore_eos:
+        """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are.
+
+        Memory that is reserved by predicted length is such a budget. It replaces what SGLang reserves by limits.
+        """
+        if admissible := self.replica.admissible:
+            chunked = [self.replica.chunked] if self.replica.chunked else []
+            residents = dict.fromkeys([*self.replica.running, *chunked, *(one for one, _ in self.prompts)])
+            if not admissible([q], list(residents)):
+                return False
+        elif q.rules.ignore_eos:
             return self._admit_exact(q)
         new_tokens = min(max(q.rules.max_tokens - q.generated, 0), self.clip)
         if q.context + new_tokens + self.size >= self.left_total:
@@ -189,11 +197,16 @@ class SglangReplica:
         waiting: list[Request],
         update_keys: Callable[[], None],
         preempt: Callable[[Step, Request], None],
+        admissible: Callable[[list[Request], list[Request]], int] | None = None,
     ) -> None:
-        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again."""
+        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again.
+
+        ``admissible`` returns how many of the first waiting requests may join the residents, if memory is reserved by
+        predicted length.
+        """
         self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
         self.pool, self.waiting = pool, waiting
-        self._update_keys, self._preempt = update_keys, preempt
+        self._update_keys, self._preempt, self.admissible = update_keys, preempt, admissible
         self.running: list[Request] = []
         self.is_full = False
         self.chunked: Request | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from lengthwise.engine.kernel_layout import GAP_BINS, GAP_SMALLEST_EXPONENT, GAP_SUBBINS, SERIES_COLUMNS
 from lengthwise.engine.setup import Params, Setup
 from lengthwise.engine.step_time import CostReader, StepCost
+from lengthwise.policy.reservation import MemoryGate
 
 
 @dataclass
@@ -666,6 +667,7 @@ class Replica:
         host_free_s: When its host is free to form another step.
         wake_s: When it forms a step for which its host was not free before, or infinity.
         is_blocked: Whether it has found no step to form before the end of the oldest step in flight.
+        gate: What reserves memory by predicted length, or None.
         totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -684,6 +686,8 @@ class Replica:
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None
+        rate = setup.deployment.scheduler.max_preemption_rate
+        self.gate = MemoryGate(rate, setup.needs) if setup.params.reserve else None
         self.round_steps: list[Step] = []
         self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
@@ -704,6 +708,12 @@ class Replica:
             return list(self.idle)
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
+
+    def admissible(self, waiting: list[Request], residents: list[Request]) -> int:
+        """Return for how many of the first waiting requests the predicted peak fits beside the residents."""
+        assert self.gate is not None
+        size = self.s.params.block_size
+        return self.gate.admissible(waiting, residents, self.s.params.total_blocks * size, size)
 
     @property
     def loaded(self) -> list[Request]:

@@ -42,16 +42,23 @@ class TrtllmReplica:
         waiting: list[Request],
         update_keys: Callable[[], None],
         preempt: Callable[[Step, Request], None],
+        admissible: Callable[[list[Request], list[Request]], int] | None = None,
     ) -> None:
-        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again."""
+        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again.
+
+        ``admissible`` returns how many of the first waiting requests may join the residents, if memory is reserved by
+        predicted length.
+        """
         self.limits, self.pool, self.waiting = limits, pool, waiting
-        self._update_keys, self._preempt = update_keys, preempt
+        self._update_keys, self._preempt, self._admissible = update_keys, preempt, admissible
 
     def form(self, step: Step, residents: list[Request]) -> None:
         """Fill the next step; it stays empty if no request can run."""
         self._update_keys()
         room = self.limits.max_batch_size - len(residents)
         waiting = sorted(self.waiting, key=Request.queue_order)[:room]
+        if self._admissible:
+            waiting = waiting[: self._admissible(waiting, residents)]
         active = sorted([*residents, *waiting], key=Request.queue_order)
         if self.limits.capacity_scheduler_policy == "MAX_UTILIZATION":
             fitting = self._pause_until_fit(step, active)

@@ -55,7 +55,8 @@ def run(
     """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
     ``decode_state`` and the last three policies belong to the decode side, if there is one. Decode replicas are
-    scheduled first. ``rules`` forms the steps of an engine that has its own rules instead of policies.
+    scheduled first. ``rules`` forms the steps of an engine that has its own rules instead of policies, or admits
+    requests where memory is reserved by predicted length.
     """
     S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]

@@ -62,7 +62,7 @@ replica_t = _record(
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
-    last_key host_free_s
+    last_key host_free_s margin
     """,
 )
 """A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
@@ -74,7 +74,7 @@ row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is
 (``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the last order of one
 (``last_key``, ``last_index``). Under asynchronous scheduling, ``ending`` requests of ``State.ending`` have their last
 token in flight, a replica that ``is_blocked`` waits for the oldest step in flight, its host forms no step before
-``host_free_s``, and ``wakes`` is 1 if an event for that is pending."""
+``host_free_s``, and ``wakes`` is 1 if an event for that is pending. ``margin`` is that of ``policy.reservation``."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
@@ -173,12 +173,12 @@ param_t = _record(
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
-    vllm_priority
+    vllm_priority reserve clip_tokens
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
-    initial_token_ratio least_token_ratio token_ratio_decay
+    initial_token_ratio least_token_ratio token_ratio_decay margin_decrease
     """,
 )
 """Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``
@@ -188,7 +188,7 @@ batching policy's plan for one request on an empty replica."""
 work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
-    left_chunk allocated ends is_served
+    left_chunk allocated ends is_served candidate
     """,
     "swap_s reserved",
 )
@@ -196,4 +196,5 @@ work_t = _record(
 ``deferred`` requests are in ``State.deferred``. By SGLang's rules, ``left_input`` and ``left_chunk`` are what the step
 has left of ``max_prefill_tokens`` and ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the pool,
 ``reserved`` are kept for these and the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``. By
-vLLM's priority, ``is_served`` is 1 once residents were served one by one, because blocks were short."""
+vLLM's priority, ``is_served`` is 1 once residents were served one by one, because blocks were short. ``candidate`` is
+the slot of the request for which memory by predicted length is tested."""

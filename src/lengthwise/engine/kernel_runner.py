@@ -10,6 +10,7 @@ import numpy.typing as npt
 from lengthwise import _jit
 from lengthwise.cost._lookup import PackedCost, pack
 from lengthwise.engine import kernel, kernel_layout
+from lengthwise.engine._kernel_reserve import admit_by_reserve
 from lengthwise.engine._kernel_sglang import form_as_sglang, no_rules
 from lengthwise.engine._kernel_trtllm import form_as_trtllm
 from lengthwise.engine._reference_sglang import NewTokenRatio
@@ -37,10 +38,10 @@ class State(NamedTuple):
     ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
     arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the session's previous
     request, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
-    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules, and ``ends_certain`` [n]
-    without asynchronous scheduling; ``ending`` [replicas, 2 sequences] are slots of requests whose last token is in
-    flight; ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those that decode) in the order
-    of the engine's batch. ``tmp_*`` are work arrays.
+    ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
+    ``ends_certain`` [n] without asynchronous scheduling; ``ending`` [replicas, 2 sequences] are slots of requests whose
+    last token is in flight; ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those that
+    decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -406,8 +407,9 @@ def _rules_signature(state_type: Any) -> Any:
 
 
 def _rules(state: State, engine: str) -> Any:
-    """Return what forms the steps of an engine with its own rules, compiled unless the compiler is disabled."""
-    function = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "": no_rules}[engine]
+    """Return an engine's own rules, or what admits by "reserve", compiled unless the compiler is disabled."""
+    known = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "reserve": admit_by_reserve, "": no_rules}
+    function = known[engine]
     if _jit.DISABLED:
         return function
     if engine not in _COMPILED:
@@ -418,10 +420,10 @@ def _rules(state: State, engine: str) -> Any:
 def arguments_of(setup: Setup, log_rows: int) -> tuple[Any, ...]:
     """Return the arguments of the kernel, the ``State`` first."""
     state = new_state(setup, log_rows)
-    decode = (setup.decode_side or setup).functions
+    decode, scheduler = (setup.decode_side or setup).functions, setup.deployment.scheduler
     return (
         state, new_decode_state(setup, state), *setup.functions, decode.batching, decode.memory, decode.router,
-        _rules(state, setup.deployment.scheduler.engine_rules),
+        _rules(state, scheduler.engine_rules or ("reserve" if scheduler.reserve else "")),
     )  # fmt: skip
 
 

@@ -100,6 +100,7 @@ class Reference:
             params.chunked_prefill_size or None,
             params.enable_mixed_chunk,
             params.schedule_conservativeness,
+            params.clip_tokens,
         )
         return SglangReplica(limits, *self._rule_inputs(rep))
 
@@ -121,7 +122,8 @@ class Reference:
         def preempt(step: Step, q: Request) -> None:
             self._preempt(rep, step, q)
 
-        return rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt
+        admissible = rep.admissible if rep.gate else None
+        return rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt, admissible
 
     def run(self) -> EngineOutput:
         """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
@@ -646,6 +648,7 @@ class Reference:
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts_by_policy and check and rep.queue.waiting):
             return
+        margin = rep.gate.margin if rep.gate else 0.0
         may_leave = [q for q in rep.idle if q.generated > q.admission.generated]
         candidates = sorted((self._rank_key(q), q.last.return_number, q) for q in may_leave)
         free_blocks, free_seqs, left = rep.pool.free, params.max_num_seqs - len(rep.running), len(candidates)
@@ -665,6 +668,8 @@ class Reference:
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
         step.preempted_for_blocks = rep.check_preemption = False  # These preemptions had another reason.
+        if rep.gate:
+            rep.gate.margin = margin
         rep.steps_since_check = 0
 
     def _blocks_if_free(self, q: Request, free_blocks: int, free_seqs: int) -> int:
@@ -820,6 +825,8 @@ class Reference:
     def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params
         rep.idle.remove(q)
+        if rep.gate:
+            rep.gate.on_preempted()
         self.preemptions += 1
         q.wait.last_preemption = self.preemptions
         blocks = q.blocks
@@ -901,6 +908,8 @@ class Reference:
     def _note_admission(self, rep: Replica, q: Request) -> None:
         is_first = q.admission.number < 0
         self.admissions += 1
+        if rep.gate:
+            rep.gate.on_admitted(1)
         q.admission = Admission(self.admissions, q.generated)
         q.wait.end(self.now_s)
         if is_first and rep.s.params.tracks_service:
@@ -1090,6 +1099,8 @@ class Reference:
         """
         free = rep.pool.free + (rep.pool.in_use(found) if found else 0) + q.blocks
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
+        if rep.gate and not rep.admissible([q], residents):
+            return -1
         loading = [p for p in rep.loading if p is not q]
         peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)

@@ -14,6 +14,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
+from lengthwise.policy.reservation import MARGIN_STEP
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
@@ -96,8 +97,9 @@ class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
     ``previous_turn`` is the session's previous request, or -1; it is empty if no router asks for it. ``max_tokens``
-    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules. ``ends_certain`` is 1 if
-    the output ends at its max_tokens or at max_model_len; it is empty without asynchronous scheduling.
+    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules, or memory is reserved.
+    ``ends_certain`` is 1 if the output ends at its max_tokens or at max_model_len; it is empty without asynchronous
+    scheduling.
     """
 
     arrival_s: Array
@@ -136,6 +138,9 @@ class Params:
         sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
         chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
+        clip_tokens: Tokens of a request's output beyond which SGLang's own admission reserves no more.
+        reserve: Whether memory is reserved by predicted length (``policy.reservation``).
+        margin_decrease: How much an admission then lowers the margin.
         trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
         trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.
         longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
@@ -205,6 +210,8 @@ class Params:
         self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
+        self.reserve, self.margin_decrease = scheduler.reserve, MARGIN_STEP * scheduler.max_preemption_rate
+        self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
         self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
         if (settings := scheduler.trtllm) is not None:
             self.trtllm = 1 + CAPACITY_POLICIES.index(settings.capacity_scheduler_policy)
@@ -287,6 +294,10 @@ class Setup:
     def remaining(self, q: Any) -> float:
         """Return the predicted remaining tokens of a request, at least 1."""
         return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
+
+    def needs(self, q: Any) -> tuple[float, int, int]:
+        """Return (predicted remaining tokens, tokens that its limit leaves, tokens so far) of a request."""
+        return self.remaining(q), int(self.columns.max_tokens[q.index]) - int(q.generated), q.context
 
     def remaining_integer(self, q: Any, more: int = 0) -> int:
         """Return the predicted remaining tokens after ``more`` further tokens, rounded up and at least 1."""
@@ -374,7 +385,7 @@ def _side(
         arrival_s[workload.concurrency :] = np.nan
     output = np.minimum(workload.output_tokens, np.maximum(deployment.max_model_len - workload.prompt_tokens, 1))
     max_tokens, ignore_eos = np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    if deployment.scheduler.engine_rules:
+    if deployment.scheduler.engine_rules or deployment.scheduler.reserve:
         ignore_eos = np.zeros(n, np.bool_) if workload.ignore_eos is None else workload.ignore_eos
         max_tokens = _limits_in_cache(workload, deployment, ignore_eos)
         output = np.minimum(output, np.maximum(max_tokens, 1))
@@ -512,6 +523,11 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
                 f"{policy.axis} policy {policy.name!r} needs predicted output lengths, and this workload has none; "
                 'give predicted_tokens ([predictor] kind = "oracle" in a scenario predicts the true lengths)'
             )
+    if deployment.scheduler.reserve and workload.predicted_tokens is None:
+        raise PolicyError(
+            "reserve = true needs predicted output lengths, and this workload has none; give predicted_tokens "
+            '([predictor] kind = "oracle" in a scenario predicts the true lengths), or leave reserve out'
+        )
     kv, memory = deployment.kv, policies.memory
     if kv.num_blocks * kv.block_size < deployment.max_model_len:
         raise InputError(

@@ -70,6 +70,7 @@ METADATA = {  # labels of what ran
     "victim": "Victim policy",
     "batching": "Batching",
     "memory": "Memory",
+    "max_preemption_rate": "Preemptions per admission",
     "preemption_mode": "Eviction by",
     "router": "Router",
     "preemption": "Preemption policy",

@@ -249,11 +249,17 @@ class Scheduler:
     trtllm: TrtllmSettings | None = None
     async_scheduling: bool = False  # vLLM's: a step is formed before the outputs of the step before it are known
     hide_host: bool = False  # with async_scheduling, the host prepares a step while the GPU runs the one before it
+    # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``), with a margin that
+    # adapts to ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
+    reserve: bool = False
+    max_preemption_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("max_wait_s", "batch_wait_s"):
+        for name in ("max_wait_s", "batch_wait_s", "max_preemption_rate"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
+        if self.reserve:
+            self._check_reserve()
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
@@ -271,6 +277,22 @@ class Scheduler:
     def reserves_max_tokens(self) -> bool:
         """Return whether a request that runs has the memory for all of its ``max_tokens``."""
         return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
+
+    def _check_reserve(self) -> None:
+        if self.reserves_max_tokens:
+            raise InputError(
+                "reserve = true takes the place of GUARANTEED_NO_EVICT, which reserves memory for every max_tokens; "
+                'set trtllm = { capacity_scheduler_policy = "MAX_UTILIZATION" } with it, or leave reserve out'
+            )
+        if self.async_scheduling:
+            raise InputError("reserve = true is not modelled with async_scheduling yet; leave one of them out")
+        rules = [getattr(one, "name", one) for one in (self.batching, self.memory)]
+        if not self.engine_rules and rules != ["unified", "paged_by_chunk"]:
+            raise InputError(
+                'reserve = true needs the rules of "vllm_v1" (batching "unified", memory "paged_by_chunk"), "sglang" '
+                f'or "trtllm"; the batching is {rules[0]!r} and the memory policy {rules[1]!r}. Take one of these, or '
+                "leave reserve out"
+            )
 
     def _check_engine_rules(self) -> None:
         if self.sglang is not None and self.trtllm is not None:
@@ -420,7 +442,7 @@ class Deployment:
             limits=replace(
                 side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False, kv_offloading=None
             ),
-            scheduler=replace(self.scheduler, **axes, preemption="never", binning=None),
+            scheduler=replace(self.scheduler, **axes, preemption="never", binning=None, reserve=False),
             cost=side.cost,
             kv=side.kv,
             decode=None,
@@ -429,6 +451,9 @@ class Deployment:
     def require_known_rules(self, workload: Workload) -> None:
         """Raise InputError for what the rules of its scheduler do not cover, PolicyError if they miss max_tokens."""
         self._require_steps_ahead()
+        if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
+            part = "disaggregation" if self.decode is not None else "kv_offloading"
+            raise InputError(f"reserve = true is not modelled with {part} yet; leave one of them out")
         if not (rules := self.scheduler.engine_rules):
             return
         parts = {

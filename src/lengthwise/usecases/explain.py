@@ -108,7 +108,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
         shapes.append((f"{seqs:,} + {chunk:,}", seqs, chunk))
     overhead = cost.host_overhead(variant.scenario.deployment.host_overhead) or HostOverhead()
     steps = [_step(deployed, name, decodes, chunk, context, overhead) for name, decodes, chunk in shapes]
-    by_prediction = any(memory.uses(name) for name in ("predicted_tokens", "peak_tokens"))
+    by_prediction = deployed.scheduler.reserve or memory.uses("predicted_tokens", "peak_tokens")
     return Explanation(deployed, context, fits, steps, by_prediction, _tiers(deployed), requests.prefixes is not None)
 
 

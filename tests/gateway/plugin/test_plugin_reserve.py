@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from plugin_world import Clock, PagedScheduler, request
 
-from lengthwise.gateway.plugin.length_scheduler import MARGIN_STEP, OrderedScheduler, QueueOrder
+from lengthwise.gateway.plugin.length_scheduler import OrderedScheduler, QueueOrder
 from lengthwise.gateway.plugin.settings import Settings
+from lengthwise.policy.reservation import MARGIN_STEP
 
 BLOCKS, BLOCK, SEQS, LIMIT = 33, 4, 6, 100
 

@@ -15,6 +15,7 @@ from lengthwise.gateway.plugin import vllm_adapter
 from lengthwise.gateway.plugin.settings import Hint, Settings, hint_of, settings_of
 from lengthwise.policy.compile import interpreted
 from lengthwise.policy.named_schedulers import resolve
+from lengthwise.policy.reservation import MemoryGate
 
 Key = tuple[int, int, float, int]  # (0 if overdue else 1, class, the rank's key, arrival)
 _PRUNE_ABOVE = 256
@@ -165,6 +166,12 @@ class Registry:
         predicted = entry.hint.predicted_tokens(generated // window * window)
         return predicted, max(1.0, predicted - generated)
 
+    def needs(self, request: Any) -> tuple[float, int, int]:
+        """Return (predicted remaining tokens, tokens that its limit leaves, tokens so far) of a request."""
+        generated = request.num_output_tokens
+        remaining = self.lengths(self.entry(request))[1]
+        return remaining, request.max_tokens - generated, request.num_prompt_tokens + generated
+
     def _enqueue(self, now_s: float, entry: Entry) -> None:
         overdue_s = entry.enqueued_at_s + self.settings.max_wait_s - entry.queued_for_s
         entry.overdue = entry.overdue or overdue_s <= now_s
@@ -224,58 +231,6 @@ class Preemption:
         return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
-MARGIN_STEP = 0.05
-
-
-class MemoryGate:
-    """Defers waiting requests while the predicted peak of KV tokens exceeds the cache (Past-Future, ASPLOS '25).
-
-    A request reserves its predicted remaining tokens, and of what its limit allows beyond them the share ``margin``.
-    The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021): a preemption for lack of memory
-    raises it by MARGIN_STEP, an admission lowers it by MARGIN_STEP x ``max_preemption_rate``, but not below 0. From 1
-    on, every request reserves its limit until it ends, so that an admission cannot cause a preemption. There are thus
-    at most ``max_preemption_rate`` x admissions + 1 / MARGIN_STEP + max_num_seqs preemptions.
-
-    The peak assumes that each step adds one token to each running request, without long prompts and speculation.
-    """
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry, self._rate, self.margin = registry, registry.settings.max_preemption_rate, 0.0
-
-    def on_admitted(self, count: int) -> None:
-        """Lower the margin."""
-        self.margin = max(0.0, self.margin - MARGIN_STEP * self._rate * count)
-
-    def on_preempted(self) -> None:
-        """Raise the margin, since memory ran out."""
-        self.margin += MARGIN_STEP
-
-    def admissible(self, waiting: Iterable[Any], running: list[Any], pool_tokens: int, block_size: int) -> int:
-        """Return how many of the first waiting requests fit. One that is alone in the engine always does."""
-        reserved, count = sorted(map(self._reservation, running)), 0
-        for request in waiting:
-            insort(reserved, self._reservation(request))
-            if self._peak_tokens(reserved, block_size) > pool_tokens and len(reserved) > 1:
-                break
-            count += 1
-        return count
-
-    def _peak_tokens(self, reserved: list[tuple[float, int]], block_size: int) -> float:
-        """Return the peak of tokens in use, by (remaining, tokens so far) of each request in ascending order."""
-        in_use = peak = 0.0
-        for size, (remaining, tokens) in enumerate(reversed(reserved), 1):  # the size requests that end last
-            in_use += tokens + block_size - 1  # a last block may have one token
-            peak = peak + remaining if self.margin >= 1 else max(peak, in_use + remaining * size)
-        return in_use + peak if self.margin >= 1 else peak
-
-    def _reservation(self, request: Any) -> tuple[float, int]:
-        allowed = max(1, request.max_tokens - request.num_output_tokens)
-        remaining = min(allowed, self._registry.lengths(self._registry.entry(request))[1])
-        return remaining + min(1.0, self.margin) * (
-            allowed - remaining
-        ), request.num_prompt_tokens + request.num_output_tokens
-
-
 TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon
 _READY = ("WAITING", "PREEMPTED")
 
@@ -289,7 +244,7 @@ class QueueOrder:
         self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked, self._preempts_by_policy = clock, False, False
-        self.gate = MemoryGate(self.registry) if settings.reserve else None
+        self.gate = MemoryGate(settings.max_preemption_rate, self.registry.needs) if settings.reserve else None
 
     def before(self, scheduler: Any) -> Any:
         """Order queue and batch. Return the preempted request, which is now in neither of them, or None."""

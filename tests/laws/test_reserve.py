@@ -1,0 +1,183 @@
+"""Laws of memory that is reserved by predicted length, by the rules of vLLM v1, SGLang and TensorRT-LLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from lengthwise.engine import simulate
+from lengthwise.policy.reservation import MARGIN_STEP
+from lengthwise.schema.cost_tables import Front
+from lengthwise.schema.deployment import (
+    Deployment,
+    EngineLimits,
+    KvPlan,
+    Parallelism,
+    Scheduler,
+    SglangSettings,
+    TrtllmSettings,
+)
+from lengthwise.schema.errors import InputError
+from lengthwise.schema.records import Status
+from lengthwise.schema.workload import UNCAPPED, Workload
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_kernel_agrees import assert_same
+from worlds import GPU, MODEL, NODE, cost_tables, sglang_worlds, trtllm_worlds, vllm_worlds
+
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
+TRTLLM = TrtllmSettings("MAX_UTILIZATION")
+LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+WORLDS = st.one_of(vllm_worlds(), sglang_worlds(), trtllm_worlds())
+
+
+def reserving(world, rate: float | None = None) -> tuple[Workload, Deployment]:
+    """Return the world with memory reserved, where only a lack of memory preempts, and a request enters on arrival."""
+    workload, deployment = world
+    scheduler = deployment.scheduler
+    assume(not scheduler.reserves_max_tokens)
+    made = dataclasses.replace(
+        scheduler, reserve=True, preemption="never", binning=None,
+        max_preemption_rate=scheduler.max_preemption_rate if rate is None else rate,
+    )  # fmt: skip
+    return workload, dataclasses.replace(
+        deployment, scheduler=made, cost=dataclasses.replace(deployment.cost, front=Front())
+    )
+
+
+@LAW
+@given(WORLDS, st.sampled_from([0.0, 0.01, 0.3]))
+def test_preemptions_stay_within_the_bound_whatever_is_predicted(world, rate):
+    workload, deployment = reserving(world, rate)
+    found = simulate(workload, deployment, engine="kernel").requests
+    preemptions, replicas = int(found.preemptions.sum()), deployment.parallel.replicas
+    admissions = preemptions + int(np.isfinite(found.scheduled_s).sum())
+    most = rate * admissions + replicas * (1 / MARGIN_STEP + deployment.limits.max_num_seqs)
+    assert preemptions <= most
+
+
+@LAW
+@given(WORLDS)
+def test_exact_lengths_cause_no_preemption_where_sequences_decode_in_step(world):
+    workload, deployment = reserving(world)
+    limits = dataclasses.replace(
+        deployment.limits, max_num_batched_tokens=1 << 20, max_step_seqs=None, max_in_flight=None, watermark=None
+    )
+    made = dataclasses.replace(deployment, limits=limits)
+    if deployment.scheduler.sglang:
+        own = dataclasses.replace(deployment.scheduler.sglang, max_prefill_tokens=1 << 20)
+        made = dataclasses.replace(made, scheduler=dataclasses.replace(made.scheduler, sglang=own))
+    if not made.scheduler.engine_rules:
+        made = dataclasses.replace(made, parallel=dataclasses.replace(made.parallel, pp=1), cost=cost_tables([2]))
+    exact = dataclasses.replace(workload, predictions=None, predicted_tokens=workload.output_tokens.astype(float))
+    assert simulate(exact, made, engine="kernel").requests.preemptions.sum() == 0
+
+
+@LAW
+@given(WORLDS)
+def test_a_replica_with_a_request_is_never_idle(world):
+    workload, deployment = reserving(world)
+    assume(workload.after is None and workload.concurrency is None)
+    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
+    one = dataclasses.replace(deployment.parallel, replicas=1)
+    records = simulate(workload, dataclasses.replace(deployment, limits=limits, parallel=one), engine="kernel")
+    found, steps = records.requests, records.steps
+    served = found.status == Status.FINISHED
+    assert (served | (found.status == Status.REJECTED)).all()
+    ends = np.maximum.accumulate(steps.end_s)
+    for k in np.flatnonzero(steps.start_s[1:] > ends[:-1]):
+        unfinished = served & (workload.arrival_s < steps.start_s[k + 1]) & (found.finished_s > ends[k])
+        assert not unfinished.any()
+
+
+@LAW
+@given(WORLDS, st.sampled_from([0.0, 5.0]))
+def test_without_reserve_the_rate_changes_nothing(world, rate):
+    workload, deployment = world
+    off = [
+        dataclasses.replace(
+            deployment, scheduler=dataclasses.replace(deployment.scheduler, reserve=False, max_preemption_rate=one)
+        )
+        for one in (0.01, rate)
+    ]
+    assert_same(*(simulate(workload, one, engine="kernel", seed=1) for one in off))
+
+
+ENGINES = pytest.mark.parametrize("engine", ["reference", "kernel"])
+RULES = pytest.mark.parametrize(
+    "rules",
+    [{"batching": "unified", "memory": "paged_by_chunk"}, {"sglang": SglangSettings()}, {"trtllm": TRTLLM}],
+    ids=["vllm_v1", "sglang", "trtllm"],
+)
+
+
+def small(tokens: int, size: int = 1, **scheduler) -> Deployment:
+    limits = EngineLimits(max_num_seqs=8, max_num_batched_tokens=512, block_size=size)
+    return Deployment(
+        MODEL, GPU, NODE, Parallelism(1, 1, 1), limits, Scheduler(reserve=True, **scheduler), cost_tables([2]),
+        KvPlan(tokens // size, size, 0.0, 0.0, 0.0, 0.0), max_model_len=tokens,
+    )  # fmt: skip
+
+
+def requests(count: int, predicted: float, output: int, limit: int, prompt: int = 8) -> Workload:
+    columns = (np.full(count, prompt), np.full(count, output))
+    return Workload(
+        np.zeros(count), *columns, predicted_tokens=np.full(count, predicted), max_tokens=np.full(count, limit)
+    )
+
+
+@ENGINES
+@RULES
+def test_as_many_requests_run_at_a_time_as_the_predicted_peak_allows(engine, rules):
+    """Each needs 8 + 16 tokens: 100 // 24 = 4 of 8 fit beside each other, although a limit alone takes 72."""
+    records = simulate(requests(12, 16, 16, 64), small(100, **rules), engine=engine)
+    assert (records.requests.scheduled_s == 0).sum() == 4
+    assert records.requests.preemptions.sum() == 0
+
+
+@ENGINES
+@RULES
+def test_wrong_lengths_preempt_until_limits_are_reserved(engine, rules):
+    """Outputs of 90 tokens are predicted to have one. At rate 0 nothing lowers the margin that preemptions raise."""
+    short = requests(200, 1, 90, 90)
+    rates = {"trusting": 1e6, "learning": 0.0}
+    preemptions = {
+        name: simulate(short, small(300, max_preemption_rate=rate, **rules), engine=engine).requests.preemptions.sum()
+        for name, rate in rates.items()
+    }
+    assert preemptions["learning"] <= 1 / MARGIN_STEP + 8 < 100 < preemptions["trusting"]
+
+
+@ENGINES
+@RULES
+def test_a_request_whose_limit_exceeds_the_cache_runs_alone(engine, rules):
+    found = simulate(requests(3, 5000, 20, UNCAPPED), small(100, **rules), engine=engine).requests
+    assert found.scheduled_s[1:].tolist() == found.finished_s[:-1].tolist()
+
+
+WRONG = [
+    ({"batching": "mixed", "memory": "reserve_max"}, "the batching is 'mixed' and the memory policy 'reserve_max'"),
+    ({"memory": "paged"}, "the memory policy 'paged'"),
+    ({"trtllm": TrtllmSettings()}, 'takes the place of GUARANTEED_NO_EVICT.*"MAX_UTILIZATION"'),
+    ({"sglang": SglangSettings(), "max_preemption_rate": -0.1}, "max_preemption_rate must be at least 0; it is -0.1"),
+]
+
+
+@pytest.mark.parametrize(("given_axes", "report"), WRONG)
+def test_wrong_settings_are_named(given_axes, report):
+    with pytest.raises(InputError, match=report):
+        Scheduler(reserve=True, **given_axes)
+
+
+@RULES
+def test_lengths_must_be_predicted(rules):
+    work = dataclasses.replace(requests(1, 5, 5, 5), predicted_tokens=None)
+    with pytest.raises(InputError, match=r'reserve = true needs predicted output lengths.*kind = "oracle"'):
+        simulate(work, small(100, **rules))
