@@ -32,7 +32,7 @@ LIMITS = {
     "banned_phrases": 30,
     "src_lines": 95_316,
     "modules": 500,
-    "benchmark_lines": 8_060,
+    "benchmark_lines": 8_125,
     "docs_generator_lines": 1_500,
     "import_cycles": 0,
     "functions_over_8_parameters": 9,
