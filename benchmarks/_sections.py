@@ -93,10 +93,6 @@ class Sections:
         }
         return [row for name, row in saved.items() if name.rpartition(".")[0] in gone]
 
-    def take(self, path: Path) -> list[Row]:
-        known = ({key: part for key, part in row.items() if part is not None} for row in json_lines(path))
-        return [self.row(row.pop("name"), row) for row in known]
-
     def main(self) -> None:
         options = parser(self.description)
         options.add_argument("--only", default="", help="sections or the first words of their names, with commas")
@@ -105,7 +101,8 @@ class Sections:
         options.add_argument("--take", type=Path, help="measure nothing: take the rows.json of a campaign")
         args = options.parse_args()
         if args.take:
-            rows = self.take(args.take)
+            known = ({key: part for key, part in row.items() if part is not None} for row in json_lines(args.take))
+            rows = [self.row(row.pop("name"), row) for row in known]
             if args.save:
                 self.save(rows)
             show(rows, as_json=args.json)

@@ -18,8 +18,10 @@ from _harness import ROOT, cpu_seconds, machine, summary
 from _sections import Sections
 from simulate import LIMITS, LOAD, chat, check
 
-from lengthwise import deploy, policy, simulate
+from lengthwise import EngineLimits, deploy, policy, preset, simulate
+from lengthwise.predict import Ecdf, Prompts, Samples, attach
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
+from lengthwise.schema.workload import Workload
 
 sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
 STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
@@ -59,7 +61,65 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows
 
 
-MODULES = {name: f"engines:steps:{name}" for name in ENGINES} | {"live": "engines:live", "speed": "engines:speed"}
+CAPS = {"chat": 2048, "agent": 4096, "reasoning": 16384}
+OWN = {name: SCHEDULERS[name] for name in ("vllm_v1", "sglang")} | {"trtllm": Scheduler(trtllm=TrtllmSettings())}
+
+
+def capped(kind: str, requests: int, seed: int) -> Workload:
+    """Draw requests at 0 s: ShareGPT, Mooncake (at most 32,000), or lognormal outputs (median 2,500, sigma 1)."""
+    if kind == "reasoning":
+        output = np.random.default_rng(seed).lognormal(np.log(2500), 1.0, requests).clip(1, CAPS[kind]).astype(int)
+        return Workload(np.zeros(requests), np.full(requests, 200), output, max_tokens=np.full(requests, CAPS[kind]))
+    made = preset({"chat": "sharegpt", "agent": "mooncake-conv"}[kind]).generate(requests, seed=seed)
+    made = made.take(np.flatnonzero(made.prompt_tokens < 32_000))
+    return replace(made, arrival_s=np.zeros(len(made)), max_tokens=np.full(len(made), CAPS[kind]))
+
+
+def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[str, float]]:
+    """Return throughput and preemptions when saturated, and p99 at 80 % of the own rate, by what is reserved."""
+    work, old, found = capped(kind, requests, seed), capped(kind, 5000, 1000 + seed), {}
+    samples = Samples(Prompts(len(old), prompt_tokens=old.prompt_tokens), old.output_tokens, np.zeros(len(old), bool))
+    exact = replace(work, predicted_tokens=work.output_tokens.astype(float))
+    predictor = Ecdf().fit(samples)
+    works = {"own": work, "predicted": attach(work, predictor), "exact": exact}
+    works["q0.3"] = attach(work, predictor, statistic="q0.3")
+    longest = int((work.prompt_tokens + CAPS[kind]).max())
+    limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=32768, max_model_len=longest)
+    gaps_s = np.random.default_rng(seed).exponential(size=len(work))
+    for name, one in works.items():
+        rate = 0.3 if name == "q0.3" else 0.01
+        scheduler = OWN[engine]
+        if name != "own":
+            ungated = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else scheduler
+            scheduler = replace(ungated, reserve=True, max_preemption_rate=rate)
+        made = deploy("llama-3.1-8b", "A100-40GB", limits=limits, scheduler=scheduler)
+        r = simulate(one, made, max_log_steps=0).requests
+        low, high = np.quantile(r.finished_s, [0.2, 0.8])
+        found[name] = {"requests_per_s": 0.6 * len(one) / (high - low), "preemptions": float(r.preemptions.sum())}
+        arrival_s = np.cumsum(gaps_s / (0.8 * found["own"]["requests_per_s"]))
+        r = simulate(one.sent_at(arrival_s), made, max_log_steps=0).requests
+        found[name]["p99_ttft_s"] = np.quantile(r.first_token_s - arrival_s, 0.99)
+        found[name]["p99_jct_s"] = np.quantile(r.finished_s - arrival_s, 0.99)
+    return found
+
+
+def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the gain of memory reserved by past lengths, and its share of exact lengths' gain over NO_EVICT."""
+    rows, shares, requests = {}, [], 300 if quick else 3000
+    for kind in CAPS:
+        for engine in OWN:
+            runs = [caution(kind, engine, requests, seed) for seed in range(2 if quick else 5)]
+            rates = np.array([[of["requests_per_s"] for of in run.values()] for run in runs])
+            medians = {n: {k: float(np.median([r[n][k] for r in runs])) for k in of} for n, of in runs[0].items()}
+            rows[f"engines.reserve_gain.{engine}.{kind}"] = summary(list(rates[:, 1] / rates[:, 0])) | medians
+            if engine == "trtllm":
+                shares.append((rates[:, 1] - rates[:, 0]) / (rates[:, 2] - rates[:, 0]))
+    by_kind = {kind: summary(list(share)) for kind, share in zip(CAPS, shares, strict=True)}
+    return rows | {"engines.reserve_recovered_share": summary(list(np.mean(shares, axis=0))) | by_kind}
+
+
+MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
+MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

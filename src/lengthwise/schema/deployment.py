@@ -226,8 +226,8 @@ class TrtllmSettings:
 
 
 @dataclass(frozen=True)
-class Scheduler:
-    """A scheduler: one policy for each kind of decision, given by its name or as a policy object."""
+class PolicyAxes:
+    """One policy for each kind of decision, given by its name or as a policy object."""
 
     rank: Any = "fcfs"  # orders the waiting requests (smallest first)
     victim: Any = "latest_admitted"  # orders the running requests if memory runs out (largest is preempted first)
@@ -237,6 +237,12 @@ class Scheduler:
     router: Any = "round_robin"  # chooses a replica
     preemption: Any = "never"  # whether a waiting request may preempt a running one
     binning: Any = None  # groups arrivals into bins of similar length, and full bins wait as batches; None: no bins
+
+
+@dataclass(frozen=True)
+class Scheduler(PolicyAxes):
+    """A scheduler: its policies, its bounds on waiting, and rules of an engine that policies do not express."""
+
     # Starvation bound. A request that has waited this long in total since the client sent it precedes all others, in
     # order of arrival, and is not preempted for another.
     max_wait_s: float = float("inf")
