@@ -380,6 +380,8 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         # Names are numbered in order of appearance; requests without a name are one more tenant.
         names = series.drop_nulls().unique(maintain_order=True)
         return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
+    if name == "session" and (numbers := series.cast(pl.Int64, strict=False)).cast(pl.String).equals(series):
+        series = numbers
     if series.dtype in (pl.Int64, pl.Boolean):
         return series.fill_null(_MISSING.get(name, 0)).to_numpy()
     if name in TEXTS.values():
@@ -387,10 +389,7 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
     # Many rows have few names: codes in order of appearance take less memory than texts; -1 means no name.
     names = series.drop_nulls().unique(maintain_order=True)
     codes = series.replace_strict(names, range(len(names)), default=-1, return_dtype=pl.Int64).to_numpy()
-    if name != "session":
-        return np.array([*names, ""])[codes]
-    numbers = series.cast(pl.Int64, strict=False)
-    return numbers.fill_null(_MISSING[name]).to_numpy() if numbers.cast(pl.String).equals(series) else codes
+    return codes if name == "session" else np.array([*names, ""])[codes]
 
 
 def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: str) -> TraceError:
