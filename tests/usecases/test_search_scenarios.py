@@ -266,7 +266,7 @@ def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypat
     assert sent == pytest.approx(best.at.values["requests_per_s"].value, rel=0.15)
 
     workload = outcome.variant.workload(scenario.run.seed)
-    timestamps = [row["timestamp"] for row in trace]
+    timestamps = [row["timestamp"] / 1e3 for row in trace]
     assert timestamps == sorted(timestamps)
     assert timestamps[-1] > workload.arrival_s[len(trace) - 1]  # later turns are sent after those before them
     shared = [len(set(row["hash_ids"]) & seen) for seen, row in zip(chunks_before(trace), trace, strict=True)]
