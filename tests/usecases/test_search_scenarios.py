@@ -304,6 +304,43 @@ def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(
     assert outcome.summary.ttft_s.mean.value == pytest.approx(claimed, rel=0.3)
 
 
+ENGINES = """
+[workload]
+isl = 300
+osl = 30
+request_rate = 1
+max_tokens = 60
+[deployment]
+model = "llama-3-8b"
+gpu = "L40S"
+[engine]
+max_model_len = 1024
+[search.space]
+"""
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes"),
+    [
+        (
+            'engine = ["vllm", "sglang"]',
+            r"32,000 tokens with block_size 16 \(vllm\) and 2,000 .* block_size 1 \(sglang\)",
+        ),
+        ("block_size = [16, 32]", "32,000 tokens with block_size 16 and 64,000 tokens with block_size 32"),
+    ],
+)
+def test_a_number_of_blocks_is_of_blocks_of_one_size(space, sizes):
+    text = ENGINES + space
+    with pytest.raises(InputError, match=f"must be of blocks of one size in a search; 2,000 blocks are {sizes}"):
+        search_module.questions(loads(text, overrides=["deployment.num_blocks=2000"]))
+    assert len(search_module.questions(loads(text))) == 1
+    tables = "[[search.any_of]]\nengine = {}\nnum_blocks = {}\n"
+    own = ENGINES + tables.format('"vllm"', 2000) + tables.format('"sglang"', 32_000)
+    (requested,) = search_module.questions(loads(own))
+    made = [requested.bench.build(settings) for settings in requested.space.candidates()]
+    assert [one.kv.num_blocks * one.kv.block_size for one in made] == [32_000, 32_000]
+
+
 @pytest.mark.slow
 def test_variants_are_questions_and_their_winners_are_swapped():
     text = SMALL + '[[variants]]\nname = "short"\n[[variants]]\nname = "long"\nworkload.osl = 200\n'
