@@ -11,7 +11,8 @@ import pytest
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
 from lengthwise.backend import load_test, vllm_launch, write_launch, write_trace
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.workload import After, SharedPrefixes
+from lengthwise.schema.workload import UNCAPPED, After, SharedPrefixes
+from lengthwise.workload import read
 
 LIMITS = EngineLimits(max_model_len=4096)
 WORKLOAD = preset("chat-1m").generate(1200, Poisson(4.0), seed=0)
@@ -163,8 +164,39 @@ def test_a_trace_is_exact_to_the_token_for_each_request(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [r["input_length"] for r in rows] == WORKLOAD.prompt_tokens[:100].tolist()
     assert [r["output_length"] for r in rows] == WORKLOAD.output_tokens[:100].tolist()
-    np.testing.assert_allclose([r["timestamp"] for r in rows], WORKLOAD.arrival_s[:100], atol=1e-6)
+    np.testing.assert_allclose([r["timestamp"] for r in rows], 1e3 * WORKLOAD.arrival_s[:100], atol=1e-3)
     assert len({tuple(r["hash_ids"]) for r in rows}) == 100
+
+
+PREFIXES = SharedPrefixes(32, np.array([0, 1, 2, 3]), np.array([7, 7, 7]))
+LIMITS_OF_CLIENTS = {
+    "max_tokens": np.array([9, 6, UNCAPPED]),
+    "ignore_eos": np.array([False, True, False]),
+    "priority": np.array([0, -2, 1]),
+    "tenant": np.array([1, 0, 1]),
+}
+
+
+@pytest.mark.parametrize("prefixes", [None, PREFIXES])
+@pytest.mark.parametrize("limits", [{}, LIMITS_OF_CLIENTS])
+def test_lengthwise_reads_the_trace_of_a_load_test(tmp_path, prefixes, limits):
+    sent = Workload(np.array([0, 0.25, 2.5]), np.array([40, 1400, 64]), np.full(3, 6), prefixes=prefixes, **limits)
+    write_trace(tmp_path / "trace.jsonl", sent)
+    got = read(tmp_path / "trace.jsonl")
+    np.testing.assert_allclose(got.arrival_s, sent.arrival_s)
+    for name in ("prompt_tokens", "output_tokens", *LIMITS_OF_CLIENTS):
+        np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+    assert got.prefixes.block_tokens == (32 if prefixes else 1400)
+    firsts = got.prefixes.block_ids[got.prefixes.start[:-1]]
+    assert len(set(firsts.tolist())) == (1 if prefixes else 3)
+
+
+def test_the_load_test_says_that_it_sends_lengths_in_place_of_the_clients_limits():
+    d = deploy("llama-3.1-8b", "H100", limits=LIMITS)
+    sent = Workload(np.zeros(2), np.full(2, 10), np.full(2, 20))
+    for limits, is_noted in ((None, False), ([20, 20], False), ([20, 21], True), ([20, UNCAPPED], True)):
+        notes = load_test(d, replace(sent, max_tokens=limits), trace="t", rate_rps=0.5).notes
+        assert any("not the client's limit" in note for note in notes) == is_noted
 
 
 def test_the_rate_of_the_requests_that_are_sent_stands_beside_the_claim():

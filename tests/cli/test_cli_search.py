@@ -69,6 +69,17 @@ def test_capacity_prints_a_rate_and_its_interval(cli, question, tmp_path):
     assert "model_low" not in off["requests_per_s"]
 
 
+def test_capacity_of_one_variant(cli, question, tmp_path):
+    path = tmp_path / "two.toml"
+    names = "".join(f'[[variants]]\nname = "{name}"\nengine.max_num_seqs = {n}\n' for name, n in (("a", 8), ("b", 9)))
+    path.write_text(f"{question.read_text()}\n{names}")
+    (found,) = json.loads(cli("capacity", path, "--variant", "b", "--json", "-").out)["capacities"]
+    assert found["name"] == "b"
+    refused = cli("capacity", path, "--variant", "c")
+    assert refused.code == 2
+    assert "has no variant 'c'; it has a, b" in refused.err.replace("\n", " ")
+
+
 def test_capacity_takes_limits_on_the_command_line(cli, question):
     loose = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=5s")
     tight = cli("capacity", question, "--json", "-", "--limit", "ttft.p90=100ms")

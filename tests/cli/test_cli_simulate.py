@@ -232,6 +232,41 @@ def test_explain_refuses_what_the_rules_of_an_engine_do_not_cover(cli, scenario_
     assert "not modelled with a prefix cache yet" in finished.err
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "mixes"),
+    [
+        ("vllm_v1", True), ("sarathi", True), ("orca", True), ("trtllm", True), ("vllm_v0", False), ("static", False),
+        ("sglang", False), ("sglang, mixed", True),
+    ],
+)  # fmt: skip
+def test_explain_mixes_decodes_and_prompts_where_the_scheduler_does(scenario_file, scheduler, mixes):
+    """As the steps of a simulation do."""
+    rules = [f"scheduler.policy={scheduler.removesuffix(', mixed')}"]
+    rules = ["scheduler.batching=static"] if scheduler == "static" else rules
+    rules += ["scheduler.sglang.enable_mixed_chunk=true"] if scheduler.endswith("mixed") else []
+    more = ["workload.max_tokens=2000", "workload.num_requests=40", "workload.request_rate=50"]
+    variant = variants.build(config.load(scenario_file, [*rules, *more]).only("one"))[0]
+    names = [step.name for step in explain.explain(variant).steps]
+    assert any("+" in name for name in names) == mixes
+    steps = engine.simulate(variant.workload(0), variant.deployment, seed=0).steps
+    assert bool(((steps.decode_seqs > 0) & (steps.prefill_seqs > 0)).any()) == mixes
+
+
+def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
+    limited = ("--variant", "one", "--set", "workload.max_tokens=2000")
+    shared = ("--set", "workload.groups={ count = 2, system_prompt = 100 }")
+    for engine_name, shown in (("vllm", "vllm"), ("sglang", "not modelled"), ("trtllm", "not modelled")):
+        out = cli("explain", scenario_file, *limited, *shared, "--set", f"engine={engine_name}").out
+        (row,) = [line.split("  ") for line in out.splitlines() if line.startswith("engine.prefix_cache")]
+        cells = [cell.strip() for cell in row if cell.strip()]
+        assert sorted(cells[1:4]) == ["not modelled", "sglang", "vllm"]
+        assert cells[4] == shown
+        found = (
+            "which engine.enable_prefix_caching = true would find" if shown == "vllm" else "which no cache finds yet"
+        )
+        assert found in " ".join(out.split())
+
+
 def test_explain_agrees_with_the_deployment(scenario_file):
     variant = variants.build(config.load(scenario_file))[0]
     found = explain.explain(variant)
@@ -247,10 +282,11 @@ def test_explain_agrees_with_the_deployment(scenario_file):
 
 def test_one_page_for_variants_that_differ_in_more_than_the_scheduler(cli, scenario_file):
     text = scenario_file.read_text() + '[[variants]]\nname = "wide"\ndeployment.tp = 2\n'
-    text += '[[variants]]\nname = "older"\nscheduler.policy = "vllm_v0"\n'
+    text += '[[variants]]\nname = "older"\nscheduler.policy = "vllm_v0"\n'  # its steps mix no decodes and prompts
+    text += '[[variants]]\nname = "ratios"\nscheduler.policy = "hrrn"\n'
     scenario_file.write_text(text)
     out = cli("explain", scenario_file).out
-    assert out.count("fit at once") == 3  # "Two, too" reserves memory, and so is no "as one"
+    assert out.count("fit at once") == 4  # "Two, too" reserves memory, and so is no "as one"
     assert out.count("as one") == 1
 
 

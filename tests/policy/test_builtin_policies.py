@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lengthwise import policy
-from lengthwise.engine import simulate
+from lengthwise.engine import deploy, simulate
 from lengthwise.policy import (
     ADMIT_AFTER_PREEMPTION,
     CHUNKED,
@@ -323,3 +324,21 @@ def test_named_schedulers_are_points_on_the_axes():
         assert chosen.binning is None or policy.resolve("binning", chosen.binning).bins >= 1
     with pytest.raises(PolicyError, match="one of axis 'memory'"):
         policy.resolve("rank", policy.known("memory")["paged"])
+
+
+@given(st.integers(1, 200), st.integers(2, 100), st.integers(1, 6), st.integers(0, 60), st.integers(1, 15))
+def test_vllm_v1_admits_a_request_only_if_its_complete_prompt_fits(first, output, spare, more, own):
+    """The rule of vLLM's scheduler_reserve_full_isl: that blocks for the first chunk are free is not enough."""
+    total = -(-(first + output) // 16) + spare  # a chunk of the second request always fits next to the first one
+    least = 16 * (total - -(-first // 16)) + 1  # the shortest prompt that does not, as long as the first one runs
+    second = min(least + more, 16 * total - own)
+    assume(second >= least)
+    limits = EngineLimits(max_num_seqs=4, max_num_batched_tokens=16, block_size=16)
+    deployed = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=total, scheduler="vllm_v1")
+    sent = Workload(np.zeros(2), np.array([first, second]), np.array([output, own]))
+    requests = simulate(sent, deployed, engine="reference").requests
+    assert np.isfinite(requests.finished_s).all()
+    assert requests.scheduled_s[1] >= requests.finished_s[0]
+    fits = replace(sent, prompt_tokens=np.array([first, min(16 * spare, second)]))
+    requests = simulate(fits, deployed, engine="reference").requests
+    assert requests.scheduled_s[1] < requests.finished_s[0]

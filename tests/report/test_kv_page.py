@@ -96,6 +96,34 @@ def test_the_size_with_the_largest_net_saving_is_named_and_the_step_beyond_it():
     assert "The step to 2 GB costs" in text
 
 
+@pytest.mark.parametrize(
+    ("storage_usd", "sentence"),
+    [
+        (
+            0.0,
+            "memory does not pay: of the sizes that find more than the GPU pool, 50 GB loses least; it costs $0.25/h",
+        ),
+        (0.1, "for an hour of the replica's storage, memory with this storage does not pay"),
+        (0.1, "it costs $0.35/h and saves $0.3/h"),
+        (0.1, "It would pay below $0.004 for a GB of memory and hour."),
+        (0.4, "The storage alone costs more than both save."),
+    ],
+)
+def test_the_price_of_the_storage_is_in_what_memory_costs(storage_usd, sentence):
+    # Memory of 50 GB for $0.25, which saves $0.2, or with a storage $0.3.
+    net = 0.3 - 0.25 - storage_usd if storage_usd else -0.05
+    one = size("50 GB", 50_000, 0.6, net=Estimate(net))
+    tiers = (*TIERS[:2], replace(TIERS[2], usd_per_hour=storage_usd))
+    text = answers(replace(STUDY, sizes=(STUDY.sizes[0], one), tiers=tiers))[-1]
+    assert sentence in text
+
+
+@pytest.mark.parametrize(("share", "points"), [(0.31, "1 percentage point to"), (0.32, "2 percentage points to")])
+def test_one_point_is_singular(share, points):
+    curve = (*STUDY.curve[:1], size("", 50_000, share))
+    assert f"more memory adds at most {points} the first figure" in " ".join(answers(replace(STUDY, curve=curve)))
+
+
 def test_what_the_simulated_memory_brings_is_in_the_points_of_the_bound():
     text = " ".join(answers(TIERED))
     assert "35 to the second" in text

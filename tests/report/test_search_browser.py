@@ -153,7 +153,7 @@ def test_tabs_and_colours_change_the_scatter(driver, pages) -> None:
     until(driver, "return document.querySelector('#scatter .xtitle').textContent === 'JCT mean, seconds'")
     until(driver, "return !document.querySelector('#scatter .slo')")
     choose(driver, "colour", "2")
-    assert texts(driver, "#colours li")[:2] == ["fcfs", "srtf"]
+    assert texts(driver, "#colours li")[:3] == ["Rank:", "fcfs", "srtf"]
     choose(driver, "colour", "one")
     assert not driver.execute_script("return document.getElementById('one-label').hidden")
     fills = "return new Set([...document.querySelectorAll('#scatter path.point')].map(p => p.style.fill)).size"

@@ -174,6 +174,8 @@ def test_axes_have_short_labels_unless_two_would_be_the_same() -> None:
         "deployment.tp": "Tensor parallel",
         "scheduler.rank": "Rank",
     }
+    caches = ("engine.enable_prefix_caching", "engine.prefix_cache", "engine.kv_offloading.size_gb")
+    assert list(axis_labels(caches).values()) == ["Prefix cache", "Prefix cache's rules", "CPU memory, GB"]
     assert axis_labels(["a.tp", "b.tp"]) == {"a.tp": "a.tp", "b.tp": "b.tp"}
     assert [setting_text(v) for v in (True, 0.5, (1, 2), {"a": 1.0}, None)] == [*("yes", "0.5", "1, 2", "a 1", "None")]
 

@@ -87,6 +87,10 @@ def test_names_distinguish_what_short_words_do_not():
     assert names_of([{"engine.x": 1}, {"slo.x": 1}]) == ["engine.x=1", "slo.x=1"]
     assert names_of([{"x": 1}, {"x": "1"}]) == ["x=1", 'x="1"']
     assert names_of([{"deployment.tp": 1}]) == ["the only one"]
+    tiers = [
+        {"engine.enable_prefix_caching": on, "engine.kv_offloading.size_gb": gb} for on, gb in ((False, 0), (True, 16))
+    ]
+    assert names_of(tiers) == ["cache off cpu 0GB", "cache on cpu 16GB"]
 
 
 def test_spaces_that_cannot_be_searched_are_refused():

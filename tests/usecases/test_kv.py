@@ -436,3 +436,31 @@ def test_a_workload_without_prefixes_is_refused():
     for workload in (alone, replace(alone, prefixes=nothing)):
         with pytest.raises(InputError, match="prompts share prefixes"):
             study_trace(workload, None, None)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_net_saving_has_the_price_of_the_storage_and_what_it_finds(shared):
+    """Replicas that share a storage pay for it together."""
+    storage = {"size_gb": 2, "usd_per_gb_hour": 0.03, "shared": str(shared).lower()}
+    given = [f"engine.kv_offloading.storage.{name}={value}" for name, value in storage.items()]
+    overrides = [*SMALL_POOL, "deployment.replicas=2", "engine.kv_offloading.size_gb=0.5", *given]
+    (variant,) = build(config.loads(SESSIONS, overrides=overrides))
+    found = study(variant, [0.5, 0.6], Prices(0.01))
+    storage_usd = 0.06 / 2 if shared else 0.06
+    assert found.storage_usd_per_hour == pytest.approx(storage_usd)
+    (plain,) = build(config.loads(SESSIONS, overrides=[*SMALL_POOL, "deployment.replicas=2"]))
+    large = next(one for one in study(plain, [50.0], Prices(0.01), prompts_only=True).sizes if one.name == "50 GB")
+    worth_usd = large.net_usd_per_hour.value + 0.01 * large.gb  # of all that one replica has computed
+    for size in (one for one in found.sizes if one.name in ("0.5 GB", "0.6 GB")):
+        usd = 0.01 * size.gb + storage_usd
+        both_usd = size.net_usd_per_hour.value + usd
+        assert size.usd_per_saved_s.value == pytest.approx(usd / both_usd * found.gpu_usd_per_s)
+        assert both_usd > worth_usd * 1.1 if shared else both_usd == pytest.approx(worth_usd, rel=0.05)
+
+
+def test_storage_alone_can_have_a_price():
+    storage = ["engine.kv_offloading.storage.size_gb=2", "engine.kv_offloading.storage.usd_per_gb_hour=0.03"]
+    (variant,) = build(config.loads(SESSIONS, overrides=[*SMALL_POOL, "engine.kv_offloading.size_gb=0.5", *storage]))
+    found = study(variant, [0.5])
+    assert (found.usd_per_gb_hour, found.storage_usd_per_hour) == (0, 0.06)
+    assert all(np.isfinite(one.net_usd_per_hour.value) for one in found.sizes if one.name != "GPU pool")

@@ -266,7 +266,7 @@ def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypat
     assert sent == pytest.approx(best.at.values["requests_per_s"].value, rel=0.15)
 
     workload = outcome.variant.workload(scenario.run.seed)
-    timestamps = [row["timestamp"] for row in trace]
+    timestamps = [row["timestamp"] / 1e3 for row in trace]
     assert timestamps == sorted(timestamps)
     assert timestamps[-1] > workload.arrival_s[len(trace) - 1]  # later turns are sent after those before them
     shared = [len(set(row["hash_ids"]) & seen) for seen, row in zip(chunks_before(trace), trace, strict=True)]
@@ -302,6 +302,43 @@ def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(
     assert rate_rps == pytest.approx(best.at.rate_rps, rel=1e-3)
     claimed = best.at.values["ttft.mean"].value
     assert outcome.summary.ttft_s.mean.value == pytest.approx(claimed, rel=0.3)
+
+
+ENGINES = """
+[workload]
+isl = 300
+osl = 30
+request_rate = 1
+max_tokens = 60
+[deployment]
+model = "llama-3-8b"
+gpu = "L40S"
+[engine]
+max_model_len = 1024
+[search.space]
+"""
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes"),
+    [
+        (
+            'engine = ["vllm", "sglang"]',
+            r"32,000 tokens with block_size 16 \(vllm\) and 2,000 .* block_size 1 \(sglang\)",
+        ),
+        ("block_size = [16, 32]", "32,000 tokens with block_size 16 and 64,000 tokens with block_size 32"),
+    ],
+)
+def test_a_number_of_blocks_is_of_blocks_of_one_size(space, sizes):
+    text = ENGINES + space
+    with pytest.raises(InputError, match=f"must be of blocks of one size in a search; 2,000 blocks are {sizes}"):
+        search_module.questions(loads(text, overrides=["deployment.num_blocks=2000"]))
+    assert len(search_module.questions(loads(text))) == 1
+    tables = "[[search.any_of]]\nengine = {}\nnum_blocks = {}\n"
+    own = ENGINES + tables.format('"vllm"', 2000) + tables.format('"sglang"', 32_000)
+    (requested,) = search_module.questions(loads(own))
+    made = [requested.bench.build(settings) for settings in requested.space.candidates()]
+    assert [one.kv.num_blocks * one.kv.block_size for one in made] == [32_000, 32_000]
 
 
 @pytest.mark.slow

@@ -99,6 +99,15 @@ def test_sessions_become_codes(tmp_path):
     assert read(put(tmp_path, "v.csv", text)).extra["session"].tolist() == [0, -1, 1, 0]
 
 
+def test_a_csv_file_has_turns_priorities_and_exact_lengths(tmp_path):
+    columns = "arrived_at,num_prefill_tokens,num_decode_tokens,session,turn,priority,max_tokens,ignore_eos\n"
+    w = read(put(tmp_path, "v.csv", f"{columns}0,5,5,a,0,2,,\n1,5,6,a,1,,6,true\n2,5,5,,,-1,9,false\n"))
+    assert (w.extra["session"].tolist(), w.extra["turn"].tolist()) == ([0, 0, -1], [0, 1, 0])
+    assert w.priority.tolist() == [2, 0, -1]
+    assert w.max_tokens[1:].tolist() == [6, 9]
+    assert w.ignore_eos.tolist() == [False, True, False]
+
+
 def test_lengths_without_times_arrive_at_once_and_are_named_so(tmp_path):
     got = read(put(tmp_path, "l.csv", "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,6,0.8\n7,8,0.9\n"))
     assert got.arrival_s.tolist() == [0, 0]
@@ -136,6 +145,14 @@ BAD = [
     ("n.csv", VIDUR + "0,10,1\n1,5", r"line 3: a row must have 3 cells; this one has 2 \(cut off\?\)"),
     ("n.csv", VIDUR + "0,10,1\n1,5,6,7\n", "line 3: a row must have 3 cells; this one has 4"),
     ("n.csv", VIDUR + "0,10,1\n\n1,5,6\n", "line 3: a row must have 3 cells; this one has 0"),
+    ("t.csv", VIDUR[:-1] + ",turn\n0,5,5,0\n", "line 1: a column turn needs a column session"),
+    ("t.csv", VIDUR[:-1] + ",turn,session\n0,5,5,0,a\n1,5,5,-1,a\n", "line 3: turn must be .* from 0 up; it is '-1'"),
+    ("t.csv", VIDUR[:-1] + ",turn,session\n0,5,5,first,a\n", "line 2: turn must be .* from 0 up; it is 'first'"),
+    ("t.csv", VIDUR[:-1] + ",priority\n0,5,5,high\n", "line 2: priority must be a whole number; it is 'high'"),
+    ("t.csv", VIDUR[:-1] + ",ignore_eos\n0,5,5,yes\n", "line 2: ignore_eos must be true or false; it is 'yes'"),
+    ("t.csv", VIDUR[:-1] + ",max_tokens,ignore_eos\n0,5,5,6,true\n", "line 2: with ignore_eos, .* they are 5 and 6"),
+    ("t.csv", VIDUR[:-1] + ",hash_ids\n0,5,5,1\n", "line 1: the format vidur has no column hash_ids; .* of Mooncake's"),
+    ("a.csv", AZURE[:-1] + ",session\n", "line 1: the format azure has no column session; CSV files with num_prefill"),
     ("a.csv", AZURE + "yesterday,5,6\n", "line 2: TIMESTAMP must be a date; it is 'yesterday'"),
     ("a.csv", AZURE + "2023-11-16 18:15:46.5,5,6\n2023-13-16 18:15:46.5,5,6\n", "line 3: TIMESTAMP must"),
     ("b.csv", BURST + "0,GPT-4,5,-1,4,API log\n", "line 2: Response tokens .* from 0 up; it is '-1'"),

@@ -123,6 +123,28 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
     assert (w.priority.tolist(), w.tenant.tolist()) == ([3, 2, 0, 1], [1, 1, 1, 0])
 
 
+@pytest.mark.parametrize("more", [{}, {"session_id": "s", "delay": 0}], ids=["rows", "agentic"])
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize(
+    "ids", [[1, "a"], ["1"], [1.0], [1.5], [None], [True], [[1]], [-1], [2**63], "12", 7, {"a": 1}]
+)
+def test_hash_ids_of_a_wrong_type_name_their_line(tmp_path, ids, line, more):
+    rows = [row(0, 600, 5, hash_ids=[1, 2], **more), row(0, 600, 5, hash_ids=[1], **more)]
+    rows[line - 1]["hash_ids"] = ids
+    with pytest.raises(TraceError, match=f"a.jsonl, line {line}: hash_ids must be a list of whole numbers from 0"):
+        read(put(tmp_path, "a.jsonl", *rows))
+
+
+@pytest.mark.parametrize("first", [{}, {"hash_ids": None, "priority": None, "session_id": None}])
+def test_columns_that_the_first_row_has_not_are_read(tmp_path, first):
+    later = {"hash_ids": [1, 2], "priority": 3, "session_id": "s", "max_tokens": 9, "tenant": "t"}
+    w = read(put(tmp_path, "a.jsonl", row(0, 600, 5, **first), row(1, 600, 5, **later)))
+    assert w.prefixes.start.tolist() == [0, 0, 2]
+    assert (w.priority.tolist(), w.extra["session"].tolist()) == ([0, 3], [-1, 0])
+    assert w.max_tokens[1] == 9
+    assert w.tenant[0] != w.tenant[1]
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -148,6 +170,12 @@ def test_rows_with_a_delay_follow_the_row_before_in_their_session(tmp_path):
         ([row(0, 64, 5, hash_ids=[1], block_size=0)], "line 1: block_size must be a number of tokens from 1 up"),
         ([row(0, 64, 5, hash_ids=[1], block_size=16), row(0, 64, 5, hash_ids=[1], block_size=8)], "must not vary"),
         ([row(0, 9, 5, delay=0), row(1, 600, 5, hash_ids=[1, 2, 3])], "line 2: .* at most 2 blocks"),
+        (
+            [row(0, 9, 5, priority=1), row(1, 9, 5, priority="high")],
+            "line 2: priority must be a whole number; it is 'h",
+        ),
+        ([row(0, 9, 5, priority="high", delay=0)], "line 1: priority must be a whole number; it is 'high'"),
+        ([row(0, 9, 5), row(1, 9, 5, block_size="16")], "line 2: block_size must be a number of tokens"),
         (
             [row(0, 9, 5, request_id="a"), row(0, 9, 5, request_id="b", wait_for=["x"])],
             "line 2: the request waits for 'x', which is no request_id of this file",

@@ -32,7 +32,7 @@ from lengthwise.backend.vllm import phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import UNCAPPED, Workload
 
 PORT = 8000  # the port for requests: of the only replica, or of the router before several
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
@@ -181,6 +181,7 @@ def load_test(
         "--dataset-name": "timed_trace",
         "--dataset-path": trace,
         "--timed-trace-chunk-hash-size": _chunk_tokens(workload, count),
+        "--timed-trace-sec-multiplier": 0.001,
         "--num-prompts": count,
         "--max-concurrency": workload.concurrency,
         "--ignore-eos": True,
@@ -210,29 +211,41 @@ def load_test(
             "Prompts begin alike as simulated. Later turns have random tokens in place of the earlier outputs, so that "
             "the engine's cache finds less of them than the simulated one."
         )
+    if workload.max_tokens is not None and (workload.max_tokens[:count] != workload.output_tokens[:count]).any():
+        notes.append(
+            "vllm bench serve sends the length of each output as `max_tokens`, not the client's limit, and an engine "
+            "that admits by `max_tokens`, as SGLang does, admits more requests so. "
+            f"`lengthwise bench ENDPOINT --workload {TRACE} --no-exact` sends the clients' limits, and then outputs "
+            "end where the model ends them."
+        )
     if workload.priority is not None or deployment.scheduler.rank not in ARRIVAL:
         notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
-    """Write arrivals, lengths and shared prefixes of the first requests as JSON lines for ``load_test``.
+    """Write the first requests as JSON lines for ``load_test``: a Mooncake trace with the clients' limits.
 
     Raises OutputError if that fails, and InputError if requests wait for others, which the trace cannot hold.
     """
     workload.require_independent("a load test by vllm bench serve")
     count = _count(workload, num_requests)
-    columns = [c[:count].tolist() for c in (workload.arrival_s, workload.prompt_tokens, workload.output_tokens)]
+    columns = [c[:count].tolist() for c in (workload.arrival_s * 1e3, workload.prompt_tokens, workload.output_tokens)]
+    optional = {name: getattr(workload, name) for name in ("priority", "tenant", "max_tokens", "ignore_eos")}
+    more = {name: column[:count].tolist() for name, column in optional.items() if column is not None}
     chunk_tokens, prefixes, rows = _chunk_tokens(workload, count), workload.prefixes, []
     new = 0 if prefixes is None else int(prefixes.block_ids.max(initial=-1)) + 1  # chunks that no other request has
-    for i, (at_s, prompt, output) in enumerate(zip(*columns, strict=True)):
+    for i, (at_ms, prompt, output) in enumerate(zip(*columns, strict=True)):
         ids: list[int] = []
         if prefixes is not None:
             ids = prefixes.block_ids[prefixes.start[i] : prefixes.start[i + 1]].tolist()
         chunks = -(-prompt // chunk_tokens)
         ids.extend(range(new, new + chunks - len(ids)))
         new = max(new, ids[-1] + 1)
-        row = {"timestamp": round(at_s, 6), "input_length": prompt, "output_length": output, "hash_ids": ids}
+        row = {"timestamp": round(at_ms, 3), "input_length": prompt, "output_length": output, "hash_ids": ids}
+        row |= {"block_size": chunk_tokens} | {name: column[i] for name, column in more.items()}
+        if row.get("max_tokens", 0) >= UNCAPPED:
+            row["max_tokens"] = None
         rows.append(f"{json.dumps(row)}\n")
     write_whole(path, "".join(rows).encode())
 

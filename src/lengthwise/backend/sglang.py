@@ -122,7 +122,6 @@ def _notes(d: Deployment) -> Iterator[str]:
 def _memory_notes(d: Deployment) -> Iterator[str]:
     if d.scheduler.sglang is not None:
         yield "Steps were simulated one after the other; SGLang prepares the next one meanwhile (overlap schedule)."
-        yield "The load test sends outputs' lengths as max_tokens; by the clients' limits SGLang admits fewer requests."
         return
     if d.scheduler.trtllm is not None:
         yield "Requests were scheduled by TensorRT-LLM's rules; SGLang's are those of scheduler sglang."

@@ -27,6 +27,7 @@ def run(
         list[str] | None, Option(metavar="METRIC=BOUND", help="Limit, instead of [search.limits]; repeatable.")
     ] = None,
     set_: Annotated[list[str] | None, options.setting("deployment.tp=8")] = None,
+    variant: Annotated[str | None, Option(metavar="NAME", help="Only this variant of the scenario.")] = None,
     cost: CostSource = None,
     precision: Annotated[float | None, Option(help="Relative half-width to reach: 0.025.")] = None,
     seeds: Annotated[int | None, Option(min=1, help="Independent repetitions: 5.")] = None,
@@ -43,6 +44,8 @@ def run(
     given = {"limits": _inline_table(limit) if limit else None, "precision": precision, "seeds": seeds}
     search = [f"search.{name}={value}" for name, value in given.items() if value is not None]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *search])
+    if variant is not None:
+        scenario = scenario.only(variant)
     outputs.require_outputs(json, None, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
 

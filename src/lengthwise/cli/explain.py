@@ -54,9 +54,10 @@ def run(
     shown: list[tuple[tuple[object, ...], str]] = []
     for one in build(scenario):
         found, sections = explain(one), one.scenario
-        # Everything that the page shows but the scheduler, of which only its memory policy has an effect here.
+        # Everything that the page shows but the scheduler, of which memory and steps have an effect here.
         page = (
-            sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits, found.by_prediction
+            sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits,
+            found.by_prediction, [step.name for step in found.steps],
         )  # fmt: skip
         same = next((name for other, name in shown if other == page), None)
         if shown:
@@ -196,8 +197,12 @@ def _show_engines(variant: Variant) -> None:
     rows = []
     for section, keys in defaults[0].items():
         for key in keys:
-            values = [str(one[section][key]) for one in defaults]
-            rows.append((f"{section}.{key}", *values, str(getattr(getattr(variant.scenario, section), key))))
+            values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
+            values["here"] = getattr(getattr(variant.scenario, section), key)
+            if key == "prefix_cache":  # TensorRT-LLM's is not modelled, nor any under an engine's own rules
+                refusing = ["here"] if variant.deployment.scheduler.engine_rules else []
+                values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
+            rows.append((f"{section}.{key}", *map(str, values.values())))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo()
 
@@ -206,8 +211,10 @@ def _caches(found: Explanation) -> list[tuple[str, str]]:
     """Return a row for the prefix cache and for each tier behind it: rules and speeds. The sizes have a table."""
     limits = found.deployment.limits
     if not limits.enable_prefix_caching:
-        text = "off; prompts share prefixes, which engine.enable_prefix_caching = true would find"
-        return [("prefix cache", text)] if found.shares_prefixes else []
+        rules = found.deployment.scheduler.engine_rules
+        text = "which engine.enable_prefix_caching = true would find"
+        text = f'which no cache finds yet with scheduler "{rules}"' if rules else text
+        return [("prefix cache", f"off; prompts share prefixes, {text}")] if found.shares_prefixes else []
     size = f"{limits.block_size} token{'s' if limits.block_size > 1 else ''}"
     kinds = {
         "vllm": f"vLLM's, full blocks of {size}, least recently used evicted first",

@@ -31,7 +31,7 @@ def paged(context_tokens, block_size, free_blocks, watermark_blocks, num_running
 
 @memory
 def paged_by_chunk(context_tokens, chunk_tokens, block_size, free_blocks, watermark_blocks, num_running):
-    """The complete prompt must fit above the watermark, but blocks are taken chunk by chunk (vLLM v1)."""
+    """Blocks for a chunk, if those of the complete prompt are free (vLLM v1's scheduler_reserve_full_isl)."""
     left = free_blocks - (context_tokens + block_size - 1) // block_size
     if left < 0 or (num_running > 0 and left < watermark_blocks):
         return -1

@@ -39,7 +39,7 @@ def fewest_waiting(waiting):
 
 @router(name="least_tokens")
 def fewest_tokens(tokens):
-    """The replica with the fewest outstanding prompt and predicted output tokens."""
+    """The replica with the fewest prompt and predicted output tokens of its requests; unpredicted outputs count 0."""
     best = 0
     for replica in range(1, len(tokens)):
         if tokens[replica] < tokens[best]:
@@ -129,7 +129,7 @@ def uncached_work(prompt_tokens, waiting, running, prefix_tokens):
 
 @router(prefix="cache")
 def uncached_load(prompt_tokens, waiting, running, tokens, prefix_tokens):
-    """The least uncached prompt tokens, weighed by requests and by outstanding tokens (the geometric mean of both)."""
+    """The least u^2 r t: u uncached prompt tokens, r requests and t their prompt and predicted output tokens."""
     best, least = 0, 0.0
     for replica in range(len(waiting)):
         uncached = 1.0 * (prompt_tokens - prefix_tokens[replica])

@@ -67,7 +67,8 @@ def answers(study: KvStudy) -> list[str]:
     if pool is not None:
         found = f"The GPU pool of {pool.tokens:,} tokens ({amount(pool.gb)} GB) finds {_percent(pool.token_share)}"
         simulated, findable = study.found.simulated, max(every.token_share.value, study.found.unlimited.value)
-        more = f"at most {_points(findable - pool.token_share.value)} percentage points"
+        points = _points(findable - pool.token_share.value)
+        more = f"at most {points} percentage point{'' if points == '1' else 's'}"
         if math.isfinite(simulated.value):
             found += f", and {_percent(simulated)} where requests run together"
             more += f" to the first figure, {_points(findable - simulated.value)} to the second"
@@ -129,16 +130,20 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
     net, gpu = best.net_usd_per_hour, f"${study.gpu_usd_per_s:.2g} for a second of the replica's GPUs"
     low = np.nanmin([net.value, net.low, net.model_low])
     high = np.nanmax([net.value, net.high, net.model_high])
-    price = f"At {gpu} and ${study.usd_per_gb_hour:g} for a GB of memory and hour"
+    price, memory = f"At {gpu} and ${study.usd_per_gb_hour:g} for a GB of memory and hour", "memory"
+    if study.storage_usd_per_hour:
+        price += f", and ${study.storage_usd_per_hour:.2g} for an hour of the replica's storage"
+        memory = "memory with this storage"
     if net.value <= 0:
-        limit = max(_worth(study, size) / size.gb for size in priced)
+        limit = max((_worth(study, size) - study.storage_usd_per_hour) / size.gb for size in priced)
         pays = "may not pay" if high > 0 else "does not pay"
         loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it costs {_usd(study, best)}"
-        return [f"{price}, memory {pays}: {loss}. It would pay below ${limit:.2g} for a GB and hour."]
+        below = f"It would pay below ${limit:.2g} for a GB of memory and hour"
+        below = below if limit > 0 else "The storage alone costs more than both save"
+        return [f"{price}, {memory} {pays}: {loss}. {below}."]
     pays = "pays" if low > 0 else "may pay"
-    answer = (
-        f"{price}, memory {pays}: of these sizes {best.name} has the largest net saving; it costs {_usd(study, best)}."
-    )
+    saving = f"of these sizes {best.name} has the largest net saving; it costs {_usd(study, best)}"
+    answer = f"{price}, {memory} {pays}: {saving}."
     larger = next((size for size in priced if size.blocks > best.blocks), None)
     if larger is not None:
         step_usd = (larger.gb - best.gb) * study.usd_per_gb_hour
@@ -148,14 +153,18 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
 
 
 def _worth(study: KvStudy, size: CacheSize) -> float:
-    return size.net_usd_per_hour.value + size.gb * study.usd_per_gb_hour
+    return size.net_usd_per_hour.value + _price(study, size)
+
+
+def _price(study: KvStudy, size: CacheSize) -> float:
+    return size.gb * study.usd_per_gb_hour + study.storage_usd_per_hour
 
 
 def _usd(study: KvStudy, size: CacheSize) -> str:
     net = _signed(size.net_usd_per_hour)
     each = " ".join(filter(None, (net.text, net.interval, net.model)))
     worth, saved_s = _worth(study, size), _worth(study, size) / study.gpu_usd_per_s
-    costs = f"${size.gb * study.usd_per_gb_hour:.2g}/h and saves ${worth:.2g}/h"
+    costs = f"${_price(study, size):.2g}/h and saves ${worth:.2g}/h"
     return f"{costs} ({saved_s:,.0f} s of prefill beyond the GPU pool): a net {each} $/h"
 
 

@@ -19,7 +19,13 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, PREFIX_CACHE, QUANTILES, Metric, split
 from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
 
-LABELS = {**METADATA, "policy": "Scheduler"}  # labels of settings, by the last part of their keys
+LABELS = {  # of settings, by the last part of their keys
+    **METADATA,
+    "policy": "Scheduler",
+    "enable_prefix_caching": "Prefix cache",
+    "prefix_cache": "Prefix cache's rules",
+    "size_gb": "CPU memory, GB",
+}
 STATISTICS = ("mean", *QUANTILES, "p99.9", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
 BINDING_SHARE = 0.8  # the limit that binds is in bold if its metric reaches this share of the bound

@@ -20,10 +20,10 @@ class CacheSize:
     token_share: Estimate  # of all prompt tokens
     saved_share: Estimate = UNKNOWN  # of the time that prefilling each prompt alone takes
     saved_s_per_hour: Estimate = UNKNOWN  # the same in seconds, for each hour of traffic
-    # Of memory of this size behind the GPU pool, by what it adds to the pool:
-    usd_per_saved_s: Estimate = UNKNOWN  # price of the memory over the seconds saved
-    usd_per_million_tokens: Estimate = UNKNOWN  # price of the memory over the tokens found
-    net_usd_per_hour: Estimate = UNKNOWN  # price of the seconds of the replica's GPUs saved, less that of the memory
+    # Of memory of this size behind the GPU pool and of the storage behind both, by what they add to the pool:
+    usd_per_saved_s: Estimate = UNKNOWN  # price of memory and storage over the seconds saved
+    usd_per_million_tokens: Estimate = UNKNOWN  # price of memory and storage over the tokens found
+    net_usd_per_hour: Estimate = UNKNOWN  # price of the seconds of the replica's GPUs saved, less that of both
     # Of all prompt tokens, what the GPU pool and CPU memory of this size behind it find, with engine.kv_offloading's
     # storage behind both. Known if that is another share than the larger of the two finds:
     hierarchy_share: Estimate = UNKNOWN
@@ -56,6 +56,7 @@ class TierShare:
     gb: float  # of all GPUs of a replica, or of all replicas that share it; infinite: no limit
     token_share: Estimate  # of an inclusive LRU hierarchy
     simulated: Estimate
+    usd_per_hour: float = 0.0  # price of a replica's storage, or of its part of a shared one
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,8 @@ class KvStudy:
     usd_per_gb_hour: float = math.nan  # of the memory
     gpu_usd_per_s: float = math.nan  # of a replica's GPUs
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def storage_usd_per_hour(self) -> float:
+        """Return the price of a replica's storage for an hour."""
+        return sum(tier.usd_per_hour for tier in self.tiers)

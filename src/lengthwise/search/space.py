@@ -82,7 +82,10 @@ _NAMES = {
     "engine.name": "{}", "scheduler.policy": "{}", "scheduler.batching": "{}", "scheduler.rank": "{}",
     "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
+    "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
+    "engine.kv_offloading.size_gb": "cpu {}GB",
 }  # fmt: skip
+_SWITCH = {True: "on", False: "off"}
 
 
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -96,7 +99,8 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     names = []
     for s in many:
-        words = (_NAMES.get(k, f"{k.rpartition('.')[2]}={{}}").format(s[k]) for k in varied if k in s)
+        shown = {k: _SWITCH[s[k]] if s[k] is True or s[k] is False else s[k] for k in varied if k in s}
+        words = (_NAMES.get(k, f"{k.rpartition('.')[2]}={{}}").format(value) for k, value in shown.items())
         names.append(" ".join(words) or "the only one")
     if len(set(names)) == len(names):
         return names

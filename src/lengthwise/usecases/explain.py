@@ -8,6 +8,7 @@ import numpy as np
 
 from lengthwise import cost, engine, policy
 from lengthwise.cost import HostOverhead, OperatorTime, model_error
+from lengthwise.policy.contracts import BATCHING_ARGUMENTS
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
@@ -82,7 +83,8 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return the batches that fit, and steps of typical shapes, for the variant's own workload.
 
     There are up to four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is
-    done, one prompt of mean length, and decodes together with as many prompt tokens as the token budget leaves.
+    done, one prompt of mean length, and, where steps mix them, decodes together with as many prompt tokens as the token
+    budget leaves.
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_one_side("explain")
@@ -103,13 +105,23 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     if seqs > 1:
         shapes.append((f"decode {seqs:,}", seqs, 0))
     shapes.append((f"prompt {prompt:,}", 0, prompt))
-    if limits.max_num_batched_tokens > seqs:
+    if limits.max_num_batched_tokens > seqs and _mixes(deployed):
         chunk = min(limits.max_num_batched_tokens - seqs, longest)
         shapes.append((f"{seqs:,} + {chunk:,}", seqs, chunk))
     overhead = cost.host_overhead(variant.scenario.deployment.host_overhead) or HostOverhead()
     steps = [_step(deployed, name, decodes, chunk, context, overhead) for name, decodes, chunk in shapes]
     by_prediction = deployed.scheduler.reserve or memory.uses("predicted_tokens", "peak_tokens")
     return Explanation(deployed, context, fits, steps, by_prediction, _tiers(deployed), requests.prefixes is not None)
+
+
+def _mixes(deployed: Deployment) -> bool:
+    """Return whether a step can have decodes and prompts."""
+    scheduler, limits = deployed.scheduler, deployed.limits
+    if scheduler.engine_rules:
+        return scheduler.sglang is None or scheduler.sglang.enable_mixed_chunk
+    form = policy.interpreted(policy.resolve("batching", scheduler.batching))
+    sizes = {"token_budget": limits.max_num_batched_tokens, "max_num_seqs": limits.max_num_seqs}
+    return not form(**(dict.fromkeys(BATCHING_ARGUMENTS, 1) | sizes))[2] & policy.DECODES_WAIT
 
 
 def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:

@@ -182,7 +182,8 @@ def study_trace(
 class Prices:
     """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU).
 
-    Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one.
+    Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one. Storage has the price
+    of ``engine.kv_offloading.storage``.
     """
 
     usd_per_gb_hour: float | None = None
@@ -200,10 +201,15 @@ def study(
     deployed, run = variant.deployment, variant.scenario.run
     deployed.require_one_side("kv")
     usd_per_gb_hour, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
+    storage_usd = _storage_usd_per_hour(deployed)
     if usd_per_gb_hour is None:
-        usd_per_gb_hour = (0.0 if offloading is None else offloading.usd_per_gb_hour) or math.nan
+        usd_per_gb_hour = 0.0 if offloading is None else offloading.usd_per_gb_hour
+        usd_per_gb_hour = usd_per_gb_hour if usd_per_gb_hour or storage_usd else math.nan
     elif not 0 < usd_per_gb_hour < math.inf:
         raise InputError(f"--memory-price must be above 0 and finite; it is {usd_per_gb_hour:g}")
+    names = [name for name, _ in prices.sources]
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"--load must give each source once; {again!r} occurs {names.count(again)} times. Rename one")
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
@@ -236,7 +242,7 @@ def study(
     pool = replace(of_pools.at(deployed.kv.num_blocks, POOL), is_given=True)
     rows = [savings.of(pool if row.name == POOL else row) for row in sizes.rows(memory_gb, pool.blocks)]
     if not math.isnan(usd_per_gb_hour):
-        rows = [savings.priced(row, usd_per_gb_hour) for row in rows]
+        rows = [savings.priced(row, row.gb * usd_per_gb_hour + storage_usd, hierarchies) for row in rows]
     notes = [*_load_notes(waits_s, jcts_s), *model_error.deployment_notes(deployed)]
     if prompts_only:
         notes.append("The GPU pool's row has blocks of outputs, too: a GPU's prefix cache keeps them.")
@@ -348,14 +354,15 @@ def _tier_shares(runs: Sequence[_Hierarchy]) -> tuple[TierShare, ...]:
     if offloading is None or not blocks:
         return ()
     pool_gb = deployment.kv.num_blocks * deployment.offloaded_block_bytes / GB
-    names = [(POOL, pool_gb), ("CPU memory", offloading.size_gb)]
+    names = [(POOL, pool_gb, 0.0), ("CPU memory", offloading.size_gb, 0.0)]
     if offloading.storage is not None and deployment.storage_blocks:
-        names.append(("storage", offloading.storage.size_gb))
+        names.append(("storage", offloading.storage.size_gb, _storage_usd_per_hour(deployment)))
     found = [np.diff(run.tokens(blocks), axis=0, prepend=0) for run in runs]
     totals, simulated = [run.pool.prompt_tokens for run in runs], [run.simulated() for run in runs]
+    shares = [_share([each[k] for each in found], totals) for k in range(len(names))]
     return tuple(
-        TierShare(name, gb, _share([each[k] for each in found], totals), mean_estimate([each[k] for each in simulated]))
-        for k, (name, gb) in enumerate(names)
+        TierShare(name, gb, shares[k], mean_estimate([each[k] for each in simulated]), usd)
+        for k, (name, gb, usd) in enumerate(names)
     )
 
 
@@ -456,17 +463,16 @@ class _Savings:
         per_hour = self._with_error(self._per_hour(saved_s), cached[0], self._no_tokens[0])
         return replace(size, saved_share=_share(saved_s, self._alone_s), saved_s_per_hour=per_hour)
 
-    def priced(self, size: CacheSize, usd_per_gb_hour: float) -> CacheSize:
-        """Return the size with the price of what such a memory adds to the GPU pool, if it adds anything."""
+    def priced(self, size: CacheSize, usd: float, hierarchies: Sequence[_Hierarchy]) -> CacheSize:
+        """Return the size with the worth of what it and the storage add to the GPU pool for ``usd`` an hour, if any."""
         before = self._at_pool
-        # The pool has blocks of outputs, which a memory without them does not.
-        cached = [np.maximum(pool, each) for pool, each in zip(before, self._cached(size), strict=True)]
+        cached = [each.tokens(size.blocks)[-1] for each in hierarchies]
         more = [after - pool for after, pool in zip(cached, before, strict=True)]
         if size.name == POOL or not sum(int(each.sum()) for each in more):
             return size
         pairs = zip(self._saved(cached), self._saved(before), strict=True)
         more_s = self._with_error(self._per_hour([after - pool for after, pool in pairs]), cached[0], before[0])
-        usd, worth = size.gb * usd_per_gb_hour, more_s.scaled(self.gpu_usd_per_s)
+        worth = more_s.scaled(self.gpu_usd_per_s)
         return replace(
             size,
             usd_per_saved_s=_usd_per_unit(usd, more_s),
@@ -497,6 +503,14 @@ class _Savings:
         prompt, cached, before = prompt[rows], cached[rows], before[rows]
         sums = [float((_saved_s(one, prompt, cached) - _saved_s(one, prompt, before)).sum()) for one in self._deployed]
         return drawn_estimate(estimate, sums)
+
+
+def _storage_usd_per_hour(deployment: Deployment) -> float:
+    """Return the price of the storage for an hour and one replica."""
+    offloading = deployment.limits.kv_offloading
+    if offloading is None or (storage := offloading.storage) is None or not storage.usd_per_gb_hour:
+        return 0.0
+    return storage.size_gb * storage.usd_per_gb_hour / (deployment.parallel.replicas if storage.shared else 1)
 
 
 def _usd_per_unit(usd: float, units: Estimate) -> Estimate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -85,6 +86,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                 )
             _require_tables_of_one_deployment(expanded, space_of(expanded.search))
             alone = expanded.model_copy(update={"search": None, "variants": []})
+            _require_blocks_of_one_size(alone, space_of(expanded.search))
             make = partial(_deployment_with, alone, sharing_of(expanded))
             bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
             found.append(VariantSearch(expanded.name, expanded, bench))
@@ -108,6 +110,25 @@ def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
                 f"a search with cost {source!r} must be of what the tables were made for: one model on one GPU at one "
                 f"tensor-parallel degree; its space has {'; '.join(several)}, which the tables would make all alike. "
                 "Give a source that tells them apart (roofline, profile:FILE), or a file for each in [[search.any_of]]"
+            )
+
+
+def _require_blocks_of_one_size(scenario: Scenario, space: Space) -> None:
+    """Raise InputError if one number of KV blocks would be of blocks of several sizes, as engines have them."""
+    found: defaultdict[int, dict[int, str]] = defaultdict(dict)  # tokens of a block, by number of blocks
+    for axes in space.alternatives():
+        keys = [key for key in ("engine.name", "engine.block_size", "deployment.num_blocks") if key in axes]
+        for values in itertools.product(*(axes[key] for key in keys)):
+            made = _with_settings(scenario, dict(zip(keys, values, strict=True)))
+            if (blocks := made.deployment.num_blocks) is not None:
+                size, name = made.engine.block_size, made.engine.name
+                found[blocks][size] = f"{blocks * size:,} tokens with block_size {size}{f' ({name})' if name else ''}"
+    for blocks, sizes in found.items():
+        if len(sizes) > 1:
+            raise InputError(
+                f"deployment.num_blocks must be of blocks of one size in a search; {blocks:,} blocks are "
+                f"{' and '.join(sizes.values())}. Leave num_blocks out, for what fits in memory, or give each block "
+                "size its own num_blocks in [[search.any_of]]"
             )
 
 

@@ -20,9 +20,7 @@ from lengthwise.schema.errors import InputError, TraceError, UnknownNameError
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.session_rows import (
-    HASHED_TOKENS,
     JOURNAL,
-    hash_fault,
     is_agentic,
     is_otel,
     read_agentic,
@@ -30,7 +28,7 @@ from lengthwise.workload.session_rows import (
     read_journal,
     read_otel,
 )
-from lengthwise.workload.trace_rows import FORMATS, Source, Trace, line_of, read_rows
+from lengthwise.workload.trace_rows import FORMATS, HASHED_TOKENS, Source, Trace, hash_fault, line_of, read_rows
 from lengthwise.workload.writers import may_be_workload, read_parquet
 
 READABLE = (
@@ -66,7 +64,8 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     =============  ==================================================================================
     azure          csv TIMESTAMP (dates or 100-ns ticks), ContextTokens, GeneratedTokens
     burstgpt       csv Timestamp (s), Model, Request tokens, Response tokens; failures (0 tokens) are left out
-    vidur          csv num_prefill_tokens, num_decode_tokens; optional: arrived_at (s), tenant, max_tokens, session
+    vidur          csv num_prefill_tokens, num_decode_tokens; optional: arrived_at (s), tenant, priority, max_tokens,
+                   ignore_eos, session, turn
     splitwise      csv arrival_timestamp (s), prompt_size, token_size
     mooncake       jsonl timestamp (ms), input_length, output_length, hash_ids (of blocks of 512 tokens, or block_size),
                    session_id, priority, tenant, max_tokens, ignore_eos; also with delay (ms), request_id, wait_for,

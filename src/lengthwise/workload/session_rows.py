@@ -16,10 +16,7 @@ import numpy as np
 
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import MAX_TENANTS, UNCAPPED, After, SharedPrefixes, Workload, estimated_tokens
-from lengthwise.workload.trace_rows import FORMATS, Source, row_fault
-
-HASHED_TOKENS = 512
-"""Tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``."""
+from lengthwise.workload.trace_rows import FORMATS, HASHED_TOKENS, Source, row_fault
 
 _USERS = {"human", "user"}
 _TOOLS = {"tool", "function", "observation"}
@@ -137,11 +134,11 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
     for number, (line, row) in enumerate(rows):
         fault = row_fault(FORMATS["mooncake"], [], row)
         at_ms: Any = row.get("timestamp")
-        hashes, session = row.get("hash_ids") or [], row.get("session_id")
-        if row.get("block_size", HASHED_TOKENS) != block_tokens:
+        if not fault and row.get("block_size", HASHED_TOKENS) != block_tokens:
             fault = "block_size must not vary"
-        if fault := fault or hash_fault(hashes, row["input_length"], block_tokens):
+        if fault:
             raise source.fault(line, fault)
+        hashes, session = row.get("hash_ids") or [], row.get("session_id")
         waits = _parents(source, line, row, place, number, last)
         if not waits and (type(at_ms) not in (int, float) or not 0 <= at_ms < np.inf):
             need = "timestamp must be a time from 0 up where a row follows no other by session_id or wait_for"
@@ -190,28 +187,14 @@ def _parents(
 def _scheduling_columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the columns priority and tenant of rows that have them."""
     columns: dict[str, Any] = {}
-    if all(type(row.get("priority")) is int for row in rows):
-        columns["priority"] = [row["priority"] for row in rows]
+    if any(type(row.get("priority")) is int for row in rows):
+        columns["priority"] = [row.get("priority") or 0 for row in rows]
     if any("tenant" in row for row in rows):
         tenants = [row.get("tenant") for row in rows]
         codes = {tenant: code for code, tenant in enumerate(dict.fromkeys(map(str, tenants)))}
         are_codes = all(type(tenant) is int and 0 <= tenant < MAX_TENANTS for tenant in tenants)
         columns["tenant"] = tenants if are_codes else [codes[str(tenant)] for tenant in tenants]
     return columns
-
-
-def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
-    """Return what is wrong with the hash_ids of a row, or None."""
-    if type(block_tokens) is not int or block_tokens < 1:
-        return f"block_size must be a number of tokens from 1 up; it is {block_tokens!r:.60}"
-    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
-        return f"hash_ids must be a list of whole numbers from 0 up; it is {ids!r:.60}"
-    if len(ids) > -(-prompt_tokens // block_tokens):
-        return (
-            f"a prompt of {prompt_tokens} tokens has at most {-(-prompt_tokens // block_tokens)} blocks of "
-            f"{block_tokens} tokens (block_size in each row); it has {len(ids)} hash_ids"
-        )
-    return None
 
 
 def _earlier(source: Source, line: int, verb: str, name: str, place: dict[str, int], number: int) -> int:

@@ -187,6 +187,8 @@ def parse_dates(series: pl.Series) -> Floats | None:
     return np.asarray((numbers - numbers[:1]) / per_s)
 
 
+HASHED_TOKENS = 512
+"""Tokens of a block of Mooncake's ``hash_ids``, unless rows have a ``block_size``."""
 TEXTS = {"prompt": "prompt", "output": "output", "response": "output", "model": "model"}  # text columns of every format
 
 
@@ -232,7 +234,11 @@ FORMATS = {
         ),
         RowFormat(
             "vidur", "csv", "arrived_at", 1.0, "num_prefill_tokens", "num_decode_tokens",
-            {"tenant": "tenant", "max_tokens": "max_tokens", "session": "session"}, arrival_optional=True,
+            {
+                "tenant": "tenant", "priority": "priority", "max_tokens": "max_tokens", "ignore_eos": "ignore_eos",
+                "session": "session", "turn": "turn",
+            },
+            arrival_optional=True,
         ),
         RowFormat("splitwise", "csv", "arrival_timestamp", 1.0, "prompt_size", "token_size"),
         RowFormat(
@@ -254,10 +260,16 @@ FORMATS = {
 def read_rows(source: Source, form: RowFormat) -> Trace:
     """Return the requests of a file in its order. Raises TraceError if it does not have the format ``form``."""
     columns = source.header if form.kind == "csv" else list(source.first_object or {})
+    if form.kind == "jsonl":  # rows after the first may have more columns
+        columns += [name for name in form.extra if name not in columns and f'"{name}"'.encode() in source.data]
     if not set(form.required) <= set(columns):
         raise source.fault(
             1, f"the format {form.name} needs {', '.join(form.required)}; the file has {', '.join(columns[:12])}"
         )
+    if form.kind == "csv" and (unread := _MEANINGFUL & set(columns) - set(form.extra)):
+        raise source.fault(1, f"the format {form.name} has no column {min(unread)}; {_ELSEWHERE}")
+    if "turn" in form.extra and "turn" in columns and "session" not in columns:
+        raise source.fault(1, "a column turn needs a column session, whose turns it numbers; add it, or take turn out")
     try:
         trace = _to_trace(source, form, _read_frame(source, form, columns))
     except (PolarsError, OverflowError) as error:
@@ -276,7 +288,22 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
     return source.csv_rows() if form.kind == "csv" else source.json_rows()
 
 
-_TYPES = {"max_tokens": pl.Int64, "ignore_eos": pl.Boolean}  # also where the first row has null
+_MEANINGFUL = {
+    *FORMATS["vidur"].extra, *FORMATS["mooncake"].extra, "delay", "wait_for", "tool_wait_ms", "previous_turn",
+} - {"block_size"}  # fmt: skip
+"""Columns that lengthwise reads in some format, so that another format must not ignore them."""
+_ELSEWHERE = (
+    f"CSV files with {', '.join(FORMATS['vidur'].required)} have {', '.join(FORMATS['vidur'].extra)}, and JSONL files "
+    "of Mooncake's format hash_ids, session_id, wait_for and delay. Rename the columns, or take this one out"
+)
+_TYPES = {
+    "max_tokens": pl.Int64,
+    "ignore_eos": pl.Boolean,
+    "priority": pl.Int64,
+    "turn": pl.Int64,
+    "block_size": pl.Int64,
+    "hash_ids": pl.List(pl.Int64),
+}  # others are texts
 _MISSING = {"session": -1, "max_tokens": UNCAPPED, "ignore_eos": False}
 
 
@@ -288,11 +315,12 @@ def _read_frame(source: Source, form: RowFormat, columns: list[str]) -> pl.DataF
     if form.kind == "csv":
         types |= {name: _TYPES.get(name, pl.String) for name in optional}
         return pl.read_csv(source.data.rstrip(), columns=list(types), schema_overrides=types)
-    kinds = {int: pl.Int64, str: pl.String, list: pl.List(pl.Int64)}
-    values = source.first_object or {}
-    types |= {name: kinds[type(values[name])] for name in optional if type(values.get(name)) in kinds}
-    types |= {name: _TYPES[name] for name in optional if name in _TYPES}
-    return pl.read_ndjson(source.data, schema=types)
+    first = source.first_object or {}
+    texts = [name for name, what in optional.items() if what in TEXTS.values()]
+    types |= {name: _TYPES.get(name, pl.String) for name in optional if name not in texts or type(first[name]) is str}
+    frame = pl.read_ndjson(source.data, schema=types)
+    empty = [name for name in optional if name in types and name not in _MISSING and frame[name].is_null().all()]
+    return frame.drop(empty)
 
 
 def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | None:
@@ -321,7 +349,13 @@ def _to_trace(source: Source, form: RowFormat, frame: pl.DataFrame) -> Trace | N
         arrival_s = (values - values[:1]) * form.unit_s
     optional = form.optional(frame.columns)
     extra = {optional[c]: _to_column(frame[c], optional[c]) for c in frame.columns if c in optional}
-    return Trace(arrival_s, lengths[0], lengths[1], extra, name) if _limits_fit(extra, lengths[1]) else None
+    if "max_tokens" not in extra:
+        extra.pop("ignore_eos", None)  # of no request
+    is_valid = _limits_fit(extra, lengths[1]) and not (extra.get("turn", lengths[1]) < 0).any()
+    if "hash_ids" in frame.columns:
+        ids = frame["hash_ids"]
+        is_valid = is_valid and not ids.filter(ids.list.len() > 0).explode().null_count()
+    return Trace(arrival_s, lengths[0], lengths[1], extra, name) if is_valid else None
 
 
 def _limits_fit(extra: Mapping[str, npt.NDArray[Any]], output: npt.NDArray[np.int64]) -> bool:
@@ -346,6 +380,8 @@ def _to_column(series: pl.Series, name: str) -> npt.NDArray[Any]:
         # Names are numbered in order of appearance; requests without a name are one more tenant.
         names = series.drop_nulls().unique(maintain_order=True)
         return series.replace_strict(names, range(len(names)), default=len(names), return_dtype=pl.Int64).to_numpy()
+    if name == "session" and (numbers := series.cast(pl.Int64, strict=False)).cast(pl.String).equals(series):
+        series = numbers
     if series.dtype in (pl.Int64, pl.Boolean):
         return series.fill_null(_MISSING.get(name, 0)).to_numpy()
     if name in TEXTS.values():
@@ -372,26 +408,57 @@ def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> 
         value = _number(cells.get(name), form.kind)
         if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):
             return f"{name} must be a whole number of tokens from {form.min_tokens} up; it is {_shown(cells, name)}"
-    if "max_tokens" in form.extra and (fault := _limit_fault(form, cells)):
+    if (fault := _column_fault(form, cells)) or form.arrival not in columns:
         return fault
-    if form.arrival not in columns:
-        return None
     if form.unit_s is None:
-        is_valid = is_date(cells.get(form.arrival))
-        return None if is_valid else f"{form.arrival} must be a date; it is {_shown(cells, form.arrival)}"
-    value = _number(cells.get(form.arrival), form.kind)
-    if value is None or not 0 <= value < np.inf:
-        return f"{form.arrival} must be a time from 0 up; it is {_shown(cells, form.arrival)}"
+        is_valid, what = is_date(cells.get(form.arrival)), "a date"
+    else:
+        value = _number(cells.get(form.arrival), form.kind)
+        is_valid, what = value is not None and 0 <= value < np.inf, "a time from 0 up"
+    return None if is_valid else f"{form.arrival} must be {what}; it is {_shown(cells, form.arrival)}"
+
+
+def _column_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a row's optional columns, or None."""
+    for name, least in (("priority", -(2**63)), ("turn", 0)):
+        if name not in form.extra or (given := cells.get(name)) in (None, ""):
+            continue
+        value = _number(given, form.kind)
+        if value is None or value != int(value) or not least <= value < 2**63:
+            return f"{name} must be a whole number{' from 0 up' if least == 0 else ''}; it is {given!r:.60}"
+    if "hash_ids" in form.extra:
+        ids = [] if cells.get("hash_ids") is None else cells["hash_ids"]
+        if fault := hash_fault(ids, int(cells[form.prompt]), cells.get("block_size", HASHED_TOKENS)):
+            return fault
+    return _limit_fault(form, cells) if "max_tokens" in form.extra else None
+
+
+def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
+    """Return what is wrong with the hash_ids of a row, or None."""
+    if type(block_tokens) is not int or block_tokens < 1:
+        return f"block_size must be a number of tokens from 1 up; it is {block_tokens!r:.60}"
+    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**63 for one in ids):
+        return f"hash_ids must be a list of whole numbers from 0 to 2^63 - 1; it is {ids!r:.60}"
+    if len(ids) > -(-prompt_tokens // block_tokens):
+        return (
+            f"a prompt of {prompt_tokens} tokens has at most {-(-prompt_tokens // block_tokens)} blocks of "
+            f"{block_tokens} tokens (block_size in each row); it has {len(ids)} hash_ids"
+        )
     return None
 
 
 def _limit_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a row's max_tokens and ignore_eos, or None."""
     given, output, is_exact = cells.get("max_tokens"), cells[form.output], cells.get("ignore_eos")
+    if form.kind == "csv":
+        output, is_exact = (
+            int(float(output)),
+            {"true": True, "false": False, "": False}.get(str(is_exact or ""), is_exact),
+        )
     cap = UNCAPPED if given in (None, "") else _number(given, form.kind)
     if cap is None or cap != int(cap) or not float(output) <= cap <= UNCAPPED:
         return f"max_tokens must be a whole number from {form.output} ({output}) up, or missing; it is {given!r}"
-    if is_exact not in (None, False, True):
+    if is_exact is not None and type(is_exact) is not bool:
         return f"ignore_eos must be true or false; it is {is_exact!r:.60}"
     if is_exact and cap != output:
         return f"with ignore_eos, {form.output} must equal max_tokens; they are {output} and {given}"

@@ -16,8 +16,7 @@ from polars.exceptions import PolarsError
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
-from lengthwise.workload.session_rows import HASHED_TOKENS
-from lengthwise.workload.trace_rows import TEXTS, Source
+from lengthwise.workload.trace_rows import HASHED_TOKENS, TEXTS, Source
 
 MAIN_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 OPTIONAL_COLUMNS = ("predicted_tokens", "priority", "tenant", "max_tokens", "ignore_eos")

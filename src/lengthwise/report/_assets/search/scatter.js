@@ -91,7 +91,8 @@
     const axis = study.plan.axes[+element("colour").value], used = new Set(marks.flat().map((m) => m.choice.settings[+element("colour").value]));
     const items = axis && !single() ? axis.values.map((name, i) => [i, name]).filter(([i]) => used.has(i)) : [];
     const swatch = (style, i = 0) => make("i", { class: `swatch ${SYMBOLS[Math.floor(i / 8) % 4]}`, style });
-    element("colours").replaceChildren(...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`, i), name)),
+    const head = items.length ? [make("li", {}, `${axis.label}:`)] : [];
+    element("colours").replaceChildren(...head, ...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`, i), name)),
       make("li", {}, swatch("--c:var(--faint);opacity:.35"), "breaks a limit"), make("li", {}, make("i", { class: "ring" }), "best now"));
     element("one-label").hidden = !single();
   }
