@@ -33,7 +33,7 @@ def run(
         Option("--false-positive-rate", metavar="SHARE", help="Probability of any alarm if lengths never change."),
     ] = 0.01,
     min_requests: Annotated[int, Option("--least-requests", min=1, help="Requests that an alarm waits for.")] = 100,
-    every: Annotated[int, Option(min=1, help="Test every N-th request: for traces of alike neighbours.")] = 1,
+    every: Annotated[int, Option(min=1, help="Test every N-th request, if neighbours in the trace are alike.")] = 1,
     storage: Annotated[str, Option(metavar="PLACE", help="Where weights are loaded from: dram or ssd.")] = "dram",
     horizon: Annotated[str, Option(metavar="TIME", help="How long new lengths are expected to last.")] = "1h",
     margin: Annotated[

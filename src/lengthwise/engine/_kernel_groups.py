@@ -1,9 +1,9 @@
 """Groups of sequences that decode together: a step updates only the group's sums, in O(1); a change is O(log members).
 
-The heap of a group has one entry for each member. Its key is the group step of the member's last token. A member with a
-spare block (allocated, still empty) has instead the group step at which it needs one more block, if that is earlier.
+The heap of a group has one entry for each member. Its key is the group step of the member's final token. A member with
+a spare block (allocated, still empty) has instead the group step at which it needs one more block, if that is earlier.
 Members without a spare block are counted in ``block_needs`` by the step (modulo the block size) of their next block. A
-*cohort* counts the members whose last token came at the same time.
+*cohort* counts the members whose most recent token came at the same time.
 """
 
 from __future__ import annotations

@@ -211,10 +211,10 @@ def _table_rows(S, cost):
 def _count_rounds(rep, prompts):
     """Count the step that starts, and the rounds. In a round each micro-batch of the pipeline has one turn.
 
-    ``marked_step`` is the newest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
-    which they entered. When a step starts and the marked step has left, a round ends and the starting step is marked.
-    If the step after the marked one has left, too, the marked micro-batch had no requests any more: that round ended
-    before, and the newest earlier step is marked.
+    ``marked_step`` is the latest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
+    which they enter it. A step that starts after the marked step has left begins the marked micro-batch's next turn: a
+    round is counted, and the starting step is marked. If the step after the marked one has left as well, the marked
+    micro-batch has become empty: its round is counted at the step before the starting one.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1

@@ -73,7 +73,7 @@ class Ticket:
         self._driver.listeners.first_token(self.request, self._driver.clock())
 
     def on_progress(self, total_generated: int) -> None:
-        """Report the number of tokens generated so far. After a restart, smaller numbers than before are ignored."""
+        """Report the number of tokens generated so far. It is ignored unless above ``request.generated_tokens``."""
         request, driver = self.request, self._driver
         before = request.generated_tokens
         # An engine's count beyond what the request allows is an error, for which no tenant pays.

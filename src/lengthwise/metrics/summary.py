@@ -85,7 +85,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     kv_blocks = sum(side.kv.num_blocks * side.parallel.replicas for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.replicas for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
-    # At least 0 despite rounding: the run lasts until a step that a time limit interrupts ends.
+    # Only rounding can make it negative: ``end_s`` includes the steps in flight at a time limit.
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
     return Hardware(
         busy_share=Estimate(float(busy.mean())),

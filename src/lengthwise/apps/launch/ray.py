@@ -242,7 +242,7 @@ class RayLauncher(Launcher):
             await asyncio.shield(self._call(lambda: self._end(placed)))
 
     def force_stop(self) -> None:
-        """Kill all engines, now and later, including starting and ending engines."""
+        """Kill all engines, also those that start or end, and end later ones without a grace time."""
         self._kill = True
         for placed in list(self.placed):
             if placed.actor is not None:

@@ -132,12 +132,12 @@ def search_results(
     """Return the plan of each method, "lengthwise" first.
 
     "lengthwise" takes the best plan of several searches, whose costs are added. Even splits and list schedules, which
-    cost little, always run. "max", Algorithm 1 and the beam run within ``Effort.share`` of the best makespan, so that
-    the search does not cost more than it saves. If a method runs only for comparison, its plan is taken, and its cost
-    is added, if the plan ends earlier by more than this cost.
+    cost little, always run. The beam and, if models wait for one another, "max" and Algorithm 1 run within
+    ``Effort.share`` of the best makespan, so that the search does not cost more than it saves. If a method runs only
+    for comparison, its plan is taken, and its cost is added, if the plan ends earlier by more than this cost.
 
     ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search. If the
-    final plan has the same first stage, the search takes no extra time.
+    final plan has the same first stage, the search takes extra time only if it is longer than that stage.
     """
     search = Search(samples, space, options)
     names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]

@@ -165,9 +165,9 @@ class Scheduler:
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
         """Queue a request again, because its worker reported a full queue. Send fewer requests to that worker.
 
-        From its second refusal in a row on, the request waits longer than the others. If the worker has accepted
-        others in the meantime, or after four refusals, only the request waits, for 2 s. Return False if it must end,
-        because it was refused alone too often.
+        The worker backs off, and from its second refusal in a row on the request waits twice as long. If the worker has
+        accepted others since, or after four refusals, only the request is deferred, for 2 s. Return False if it must
+        end, at the third refusal while others were accepted.
         """
         if (entry := self.entries.get(id)) is None:
             return True

@@ -434,7 +434,7 @@ class RelayedRequest:
         await self.ticket.on_queue_full(error.refusal, error.retry_after_s)
 
     def _on_interrupt(self, cause: str) -> None:
-        """End the attempt now if the request is stopped or an engine can make up for what is lost. Others go on."""
+        """End the attempt now if the request is stopped, or can restart or resume without a gap for the client."""
         response = self.response
         if self._attempt is None:
             return

@@ -37,7 +37,7 @@ class UpstreamConnection(asyncio.Protocol):
     """A connection to an engine that serves one request after another.
 
     ``complete`` states whether the complete response has arrived, read or not. While a reader waits, ``on_chunk`` gets
-    each chunk. If ``on_chunk`` returns True, the reader is not woken, which saves a task switch.
+    each chunk but the last. If ``on_chunk`` returns True, the reader is not woken, which saves a task switch.
     """
 
     def __init__(self) -> None:

@@ -98,9 +98,9 @@ def measure(
 ) -> list[Outcome]:
     """Measure points in groups that fit the device and return outcomes. A LostError has the outcomes so far.
 
-    Points that took ENOUGH_S stop at MIN_REPEATS rather than ``repeats``. Once ``late()`` is true, no further point is
-    prepared, so that the remaining ones have no outcome, and rounds end when every point has MIN_REPEATS. A point that
-    lacks memory beside others is tried alone before it is skipped.
+    A point ends with ``repeats``, or once it took ENOUGH_S and has MIN_REPEATS. Once ``late()`` is true, no further
+    point is prepared, so that the remaining ones have no outcome, and rounds end when every point has MIN_REPEATS. A
+    point that lacks memory beside others is tried alone before it is skipped.
     """
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
