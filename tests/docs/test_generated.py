@@ -30,7 +30,7 @@ def test_the_reference_agrees_with_the_code():
 
 
 def test_every_page_of_measurements_has_tables():
-    names = ("apps", "exegpt", "fidelity", "gateway", "guide-agents", "lengths", "papers")
+    names = ("apps", "exegpt", "fidelity", "gateway", "guide-agents", "guide-memory-by-length", "lengths", "papers")
     assert [f"docs/{name}.md" for name in names] == PAGES
 
 
