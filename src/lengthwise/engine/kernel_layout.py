@@ -74,7 +74,7 @@ row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is
 (``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the queue key and
 index of the last one in order (``last_key``, ``last_index``). Under asynchronous scheduling, ``ending`` requests of
 ``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the oldest step in flight, its
-host forms no step before ``host_free_s``, and ``wakes`` is 1 if an event is pending. ``margin``: ``policy.reservation``."""
+host is free at ``host_free_s``, and ``wakes`` is 1 if an event for that is pending. ``margin``: see ``reservation``."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
