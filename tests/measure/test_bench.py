@@ -21,7 +21,7 @@ from lengthwise.measure import read_records, write_records
 from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.workload import UNCAPPED, Workload
 
 ABLE = Abilities(
     engine="vllm", model="toy", token_id_prompts=True, usage=True, usage_each=True, ignore_eos=True, min_tokens=True
@@ -192,6 +192,15 @@ def test_outputs_that_stop_by_themselves_are_recorded_as_received_and_warned_abo
     assert (measured.workload.output_tokens == 9).all()
     assert measured.metadata["finish_reasons"] == {"stop": 5}
     assert doubted(measured, "outputs were not as long as requested (33 % of it)")
+
+
+def test_without_exact_lengths_outputs_may_be_as_long_as_the_clients_limits():
+    work = requests(3, output=4, max_tokens=np.array([9, 30, UNCAPPED]), ignore_eos=np.zeros(3, bool))
+    measured, server = served(Script(stops_at=7), work, exact=False)
+    assert [sent.body.get("max_tokens") for sent in server.log] == [9, 30, None]
+    assert (measured.records.requests.output_tokens == 7).all()
+    assert not measured.errors
+    assert not doubted(measured, "outputs were not as long as requested")
 
 
 def test_uncounted_chunks_of_several_tokens_are_warned_about():

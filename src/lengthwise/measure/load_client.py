@@ -175,7 +175,7 @@ class Row:
         if self._final_usage is None:
             return False
         counted, reported = sum(self.tokens), self._final_usage.output_tokens
-        cut = self.finish_reason == "length" and reported < self.requested_tokens
+        cut = self.finish_reason == "length" and reported < self.requested_tokens < UNCAPPED
         return reported > self.requested_tokens or reported < self.texts or 0 < counted != reported or cut
 
     @property
@@ -296,7 +296,7 @@ class Run:
                 group.create_task(worker())
 
     async def _one(self, at: int, deadline_s: float) -> None:
-        row = self.rows[at] = Row(deadline_s, int(self.workload.output_tokens[at]))
+        row = self.rows[at] = Row(deadline_s, self._limit(at))
         if self.prompts.how == "token ids":
             row.ids = int(self.workload.prompt_tokens[at])
         body = self._bodies.pop(at, None) or self._body(at)
@@ -321,9 +321,13 @@ class Run:
     def _body(self, at: int, round_: int = 0) -> bytes:
         workload, prompt = self.workload, self.prompts(at, round_)
         priority = int(workload.priority[at]) if self.priorities and workload.priority is not None else None
-        limits = workload.output_tokens if self.exact or workload.max_tokens is None else workload.max_tokens
-        limit = int(limits[at]) if limits[at] < UNCAPPED else None
-        return self.client.body(prompt, limit, exact=self.exact, priority=priority)
+        limit = self._limit(at)
+        return self.client.body(prompt, limit if limit < UNCAPPED else None, exact=self.exact, priority=priority)
+
+    def _limit(self, at: int) -> int:
+        """Return the output tokens that a request has if ``exact``, and may have otherwise."""
+        workload = self.workload
+        return int((workload.output_tokens if self.exact or workload.max_tokens is None else workload.max_tokens)[at])
 
 
 SHARE, SIGNIFICANCE = 0.01, 0.05
