@@ -56,11 +56,15 @@ def later(workload: Workload, factor: float) -> Workload:
 
 
 def one_at_a_time(deployment: Deployment, replicas: int) -> Deployment:
-    """The textbook's queue with so many servers: one line, first come first served, a request a server."""
+    """The textbook's queue with so many servers: one line, first come first served, a request a server.
+
+    A prefix cache would make service depend on the server.
+    """
+    alone = {"max_num_seqs": 1, "max_step_seqs": None, "enable_prefix_caching": False, "kv_offloading": None}
     return dataclasses.replace(
         deployment,
         parallel=dataclasses.replace(deployment.parallel, replicas=replicas),
-        limits=dataclasses.replace(deployment.limits, max_num_seqs=1, max_step_seqs=None, timeout_s=float("inf")),
+        limits=dataclasses.replace(deployment.limits, timeout_s=float("inf"), **alone),
         scheduler=Scheduler(rank="fcfs", batching="chunked", memory="paged", router="central"),
     )
 

@@ -482,7 +482,7 @@ def _record_unfinished(state: State) -> None:
 def _tokens_in_flight(state: State, tokens: Array) -> Array:
     """Return how many of each slot's counted tokens [slots] belong to steps that have not ended.
 
-    A decode is in every step after the one that completed its prompt; of that step the prompts are noted.
+    A step in flight lists its prompts, but not its decodes, which are in every step after that of their last chunk.
     """
     slots, stride = state.slots[: len(tokens)], int(state.params[0]["stride"])
     found = np.zeros(len(tokens), np.int64)

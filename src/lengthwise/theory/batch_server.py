@@ -91,9 +91,9 @@ def serve(
         return reference(arrival, service, bin_of, batch, num_bins, servers or 0, float(max_wait_s), drain)
     n = len(arrival)
     formed_s, start_s, end_s = (np.full(n, math.inf) for _ in range(3))
-    waiting, reserved = np.zeros((num_bins, batch), np.int64), np.zeros(num_bins, np.int64)
+    waiting, num_waiting = np.zeros((num_bins, batch), np.int64), np.zeros(num_bins, np.int64)
     free_s = np.full(servers or 0, -math.inf)
-    columns = (arrival, service, bin_of, batch, float(max_wait_s), int(drain), waiting, reserved, free_s)
+    columns = (arrival, service, bin_of, batch, float(max_wait_s), int(drain), waiting, num_waiting, free_s)
     batches = _kernel()(*columns, formed_s, start_s, end_s)
     return Served(arrival, formed_s, start_s, end_s, int(batches))
 

@@ -165,7 +165,7 @@ class Scheduler:
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
         """Queue a request again, because its worker reported a full queue. Send fewer requests to that worker.
 
-        The worker backs off, and from its second refusal in a row on the request waits twice as long. If the worker has
+        The worker backs off. A request that was refused twice or more in a row waits twice as long. If the worker has
         accepted others since, or after four refusals, only the request is deferred, for 2 s. Return False if it must
         end, at the third refusal while others were accepted.
         """

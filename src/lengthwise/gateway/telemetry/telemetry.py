@@ -70,7 +70,7 @@ class RequestTimeline:
     ) -> Row:
         """Return the journal's row of the request, which ends now, with hashes of its session and its prompt.
 
-        The row has 0 if the request's ``max_tokens`` is not below the gateway's limit, ``max_tokens`` here.
+        ``max_tokens`` is the gateway's limit. The row has 0 as its own if the request's limit is not below that.
         """
         request = self.request
         return Row(
