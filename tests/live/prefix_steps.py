@@ -251,7 +251,8 @@ def steps(model, world):
             if len(flying) < depth:
                 continue
         if not flying:
-            time = max(time, transfers.next_end_s(coming))
+            if not report.preempted_req_ids:  # else vLLM schedules again at once
+                time = max(time, transfers.next_end_s(coming))
             continue
         time, report, output = flying.popleft()
         made.update_from_output(report, output)
