@@ -35,7 +35,7 @@ def run(
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the request rate that a deployment sustains under SLOs.
+    """Find the request rate that a deployment sustains within limits.
 
     The rate has a confidence interval. By default 99 % of the requests must be scheduled within 5 s.
     """

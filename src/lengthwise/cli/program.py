@@ -22,8 +22,8 @@ from lengthwise.schema.errors import InputError
 
 COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
-    "capacity": "Find the request rate that a deployment sustains under SLOs.",
-    "search": "Find the cheapest deployment that meets the SLOs.",
+    "capacity": "Find the request rate that a deployment sustains within limits.",
+    "search": "Find the deployment with the most requests per dollar within limits.",
     "kv": "Show the hit rate of a prefix cache by size, and whether memory pays.",
     "explain": "Show what a step costs, what fits in memory and what a scenario resolves to.",
     "schedule": "Find the best schedule under a latency bound (RRA, WAA).",

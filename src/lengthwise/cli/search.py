@@ -38,7 +38,7 @@ def run(
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find the cheapest deployment that meets the SLOs."""
+    """Find the best deployment that meets the limits, by requests per dollar or another objective."""
     from lengthwise import config
 
     ranking = [] if top is None else [f"search.top={top}"]

@@ -25,7 +25,7 @@ def run(
     *,
     format_: TraceFormat = None,
     num_requests: Annotated[int, Option(min=1, help="Requests drawn from a preset.")] = 20_000,
-    seed: Annotated[int, Option(min=0, help="Seed of the draw from a preset.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the requests of a preset or a scenario.")] = 0,
 ) -> None:
     """Show counts, rates, sessions and a sketch of the lengths of a trace, a scenario or a preset."""
     from lengthwise import config, workload

@@ -448,7 +448,7 @@ def _end_ahead(S, r, now_s):
 
 @jit_cold
 def _end_unseen(S, r, f):
-    """Note the last tokens of step ``f``, which no step follows yet: it took no time."""
+    """Note the requests that end with step ``f``. It took no time, so that no other step was formed during it."""
     g, at = S.replicas[r].idle_group, 0
     while at < S.groups[g].members:
         slot = member(S, g, at)

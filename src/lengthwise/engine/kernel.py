@@ -349,8 +349,8 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         end_s = launch(S, D, r, now_s)
         if ahead:
             count_ahead(S, r, end_s)
-        alone = params.max_in_flight == 1 and w.prompts == 0
-        repeating = alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
+        decodes_alone = params.max_in_flight == 1 and w.prompts == 0
+        repeating = decodes_alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
         if repeating:
             end_in_place(S, r, end_s)
             now_s = end_s

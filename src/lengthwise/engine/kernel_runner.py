@@ -31,7 +31,7 @@ class State(NamedTuple):
     replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
     node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
     ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
-    ``chunk_ready_s`` on, and is in no other transfer from ``chunk_busy_until_s`` on. At a request's end, its blocks
+    ``chunk_ready_s`` on, and a transfer uses it until ``chunk_busy_until_s``. At a request's end, its blocks
     with a nonzero ``is_used`` become the most recently used of the CPU memory (see ``_kernel_tiers``). ``storages`` and
     ``stored``, by node, are the storage behind the CPU memory. ``loading`` are slots of requests that wait for a load,
     and ``deferred`` those that are out of the queue while a step is formed. Block k of request i is
@@ -482,7 +482,7 @@ def _record_unfinished(state: State) -> None:
 def _tokens_in_flight(state: State, tokens: Array) -> Array:
     """Return how many of each slot's counted tokens [slots] belong to steps that have not ended.
 
-    A step in flight lists its prompts, but not its decodes, which are in every step after that of their last chunk.
+    A step in flight lists its prompts. A request decodes in every step after the one with its prompt's last chunk.
     """
     slots, stride = state.slots[: len(tokens)], int(state.params[0]["stride"])
     found = np.zeros(len(tokens), np.int64)

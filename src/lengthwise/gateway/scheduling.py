@@ -35,9 +35,7 @@ class WorkerState:
     tokens_per_s: float | None = None
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart, which loses all requests in flight
-    renamed_from: str = (
-        ""  # name of this leaving worker before a new one took it (other engine or credentials); "" none
-    )
+    renamed_from: str = ""  # of a leaving worker: its name before a new worker took that name; "" none
     address: str = ""  # a renamed worker and a new one at the same address are one engine; "" unknown
 
 

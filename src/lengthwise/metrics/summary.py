@@ -234,7 +234,7 @@ class Rates:
     requests_per_s: Estimate
     prompt_tokens_per_s: Estimate
     output_tokens_per_s: Estimate
-    steady_share: Estimate  # share of the window during which as many sessions start as end; NaN without
+    steady_share: Estimate  # share of the window during which as many sessions start as end, or NaN
 
 
 @dataclass(frozen=True)

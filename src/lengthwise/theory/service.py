@@ -20,7 +20,7 @@ _THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above
 class ServiceTimes(Protocol):
     """Interface of a distribution of service times, in seconds, tokens or another unit that can be added."""
 
-    # ``cuts`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
+    # ``cuts_s`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
 
     @property
     def mean_s(self) -> float:

@@ -70,7 +70,7 @@ class VariantOutcome:
     summary: Summary  # over all seeds; with intervals of the cost model's error where it is estimated
     # Where a run passed the range of the measurements behind the cost tables.
     extrapolations: tuple[Extrapolation, ...] = ()
-    model_draws: int = 0  # runs under perturbed cost tables, behind those intervals
+    model_draws: int = 0  # runs with perturbed cost tables, which give the cost model's intervals
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def reported(state, pieces: list[bytes]):
     if isinstance(state, TrackedStream):
         metadata += (
             state.flushed_tokens,
-            state.last_chunk_tokens,
+            state.uncertain_tokens,
             state.trackable,
             state.prompt_ids,
             state.last_ids(1 << 20),

@@ -68,7 +68,7 @@ def route(scope: dict[str, Any]) -> Route:
 _JSON = [(b"content-type", b"application/json")]
 _log = logging.getLogger("lengthwise.gateway.edge")
 _LONG_BYTES = 1 << 18
-"""A longer body is parsed in a thread, after others: it takes some ms per MiB, in which msgspec holds the GIL."""
+"""Longer bodies are parsed one at a time in a thread: msgspec holds the GIL for some ms per MiB."""
 
 
 class App:

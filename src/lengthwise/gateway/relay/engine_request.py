@@ -31,7 +31,7 @@ FORWARDED_FIELDS = frozenset({
     "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
     "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
 })  # fmt: skip
-"""Fields that a continuation keeps: they affect at most the next token, or passed their check."""
+"""Fields that a continuation keeps: their effect does not depend on where the output is split."""
 REWRITTEN_FIELDS = frozenset({
     "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
     "return_token_ids",

@@ -41,7 +41,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
     """Return the number of generated tokens after which to resume: the flushed ones up to a complete character."""
-    for num_dropped in range(response.last_chunk_tokens):
+    for num_dropped in range(response.uncertain_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
         try:

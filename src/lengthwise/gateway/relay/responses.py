@@ -196,20 +196,20 @@ ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more toke
 class TrackedStream(ResponseReader):
     """A stream with known token ids, over one or several attempts.
 
-    In the first attempt bytes pass unchanged, without the token ids if the client did not request them. A later attempt
+    In the first attempt only token ids change: they are removed, or delayed until their text arrives. A later attempt
     continues from token ids by ``/v1/completions``, and its chunks are rewritten to look like those of the first
     attempt. ``prompt_ids`` is a JSON list without brackets.
 
     An engine may send a token before its text, as it holds back half a character. ``flushed_tokens`` are the tokens up
     to the last chunk with text. A later attempt starts after these tokens. If that chunk has several
-    tokens, its last ones may still lack text; ``last_chunk_tokens`` is then the number of its tokens, and otherwise 0.
+    tokens, its last ones may still lack text; ``uncertain_tokens`` is then the number of its tokens, and otherwise 0.
     Token ids go to the client with the text that they complete.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
         super().__init__()
         self.trackable, self.prompt_ids = True, b""
-        self.flushed_tokens = self.last_chunk_tokens = 0
+        self.flushed_tokens = self.uncertain_tokens = 0
         self.template, self._options = EventTemplate(), options
         self._max_event_bytes = sse.MAX_EVENT_BYTES + ID_BYTES * prompt_bytes
         self._splitter = EventSplitter(self._max_event_bytes)
@@ -224,12 +224,12 @@ class TrackedStream(ResponseReader):
     @property
     def all_flushed(self) -> bool:
         """Whether the text of all tokens has certainly been sent, which is the best moment for a preemption."""
-        return self.flushed_tokens == self.count and not self.last_chunk_tokens
+        return self.flushed_tokens == self.count and not self.uncertain_tokens
 
     @property
     def partial_ids_sent(self) -> bool:
         """Whether the client may have token ids without their text. A preemption would send these ids twice."""
-        return self._options.ids and self.last_chunk_tokens > 0
+        return self._options.ids and self.uncertain_tokens > 0
 
     @property
     def memory_bytes(self) -> int:
@@ -255,7 +255,7 @@ class TrackedStream(ResponseReader):
         text = sse.join_ids(self._all_ids()[:num_tokens])
         self._ids, self._unsent_ids, self.error, self._usage_sent = [text] if text else [], [], None, False
         self.count = self.flushed_tokens = num_tokens
-        self.last_chunk_tokens = 0
+        self.uncertain_tokens = 0
         self._splitter = EventSplitter(self._max_event_bytes + ID_BYTES * num_tokens)
         self.template.discard()
         self._is_first_attempt = False
@@ -325,7 +325,7 @@ class TrackedStream(ResponseReader):
         tokens = ids.count(b",") + 1
         self._ids.append(ids)
         self.count = self.flushed_tokens = self.count + tokens
-        self.last_chunk_tokens = tokens if tokens > 1 else 0
+        self.uncertain_tokens = tokens if tokens > 1 else 0
         if self._options.ids:
             return self._with_client_ids(event, [ids], flushed=True)
         return self.template.without_ids(event)
@@ -427,7 +427,7 @@ class TrackedStream(ResponseReader):
             self._ids.append(ids)
             self.count += tokens
             if has_text:
-                self.flushed_tokens, self.last_chunk_tokens = self.count, tokens if tokens > 1 else 0
+                self.flushed_tokens, self.uncertain_tokens = self.count, tokens if tokens > 1 else 0
         elif has_text:
             self.count, self.trackable = self.count + 1, False
 
