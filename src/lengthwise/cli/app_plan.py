@@ -49,11 +49,13 @@ def run(
     Output lengths are sampled, the engines are simulated, and the plan is evaluated on samples that it was not planned
     with. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
     """
-    from lengthwise.usecases.app_plan import PlanSettings
     from lengthwise.usecases.app_setup import load_app_request
 
-    planning = PlanSettings(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     requested = load_app_request(app_file, set_ or (), node or (), profile)
+
+    from lengthwise.usecases.app_plan import PlanSettings
+
+    planning = PlanSettings(method, draws=draws, true_draws=true_draws, quantile=quantile, seed=seed, what_ifs=what_if)
     outputs.require_outputs(json, report, requested.file.files)
 
     from lengthwise.apps.plan import write_plan

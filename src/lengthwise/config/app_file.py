@@ -15,7 +15,7 @@ from lengthwise import catalog, workload
 from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
 from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
-from lengthwise.apps.plan import PLAN_FORMAT, Served, SwitchRates, SwitchTimes
+from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
 from lengthwise.apps.run.job import Settings
 from lengthwise.config.app_sections import (
     AppTables,
@@ -33,7 +33,7 @@ from lengthwise.config.validation import Problem, Problems, raise_if_any, valida
 from lengthwise.config.values import Section
 from lengthwise.cost import HOST_NAMES
 from lengthwise.engine import COST_SOURCES
-from lengthwise.schema.app import AppPlan, Cluster
+from lengthwise.schema.app import PLAN_FORMAT, AppPlan, Cluster
 from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import InputError, UnknownNameError
 

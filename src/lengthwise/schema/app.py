@@ -17,6 +17,7 @@ from lengthwise.schema.specs import GpuSpec, NodeSpec
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+PLAN_FORMAT = "lengthwise application plan 1"
 
 
 @dataclass(frozen=True)

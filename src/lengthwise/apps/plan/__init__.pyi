@@ -1,7 +1,6 @@
 from .methods import METHODS as METHODS
 from .methods import Effort as Effort
 from .planner import DEFAULT as DEFAULT
-from .planner import PLAN_FORMAT as PLAN_FORMAT
 from .planner import PlanOptions as PlanOptions
 from .planner import plan as plan
 from .planner import what_if as what_if

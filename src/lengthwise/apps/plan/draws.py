@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from lengthwise.catalog import active_parameters, embedding_parameters
 from lengthwise.schema.app import Coins, Flags, Floats, Ints, TaskDraw, Tasks
@@ -138,6 +137,8 @@ class Load:
 
         All models without dependencies are one part.
         """
+        from scipy.sparse.csgraph import connected_components
+
         links = np.zeros((len(self.models), len(self.models)))
         for model, parents in enumerate(self.parents):
             links[model, list(parents)] = 1.0

@@ -19,7 +19,7 @@ from lengthwise.apps.plan.space import Served, Space, SwitchTimes
 from lengthwise.apps.plan.stages import REPRESENTED_TASKS, Runs, Stages
 from lengthwise.cost.model_error import deployment_notes
 from lengthwise.engine import simulate, warm_up
-from lengthwise.schema.app import AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
+from lengthwise.schema.app import PLAN_FORMAT, AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import Workload
@@ -473,9 +473,6 @@ def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
     }
     rates = replace(times.rates, disk_bytes_per_s=times.rates.disk_bytes_per_s * factor)
     return replace(times, measured=measured, rates=rates)
-
-
-PLAN_FORMAT = "lengthwise application plan 1"
 
 
 def write_plan(path: Path | str, plan: AppPlan) -> None:
