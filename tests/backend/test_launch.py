@@ -127,6 +127,15 @@ def test_sglang_gets_the_radix_cache_that_was_simulated(policy, flag, note):
     assert message(launch, note)
 
 
+def test_asynchronous_scheduling_is_vllms_default_and_noted_where_it_was_not_simulated():
+    launch = vllm_launch(deployment(scheduler=Scheduler(memory="paged_by_chunk", async_scheduling=True)))
+    assert value(launch, "--async-scheduling") is True
+    assert not any("--async-scheduling" in note for note in launch.notes)
+    launch = vllm_launch(deployment())
+    assert value(launch, "--async-scheduling") is None
+    assert any("--async-scheduling" in note for note in launch.notes)
+
+
 def test_the_prefix_cache_is_on_where_it_was_simulated():
     d = deployment(limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
     assert value(vllm_launch(d), "--enable-prefix-caching") is True

@@ -11,7 +11,7 @@ from lengthwise import Workload, config, deploy
 from lengthwise import simulate as run
 from lengthwise.cli import main
 from lengthwise.schema.workload import After
-from lengthwise.usecases import simulate
+from lengthwise.usecases import explain, simulate, variants
 from lengthwise.usecases.simulate import front_note, sent_rps
 from lengthwise.usecases.variants import deployment
 
@@ -59,6 +59,22 @@ def test_requests_that_were_never_sent_do_not_hide_the_rate():
     records = run(workload, deploy("llama-3-8b", "H100"), time_limit_s=2.5)
     assert np.isnan(records.requests.arrival_s[2])
     assert sent_rps(records) == pytest.approx(1.0)
+
+
+HIDDEN = "scheduler = { async_scheduling = true, hide_host = true }\n"
+
+
+@pytest.mark.parametrize(("host", "warns"), [('"vllm"', True), ('{ step_s = "8ms", sequence_s = "20us" }', False)])
+def test_a_step_that_hides_its_host_takes_the_longer_of_both_times(host, warns):
+    text = HIDDEN + REQUESTED.format(rate=10, queue="1ms") + "[run]\nmodel_draws = 0\n"
+    hidden = config.loads(text, overrides=[f"deployment.host={host}"])
+    plain = config.loads(text, overrides=[f"deployment.host={host}", "scheduler.hide_host=false"])
+    (outcome,) = simulate.run(hidden)
+    assert any("counts overlap twice" in note for note in outcome.notes) == warns
+    for one, other in zip(*(explain.explain(variants.build(one)[0]).steps for one in (hidden, plain)), strict=True):
+        host_s = sum(operator.seconds for operator in one.operators if operator.name == "host")
+        assert one.seconds == pytest.approx(max(host_s, other.seconds - host_s))
+        assert sum(one.bound_shares.values()) == pytest.approx(1.0)
 
 
 def test_capacity_reports_where_the_front_binds(tmp_path, capsys):

@@ -232,8 +232,8 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
         yield f"Memory policy {memory} has no counterpart; the engine pages on demand."
     if d.scheduler.reserve:
         yield (
-            "Memory was reserved by predicted length. This command leaves the engine's own rule; lengthwise's plug-in "
-            'for vLLM reserves so (--scheduler-cls, "reserve": true), behind a gateway that predicts.'
+            "Memory was reserved by predicted length. This command leaves the engine's own rule. Only vLLM has a "
+            'plug-in that reserves so (--scheduler-cls, "reserve": true), behind a gateway that predicts.'
         )
     rank = resolve("rank", d.scheduler.rank)
     if rank.uses(*PREDICTED):

@@ -84,6 +84,7 @@ def vllm_launch(
         "--kv-transfer-config": _connector_config(d),
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
+        "--async-scheduling": d.scheduler.async_scheduling,
     }
     notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment))
     return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
@@ -111,6 +112,8 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
         )
         yield f"When memory ran out, {victim} chose the victim; vLLM preempts {preempts}."
     yield from _batching_notes(d)
+    if not d.scheduler.async_scheduling:
+        yield "Steps were simulated one after the other; vLLM schedules the next one meanwhile (--async-scheduling)."
     if launch.max_resident_seqs(d) > launch.step_tokens(d):
         yield f"vLLM takes no more sequences than a step has tokens: --max-num-seqs is {launch.step_tokens(d)}."
     if (block := _block_size(d, device)) != d.limits.block_size:

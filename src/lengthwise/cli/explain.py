@@ -269,6 +269,6 @@ def _fit_row(fit: LargestBatch, max_num_seqs: int) -> tuple[str, str, str]:
 def _operator_cell(step: Step, name: str) -> str:
     for operator in step.operators:
         if operator.name == name:
-            share = operator.seconds / step.seconds
-            return f"{duration(operator.seconds)} {share:4.0%} {_BOUND[operator.bound]}"
+            share = f"{operator.seconds / step.seconds:4.0%}" if operator in step.counted else "hidden"
+            return f"{duration(operator.seconds)} {share} {_BOUND[operator.bound]}"
     return "-"

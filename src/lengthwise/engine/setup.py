@@ -525,8 +525,8 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             )
     if deployment.scheduler.reserve and workload.predicted_tokens is None:
         raise PolicyError(
-            "reserve = true needs predicted output lengths, and this workload has none; give predicted_tokens "
-            '([predictor] kind = "oracle" in a scenario predicts the true lengths), or leave reserve out'
+            "reserve = true needs predicted output lengths, and this workload has none; set [predictor] in a scenario "
+            '(kind = "ecdf": lengths of past requests, "oracle": the true ones), or leave reserve out'
         )
     kv, memory = deployment.kv, policies.memory
     if kv.num_blocks * kv.block_size < deployment.max_model_len:

@@ -38,17 +38,25 @@ class Step:
     operators: list[OperatorTime]
     # The larger of all FLOPs at peak compute and all bytes at peak bandwidth, without launches and communication.
     floor_s: float
+    hides_host: bool = False
+
+    @property
+    def counted(self) -> list[OperatorTime]:
+        """Return the operators that determine the step's time: if it hides the host, the host or all others."""
+        host_s = sum(operator.seconds for operator in self.operators if operator.name == "host")
+        is_host = host_s > sum(operator.seconds for operator in self.operators) - host_s
+        return [one for one in self.operators if not self.hides_host or (one.name == "host") == is_host]
 
     @property
     def seconds(self) -> float:
-        """Return the step's time by the roofline model, the sum over all operators."""
-        return sum(operator.seconds for operator in self.operators)
+        """Return the step's time by the roofline model, the sum over its counted operators."""
+        return sum(operator.seconds for operator in self.counted)
 
     @property
     def bound_shares(self) -> dict[str, float]:
         """Return for each resource the share of the step's time that operators limited by this resource take."""
         total = self.seconds
-        return {b: sum(o.seconds for o in self.operators if o.bound == b) / total for b in BOUNDS}
+        return {b: sum(o.seconds for o in self.counted if o.bound == b) / total for b in BOUNDS}
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ def _step(
     local = [operator for operator in operators if operator.bound != "network"]
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
     memory_s = sum(o.bytes for o in local) / deployed.gpu.bandwidth_bytes_per_s
-    return Step(name, decodes + chunk, operators, max(compute_s, memory_s))
+    return Step(name, decodes + chunk, operators, max(compute_s, memory_s), deployed.scheduler.hide_host)
 
 
 @dataclass(frozen=True)

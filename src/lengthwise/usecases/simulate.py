@@ -82,6 +82,7 @@ class VariantOutcome:
             unchecked_tables_note(self.variant.scenario),
             preemption_note(self.variant.deployment.scheduler, self.records),
             whole_prompts_note(self.variant.deployment),
+            hidden_host_note(self.variant),
             unsteady_note(self),
             limits_note(self.records, self.variant.workload(self.records.seed)),
             *model_error.deployment_notes(self.variant.deployment),
@@ -105,6 +106,17 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
     return (
         f"{count:,} preemptions: preemption by_rank ignores what swapping and recomputing cost, which near capacity "
         'can exceed the gain. Compare with preemption = "worth(factor=1)".'
+    )
+
+
+def hidden_host_note(variant: Variant) -> str:
+    """Return a warning if a named host, whose fit contains some overlap, is hidden, otherwise ""."""
+    host = variant.scenario.deployment.host
+    if not variant.deployment.scheduler.hide_host or not isinstance(host, str):
+        return ""
+    return (
+        f"hide_host with the host {host!r} counts overlap twice, since its times are fitted to engines that overlap "
+        "host and GPU. Set deployment.host to the measured CPU time of a step."
     )
 
 
