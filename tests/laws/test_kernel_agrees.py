@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worlds import async_worlds, deployments, priority_worlds, sglang_worlds, trtllm_worlds, vllm_worlds, workloads
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
+OF_ENGINES = max(1, EXAMPLES * 3 // 5)
+"""Examples of the rules of each engine."""
 
 
 def outcome(engine: str, workload: Any, deployment: Any, **options: Any) -> Records | str:
@@ -51,34 +53,34 @@ def test_kernel_and_reference_agree(workload, deployment, time_limit_s, seed):
     assert_same(kernel, reference)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sglang_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_by_sglangs_rules(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trtllm_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_by_trtllms_rules(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(async_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_under_asynchronous_scheduling(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(priority_worlds(), st.integers(0, 3))
 def test_kernel_and_reference_agree_by_vllms_priority(world, seed):
     assert_same(outcome("kernel", *world, seed=seed), outcome("reference", *world, seed=seed))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(vllm_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_on_memory_reserved_by_predicted_length(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_kernel_agrees import assert_same
 from worlds import GPU, MODEL, NODE, cost_tables, sglang_worlds, trtllm_worlds, vllm_worlds
 
-EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "60"))
 TRTLLM = TrtllmSettings("MAX_UTILIZATION")
 LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 WORLDS = st.one_of(vllm_worlds(), sglang_worlds(), trtllm_worlds())
