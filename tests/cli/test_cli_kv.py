@@ -100,6 +100,8 @@ def test_the_file_that_the_message_names_replays_the_trace(cli, trace, tmp_path)
         (["--memory", "GB"], "--memory takes a number of GB"),
         (["--load", "disk=0"], "bandwidth of disk must be a finite number of GB/s above 0"),
         (["--load", "disk"], "--load takes NAME=GB/S"),
+        (["--load", "=3"], "--load takes NAME=GB/S, such as \"local SSD=6\"; it is '=3'"),
+        (["--load", "3"], "--load takes NAME=GB/S"),
         (["--load", "disk=1", "--load", "disk =2"], "--load must give each source once; 'disk' occurs 2 times"),
         (["--memory-price", "0"], "--memory-price must be above 0"),
         (["--memory-price", "nan"], "--memory-price must be above 0 and finite; it is nan"),

@@ -96,8 +96,12 @@ def test_workload_show_describes_the_sessions_of_a_scenario_and_of_its_trace(cli
         "sessions a second",
         "requests a second while as many sessions end as start",
         "if requests took no time",
+        "(cv of the times between starts of sessions; Poisson: 1)",
     ):
         assert words in drawn.out
+    rows = "".join(f"{i * i},5,5,{i % 2}\n" for i in range(9))  # no row of a CSV file waits for another
+    (tmp_path / "t.csv").write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens,session\n{rows}")
+    assert "(cv of the times between arrivals; Poisson: 1)" in cli("workload", "show", tmp_path / "t.csv").out
     plain = cli("workload", "show", "chat-1m", "--num-requests", "50").out
     assert not any(word in plain for word in ("sessions", "shared", "max_tokens", "think"))
 

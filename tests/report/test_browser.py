@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
 import driving
 import pytest
@@ -77,6 +79,21 @@ def test_text_stands_out_and_figures_follow_the_scheme(driver, page) -> None:
     until(driver, f"{ink} !== {json.dumps(light)}")
     assert luminance(driver.execute_script(ink)) > 0.5
     assert luminance(driver.execute_script(f"{body}.backgroundColor")) < 0.1
+
+
+def test_axes_of_counts_have_plain_numbers(driver, results, tmp_path) -> None:
+    """A queue that is mostly empty and an output of thousands of tokens a second need no prefixes of units."""
+    records = results[1].records
+    series = replace(
+        records.series, waiting_s=records.series.waiting_s / 100, output_tokens=records.series.output_tokens * 100
+    )
+    path = tmp_path / "report.html"
+    write_html(path, [replace(results[1], records=replace(records, series=series))])
+    look(driver, path.as_uri(), 1280, "light")
+    ticks = "return [...document.querySelectorAll('[id^=time-] .ytick text')].map(t => t.textContent)"
+    found = driver.execute_script(ticks)
+    assert {text[:2] for text in found} >= {"0.", "5,"}
+    assert [text for text in found if not re.fullmatch(r"[\d,.]+%?", text)] == []
 
 
 def test_the_tail_button_turns_the_curves_over(driver, page) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -96,6 +98,14 @@ def test_the_size_with_the_largest_net_saving_is_named_and_the_step_beyond_it():
     assert "The step to 2 GB costs" in text
 
 
+def test_a_step_that_saves_no_more_than_the_rounding_of_floats_saves_nothing():
+    # Each size saves $0.3; sums of floats differ from it by about 1e-16.
+    nets = [0.3 - 0.005 * (50_000 + i) / 1000 for i in range(40)]
+    for first in range(39):
+        text = priced(*([Estimate(-1.0)] * first), *map(Estimate, nets[first:]))
+        assert f"The step to {first + 1} GB costs $5e-06/h and saves nothing." in text
+
+
 @pytest.mark.parametrize(
     ("storage_usd", "sentence"),
     [
@@ -153,6 +163,17 @@ def test_a_column_without_numbers_is_left_out():
 def test_nothing_found_is_one_sentence():
     nothing = replace(STUDY, curve=(size("", 1, 0.0),))
     assert answers(nothing) == ["No block of a prompt is found again, whatever the size of the cache."]
+
+
+def test_error_bars_of_shares_end_at_0_and_100_percent(tmp_path):
+    shares = Estimate(0.01, 0.05), Estimate(0.97, 0.05), Estimate(0.5, 0.05), Estimate(0.5)
+    sizes = tuple(replace(size(f"{i}", 10_000 + i, 0.3), token_share=share) for i, share in enumerate(shares))
+    write_kv_html(tmp_path / "page.html", replace(STUDY, sizes=sizes))
+    page = (tmp_path / "page.html").read_text("utf-8")
+    found = json.loads(re.search(r'<script[^>]*id="figures"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+    (marks,) = (curve for curve in found[0]["curves"] if curve["mode"] == "markers")
+    assert marks["down"] == [pytest.approx(0.01), *[pytest.approx(0.05)] * 2, None]
+    assert marks["up"] == [pytest.approx(0.05), pytest.approx(0.03), pytest.approx(0.05), None]
 
 
 @pytest.mark.browser

@@ -13,6 +13,7 @@ from lengthwise.workload import Samples, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+TURNS = "arrived_at,num_prefill_tokens,num_decode_tokens,turn,session\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
@@ -108,6 +109,14 @@ def test_a_csv_file_has_turns_priorities_and_exact_lengths(tmp_path):
     assert w.ignore_eos.tolist() == [False, True, False]
 
 
+def test_requests_of_a_turn_run_together_and_rows_of_a_time_have_any_order(tmp_path):
+    rows = "0,5,5,1,a\n0,5,5,0,a\n0,5,5,,b\n1,5,5,1,a\n2,5,5,2,a\n3,5,5,1,a\n4,5,5,1,b\n"
+    assert read(put(tmp_path, "t.csv", TURNS + rows)).extra["turn"].tolist() == [1, 0, 0, 1, 2, 1, 1]
+    first, *others = rows.splitlines(keepends=True)
+    path = put(tmp_path, "t.csv", TURNS + "".join([*others[::-1], first]))
+    assert read(path, sort=True).extra["turn"].tolist() == [0, 0, 1, 1, 2, 1, 1]
+
+
 def test_lengths_without_times_arrive_at_once_and_are_named_so(tmp_path):
     got = read(put(tmp_path, "l.csv", "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,6,0.8\n7,8,0.9\n"))
     assert got.arrival_s.tolist() == [0, 0]
@@ -148,6 +157,9 @@ BAD = [
     ("t.csv", VIDUR[:-1] + ",turn\n0,5,5,0\n", "line 1: a column turn needs a column session"),
     ("t.csv", VIDUR[:-1] + ",turn,session\n0,5,5,0,a\n1,5,5,-1,a\n", "line 3: turn must be .* from 0 up; it is '-1'"),
     ("t.csv", VIDUR[:-1] + ",turn,session\n0,5,5,first,a\n", "line 2: turn must be .* from 0 up; it is 'first'"),
+    ("t.csv", TURNS + "0,5,5,0,a\n1,5,5,0,a\n2,5,5,7,a\n", "line 4: turn must be at most 1 here, .*; it is 7. Number"),
+    ("t.csv", TURNS + "0,5,5,0,a\n1,5,5,5,b\n", "line 3: turn must be 0 in the first row of a session.*; it is 5"),
+    ("t.csv", TURNS + "0,5,5,0,\n1,5,5,1,\n", "line 3: turn must be 0 .* and in a row without a session; it is 1"),
     ("t.csv", VIDUR[:-1] + ",priority\n0,5,5,high\n", "line 2: priority must be a whole number; it is 'high'"),
     ("t.csv", VIDUR[:-1] + ",ignore_eos\n0,5,5,yes\n", "line 2: ignore_eos must be true or false; it is 'yes'"),
     ("t.csv", VIDUR[:-1] + ",max_tokens,ignore_eos\n0,5,5,6,true\n", "line 2: with ignore_eos, .* they are 5 and 6"),

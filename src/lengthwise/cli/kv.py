@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -111,10 +112,10 @@ def _gb(text: str) -> float:
 
 def _rate(text: str) -> tuple[str, float]:
     name, _, rate = text.rpartition("=")
-    try:
-        return name.strip() or "memory", float(rate)
-    except ValueError:
-        raise InputError(f'--load takes NAME=GB/S, such as "local SSD=6"; it is {text!r}') from None
+    with suppress(ValueError):
+        if name.strip():
+            return name.strip(), float(rate)
+    raise InputError(f'--load takes NAME=GB/S, such as "local SSD=6"; it is {text!r}')
 
 
 def _show(study: KvStudy) -> None:

@@ -47,13 +47,14 @@ def run(
     sides = [("prompt", d.prompt), ("output", d.output)]
     rate, starts, sessions, delays, limits = _format("{:.3g} requests a second", d.rate_rps), "arrivals", "", "", ""
     if d.sessions is not None:
-        one, starts = d.sessions, "starts of sessions"
+        one = d.sessions
         sessions = f"{one.count:,}, {one.mean_requests:.3g} requests each (mean; at most {one.max_requests:,})"
         sessions += f", {one.single_share:.0%} with a single one" if one.single_share else ""
         if one.delay_s is not None and one.delay_p90_s is not None:
             delays = f"{duration(one.delay_s)} (median), {duration(one.delay_p90_s)} (p90) until the next request"
         if one.starts_per_s is not None:
             rate = f"{one.starts_per_s:.3g} sessions a second, {rate} while as many sessions end as start"
+            starts = "starts of sessions"
     if d.limits is not None:
         sides.append(("max_tokens", d.limits.tokens))
         limits = f"of {d.limits.share:.0%} of the requests; {d.limits.reached_share:.1%} of the outputs end there"

@@ -137,18 +137,18 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
     if net.value <= 0:
         limit = max((_worth(study, size) - study.storage_usd_per_hour) / size.gb for size in priced)
         pays = "may not pay" if high > 0 else "does not pay"
-        loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it costs {_usd(study, best)}"
+        loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it {_usd(study, best)}"
         below = f"It would pay below ${limit:.2g} for a GB of memory and hour"
         below = below if limit > 0 else "The storage alone costs more than both save"
         return [f"{price}, {memory} {pays}: {loss}. {below}."]
     pays = "pays" if low > 0 else "may pay"
-    saving = f"of these sizes {best.name} has the largest net saving; it costs {_usd(study, best)}"
+    saving = f"of these sizes {best.name} has the largest net saving; it {_usd(study, best)}"
     answer = f"{price}, {memory} {pays}: {saving}."
     larger = next((size for size in priced if size.blocks > best.blocks), None)
     if larger is not None:
         step_usd = (larger.gb - best.gb) * study.usd_per_gb_hour
-        saved_usd = max(0.0, _worth(study, larger) - _worth(study, best))
-        answer += f" The step to {larger.name} costs ${step_usd:.2g}/h and saves ${saved_usd:.2g}/h."
+        saved_usd = _worth(study, larger) - _worth(study, best)
+        answer += f" The step to {larger.name} {_costs(step_usd, saved_usd)}."
     return [answer]
 
 
@@ -160,11 +160,17 @@ def _price(study: KvStudy, size: CacheSize) -> float:
     return size.gb * study.usd_per_gb_hour + study.storage_usd_per_hour
 
 
+def _costs(price_usd: float, saved_usd: float) -> str:
+    """Return what memory costs and saves in an hour. A billionth of the cost is the rounding of floats."""
+    saves = f"${saved_usd:.2g}/h" if saved_usd > 1e-9 * price_usd else "nothing"
+    return f"costs ${price_usd:.2g}/h and saves {saves}"
+
+
 def _usd(study: KvStudy, size: CacheSize) -> str:
     net = _signed(size.net_usd_per_hour)
     each = " ".join(filter(None, (net.text, net.interval, net.model)))
     worth, saved_s = _worth(study, size), _worth(study, size) / study.gpu_usd_per_s
-    costs = f"${_price(study, size):.2g}/h and saves ${worth:.2g}/h"
+    costs = _costs(_price(study, size), worth)
     return f"{costs} ({saved_s:,.0f} s of prefill beyond the GPU pool): a net {each} $/h"
 
 
@@ -178,7 +184,8 @@ def _figures(study: KvStudy) -> list[Figure]:
     named = [size for size in study.sizes if size.is_given]
     curves = [
         line_of("tokens found", 0, x(study.curve), [size.token_share.value for size in study.curve]),
-        marks_of("tokens found", 0, x(study.sizes), [size.token_share for size in study.sizes]) | {"silent": True},
+        marks_of("tokens found", 0, x(study.sizes), [size.token_share for size in study.sizes], 0, 1)
+        | {"silent": True},
     ]
     if math.isfinite(study.curve[-1].hierarchy_share.value):
         behind = [size.hierarchy_share.value for size in study.curve]

@@ -227,10 +227,13 @@ def line_of(name: str, series: int, x: Iterable[float], y: Iterable[float]) -> F
     return {"name": name, "series": series, "mode": "lines", "x": json_numbers(x), "y": json_numbers(y)}
 
 
-def marks_of(name: str, series: int, x: Iterable[float], y: Sequence[Estimate]) -> Figure:
-    """Return a curve as marks with their intervals."""
-    halves = json_numbers(e.half_width for e in y)
-    return line_of(name, series, x, (e.value for e in y)) | {"mode": "markers", "half": halves}
+def marks_of(
+    name: str, series: int, x: Iterable[float], y: Sequence[Estimate], low: float = -math.inf, high: float = math.inf
+) -> Figure:
+    """Return a curve as marks with their intervals, cut to values from ``low`` to ``high``."""
+    up = json_numbers(min(e.half_width, high - e.value) for e in y)  # NaN: no interval
+    down = json_numbers(min(e.half_width, e.value - low) for e in y)
+    return line_of(name, series, x, (e.value for e in y)) | {"mode": "markers", "up": up, "down": down}
 
 
 def write_theory_json(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:

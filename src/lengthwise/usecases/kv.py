@@ -151,6 +151,13 @@ def shared_share(workload: Workload) -> float:
     return float(found.hits(found.largest).sum() * found.block_tokens / found.prompt_tokens.sum())
 
 
+def _require_positive(memory_gb: Sequence[float], sources: Sequence[tuple[str, float]] = ()) -> None:
+    given = [("a size of memory", "GB", gb) for gb in memory_gb]
+    for what, unit, value in given + [(f"the bandwidth of {name}", "GB/s", rate) for name, rate in sources]:
+        if not 0 < value < math.inf:
+            raise InputError(f"{what} must be a finite number of {unit} above 0; it is {value:g}")
+
+
 def study_trace(
     workload: Workload, block_tokens: int | None, model: ModelSpec | None, memory_gb: Sequence[float] = (), *,
     prompts_only: bool = False,
@@ -160,6 +167,7 @@ def study_trace(
     Raises InputError if the workload has no prefixes.
     """
     require_prefixes(workload)
+    _require_positive(memory_gb)
     assert workload.prefixes is not None
     found = reuse(workload, block_tokens or workload.prefixes.block_tokens, prompts_only=prompts_only)
     bytes_per_token = catalog.kv_bytes_per_token(model) if model else math.nan
@@ -196,7 +204,7 @@ def study(
 ) -> KvStudy:  # fmt: skip
     """Simulate a variant with each seed, and return hit rates, break-even lengths and what the memory saves.
 
-    Raises InputError if the workload has no prefixes.
+    Raises InputError before any simulation if the workload has no prefixes, or a size or rate is not above 0.
     """
     deployed, run = variant.deployment, variant.scenario.run
     deployed.require_one_side("kv")
@@ -210,6 +218,7 @@ def study(
     names = [name for name, _ in prices.sources]
     if again := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"--load must give each source once; {again!r} occurs {names.count(again)} times. Rename one")
+    _require_positive(memory_gb, prices.sources)
     require_prefixes(variant.workload(run.seed))
     seeds = range(run.seed, run.seed + (run.seeds if variant.is_random else 1))
     engine.warm_up()
@@ -399,8 +408,6 @@ class _Sizes:
         unit = GB / (self.bytes_per_token * self.reuses[0].block_tokens)  # blocks in a GB
         named = {POOL: pool_blocks} if pool_blocks else {}
         for gb in memory_gb:
-            if not 0 < gb < math.inf:
-                raise InputError(f"a size of memory must be a finite number of GB above 0; it is {gb:g}")
             if math.isnan(unit):
                 raise InputError("sizes in GB need a model: give --model, or a scenario")
             named[f"{gb:,g} GB"] = max(1, round(gb * unit))
@@ -547,8 +554,6 @@ class _LoadOrCompute:
 
     def compared(self, source: str, gb_per_s: float) -> Loading:
         """Return the break-even with loads at this bandwidth of each GPU."""
-        if not 0 < gb_per_s < math.inf:
-            raise InputError(f"the bandwidth of {source} must be a finite number of GB/s above 0; it is {gb_per_s:g}")
         block_s = self._kv.kv_bytes_per_block / (gb_per_s * GB)  # each GPU loads its own part
         ends = [self._break_even(one, block_s) for one in self._deployed]
         load_s = tuple((self.blocks * block_s).tolist())

@@ -276,7 +276,24 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
         raise _first_fault(source, form, columns, str(error)) from error
     if trace is None:
         raise _first_fault(source, form, columns, "a value is missing or out of range")
+    if "turn" in trace.extra:
+        _check_turns(source, form, trace)
     return trace
+
+
+def _check_turns(source: Source, form: RowFormat, trace: Trace) -> None:
+    """Raise TraceError if a turn exceeds those of its session before it by more than one. Equal ones run together."""
+    columns = {"at": trace.arrival_s, "turn": trace.extra["turn"], "session": trace.extra["session"]}
+    rows = pl.DataFrame(columns).with_row_index("row").sort("at", "turn", maintain_order=True)
+    before = pl.col("turn").cum_max().shift(1, fill_value=-1).over("session")
+    most = pl.when(pl.col("session") < 0).then(0).otherwise(before + 1)  # below 0: none
+    wrong = rows.with_columns(most=most).filter(pl.col("turn") > pl.col("most")).sort("row")
+    if len(wrong):
+        row, turn, most = wrong.select("row", "turn", "most").row(0)
+        need = f"turn must be at most {most} here, one more than in the rows of its session before it"
+        need = need if most else "turn must be 0 in the first row of a session, and in a row without a session"
+        fault = f"{need}; it is {turn}. Number the requests of each session from 0, or take the column out"
+        raise source.fault(line_of(source, form, row), fault)
 
 
 def line_of(source: Source, form: RowFormat, row: int) -> int:

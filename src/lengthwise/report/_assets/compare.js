@@ -33,7 +33,7 @@
     const traces = figure.curves.map((y, i) => ({
       type: "scatter", mode: "lines", name: names[i], x: figure.x, y, line: line(i, 1.6), hovertemplate: "%{y:.4~g}",
     }));
-    return [traces, theme.timeLayout(figure, { tickformat: "~s" })];
+    return [traces, theme.timeLayout(figure)];
   }
 
   const kinds = { errors, cdf, time };

@@ -28,7 +28,7 @@
 
   function time(figure) {
     const traces = figure.curves.map((data) => curve(data, { width: 1.6 }, { hovertemplate: `%{y:${figure.format || ".4~g"}}` }));
-    return [traces, theme.timeLayout(figure, { tickformat: figure.format || "~s" })];
+    return [traces, theme.timeLayout(figure)];
   }
 
   function shares(figure) {

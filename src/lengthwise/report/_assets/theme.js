@@ -48,12 +48,12 @@ const theme = (() => {
       ...extra,
     });
   }
-  function timeLayout(figure, yaxis) {
+  function timeLayout(figure) {
     const title = { ...layout(figure, {}).title, text: `<b>${figure.title}</b>  <span style="color:${colour("--soft")}">${figure.unit}</span>` };
     return layout(figure, {
       hovermode: "x unified", title,
       xaxis: axis({ title: label("seconds"), rangemode: "tozero", hoverformat: ".4~g", showgrid: false }),
-      yaxis: axis({ rangemode: "tozero", ...yaxis }),
+      yaxis: axis({ rangemode: "tozero", tickformat: figure.format || ",~r" }),
     });
   }
 

@@ -10,8 +10,8 @@
       legendgroup: text(curve.name), showlegend: !curve.silent && named,
       line: { color: series(curve.series), width: 2, dash: curve.dash || "solid" },
       marker: { color: series(curve.series), size: 7, line: { color: colour("--card"), width: 1 } },
-      error_y: marks ? { type: "data", array: curve.half.map((h) => h || 0), thickness: 1.2, width: 3,
-                         color: series(curve.series) } : undefined,
+      error_y: marks ? { type: "data", symmetric: false, array: curve.up.map((h) => h || 0), arrayminus: curve.down.map((h) => h || 0),
+                         thickness: 1.2, width: 3, color: series(curve.series) } : undefined,
       hovertemplate: `%{y:${figure.y.format || ".4~g"}}${marks && named ? " simulated" : ""}`,
     };
   }
