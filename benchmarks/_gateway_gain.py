@@ -169,7 +169,7 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
     """Start vLLMs on one thread each, in parallel; raise FileNotFoundError where none is installed."""
     import _vllm
 
-    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.backend.process import local_engine, reserved_port
     from lengthwise.gateway.demo import engine_side
 
     python = _vllm.require()
@@ -177,7 +177,7 @@ def _real_engines(batch: int) -> Iterator[list[str]]:
         model = _vllm.make_model(Path(folder) / MODEL, "tiny")
 
         def start(number: int) -> str:
-            place, port = Path(folder) / f"engine-{number}", free_port()
+            place, port = Path(folder) / f"engine-{number}", stack.enter_context(reserved_port())
             place.mkdir()
             words = f"""-m vllm.entrypoints.openai.api_server --model {model} --served-model-name {MODEL}
                 --host 127.0.0.1 --port {port} --dtype float32 --max-model-len 1536 --max-num-seqs {batch}

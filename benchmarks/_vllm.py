@@ -15,7 +15,7 @@ from _harness import group_use
 from lengthwise import Deployment, Workload
 from lengthwise.backend import vllm_launch
 from lengthwise.backend.openai_protocol import Server
-from lengthwise.backend.process import LocalEngine, free_port, local_engine
+from lengthwise.backend.process import LocalEngine, local_engine, reserved_port
 from lengthwise.gateway.demo.engines import MAKE_MODEL
 from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.records import RunResult
@@ -42,14 +42,14 @@ def make_model(folder: Path, size: str) -> Path:
 @contextlib.contextmanager
 def served(deployment: Deployment, model: Path, log_path: Path, *words: str) -> Iterator[LocalEngine]:
     """Serve the deployment by vLLM on one CPU thread that logs its iterations and imports this package's source."""
-    port = free_port()
-    launch = vllm_launch(deployment, model=str(model), served_name=model.name, port=port, device="cpu")
-    module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
-    command = [*module, *launch.command[2:], "--enable-logging-iteration-details", *words]
-    env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(model.parent / "cache")}
-    env["PYTHONPATH"] = str(FOLDER.parent / "src")
-    with local_engine(command, port=port, env=env, log_path=log_path) as engine:
-        yield engine
+    with reserved_port() as port:
+        launch = vllm_launch(deployment, model=str(model), served_name=model.name, port=port, device="cpu")
+        module = (require(), "-m", "vllm.entrypoints.openai.api_server", "--model")  # no console script there
+        command = [*module, *launch.command[2:], "--enable-logging-iteration-details", *words]
+        env = QUIET | launch.environment | {"VLLM_CACHE_ROOT": str(model.parent / "cache")}
+        env["PYTHONPATH"] = str(FOLDER.parent / "src")
+        with local_engine(command, port=port, env=env, log_path=log_path) as engine:
+            yield engine
 
 
 @dataclass

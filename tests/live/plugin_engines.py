@@ -32,17 +32,18 @@ def vllm(
     """A vLLM of the model that sees this package's source; workers in processes of their own would start 8 s later."""
     import _vllm
 
-    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.backend.process import local_engine, reserved_port
     from lengthwise.gateway.demo.engines import ONE_PROCESS
 
-    port = port or free_port()
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--enforce-eager", "--distributed-executor-backend", ONE_PROCESS, *words]
-    env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(model.parent / "cache")}
-    env["PYTHONPATH"] = ":".join(map(str, (ROOT / "src", *path)))
-    with local_engine(command, port=port, env=env, log_path=log) as engine:
-        yield engine
+    with contextlib.ExitStack() as stack:
+        port = port or stack.enter_context(reserved_port())
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+        command += ["--max-model-len", "1024", "--enforce-eager", "--distributed-executor-backend", ONE_PROCESS, *words]
+        env = {**_vllm.QUIET, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(model.parent / "cache")}
+        env["PYTHONPATH"] = ":".join(map(str, (ROOT / "src", *path)))
+        with local_engine(command, port=port, env=env, log_path=log) as engine:
+            yield engine
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
+from lengthwise.apps.launch.local import EngineTimeouts, Process
 from lengthwise.apps.ledger import FINISHED, State, open_ledger
-from lengthwise.backend.process import free_port, local_engine
 from lengthwise.config.app_file import load_app, read_plan
 from lengthwise.schema.app import ModelPlan
 
@@ -48,24 +48,23 @@ def weights(tmp_path_factory, engine_python, tiny):
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory, weights):
     """--set of the addresses of an engine of each model, started by the examples' own command and shared by all."""
-    logs, started = tmp_path_factory.mktemp("logs"), {}
+    logs = tmp_path_factory.mktemp("logs")
     file = load_app(example("mixed-tiny"), list(weights.values()))
-    with ExitStack() as stack:
+    limits = EngineTimeouts(ready_s=600.0, grace_s=5.0)
 
-        def up(loaded):
-            port = free_port()
-            launch = loaded.launch(ModelPlan(0, "core"), (0,), HOST, port, None)
-            log = logs / f"{loaded.name}.log"
-            one = local_engine(launch.command, port=port, env=launch.environment, log_path=log)
-            started[loaded.name] = stack.enter_context(one).url
+    def process(loaded):
+        def launch(port):
+            return loaded.launch(ModelPlan(0, "core"), (0,), HOST, port, None)
 
-        threads = [Thread(target=up, args=[loaded]) for loaded in file.loaded]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(started) == set(MODELS), "an engine did not start"
-        yield {name: f"run.engines.{name}.urls=['{url}']" for name, url in started.items()}
+        return Process(launch, logs / f"{loaded.name}.log", limits, HOST)
+
+    engines = {loaded.name: process(loaded) for loaded in file.loaded}
+    assert set(engines) == set(MODELS)
+    with ExitStack() as stack, ThreadPoolExecutor(len(engines)) as pool:
+        for engine in engines.values():
+            stack.callback(engine.stop_blocking)
+        started = pool.map(Process.start_blocking, engines.values())
+        yield {name: f"run.engines.{name}.urls=['{url}']" for name, url in zip(engines, started, strict=True)}
 
 
 def command(verb, name, *sets):

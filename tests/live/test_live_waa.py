@@ -56,7 +56,7 @@ def pair(tmp_path_factory, engine_python, tiny):
     """Both engines; neither finds a prompt in a cache of its own."""
     import _vllm
 
-    from lengthwise.backend.process import free_port, local_engine
+    from lengthwise.backend.process import local_engine, reserved_port
     from lengthwise.gateway.demo.engines import ONE_PROCESS
 
     folder = tmp_path_factory.mktemp("waa")
@@ -67,7 +67,7 @@ def pair(tmp_path_factory, engine_python, tiny):
     urls = []
     with ExitStack() as stack:
         for side in ("prefill", "decode"):
-            port = free_port()
+            port = stack.enter_context(reserved_port())
             command = [engine_python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny)]
             command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
             command += ["--dtype", "float32", "--max-model-len", "1024", "--enforce-eager"]
