@@ -38,11 +38,9 @@ def sides(intervals: Sequence[Interval]) -> dict[str, int]:
 
 def exact_interval(hits: int, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share of independent trials (Clopper and Pearson, 1934): never too narrow."""
-    from scipy.special import betaincinv
+    from scipy.stats import binomtest
 
-    low = float(betaincinv(hits, n - hits + 1, 0.025)) if hits else 0.0
-    high = float(betaincinv(hits + 1, n - hits, 0.975)) if hits < n else 1.0
-    return low, high
+    return tuple(map(float, binomtest(hits, n).proportion_ci()))
 
 
 def share_interval(groups: Mapping[Any, Sequence[bool]], seed: int = 0) -> tuple[float, float] | None:

@@ -9,7 +9,6 @@ MODULES = {
     **{study: f"_apps:study:{study}" for study in STUDIES},
     **{section: f"_apps:{section}" for section in ("one_model", "sequential", "ablation", "greedy", "live")},
 }
-
 SECTIONS = Sections("apps", __doc__, MODULES)
 
 if __name__ == "__main__":

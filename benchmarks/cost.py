@@ -3,14 +3,14 @@
 Vidur's profile of Llama-2-70B is read from the folder of recorded data.
 """
 
-import sys
 import tempfile
 import timeit
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from _harness import Row, cpu_seconds, fresh_process, machine, parser, show, summary
-from _sections import SHARED
+from _harness import cpu_seconds, fresh_process, machine, summary
+from _sections import Sections
 
 from lengthwise import EngineLimits, _jit, catalog, cost
 from lengthwise.cost import _lookup
@@ -40,28 +40,22 @@ def step_times(tables, decodes, kv_tokens, chunks, contexts, out):
         )
 
 
-def lookups(count: int, repeats: int) -> Row:
-    """Measure step times per second; they equal those of the plain reader."""
-    built, rng = cost.roofline(*ROOFLINE), np.random.default_rng(0)
+def lookups(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return step times per second; they equal those of the plain reader."""
+    count, built, rng = 1_000_000 if quick else 5_000_000, cost.roofline(*ROOFLINE), np.random.default_rng(0)
     decodes = rng.integers(1, 257, count)
     kv_tokens = decodes * rng.integers(1, 4000, count)
     chunks = np.where(rng.random(count) < 0.5, 0, rng.integers(1, 257, count))
     contexts, out = rng.integers(0, 3800, count), np.empty(count)
     columns = (_lookup.pack(built), decodes, kv_tokens, chunks, contexts, out)
     compiled = _jit.compile_now(step_times, _jit.none(*map(_jit.type_of, columns)), cached=False)
-    rates = summary([count / seconds for seconds in cpu_seconds(lambda: compiled(*columns), repeats)])
+    rates = summary([count / seconds for seconds in cpu_seconds(lambda: compiled(*columns), 2 if quick else 5)])
     reader = CostReader(built)
     for i in range(200):
         prompts = [(int(chunks[i]), int(contexts[i]))] if chunks[i] else []
         plain = sum(reader.step(int(decodes[i]), int(kv_tokens[i]), prompts).stages_s)
         assert abs(plain - out[i]) <= 1e-12 * plain, (i, plain, out[i])
-    details = {"machine": machine()}
-    return Row("cost.lookups_per_s", unit="1/s", target=1e7, better="higher", details=details, **rates)
-
-
-def build(name: str, seconds: list[float], target: float, **details: object) -> Row:
-    details |= {"machine": machine()}
-    return Row(f"cost.{name}_s", unit="s", target=target, better="lower", details=details, **summary(seconds))
+    return {"cost.lookups_per_s": rates | {"machine": machine()}}
 
 
 BUILD = """
@@ -78,36 +72,32 @@ print(json.dumps([build_s, float(tables.layer_s[512]), max(o.median_error for o 
 """
 
 
-def vidur_build(folder: Path, estimator: str, suffix: str, repeats: int) -> list[Row]:
-    """Measure builds into an empty cache, then from it, each in a process of its own; imports do not count."""
-    cold_s, warm_s = [], []
+def roofline(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds that a roofline's tables take."""
+    assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
+    seconds = timeit.repeat(lambda: cost.roofline(*ROOFLINE), number=1, repeat=2 if quick else 5)
+    return {"cost.roofline_build_s": summary(seconds) | {"machine": machine()}}
+
+
+def vidur(shared: Path, quick: bool, estimator: str, name: str) -> dict[str, Any]:
+    """Return seconds of builds into an empty cache, then from it, each in a process of its own, without imports."""
+    folder, cold_s, warm_s = shared / "data/profiles/vidur", [], []
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
     with tempfile.TemporaryDirectory() as scratch:
-        for i in range(repeats):
+        for i in range(2 if quick else 5):
             code = BUILD.format(folder=str(folder), estimator=estimator, cache=f"{scratch}/{i}")
             (cold, layer_s, worst), (warm, stored_layer_s, _) = fresh_process(code), fresh_process(code)
             assert stored_layer_s == layer_s, "a stored table differs from the built one"
             assert worst < 0.1, "the fit does not follow its own profile"
             cold_s.append(cold)
             warm_s.append(warm)
-    return [
-        build(f"vidur{suffix}_build_cold", cold_s, 10.0, estimator=estimator),
-        build(f"vidur{suffix}_build_warm", warm_s, 0.2, estimator=estimator),
-    ]
+    builds, details = {"cold": cold_s, "warm": warm_s}, {"estimator": estimator, "machine": machine()}
+    return {f"cost.{name}_build_{kind}_s": summary(seconds) | details for kind, seconds in builds.items()}
 
 
-def main() -> None:
-    args = parser(__doc__).parse_args()
-    repeats = 2 if args.quick else 5
-    assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
-    roofline_s = timeit.repeat(lambda: cost.roofline(*ROOFLINE), number=1, repeat=repeats)
-    rows = [lookups(1_000_000 if args.quick else 5_000_000, repeats), build("roofline_build", roofline_s, 0.3)]
-    if (folder := SHARED / "data/profiles/vidur").is_dir():
-        rows += vidur_build(folder, "monotone", "", repeats)
-        rows += vidur_build(folder, "random_forest", "_forest", 1 if args.quick else 2)
-    else:
-        print(f"cost.vidur_build: no folder {folder}", file=sys.stderr)
-    show(rows, as_json=args.json)
-
+MODULES = {"lookups": "cost:lookups", "roofline": "cost:roofline", "vidur": "cost:vidur:monotone:vidur"}
+SECTIONS = Sections("cost", __doc__, MODULES | {"forest": "cost:vidur:random_forest:vidur_forest"})
 
 if __name__ == "__main__":
-    main()
+    SECTIONS.main()

@@ -61,6 +61,26 @@ def speed(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows
 
 
+SWEEP = {0.0: (1065, 11582), 0.02: (400, 12134), 0.05: (187, 12167), 0.1: (168, 11835), 0.15: (168, 11635)}
+"""Preemptions and tokens/s of vLLM by watermark: Qwen2.5-7B on a GB200 (vllm-project/vllm pull request 44594)."""
+
+
+def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the median error of preemptions by watermark, on a B200 and not calibrated; one error per seed."""
+    runs = np.empty((3 if quick else 20, len(SWEEP), 2))
+    for seed, column in np.ndindex(runs.shape[:2]):
+        rng = np.random.default_rng(seed)
+        prompt, output = rng.integers(800, 1201, 450), rng.integers(4000, 6001, 450)
+        limits = EngineLimits(max_num_batched_tokens=8192, max_model_len=8192, watermark=list(SWEEP)[column])
+        made = deploy("qwen2.5-7b", "B200", limits=limits, scheduler=SCHEDULERS["vllm_v1"], num_blocks=18_724)
+        r = simulate(Workload(np.zeros(450), prompt, output, concurrency=128), made, max_log_steps=0).requests
+        runs[seed, column] = r.preemptions.sum(), output.sum() / r.finished_s.max()
+    error = np.median(np.abs(runs / list(SWEEP.values()) - 1), axis=1)
+    means = dict(zip(map(str, SWEEP), runs.mean(axis=0).tolist(), strict=True))
+    own = {"simulated": means, "tokens_per_s_error": float(np.median(error[:, 1]))}
+    return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
+
+
 CAPS = {"chat": 2048, "agent": 4096, "reasoning": 16384}
 OWN = {name: SCHEDULERS[name] for name in ("vllm_v1", "sglang")} | {"trtllm": Scheduler(trtllm=TrtllmSettings())}
 
@@ -119,7 +139,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
-MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "reserve")}
+MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

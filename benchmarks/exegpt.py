@@ -17,7 +17,6 @@ MODULES = {
     **{f"systems.{model}": f"_exegpt:systems:{model}" for model in SYSTEMS},
     "gain_over": "_exegpt:gains_over",
 }
-
 SECTIONS = Sections("exegpt", __doc__, MODULES)
 
 if __name__ == "__main__":

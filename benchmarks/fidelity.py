@@ -18,7 +18,6 @@ MODULES = {
     "brackets": "_brackets",
     "gpu": "gpu_campaign",
 }
-
 CAMPAIGNS = ("fidelity.live", "fidelity.gpu.")
 SECTIONS = Sections("fidelity", __doc__, MODULES, CAMPAIGNS, making)
 

@@ -10,7 +10,6 @@ MODULES = {
     "rerank": "_gateway_cost:rerank",
     "scale": "_gateway_cost:scale",
 }
-
 SECTIONS = Sections("gateway", __doc__, MODULES)
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ MODULES = {
     **{f"elis.{section}": f"_elis:{section}" for section in ("preemption", "request_rates", "sentences")},
     "rerank": "simulate:rerank",
 }
-
 SECTIONS = Sections("lengths", __doc__, MODULES)
 
 if __name__ == "__main__":

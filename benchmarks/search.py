@@ -4,7 +4,6 @@ examples/vidur-study.toml for four models: on at most 16 GPUs, TP and PP in {1, 
 five batch sizes, three chunk sizes where they apply, A100 and H100, TTFT p90 of 2 s and TBT p99 of 200 ms.
 """
 
-import math
 import statistics
 import sys
 import time
@@ -14,7 +13,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from _harness import Row, machine, parser, show
+from _harness import machine
+from _sections import Sections
 
 from lengthwise import config, engine, search
 from lengthwise.schema.plan import Plan
@@ -51,8 +51,11 @@ def counted(runs: list[tuple[float, float]], workload: Any, deployment: Any, *ar
     return measurement.simulated_window(workload, deployment, *args, **options)
 
 
-def study(jobs: int, models: tuple[str, ...], *more: str, variants: int = 3) -> list[Row]:
-    """Answer scenarios; return time, simulated requests, GPU hours of real runs and the share of pruned candidates."""
+def study(_shared: Path, quick: bool, jobs: int = 2) -> dict[str, Any]:
+    """Return time, simulated requests, GPU hours of real runs and the share of pruned candidates of the scenarios."""
+    few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]", "search.space.tp=[4]")
+    models, more, variants = (MODELS[2:3], few, 1) if quick else (MODELS, (), 3)
+    engine.warm_up()
     wall_s, effort, winners, projected = {}, [], {}, {}
     start_cpu_s, start_s = time.process_time(), time.perf_counter()
     with search.threads(jobs) as workers:
@@ -72,40 +75,33 @@ def study(jobs: int, models: tuple[str, ...], *more: str, variants: int = 3) -> 
     details = {"machine": machine(), "jobs": jobs, "cpu_s": cpu_s, "candidates": candidates, "simulations": simulations}
     details |= {"seconds_by_scenario": wall_s, "winners": winners}
     gpu_hours = sum(of["gpu_hours"] for of in projected.values())
-    return [
-        Row("search.paper.total_s", total_s, "s", 900, "lower", details=details),
-        Row("search.paper.scenario_max_s", max(wall_s.values()), "s", 75, "lower"),
-        Row("search.paper.simulated_requests", requests, "requests", math.nan, "lower"),
-        Row("search.projected_gpu_hours", gpu_hours, "hours", math.nan, "lower", details=projected),
-        Row("search.pruned_share", pruned / (candidates - rejected), "of runnable", 0.5, "higher"),
-    ]
+    return {
+        "search.paper.total_s": {"value": total_s, **details},
+        "search.paper.scenario_max_s": max(wall_s.values()),
+        "search.paper.simulated_requests": {"value": requests, "unit": "requests", "better": "lower"},
+        "search.projected_gpu_hours": {"value": gpu_hours, "unit": "hours", "better": "lower", **projected},
+        "search.pruned_share": pruned / (candidates - rejected),
+    }
 
 
-def single(repeats: int = 5) -> Row:
-    """Measure one capacity of one configuration to 2.5 %, warm, under two sets of limits."""
+def single(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds of one capacity of one configuration to 2.5 %, warm, under two sets of limits."""
+    engine.warm_up()
     details: dict[str, Any] = {}
     for limits in ('{ "queueing_delay.p99" = 5.0 }', '{ "ttft.p90" = 2.0, "tbt.p99" = 0.2 }'):
         chat = config.load(EXAMPLES / "chat-70b.toml", [f"search.limits={limits}"])
         chat, times_s = chat.model_copy(update={"variants": []}), [time.perf_counter()]
-        for _ in range(repeats):
+        for _ in range(1 if quick else 5):
             rate = capacity.capacities(chat)[0].capacity.rate_rps
             times_s.append(time.perf_counter())
         assert rate.half_width <= 0.025 * rate.value
         seconds = np.diff(times_s).tolist()
         details[limits] = {"rate_rps": rate.value, "half_width": rate.half_width, "seconds": seconds}
     slowest_s = max(statistics.median(of["seconds"]) for of in details.values())
-    return Row("capacity.single_s", slowest_s, "s", 0.5, "lower", details=details | {"machine": machine()})
+    return {"capacity.single_s": {"value": slowest_s, **details, "machine": machine()}}
 
 
-def main() -> None:
-    options = parser(__doc__)
-    options.add_argument("--jobs", type=int, default=2)
-    args = options.parse_args()
-    engine.warm_up()
-    few = ("search.space.pp=[1]", "search.space.max_num_seqs=[128, 256]", "search.space.tp=[4]")
-    rows = study(args.jobs, MODELS[2:3], *few, variants=1) if args.quick else study(args.jobs, MODELS)
-    show([single(1 if args.quick else 5), *rows], as_json=args.json)
-
+SECTIONS = Sections("search", __doc__, {"single": "search:single", "study": "search:study"})
 
 if __name__ == "__main__":
-    main()
+    SECTIONS.main()

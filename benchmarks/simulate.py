@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import Row, cpu_seconds, fresh_process, machine, parser, show
+from _harness import cpu_seconds, fresh_process, machine, summary
+from _sections import Sections
 
 from lengthwise import EngineLimits, Poisson, deploy, policy, preset, simulate
 from lengthwise.schema.deployment import Deployment
@@ -40,23 +41,39 @@ def check(records: Records, workload: Workload) -> None:
     assert 0.5 < busy <= 1.0, busy
 
 
-def speed(name: str, deployment: Deployment, requests: int, repeats: int, target: float) -> Row:
-    """Measure simulated requests per CPU second, at a share of the rate at which a saturated deployment finishes."""
+def stable_rps(deployment: Deployment) -> float:
+    """Return a share of the rate at which a saturated deployment finishes requests."""
     saturated = simulate(chat(6_000 * deployment.parallel.replicas, 1e4), deployment, max_log_steps=0)
     done = np.sort(saturated.requests.finished_s)
     low, high = int(0.2 * len(done)), int(0.8 * len(done))
-    rate_rps = LOAD * (high - low) / (done[high] - done[low])
+    return LOAD * (high - low) / (done[high] - done[low])
+
+
+def deployments() -> dict[str, Deployment]:
+    """Return the deployments whose simulation is timed."""
+    one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
+    routed = replace(policy.scheduler("vllm_v1"), router="least_outstanding")
+    return {
+        "chat": one,
+        "pp": deploy("llama-2-70b", "A100-80GB", tp=4, pp=2, limits=LIMITS),
+        "routed64": deploy("llama-2-70b", "A100-80GB", tp=4, replicas=64, limits=LIMITS, scheduler=routed),
+        "user_rank": replace(one, scheduler=replace(one.scheduler, rank=shortest_prompt_with_aging)),
+    }
+
+
+def speed(_shared: Path, quick: bool, name: str) -> dict[str, Any]:
+    """Return simulated requests per CPU second of a deployment under a load that it holds."""
+    deployment, requests = deployments()[name], 100_000 if quick else 1_000_000
+    rate_rps = stable_rps(deployment)
     workload = chat(requests, rate_rps)
     records = simulate(workload, deployment, max_log_steps=0)
     check(records, workload)
-    all_s = cpu_seconds(lambda: simulate(workload, deployment, max_log_steps=0), repeats)
-    median_s = statistics.median(all_s)
-    steps = int(records.totals.steps.sum())
+    all_s = cpu_seconds(lambda: simulate(workload, deployment, max_log_steps=0), 3 if quick else 5)
+    ns_per_step = 1e9 * statistics.median(all_s) / int(records.totals.steps.sum())
     mean_batch = float(records.series.seqs_s.sum() / records.series.step_s.sum())
-    details = {"requests": requests, "rate_rps": rate_rps, "ns_per_step": 1e9 * median_s / steps}
-    details |= {"mean_batch": mean_batch, "machine": machine()}
-    spread = (requests / max(all_s), requests / min(all_s))
-    return Row(name, requests / median_s, "1/s", target, "higher", spread, details)
+    details = {"requests": requests, "rate_rps": rate_rps, "ns_per_step": ns_per_step, "mean_batch": mean_batch}
+    rates = summary([requests / seconds for seconds in all_s])
+    return {f"simulate.{name}.requests_per_s": rates | details | {"machine": machine()}}
 
 
 GROWTH = """
@@ -75,17 +92,17 @@ print(json.dumps([seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 
 """
 
 
-def growth(rate_rps: float, sizes: list[int]) -> list[Row]:
-    """Measure seconds and memory against the number of requests, each in a process of its own."""
-    folder = str(Path(__file__).parent)
+def growth(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return how seconds grow with the number of requests, and the memory of most, each in a process of its own."""
+    folder, rate_rps = str(Path(__file__).parent), stable_rps(deployments()["chat"])
+    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not quick)
     points = [fresh_process(GROWTH.format(folder=folder, requests=n, rate=rate_rps)) for n in sizes]
     exponent = float(np.polyfit(np.log(sizes), np.log([seconds for seconds, _ in points]), 1)[0])
-    details = {"points": dict(zip(sizes, points, strict=True)), "machine": machine()}
-    rss_name = f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}"
-    return [
-        Row("simulate.growth_exponent", exponent, "", 1.1, "lower", details=details),
-        Row(rss_name, points[-1][1], "GiB", 4.0, "lower"),
-    ]
+    by_size = {str(n): of for n, of in zip(sizes, points, strict=True)}
+    return {
+        "simulate.growth_exponent": {"value": exponent, "points": by_size, "machine": machine()},
+        f"simulate.rss_gib_1e{round(math.log10(sizes[-1]))}": {"value": points[-1][1], "unit": "GiB"},
+    }
 
 
 # The cost of predictions that change the order
@@ -143,23 +160,8 @@ def _timed(workload: Workload, deployment: Deployment) -> tuple[float, int]:
     return elapsed_s, int(records.requests.preemptions.sum())
 
 
-def main() -> None:
-    args = parser(__doc__).parse_args()
-    requests, repeats = (100_000, 3) if args.quick else (1_000_000, 5)
-    one = deploy("llama-2-70b", "A100-80GB", tp=4, limits=LIMITS)
-    piped = deploy("llama-2-70b", "A100-80GB", tp=4, pp=2, limits=LIMITS)
-    routed = replace(policy.scheduler("vllm_v1"), router="least_outstanding")
-    many = deploy("llama-2-70b", "A100-80GB", tp=4, replicas=64, limits=LIMITS, scheduler=routed)
-    own = replace(one, scheduler=replace(one.scheduler, rank=shortest_prompt_with_aging))
-    rows = [
-        speed("simulate.chat.requests_per_s", one, requests, repeats, 300_000),
-        speed("simulate.pp.requests_per_s", piped, requests, repeats, 100_000),
-        speed("simulate.routed64.requests_per_s", many, requests, repeats, 100_000),
-        speed("simulate.user_rank.requests_per_s", own, requests, repeats, 100_000),
-    ]
-    sizes = [10_000, 100_000, 1_000_000] + [10_000_000] * (not args.quick)
-    show([*rows, *growth(rows[0].details["rate_rps"], sizes)], as_json=args.json)
-
+MODULES = {name: f"simulate:speed:{name}" for name in ("chat", "pp", "routed64", "user_rank")}
+SECTIONS = Sections("simulate", __doc__, MODULES | {"growth": "simulate:growth"})
 
 if __name__ == "__main__":
-    main()
+    SECTIONS.main()

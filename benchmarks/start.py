@@ -4,7 +4,6 @@
 relative to it.
 """
 
-import math
 import os
 import subprocess
 import sys
@@ -12,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _harness import Row, cpu_seconds, fresh_process, machine, parser, python_loop, show, summary
+from _harness import cpu_seconds, fresh_process, machine, python_loop, summary
+from _sections import Sections
 
 SCENARIO = """
 workload = {preset = "chat-1m", num_requests = 1000, request_rate = 3.0}
@@ -50,22 +50,21 @@ def command_s(repeats: int, model: str, *, expected: str, fails: bool = False) -
     return seconds[1:]
 
 
-def main() -> None:
-    args = parser(__doc__).parse_args()
-    repeats = 3 if args.quick else 7
+def figures(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the seconds of each start, and ``machine_pace``; a quick run compiles nothing."""
+    repeats = 3 if quick else 7
     with tempfile.TemporaryDirectory() as scratch:
-        figures = {  # name: target, seconds
-            "import_s": (0.15, [fresh_process(IMPORT) for _ in range(repeats)]),
-            "warm.simulate_1000_s": (1.5, command_s(repeats, "llama-2-70b", expected='"finished"')),
-            "start.typo_s": (0.5, command_s(repeats, "llama-2-70", expected="llama-2-70b", fails=True)),
-            "cold.compile_s": (40.0, [] if args.quick else [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)]),
-            "machine_pace": (math.nan, cpu_seconds(python_loop, 21)),
+        seconds = {
+            "import_s": [fresh_process(IMPORT) for _ in range(repeats)],
+            "warm.simulate_1000_s": command_s(repeats, "llama-2-70b", expected='"finished"'),
+            "start.typo_s": command_s(repeats, "llama-2-70", expected="llama-2-70b", fails=True),
+            "cold.compile_s": [] if quick else [fresh_process(COMPILE, LENGTHWISE_CACHE_DIR=scratch)],
+            "machine_pace": cpu_seconds(python_loop, 21),
         }
-    more: dict[str, Any] = {"unit": "s", "better": "lower", "details": {"machine": machine()}}
-    measured = {name: figure for name, figure in figures.items() if figure[1]}
-    rows = [Row(name, target=target, **more, **summary(seconds)) for name, (target, seconds) in measured.items()]
-    show(rows, as_json=args.json)
+    return {name: summary(of) | {"unit": "s", "machine": machine()} for name, of in seconds.items() if of}
 
+
+SECTIONS = Sections("start", __doc__, {"start": "start"})
 
 if __name__ == "__main__":
-    main()
+    SECTIONS.main()

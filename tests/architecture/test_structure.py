@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -58,6 +59,7 @@ def test_no_package_imports_private_files_of_another():
     assert [f"{relative(p)}: {'.'.join(parts)}" for p in SOURCES for parts in imports(p) if intrudes(p, parts)] == []
 
 
+@functools.cache
 def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 

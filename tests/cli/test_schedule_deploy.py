@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from dataclasses import asdict
@@ -40,16 +41,29 @@ strategies = ["{strategy}"]
 """
 
 
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    """Hold the folders that tests have written: each question is planned once."""
+    return tmp_path_factory.mktemp("plans"), {}
+
+
 @pytest.fixture
-def deployed(cli, tmp_path):
-    """(folder, what was printed) of a scenario with so many GPUs."""
+def deployed(cli, tmp_path, plans):
+    """Return (folder, printed text) of a scenario with so many GPUs."""
+    copies, known = plans
 
     def made(strategy, gpus=2, bound="3s", *words):
-        path = tmp_path / "small.toml"
+        path, folder = tmp_path / "small.toml", tmp_path / "launch"
         path.write_text(TEXT.format(gpus=gpus, bound=bound, strategy=strategy))
-        finished = cli("schedule", path, "--deploy", tmp_path / "launch", *words)
-        assert finished.code == 0, finished.err
-        return tmp_path / "launch", finished.out
+        question = (strategy, gpus, bound, *(word for word in words if word != "--force"))
+        if question not in known:
+            finished = cli("schedule", path, "--deploy", folder, *words)
+            assert finished.code == 0, finished.err
+            known[question] = (shutil.copytree(folder, copies / str(len(known))), finished.out)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(known[question][0], folder)
+        return folder, known[question][1]
 
     return made
 

@@ -9,7 +9,7 @@ from test_kernel_agrees import EXAMPLES, assert_same, outcome
 from worlds import workloads
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(workloads(), disaggregated(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_with_disaggregated_decoding(workload, deployment, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}

@@ -125,6 +125,7 @@ def test_reading_the_text_is_no_worse_than_survival_on_unseen_requests(hint, pla
         assert read <= 1.03 * conditioned, so_far
 
 
+@pytest.mark.slow
 def test_an_informative_text_is_read_and_the_choice_is_saved(tmp_path):
     predictor, fresh = fitted_to(150, hint=True), logged(3, 200, hint=True)
     low, high = predictor.reads_output
@@ -142,6 +143,7 @@ def test_an_informative_text_is_read_and_the_choice_is_saved(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_uninformative_text_is_not_read():
     predictor = fitted_to(150, hint=False)
     noted = evaluate(predictor, logged(5, 60), draws=0, clock=None, windows=(0, 100))

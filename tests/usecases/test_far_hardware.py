@@ -26,6 +26,7 @@ def widths(gpu):
     return tpot.model_high / tpot.model_low, " ".join(outcome.notes)
 
 
+@pytest.mark.slow
 def test_a_cpu_that_a_user_describes_has_an_interval_of_several_times():
     near, silent = widths("H100")
     far, reported = widths(CPU)

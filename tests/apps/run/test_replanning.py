@@ -203,7 +203,8 @@ def test_where_no_plan_can_be_made_the_run_goes_on_by_the_one_it_has(tmp_path):
     assert not reported(finished, "replan")
 
 
-@pytest.mark.parametrize("late_s", [pytest.param(0.0, marks=pytest.mark.slow), 500.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("late_s", [0.0, 500.0])
 def test_an_engine_that_loads_longer_than_planned_is_no_reason_to_replan(tmp_path, late_s):
     """The plan's clock stands still while an engine is overdue: the work itself takes as long as planned."""
     world = World(tasks_of([0] * 2000 + [1] * 2000), [(model_plan(0),), (model_plan(1),)], gpus=1, mean=200.0)

@@ -93,7 +93,8 @@ def test_a_late_first_engine_extends_the_estimate_by_its_delay_only(tmp_path):
     assert all(left_s <= planned_s + 1.0 for _, _, left_s in reported), "no late start is taken for slowness"
 
 
-@pytest.mark.parametrize("late_s", [pytest.param(0.0, marks=pytest.mark.slow), 300.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("late_s", [0.0, 300.0])
 def test_the_loading_of_later_stages_is_part_of_the_time_left(tmp_path, late_s):
     """Two models of equal work share a GPU, one after the other; each takes longer to load than to do its work."""
     stages, counts, load_s = [(plan(0),), (plan(1),)], [0] * 2000 + [1] * 2000, 100.0

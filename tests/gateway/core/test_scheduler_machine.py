@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -267,5 +268,5 @@ class Obvious(RuleBasedStateMachine):
             assert [self.scheduler.position(one) for one in in_turn] == list(range(len(in_turn)))
 
 
-TestObvious = Obvious.TestCase
+TestObvious = pytest.mark.slow(Obvious.TestCase)
 TestObvious.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
