@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lengthwise.config import loads
 from lengthwise.usecases.simulate import run
 
