@@ -10,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 # Without bytecode every process compiles all sources that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo kernel test test-slow test-nojit engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
+.PHONY: help setup demo kernel test test-slow test-nojit test-robust engine test-engine torch test-torch coverage bench tables docs metrics check lint types imports format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,8 +33,8 @@ kernel: setup ## compile the loops of simulations and schedules, or find them co
 	@$(BIN)/python tests/compile_kernels.py
 
 # Processes that run tests share the processors: threads of BLAS would only wait for each other.
-test test-slow test-nojit: export OPENBLAS_NUM_THREADS = 1
-test test-slow test-nojit: export OMP_NUM_THREADS = 1
+test test-slow test-nojit test-robust: export OPENBLAS_NUM_THREADS = 1
+test test-slow test-nojit test-robust: export OMP_NUM_THREADS = 1
 
 test: kernel ## all tests but the slow ones and those of real engines, compiled
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
@@ -44,6 +44,11 @@ test-slow: setup ## those that take seconds: complete runs, crashes, large sizes
 
 test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=7 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
+
+test-robust: setup ## make test with code for another CPU, in random order, beside a busy loop on two processors
+	@for i in 1 2; do timeout 3600 sh -c 'while :; do :; done' & done; trap 'kill $$(jobs -p)' EXIT; \
+	NUMBA_CPU_NAME=generic OPENBLAS_CORETYPE=$(or $(CORETYPE),Prescott) LENGTHWISE_ORDER=$(or $(SEED),1) \
+	  $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 
 engine: ## make .engines: a real vLLM for CPUs, SGLang's memory cache (a few minutes, 2.5 GB)
 	@PYTHON=$(PYTHON) sh tests/backend/engine/install.sh .engines/vllm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import threading
 import time
@@ -32,6 +33,12 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.collect()
     gc.freeze()
     return collected
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle the tests by the seed in LENGTHWISE_ORDER, where it is set (make test-robust)."""
+    if seed := os.environ.get("LENGTHWISE_ORDER"):
+        random.Random(seed).shuffle(items)
 
 
 T = TypeVar("T")

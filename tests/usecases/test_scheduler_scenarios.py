@@ -168,6 +168,8 @@ def test_other_rules_cannot_reserve_by_predicted_length():
         built({"policy": '"orca"', "reserve": "true"})
     with pytest.raises(ScenarioError, match="max_preemption_rate"):
         built({"reserve": "true", "max_preemption_rate": "-1"})
+    with pytest.raises(InputError, match="max_preemption_rate needs reserve = true"):
+        built({"max_preemption_rate": "0.1"})
 
 
 def test_bins_need_predictions():

@@ -168,7 +168,12 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
             scheduler=replace(
-                prefill.scheduler, **axes, preemption_mode=section.preemption_mode, preemption="never", binning=None
+                prefill.scheduler,
+                **axes,
+                preemption_mode=section.preemption_mode,
+                preemption="never",
+                binning=None,
+                reserve=False,
             ),
             cost=scenario.cost_source,
             host=scenario.deployment.host_overhead,
@@ -221,6 +226,8 @@ def scheduler(scenario: Scenario) -> Scheduler:
                 )
             own[name] = settings(**own[name])
     chosen = replace(base, **own)
+    if section.max_preemption_rate is not None and not chosen.reserve:
+        raise InputError("max_preemption_rate needs reserve = true; set it, or leave max_preemption_rate out")
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
 
