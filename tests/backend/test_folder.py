@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
-from lengthwise.backend import load_test, vllm_launch, write_launch, write_trace
+from lengthwise.backend import load_test, trtllm_launch, vllm_launch, write_launch, write_trace
+from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.workload import UNCAPPED, After, SharedPrefixes
 from lengthwise.workload import read
@@ -56,6 +59,34 @@ def test_the_folder_contains_the_listed_files(tmp_path):
     readme = (tmp_path / "one" / "README.md").read_text()
     assert "It serves 4 requests a second." in readme
     assert (tmp_path / "one" / "scenario.toml").read_text() == "name = 'x'\n"
+
+
+def test_trtllms_rules_get_its_script_and_options(tmp_path):
+    own = TrtllmSettings("MAX_UTILIZATION", enable_chunked_prefill=True)
+    limits = replace(LIMITS, max_num_seqs=128, kv_dtype="fp8")
+    d, made = write(tmp_path / "one", scheduler=Scheduler(trtllm=own), limits=limits, num_blocks=30_000)
+    assert {"trtllm.sh", "trtllm.yaml"} <= {path.name for path in made}
+    words = run(tmp_path / "one" / "trtllm.sh", tmp_path, "trtllm-serve")["0,1,2,3"]
+    launch = trtllm_launch(d, port=8001)
+    at = words.index("--config") + 1
+    assert tuple(words[:at]) == launch.command[1 : at + 1]
+    options = yaml.safe_load(Path(words[at]).read_text())
+    share = options["kv_cache_config"].pop("free_gpu_memory_fraction")
+    kv_bytes = d.kv.num_blocks * d.kv.kv_bytes_per_block
+    assert share == pytest.approx(kv_bytes / (d.gpu.memory_bytes - d.kv.weight_bytes), abs=1e-3)
+    assert options == {
+        "kv_cache_config": {
+            "enable_block_reuse": False, "tokens_per_block": 16, "max_tokens": 480_000, "dtype": "fp8",
+        },
+        "enable_chunked_prefill": True,
+        "dtype": "bfloat16",
+        "scheduler_config": {
+            "capacity_scheduler_policy": "MAX_UTILIZATION", "context_chunking_policy": "FIRST_COME_FIRST_SERVED",
+        },
+    }  # fmt: skip
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert "Start the engine, `sh trtllm.sh`" in readme
+    assert "### TensorRT-LLM (trtllm.sh)" in readme
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path):

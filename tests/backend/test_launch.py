@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
-from lengthwise.backend import sglang_launch, vllm_launch
+from lengthwise.backend import sglang_launch, trtllm_launch, vllm_launch
 from lengthwise.policy import known, named, rank
 from lengthwise.schema.deployment import KVOffloading, KVStorage
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -315,6 +315,16 @@ def test_the_rules_of_another_engine_are_noted(launch):
         assert value(made, "--chunked-prefill-size") == "-1"
 
 
+def test_trtllm_computes_prompts_in_one_piece_within_the_simulated_budget():
+    limits = EngineLimits(max_model_len=4096, max_num_batched_tokens=2048, block_size=24)
+    launch = trtllm_launch(deployment(scheduler="trtllm", limits=limits))
+    assert value(launch, "--max_num_tokens") == "2048"
+    assert not message(launch, "Prompts were not split")
+    assert message(launch, "powers of two from 8 on")
+    assert not message(launch, "other rules than")
+    assert message(trtllm_launch(deployment(scheduler="sjf")), "other rules than")
+
+
 @pytest.fixture(scope="module")
 def sglang_flags():
     """Flags to what may follow them: nothing, VALUE, or listed words."""
@@ -335,7 +345,7 @@ def test_sglang_knows_every_flag_and_word(name, dtype, sglang_flags):
 
 
 @pytest.mark.parametrize("name", sorted(named()))
-@pytest.mark.parametrize("launch", [vllm_launch, sglang_launch])
+@pytest.mark.parametrize("launch", [vllm_launch, sglang_launch, trtllm_launch])
 def test_every_named_scheduler_has_a_launch_whose_notes_are_sentences(name, launch):
     made = launch(deployment(scheduler=name))
     assert made.notes

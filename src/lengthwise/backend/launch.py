@@ -207,8 +207,11 @@ def router_policy(deployment: Deployment) -> str:
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
-def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
-    """Yield notes on the differences between simulation and engine that vLLM and SGLang share."""
+def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
+    """Yield notes on the differences between simulation and engine that engines share.
+
+    ``keeps_budget``: the command has the simulated token budget, even if prompts are not split.
+    """
     if sets_kv_blocks(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
     else:
@@ -269,7 +272,7 @@ def shared_notes(d: Deployment) -> Iterator[str]:  # noqa: C901, PLR0912 - one n
             f"At most {limit} of {d.limits.max_num_seqs} resident sequences took part in a step; the engine has one "
             "bound for both."
         )
-    if not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
+    if not keeps_budget and not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
         yield (
             f"Prompts were not split: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."

@@ -28,6 +28,7 @@ from lengthwise.backend.launch import (
     visible_gpus,
 )
 from lengthwise.backend.sglang import sglang_launch
+from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
 from lengthwise.backend.vllm import phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
@@ -65,6 +66,7 @@ def server_script(title: str, launch: Launch, deployment: Deployment) -> str:
     """Return a script that starts a node's replicas, each on its GPUs and port, with the command ``launch``."""
     d, first = deployment, _first_port(deployment)
     replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
+    replaced["--config"] = f'"$(dirname "$0")/{OPTIONS}"'
     command = invocation(launch.command, replaced, "  ")
     environment = {name: value for name, value in launch.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
     head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n" + exports(environment)
@@ -119,9 +121,14 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     priced = (
         " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
     )
-    vllm, sglang = vllm_launch(d).notes, sglang_launch(d).notes
-    both = [note for note in vllm if note in sglang]
-    steps = ["Start the engine (`MODEL=... sh vllm.sh` loads another checkpoint), `sh vllm.sh` or `sh sglang.sh`."]
+    launches = {"vLLM (vllm.sh)": vllm_launch(d), "SGLang (sglang.sh)": sglang_launch(d)}
+    scripts = "`sh vllm.sh` or `sh sglang.sh`"
+    if d.scheduler.trtllm is not None:
+        launches["TensorRT-LLM (trtllm.sh)"] = trtllm_launch(d)
+        scripts = "`sh trtllm.sh`, or another engine by `sh vllm.sh` or `sh sglang.sh`"
+    notes = {title: launch.notes for title, launch in launches.items()}
+    shared = [note for note in launches["vLLM (vllm.sh)"].notes if all(note in of for of in notes.values())]
+    steps = [f"Start the engine, {scripts} (`MODEL=... sh vllm.sh` loads another checkpoint)."]
     if d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     steps += [
@@ -129,11 +136,12 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         "Compare measured.json with the claim. `lengthwise simulate scenario.toml` shows all that was simulated.",
     ]
     if manifest:
-        steps.append("On Kubernetes: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it.")
+        steps.append(
+            "On Kubernetes, with vLLM: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it."
+        )
     sections = {
-        "Both": both,
-        "vLLM (vllm.sh)": [note for note in vllm if note not in both],
-        "SGLang (sglang.sh)": [note for note in sglang if note not in both],
+        "All engines": shared,
+        **{title: [note for note in of if note not in shared] for title, of in notes.items()},
         "The load test": load_launch.notes,
     }
     parts = [
@@ -273,8 +281,9 @@ def write_launch(
 ) -> list[Path]:
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
-    The folder has scripts for vLLM and SGLang, a router for several replicas, Kubernetes resources if a replica fits a
-    pod, a load test with its trace, the scenario, and a README with the steps.
+    The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), a router for several
+    replicas, Kubernetes resources if a replica fits a pod, a load test with its trace, the scenario, and a README with
+    the steps.
 
     The folder's parent must exist. The ``claim`` is a sentence with the result of the simulation. Raises OutputError if
     a file cannot be written.
@@ -288,6 +297,9 @@ def write_launch(
         "sglang.sh": server_script(f"{title} SGLang.", sglang_launch(d, **options), d),
         "scenario.toml": scenario_text,
     }
+    if d.scheduler.trtllm is not None:
+        texts["trtllm.sh"] = server_script(f"{title} TensorRT-LLM.", trtllm_launch(d, **options), d)
+        texts[OPTIONS] = trtllm_options(d)
     if d.parallel.replicas > 1:
         texts["router.sh"] = router_script(d)
     command = vllm_launch(d).command

@@ -90,7 +90,7 @@ def _notes(d: Deployment) -> Iterator[str]:
     elif rank not in launch.ARRIVAL:
         yield f"Requests were ordered by {rank}; SGLang takes them in order of arrival, or of their `priority`."
     batching = launch.policy_name(d.scheduler.batching)
-    if not launch.chunks_prompts(d) and batching != "prefill_first":
+    if not (launch.chunks_prompts(d) or batching == "prefill_first" or d.scheduler.engine_rules):
         other = f"Steps were formed by {batching}; SGLang runs whole prompts in separate steps."
         yield _BATCHINGS.get(batching, other)
     if d.limits.kv_dtype is not None:

@@ -135,7 +135,7 @@ def _batching_notes(d: Deployment) -> Iterator[str]:
         yield "Requests were scheduled by SGLang's rules, which admit by max_tokens; vLLM's are those of vllm_v1."
     if d.scheduler.trtllm is not None:
         yield "Requests were scheduled by TensorRT-LLM's rules; vLLM's are those of vllm_v1."
-    if not launch.chunks_prompts(d):
+    if not (launch.chunks_prompts(d) or d.scheduler.engine_rules):
         batching = launch.policy_name(d.scheduler.batching)
         other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."
         yield _BATCHINGS.get(batching, other)
