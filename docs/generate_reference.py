@@ -33,6 +33,7 @@ from lengthwise.policy import contracts
 from lengthwise.usecases import variants
 
 PAGE = Path(__file__).parent / "reference.md"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "reference.toml"
 COMMANDS = """
 simulate; capacity; search; kv; lab; schedule; schedule run; schedule watch; app; app plan; app profile;
 app run; app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
@@ -223,7 +224,7 @@ def kinds() -> str:
         out += [f"| kind of {title} | keys | meaning |", "|---|---|---|"]
         for name, table in known.items():
             keys = ", ".join(f"`{key}`" for key in table.model_fields if key != "kind")
-            out.append(f"| `{name}` | {keys} | {_first_line(table)} |")
+            out.append(f"| `{name}` | {keys} | {(inspect.getdoc(table) or '').split(chr(10))[0].replace('``', '`')} |")
         out.append("")
     return "\n".join(out)
 
@@ -278,11 +279,19 @@ def generated(text: str) -> str:
 
 
 def _section(name: str, table: Any) -> str:
-    text, meanings = (inspect.getdoc(table) or "").replace("``", "`"), _comments(table)
+    text = (inspect.getdoc(table) or "").replace("``", "`")
+    meanings = _example_comments(name) | {key: text for key, text in _comments(table).items() if text}
     rows = [f"| `{key}` | {_type(field)} | {_default(field)} | {meanings.get(key, '')} | {_spellings(name, key)} |"
             for key, field in table.model_fields.items()]  # fmt: skip
     return "\n".join([f"### `[{name}]`", "", text, "", "| key | type | default | meaning | also |",
                       "|---|---|---|---|---|", *rows, ""])  # fmt: skip
+
+
+def _example_comments(section: str) -> dict[str, str]:
+    """Return the comment of each key of a table in the example of all keys, without the other spellings."""
+    text = re.split(rf"^\[{section}\]", EXAMPLE.read_text("utf-8"), flags=re.MULTILINE)[-1].split("\n[")[0]
+    pattern = r"^(?:#: )?(\w+) = .*?  # (?:also [\w, ]+(?:[:;] |$))?(.*)$"
+    return dict(reversed(re.findall(pattern, text, flags=re.MULTILINE)))
 
 
 def _comments(table: Any) -> dict[str, str]:
@@ -300,10 +309,6 @@ def _comments(table: Any) -> dict[str, str]:
         comment = text or " ".join(line.strip().removeprefix("# ") for line in lines[above + 1 : field.lineno - 1])
         found[field.target.id] = comment.replace("``", "`").replace("|", "/").removesuffix("fmt: skip").strip()
     return found
-
-
-def _first_line(table: Any) -> str:
-    return (inspect.getdoc(table) or "").split("\n")[0].replace("``", "`")
 
 
 def _default(field: FieldInfo) -> str:

@@ -267,6 +267,25 @@ def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
         assert found in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("settings", "row"),
+    [
+        (("scheduler.reserve=false",), "vllm_v1"),
+        (
+            (
+                "scheduler.policy=trtllm", "scheduler.trtllm.capacity_scheduler_policy=MAX_UTILIZATION",
+                "scheduler.trtllm.enable_chunked_prefill=true", "workload.max_tokens=2000",
+            ),
+            "trtllm, capacity_scheduler_policy MAX_UTILIZATION, enable_chunked_prefill true",
+        ),
+    ],
+)  # fmt: skip
+def test_explain_shows_the_settings_of_a_scheduler_as_a_scenario_has_them(cli, scenario_file, settings, row):
+    out = cli("explain", scenario_file, "--variant", "one", *(word for one in settings for word in ("--set", one))).out
+    (line,) = [line for line in out.splitlines() if line.startswith("scheduler ")]
+    assert line.removeprefix("scheduler").strip() == row
+
+
 def test_explain_agrees_with_the_deployment(scenario_file):
     variant = variants.build(config.load(scenario_file))[0]
     found = explain.explain(variant)

@@ -116,7 +116,7 @@ def test_a_step_that_saves_no_more_than_the_rounding_of_floats_saves_nothing():
         (0.1, "for an hour of the replica's storage, memory with this storage does not pay"),
         (0.1, "it costs $0.35/h and saves $0.3/h"),
         (0.1, "It would pay below $0.004 for a GB of memory and hour."),
-        (0.4, "The storage alone costs more than both save."),
+        (0.4, "The storage alone costs more than memory and storage save together."),
     ],
 )
 def test_the_price_of_the_storage_is_in_what_memory_costs(storage_usd, sentence):
@@ -160,9 +160,16 @@ def test_a_column_without_numbers_is_left_out():
     assert "$ per saved s" not in size_rows(replace(STUDY, sizes=STUDY.sizes[:1]))[0]
 
 
+def test_memory_that_saves_nothing_pays_at_no_price():
+    text = priced(Estimate(-0.25))  # 50 GB cost $0.25/h
+    assert "it costs $0.25/h and saves nothing" in text
+    assert text.endswith("No price would make it pay, because it saves nothing.")
+
+
 def test_nothing_found_is_one_sentence():
     nothing = replace(STUDY, curve=(size("", 1, 0.0),))
-    assert answers(nothing) == ["No block of a prompt is found again, whatever the size of the cache."]
+    (sentence,) = answers(nothing)
+    assert "finds nothing: no prompt begins with the same full block of 16 tokens as an earlier request" in sentence
 
 
 def test_error_bars_of_shares_end_at_0_and_100_percent(tmp_path):

@@ -79,7 +79,7 @@ def kubernetes_manifest(
     ]
     label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
     remarks = (
-        f"{d.name}, {d.parallel.replicas} x {replica_gpus(d)} GPUs, served with vLLM.",
+        f"{d.name}, served with vLLM. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}.",
         (
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
             "(GPU feature discovery) to the pod's spec."

@@ -148,7 +148,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         f"# {name}",
         claim,
         (
-            f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, {d.parallel.replicas} replica(s), "
+            f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}, "
             f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
             "measured; below is how to measure it."
         ),

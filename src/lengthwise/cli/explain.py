@@ -243,9 +243,12 @@ def _tier_row(tier: CacheTier, context_tokens: int) -> tuple[str, str, str, str]
 
 
 def _scheduler(variant: Variant) -> str:
+    """Return the named scheduler and the settings that differ from it, those of an engine's table without braces."""
     section = variant.scenario.scheduler
-    axes = section.model_dump(exclude={"policy"}, exclude_none=True)
-    return ", ".join([section.policy, *(f"{axis} {value}" for axis, value in axes.items())])
+    own = section.model_dump(exclude={"policy", "reserve"}, exclude_defaults=True)
+    own |= own.pop("sglang", {}) | own.pop("trtllm", {})
+    parts = [f"{key} {str(value).lower() if isinstance(value, bool) else value}" for key, value in own.items()]
+    return ", ".join([section.policy, *["memory reserved by predicted length"] * bool(section.reserve), *parts])
 
 
 def _predictor(variant: Variant) -> str:

@@ -22,7 +22,7 @@ def size_rows(study: KvStudy) -> tuple[list[str], list[Row]]:
     """Return heads and rows of the table of cache sizes. A column without any number is left out."""
     columns: dict[str, list[str | TableCell]] = {
         "cache": [size.name for size in study.sizes],
-        "GB": [_gb(size.gb) for size in study.sizes],
+        "GB": [UNKNOWN if math.isnan(size.gb) else amount(size.gb) for size in study.sizes],
         "tokens": [f"{size.tokens:,}" for size in study.sizes],
         "tokens found, %": [estimate_cell(size.token_share.scaled(100)) for size in study.sizes],
         "with the pool, %": [estimate_cell(size.hierarchy_share.scaled(100)) for size in study.sizes],
@@ -41,10 +41,6 @@ def _text(cell: str | TableCell) -> str:
     return cell if isinstance(cell, str) else cell.text
 
 
-def _gb(value: float) -> str:
-    return UNKNOWN if math.isnan(value) else amount(value)
-
-
 def _with_model(value: Estimate) -> TableCell:
     cell = estimate_cell(value)
     return TableCell(cell.text, cell.interval, model_text(value))
@@ -59,7 +55,8 @@ def answers(study: KvStudy) -> list[str]:
     """Return sentences on what the study shows."""
     every = study.curve[-1]
     if not every.token_share.value > 0:
-        return ["No block of a prompt is found again, whatever the size of the cache."]
+        found = f"begins with the same full block of {counted(study.block_tokens, 'token')} as an earlier request"
+        return [f"A prefix cache of any size finds nothing: no prompt {found} (its last token's block does not count)."]
     unlimited = f"An unlimited cache finds {_percent(every.token_share)} of the prompt tokens"
     parts = f"{_size_for(study, 0.9)} per replica finds 90 % of that, {_size_for(study, 0.5)} finds 50 %"
     sentences = [f"{unlimited}; {parts}."]
@@ -99,8 +96,7 @@ def _points(share: float) -> str:
 
 
 def _size_for(study: KvStudy, part: float) -> str:
-    goal = part * study.curve[-1].token_share.value
-    size = next(size for size in study.curve if size.token_share.value >= goal)
+    size = next(size for size in study.curve if size.token_share.value >= part * study.curve[-1].token_share.value)
     return f"{size.tokens:,} tokens" if math.isnan(size.gb) else f"{amount(size.gb)} GB ({size.tokens:,} tokens)"
 
 
@@ -139,11 +135,12 @@ def _price_answers(study: KvStudy, pool: CacheSize | None) -> list[str]:
         pays = "may not pay" if high > 0 else "does not pay"
         loss = f"of the sizes that find more than the GPU pool, {best.name} loses least; it {_usd(study, best)}"
         below = f"It would pay below ${limit:.2g} for a GB of memory and hour"
-        below = below if limit > 0 else "The storage alone costs more than both save"
+        if limit <= 1e-9 * study.usd_per_gb_hour:  # not above the rounding of floats
+            below = "The storage alone costs more than memory and storage save together"
+            below = below if study.storage_usd_per_hour else "No price would make it pay, because it saves nothing"
         return [f"{price}, {memory} {pays}: {loss}. {below}."]
     pays = "pays" if low > 0 else "may pay"
-    saving = f"of these sizes {best.name} has the largest net saving; it {_usd(study, best)}"
-    answer = f"{price}, {memory} {pays}: {saving}."
+    answer = f"{price}, {memory} {pays}: of these sizes {best.name} has the largest net saving; it {_usd(study, best)}."
     larger = next((size for size in priced if size.blocks > best.blocks), None)
     if larger is not None:
         step_usd = (larger.gb - best.gb) * study.usd_per_gb_hour

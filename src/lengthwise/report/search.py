@@ -11,7 +11,7 @@ from typing import Any
 
 from lengthwise.report import search_text as text
 from lengthwise.report.curves import json_number
-from lengthwise.report.formatting import TIMES, UNKNOWN, amount, capitalized
+from lengthwise.report.formatting import TIMES, UNKNOWN, amount, capitalized, counted
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.search_text import MONTH_H, metric_of
@@ -51,7 +51,7 @@ def write_search_html(path: Path | str, study: Study) -> None:
         "search",
         data={"plans": list(map(_plan_columns, plans, shown))},
         heading=study.name or plans[0].name,
-        metadata=[*map(str, shared.values()), *objectives, *questions, f"{candidates:,} candidates"],
+        metadata=[*map(str, shared.values()), *objectives, *questions, counted(candidates, "candidate")],
         answers=[_answer(plan, shared) for plan in plans],
         listings=[_listing(plan, some, LISTED // len(plans)) for plan, some in zip(plans, shown, strict=True)],
         names=[plan.name for plan in plans],

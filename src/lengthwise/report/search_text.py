@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lengthwise.report.fitted_table import SplitTable, boxed_table
-from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, model_text, rounded
+from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, capitalized, counted, model_text, rounded
 from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
@@ -181,13 +181,13 @@ def effort_text(effort: Spent) -> str:
     """Return two sentences on the effort of a search: the candidates and the simulations."""
     share = effort.pruned / effort.candidates if effort.candidates else 0.0
     evaluated = effort.candidates - effort.pruned - effort.rejected
-    reused = f" {effort.reused:,} evaluations came from an earlier run." if effort.reused else ""
+    reused = f" {counted(effort.reused, 'evaluation')} came from an earlier run." if effort.reused else ""
     duration = f"{effort.seconds:.1f} s" if effort.seconds < 120 else f"{effort.seconds / 60:.1f} min"
     return (
-        f"{effort.candidates:,} candidates: {evaluated:,} ranked or scouted, "
+        f"{counted(effort.candidates, 'candidate')}: {evaluated:,} ranked or scouted, "
         f"{effort.pruned:,} pruned ({100 * share:.0f} %), "
-        f"{effort.rejected:,} rejected; {effort.simulated:,} of them simulated. {effort.simulations:,} simulations of "
-        f"{effort.requests:,} requests in {duration}.{reused}"
+        f"{effort.rejected:,} rejected; {effort.simulated:,} of them simulated. "
+        f"{counted(effort.simulations, 'simulation')} of {counted(effort.requests, 'request')} in {duration}.{reused}"
     )
 
 

@@ -417,7 +417,7 @@ class _Sizes:
         top = math.floor(math.log10(self.largest / unit))
         for value in (step * 10.0**power for power in range(top - 1, top + 1) for step in (1, 2, 5)):
             if 1 <= value * unit < self.largest:
-                named.setdefault(f"{value:,g} GB" if in_gb else f"{value:,.0f} blocks", round(value * unit))
+                named.setdefault(f"{value:,g} GB" if in_gb else counted(round(value), "block"), round(value * unit))
         named[ALL] = self.largest
         by_size = sorted(named.items(), key=lambda one: one[1])
         return [replace(self.at(blocks, name), is_given=name in given) for name, blocks in by_size]
