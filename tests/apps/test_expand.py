@@ -96,7 +96,7 @@ def test_lengths_given_in_rows_are_used():
     assert tasks.prompt_tokens.tolist() == [7, 9]
     assert tasks.known_tokens.tolist() == [3, 5]
     assert draw(tasks, LENGTHS, [100] * 3, 0).output_tokens.tolist() == [3, 5]
-    with pytest.raises(InputError, match=r"whole tokens of at least 1; row 0 has 2\.5"):
+    with pytest.raises(InputError, match=r"a whole number of tokens, at least 1; row 0 has 2\.5"):
         expand(app, [{"q": "", "p": 2.5, "o": 1}])
 
 

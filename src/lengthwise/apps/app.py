@@ -87,7 +87,7 @@ class Model:
         max_model_len: Maximum tokens of prompt and output together; None means the model's own limit.
         limits: Limits of the engine, for planning and for vLLM's command.
         cost: Source of step times, as in ``engine.deploy``.
-        host: Name of the host's cost per step, as in ``engine.deploy``.
+        host: Host overhead of a step, as in ``engine.deploy``.
         request_options: Text that describes what engines add to requests. Outputs under another text are not reused.
     """
 

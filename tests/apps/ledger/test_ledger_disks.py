@@ -23,7 +23,7 @@ def test_on_a_full_disk_a_settle_is_refused_completely_and_works_when_there_is_r
         connection = ledger.store.connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then reports a full disk
-        with pytest.raises(OutputError, match=r"full.*make room"):
+        with pytest.raises(OutputError, match=r"full.*free space"):
             ledger.finalize([done(lease, LONG) for lease in leases])
         assert ledger.rows(0, 60) == before, "all of it or nothing"
         assert ledger.results([f"k{lease.task}" for lease in leases]) == {}

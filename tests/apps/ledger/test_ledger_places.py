@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
 
 @pytest.mark.parametrize("place", ["mysql://me:secret@host/db", "http://x/y"])
 def test_other_stores_are_not_known(place):
-    with pytest.raises(InputError, match=r"in a file or at postgresql://") as error:
+    with pytest.raises(InputError, match=r"a file, a folder or postgresql://") as error:
         open_ledger(place)
     assert "secret" not in str(error.value)
 
