@@ -453,7 +453,7 @@ def drain(tasks: int, *, instant: bool) -> dict[str, Any]:
     seconds = (lambda _plan, _how: 0.0) if instant else space.seconds
     kind = InstantLauncher if instant else SimulatedLauncher
     launcher = kind(world.tasks.models, space.deployment, launch.Lengths.of(world.tasks, draw), seconds)
-    work = run.RunTasks(world.tasks, run.Drawn(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
+    work = run.RunTasks(world.tasks, run.DrawDecider(world.tasks, draw), run.expected_tokens([draw]), "benchmark")
     job = run.job_of(work, run.Planned(run.run_plan_of(made), run.ClusterPlacer(space.cluster, seconds)))
     with tempfile.TemporaryDirectory() as folder, open_ledger(Path(folder) / "ledger.sqlite") as ledger:
         result = run.run_simulated(job, ledger, launcher)

@@ -19,7 +19,7 @@ from lengthwise import catalog
 from lengthwise.cost.estimators import Target, fit_profile
 from lengthwise.cost.profiles import import_llmservingsim
 from lengthwise.engine import deploy, simulate
-from lengthwise.measure import calibrate, read_foreign
+from lengthwise.measure import calibrate, read_external_results
 from lengthwise.measure.calibration import Calibration
 from lengthwise.metrics.bootstrap import draw_blocks, resample, sample_of
 from lengthwise.schema.deployment import NULL_BLOCKS, Deployment, EngineLimits, Parallelism
@@ -184,5 +184,5 @@ def calibration(shared: Path, run: Run) -> Calibration:
     small = run.gpu == "RTX-4090"
     limits = EngineLimits(256 if small else 128, 2048, max_model_len=MAX_TOKENS)
     roofline = deploy(run.model, run.gpu, tp=run.tp, limits=limits, num_blocks=2588 if small else None)
-    measured = read_foreign(shared / ROOT / "measured_runs" / run.folder / "vllm" / "requests.jsonl.gz")
+    measured = read_external_results(shared / ROOT / "measured_runs" / run.folder / "vllm" / "requests.jsonl.gz")
     return calibrate([measured], roofline, holdout=0.5, allow=("warnings",))

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from typer.testing import CliRunner
 
 from lengthwise import apps, policy
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
+from lengthwise.apps.app import App, Call, Fan, From, LengthFields, Loop, Model, Sampling
 from lengthwise.apps.inputs import Rows
 from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.run.job import Settings
@@ -64,7 +64,7 @@ SCENARIO_TABLES = {
 APP_TABLES = {
     "inputs": (app_sections.InputsSection, ()),
     "models.NAME": (app_sections.ModelSection, (Model,)),
-    "calls.NAME": (app_sections.CallSection, (Call, Sampling, Fan, Report)),
+    "calls.NAME": (app_sections.CallSection, (Call, Sampling, Fan, LengthFields)),
     "loops.NAME": (app_sections.LoopSection, (Loop,)),
     "cluster": (app_sections.ClusterSection, ()),
     "run": (app_sections.RunTable, (Settings, EngineTimeouts, EngineConfig)),
@@ -196,7 +196,7 @@ def app_python() -> str:
     """Return a table of the names in ``lengthwise.apps`` with their fields or parameters."""
     out = ["| name | meaning |", "|---|---|"]
     functions = [made for name in sorted(apps.__all__) if not inspect.isclass(made := getattr(apps, name))]
-    for made in (App, Model, Call, Sampling, Fan, Loop, From, Report, Rows, *functions):
+    for made in (App, Model, Call, Sampling, Fan, Loop, From, LengthFields, Rows, *functions):
         parameters = ", ".join(inspect.signature(made).parameters)
         out.append(f"| `{made.__name__}({parameters})` | {_summary(made).partition('. ')[0].rstrip('.')} |")
     return "\n".join([*out, ""])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lengthwise.apps.app import App, Call, Loop, Model, each, over, times
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.ledger.contracts import Output
 
 MODELS = (Model("a", "vicuna-13b"), Model("b", "llama-2-70b"), Model("c", "mistral-7b"))
@@ -52,7 +52,7 @@ def split(most=4):
 def played(app, rows, reply):
     """(call, row, round, index) -> the last message that was asked, or None; ``reply(call, row, round, message)``."""
     expanded = expand(app, rows)
-    tasks, decider, outputs, reported = expanded.tasks, Rendered(expanded), {}, {}
+    tasks, decider, outputs, reported = expanded.tasks, TemplateDecider(expanded), {}, {}
     for task in range(len(tasks)):
         requested = decider.decide(task, lambda i, outputs=outputs: outputs[i])
         where = (tasks.calls[tasks.call[task]], *(int(getattr(tasks, n)[task]) for n in ("row", "round", "index")))

@@ -41,8 +41,8 @@ def best_unpreempted(stages: Stages, *, effort_s: float = 10.0) -> Unpreempted:
     from ortools.sat.python import cp_model
 
     kinds = {machine.gpu.name for machine in stages.space.cluster.machines}
-    if stages.load.cyclic or len(kinds) > 1:
-        problem = "models wait for one another" if stages.load.cyclic else f"there are {sorted(kinds)}"
+    if stages.load.is_cyclic or len(kinds) > 1:
+        problem = "models wait for one another" if stages.load.is_cyclic else f"there are {sorted(kinds)}"
         raise InputError(f"the exact solver takes models without cycles on GPUs of one kind; {problem}")
     model: Any = cp_model.CpModel()
     options = {m: durations(stages, m) for m in stages.load.order if len(stages.load.models[m])}

@@ -6,7 +6,7 @@ import pytest
 from app_world import MODELS, chain, critique, ensemble, played, split
 
 from lengthwise.apps.app import App, Call, Model, Sampling, times
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.ledger.contracts import Output
 from lengthwise.schema.errors import InputError
 
@@ -81,12 +81,12 @@ def test_a_field_that_a_row_lacks_is_reported_with_its_row():
     expanded = expand(app, [{"q": "present"}])
     short = type(expanded)(expanded.app, [{}], ["r7"], expanded.tasks, expanded.blocks)
     with pytest.raises(InputError, match="call 'y', row r7: 'q' is undefined"):
-        Rendered(short).decide(1, lambda _: Output("t", "stop", 1, 1))
+        TemplateDecider(short).decide(1, lambda _: Output("t", "stop", 1, 1))
 
 
 def keys(app, rows=({"q": "a"}, {"q": "a"})):
     expanded = expand(app, list(rows))
-    decider = Rendered(expanded)
+    decider = TemplateDecider(expanded)
     return [decider.decide(i, lambda _: None).key for i in range(len(expanded.tasks))]
 
 

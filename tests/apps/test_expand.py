@@ -10,7 +10,7 @@ from app_world import MODELS, chain, critique, ensemble, split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lengthwise.apps.app import App, Call, From, Report, Sampling, each
+from lengthwise.apps.app import App, Call, From, LengthFields, Loop, Sampling, each
 from lengthwise.apps.expand import expand
 from lengthwise.apps.plan.draws import draw
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -91,12 +91,12 @@ def test_a_row_names_its_model():
 
 
 def test_lengths_given_in_rows_are_used():
-    app = App(MODELS, [Call("x", "a", "{{ q }}", report=Report("p", "o"))])
+    app = App(MODELS, [Call("x", "a", "{{ q }}", report=LengthFields("p", "o"))])
     tasks = expand(app, [{"q": "", "p": 7, "o": 3}, {"q": "", "p": 9, "o": 5}]).tasks
     assert tasks.prompt_tokens.tolist() == [7, 9]
     assert tasks.known_tokens.tolist() == [3, 5]
     assert draw(tasks, LENGTHS, [100] * 3, 0).output_tokens.tolist() == [3, 5]
-    with pytest.raises(InputError, match=r"whole tokens of at least 1; row 0 has 2\.5"):
+    with pytest.raises(InputError, match=r"a whole number of tokens, at least 1; row 0 has 2\.5"):
         expand(app, [{"q": "", "p": 2.5, "o": 1}])
 
 
@@ -156,6 +156,14 @@ def test_rounds_stop_as_often_as_stated():
     np.testing.assert_allclose(share, [1.0, 0.75, 0.75**2], atol=0.03)
     later = made.present[(tasks.call == 1) & (tasks.round == 2)]
     assert not (later & ~made.present[(tasks.call == 1) & (tasks.round == 1)]).any()
+
+
+def test_a_call_after_a_loop_is_present_however_many_rounds_run():
+    calls = [Call("draft", "a", "Write of {{ topic }} {{ previous.draft }}"), Call("final", "b", "Sign {{ draft }}")]
+    tasks = expand(App(MODELS, calls, [Loop("refine", ("draft",), 3, "draft", 0.9)]), [TOPIC] * 200).tasks
+    present = draw(tasks, LENGTHS, [4096] * 3, 0).present
+    assert present[tasks.call == 1].all()
+    assert 0 < present[tasks.round == 1].sum() < 60
 
 
 def test_the_same_seed_draws_the_same_and_first_tasks_whatever_comes_behind():

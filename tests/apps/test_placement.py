@@ -126,9 +126,9 @@ def test_a_pair_that_is_needed_is_cleared_by_moving_the_cheaper_model():
 
 def test_a_replica_wakes_where_it_sleeps():
     cluster, plan = cluster_of(4), plan_of(0)
-    in_sleep = {(0, plan.shape): ((3,),)}
-    after = placement.place([plan], {}, cluster, seconds, in_sleep=in_sleep)
-    made = placement.switches([plan], after, {}, seconds, in_sleep=in_sleep)
+    sleeping = {(0, plan.shape): ((3,),)}
+    after = placement.place([plan], {}, cluster, seconds, sleeping=sleeping)
+    made = placement.switches([plan], after, {}, seconds, sleeping=sleeping)
     assert after == {0: ((3,),)}
     assert [(s.how, s.seconds) for s in made] == [("wake", seconds(plan, "wake"))]
 

@@ -19,7 +19,7 @@ from lengthwise.apps.plan.planner import (
     REQUEST_S,
     RUN_S,
     STAGE_S,
-    Found,
+    MethodPlan,
     Search,
     SearchBudget,
     expected_cost_s,
@@ -231,8 +231,8 @@ def test_engines_that_start_are_given_up_for_a_plan_that_is_worth_it_alone(monke
     def chosen(gain):
         search = Search([world], space, PlanOptions(clock=lambda: 0.0))
         search.scores = {alone: 100.0, companion: 100.0 * (1.0 - gain)}
-        first = Found(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
-        best = Found(DEFAULT, companion, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
+        first = MethodPlan(DEFAULT, alone, 100.0, 0.1, 0.0, 0.1, 0.1)
+        best = MethodPlan(DEFAULT, companion, 100.0 * (1.0 - gain), 0.5, 0.0, 0.5, 0.5)
         return search.overlapped(first, best)
 
     assert chosen(2 * CHANGE_SHARE).planned == companion

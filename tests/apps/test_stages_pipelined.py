@@ -95,7 +95,7 @@ def test_only_models_whose_inputs_are_available_may_run():
     assert stages.ready(frozenset(), (0,)) == [0, 1]
     assert stages.ready(frozenset({0}), ()) == [1]
     _, stages = back_and_forth(10, 2)
-    assert stages.load.cyclic
+    assert stages.load.is_cyclic
     assert stages.ready(frozenset(), ()) == [0, 1]  # they wait for one another: either may begin
 
 
@@ -106,7 +106,7 @@ def test_models_that_wait_for_one_another_settle_and_alone_starve():
     assert alone.ends_by == -1
     assert (alone.live[0].run.produced(alone.end_s) > 0).sum() == 30  # the first round is all it can do
     both = stages.stage(stages.start(), (a, b))
-    assert all(live.run.complete for live in both.live.values())
+    assert all(live.run.is_complete for live in both.live.values())
     end_s, _ = ends_and_starts(tasks, stages, chosen_stages(stages, greedy))
     assert np.isfinite(end_s).all()
 

@@ -135,6 +135,6 @@ def test_what_is_no_nvidia_gpu_is_refused():
 
 def test_an_unknown_checkpoint_must_be_given():
     d = deploy("gpt3-39b", "H100", tp=2)
-    with pytest.raises(InputError, match="give model"):
+    with pytest.raises(InputError, match="Give model"):
         kubernetes_manifest(d, name="chat")
     assert "mine/gpt3" in kubernetes_manifest(d, name="chat", model="mine/gpt3")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "measure"))
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise.backend.openai import Client
-from lengthwise.backend.openai_protocol import CHAT, Abilities, RequestError, Server
+from lengthwise.backend.openai_protocol import CHAT, Capabilities, RequestError, Server
 from lengthwise.schema.errors import InputError, MissingExtraError
 
 
@@ -44,14 +44,14 @@ def answered(server, prompt="one two", max_tokens=6, capabilities=None, **option
 
 
 def test_a_request_without_a_limit_has_no_max_tokens():
-    client = Client(Server("http://127.0.0.1:9"), Abilities(model="toy"))
+    client = Client(Server("http://127.0.0.1:9"), Capabilities(model="toy"))
     assert json.loads(client.body("one", 6, exact=False))["max_tokens"] == 6
     assert "max_tokens" not in json.loads(client.body("one", None, exact=False))
 
 
 def test_all_that_a_server_can_do_is_found():
     with ScriptedServer() as server:
-        assert probed(server) == Abilities(
+        assert probed(server) == Capabilities(
             engine="vllm",
             version="1.2.3",
             models=("toy",),
@@ -142,7 +142,7 @@ def test_key_and_fields_of_ones_own_are_sent_and_the_key_is_not_shown():
 def test_each_failure_has_its_name(fault, reason):
     with ScriptedServer(Script(fault=fault)) as server:
         with pytest.raises(RequestError) as caught:
-            answered(server, capabilities=Abilities(model="toy"), stall_s=0.3)
+            answered(server, capabilities=Capabilities(model="toy"), stall_s=0.3)
         assert caught.value.reason == reason, caught.value
 
 
@@ -150,7 +150,7 @@ def test_an_unreachable_server_is_refused():
     with ScriptedServer() as server:
         pass
     with pytest.raises(RequestError) as caught:
-        answered(server, capabilities=Abilities(model="toy"))
+        answered(server, capabilities=Capabilities(model="toy"))
     assert caught.value.reason == "refused"
     assert str(caught.value) == f"refused: no server listens at {server.url.removeprefix('http://')}"
     with pytest.raises(InputError, match=r"^no server listens at http://127\.0\.0\.1:\d+; is it up\?$"):
@@ -213,7 +213,7 @@ def test_an_unknown_model_is_reported():
 
 def test_a_request_may_take_only_so_long():
     with ScriptedServer(Script(gap_s=0.05)) as server, pytest.raises(RequestError, match="timed out"):
-        answered(server, capabilities=Abilities(model="toy", ignore_eos=True), max_tokens=90, timeout_s=0.3)
+        answered(server, capabilities=Capabilities(model="toy", ignore_eos=True), max_tokens=90, timeout_s=0.3)
 
 
 def test_an_address_is_checked():

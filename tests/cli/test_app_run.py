@@ -177,8 +177,8 @@ def test_a_full_disk_exits_with_2_and_a_remedy_and_the_run_resumes_when_there_is
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)),
     )
     assert finished.returncode == 2, finished.stderr
-    assert f"error: cannot keep the ledger in {out / 'ledger.sqlite'}: " in finished.stderr
-    assert "make room or mend the disk, and go on with --resume" in finished.stderr
+    assert f"error: cannot use the ledger {out / 'ledger.sqlite'}: " in finished.stderr
+    assert "free space or repair the disk, and continue with --resume" in finished.stderr
     assert not (out / "outputs.jsonl").exists()
     status = json.loads(cli("app", "status", out, "--json").out)
     assert sum(status["tasks"].values()) == 600

@@ -330,7 +330,7 @@ def test_an_engine_in_development_mode_is_warned_about():
     from aiohttp import web
     from aiohttp.test_utils import TestServer
 
-    from lengthwise.backend.openai_protocol import Abilities
+    from lengthwise.backend.openai_protocol import Capabilities
     from lengthwise.gateway.fleet.engine_probe import EngineMetadata
     from lengthwise.gateway.fleet.worker import EngineWorker
     from lengthwise.gateway.notices import engine_notices
@@ -346,7 +346,7 @@ def test_an_engine_in_development_mode_is_warned_about():
             worker = EngineWorker(
                 reported.Engine(str(server.make_url("")).rstrip("/")), reported.ResilienceConfig(), reported.Dispatch()
             )
-            worker.identified, worker.metadata = True, EngineMetadata(Abilities(engine="vllm"))
+            worker.identified, worker.metadata = True, EngineMetadata(Capabilities(engine="vllm"))
             try:
                 return await engine_notices([worker], "srtf")
             finally:

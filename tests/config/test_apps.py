@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lengthwise import catalog
-from lengthwise.apps.app import Call, Fan, From, Loop, Model, Report, Sampling
+from lengthwise.apps.app import Call, Fan, From, LengthFields, Loop, Model, Sampling
 from lengthwise.config.app_file import load_app, loads_app
 from lengthwise.config.cluster import parse_node
 from lengthwise.schema.deployment import EngineLimits
@@ -108,7 +108,7 @@ def test_everything_in_a_file_is_loaded(folder):
             system="Be brief.",
             sampling=sampling,
             fan=Fan(times=2),
-            report=Report(output_tokens="known"),
+            report=LengthFields(output_tokens="known"),
         ),
         Call("judge", ("small", "third"), (("user", "Which? {{ draft }}"),), when="draft", when_share=0.5),
         Call("again", From("who"), "Again {{ previous.again }}"),

@@ -77,7 +77,7 @@ def test_a_typo_is_reported_once_with_a_suggestion(change, report):
         (
             "ensemble-tiny",
             ["calls.question={model='alder', prompt='{{ question }}'}"],
-            "call 'question' names 'question', which is itself. If a field 'question' of the inputs is meant, give",
+            "call 'question' names 'question', which is itself. To use a field 'question' of the inputs, give",
         ),
         (
             "ensemble-tiny",

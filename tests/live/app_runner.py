@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lengthwise.apps.app import App, Call, Loop, Model, Sampling, over
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.launch import EngineConfig, EngineTimeouts, LocalLauncher
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
@@ -59,7 +59,7 @@ def main(folder: Path, commands: dict[str, str]) -> int:
     both = tuple(ModelPlan(m, GPU) for m in range(2))
     placer = ClusterPlacer(Cluster((Machine(spec, default_node(spec, 2), 2),)), lambda plan, how: 20.0)
     run_plan = RunPlan((both,))
-    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words="live")
+    work = RunTasks(expanded.tasks, TemplateDecider(expanded), expected_tokens(draws), source_hashes="live")
     job = job_of(work, Planned(run_plan, placer), Settings(save_s=0.5, linger_s=0.05, lease_s=30.0))
     launcher = LocalLauncher(
         [EngineConfig(name, served="m", max_num_seqs=4, command=commands[name]) for name in ("writer", "critic")],
@@ -67,7 +67,7 @@ def main(folder: Path, commands: dict[str, str]) -> int:
         timeouts=EngineTimeouts(ready_s=180.0, grace_s=5.0),
     )
     place = RunFolder(folder)
-    with place.taken(resume=True) as ledger:
+    with place.locked(resume=True) as ledger:
         finished = run_on_engines(job, ledger, launcher)
         reported = export(ledger, job.layout, folder / "out", ids=lambda row: str(expanded.ids[row]))
     counts = {state.name: 0 for *_, state in finished.counts}

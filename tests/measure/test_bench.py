@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scripted_server import EVERYTHING, Script, ScriptedServer
 
 from lengthwise import metrics
-from lengthwise.backend.openai_protocol import Abilities, Server
+from lengthwise.backend.openai_protocol import Capabilities, Server
 from lengthwise.measure import read_records, write_records
 from lengthwise.measure.load import LoadSettings, bench
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import UNCAPPED, Workload
 
-ABLE = Abilities(
+ABLE = Capabilities(
     engine="vllm", model="toy", token_id_prompts=True, usage=True, usage_each=True, ignore_eos=True, min_tokens=True
 )
 NEAR_S = 0.06

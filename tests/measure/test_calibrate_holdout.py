@@ -56,11 +56,11 @@ def test_a_change_is_reported_as_worse_where_held_out_requests_show_it(run, depl
     right = measured(workload, deployment, {}, seed=3)
     calibration = calibrate([run], deployment, holdout=[right], fit=["work"])
     assert calibration["work"].value > 1.2
-    assert not calibration.helps
+    assert not calibration.is_improvement
     assert calibration.warnings[0].startswith("WORSE than the tables given: TTFT")
     (change,) = [c for c in calibration.changes if c.metric == "tpot"]
     assert 0 < change.low < change.after - change.before < change.high
-    assert calibrate([run], deployment, fit=["work"]).helps
+    assert calibrate([run], deployment, fit=["work"]).is_improvement
 
 
 def test_repeats_of_a_load_are_held_out_together(deployment):

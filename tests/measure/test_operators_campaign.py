@@ -185,7 +185,7 @@ def test_points_of_another_measurement_are_refused(tmp_path, changed):
 def test_file_that_is_no_journal_is_refused(tmp_path):
     file = tmp_path / "points.jsonl"
     file.write_text("tokens,seconds\n1,2\n")
-    with pytest.raises(ProfileError, match="not a file of points"):
+    with pytest.raises(ProfileError, match="must be a file of points"):
         Journal(file, {}, [UP])
     assert file.read_text() == "tokens,seconds\n1,2\n"
 

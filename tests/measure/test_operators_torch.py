@@ -189,5 +189,5 @@ def test_missing_hardware_support_is_reported():
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match=r"device cuda needs an NVIDIA GPU.*--device cpu"):
         measure_operators(tiny(), MeasurementSettings("cuda"))
-    with pytest.raises(InputError, match="dtype must be of bfloat16, float16, float32"):
+    with pytest.raises(InputError, match="dtype must be one of bfloat16, float16, float32"):
         measure_operators(tiny(), MeasurementSettings("cpu", "fp8"))

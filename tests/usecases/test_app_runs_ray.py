@@ -59,7 +59,7 @@ class Error:
         elif self.killed and finished and not self.cancelled:
             self.cancelled = True
             with open_ledger(self.ledger) as ledger:
-                ledger.note({CANCEL: "1"})
+                ledger.set_metadata({CANCEL: "1"})
 
 
 def test_a_run_on_ray_survives_a_killed_worker_and_goes_on_after_it_was_cancelled(tmp_path):

@@ -2,9 +2,9 @@ from .app import App as App
 from .app import Call as Call
 from .app import Fan as Fan
 from .app import From as From
+from .app import LengthFields as LengthFields
 from .app import Loop as Loop
 from .app import Model as Model
-from .app import Report as Report
 from .app import Sampling as Sampling
 from .app import each as each
 from .app import over as over

@@ -22,8 +22,8 @@ _UNSUPPORTED_FIELDS = {
 }
 
 
-def require_one_answer(fields: Mapping[str, Any], where: str) -> None:
-    """Raise InputError if a request with these fields would not get exactly one text. ``where`` is their table."""
+def require_one_text(fields: Mapping[str, Any], where: str) -> None:
+    """Raise InputError if a request with these fields does not get one text. ``where`` names the fields in errors."""
     for name, reason in _UNSUPPORTED_FIELDS.items():
         if fields.get(name):
             raise InputError(f"{where}.{name} is not supported: {reason}. Remove it")
@@ -43,10 +43,11 @@ class Sampling:
     Attributes:
         max_tokens: Maximum number of output tokens.
         temperature: Sampling temperature; 0 decodes greedily.
-        top_p: As in OpenAI's API; None uses the engine's default.
+        top_p: Share of the probability from which tokens are sampled; None uses the engine's default.
         stop: Texts that end the output.
-        seed: Each request's seed is derived from this number and the task's name. None means from the name alone.
-        extra: Further fields of the request, which are passed through. The answer must remain one text.
+        seed: At a temperature above 0, each request has a seed derived from this number and the task's name, or from
+            the name alone if this is None. At temperature 0, the request has this number as its seed, or no seed.
+        extra: Further fields of the request, which override those above. They must not request several texts.
     """
 
     max_tokens: int = DEFAULT_TOKENS
@@ -61,10 +62,10 @@ class Sampling:
             raise InputError(f"max_tokens must be at least 1; it is {self.max_tokens}")
         if not self.temperature >= 0:
             raise InputError(f"temperature must be at least 0; it is {self.temperature}")
-        require_one_answer(self.extra, "extra")
+        require_one_text(self.extra, "extra")
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a request's body, except for the seed, which can differ between tasks."""
+        """Return the fields of a request's body, except for the seed and the prompt, which differ between tasks."""
         body: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         if self.top_p is not None:
             body["top_p"] = self.top_p
@@ -82,11 +83,11 @@ class Model:
         model: Catalog name or path of a ``config.json``, for planning; "" means ``name``.
         weights: Weights that an engine loads; None means the catalog's.
         revision: Revision of the weights. Outputs of another revision are not reused.
-        lengths: Distribution of output lengths before any limit. With None, outputs are as long as their limits allow.
+        lengths: Distribution of output lengths before any limit, for planning. None assumes ``max_tokens`` tokens.
         max_model_len: Maximum tokens of prompt and output together; None means the model's own limit.
-        limits: Limits of the engine.
-        cost: Source of iteration times, as in ``engine.deploy``.
-        host: Host of the engine, as in ``engine.deploy``.
+        limits: Limits of the engine, for planning and for vLLM's command.
+        cost: Source of step times, as in ``engine.deploy``.
+        host: Host overhead of a step, as in ``engine.deploy``.
         request_options: Text that describes what engines add to requests. Outputs under another text are not reused.
     """
 
@@ -107,7 +108,7 @@ class Model:
         return self.model or self.name
 
     def identity(self) -> str:
-        """Return a text with all properties of the model on which its answers depend."""
+        """Return a text with weights, revision and ``request_options``, which is part of the key of each output."""
         return f"{self.weights or self.spec}@{self.revision}" + (self.request_options and f" {self.request_options}")
 
 
@@ -118,8 +119,9 @@ class Fan:
     Attributes:
         each: Expression for a list. Each element becomes a task, whose templates can use ``item`` and ``index``.
         times: Number of independent tasks, whose templates can use ``index``.
-        over: Expression for a list in the row that is processed in order. Templates can use ``item``, ``index`` and
-            ``previous``, the output of the task before. The output of the call is the last task's output.
+        over: Expression for a list in the row. Each element becomes a task, which waits for the task of the element
+            before. Templates can use ``item``, ``index`` and ``previous``, the output of that earlier task. The output
+            of the call is the last task's output.
         max_items: Maximum length of the list; required if the list depends on outputs.
         expected: Mean length of the list, for planning; None means ``max_items``.
     """
@@ -157,25 +159,25 @@ def times(count: int) -> Fan:
 
 
 def over(expression: str) -> Fan:
-    """Return a fan-out that processes the elements of a list in the row one after another."""
+    """Return a fan-out that processes the elements of a list in the row one after another, as a chain."""
     return Fan(over=expression)
 
 
 @dataclass(frozen=True)
 class From:
-    """Value of ``Call.model`` if each row names its own model, in the row field ``field``."""
+    """States that each row names the model of a call, in its field ``field``. For ``Call.model``."""
 
     field: str
 
 
 @dataclass(frozen=True)
-class Report:
-    """Names of the row fields that contain lengths in tokens. A name is "" if there is no such field.
+class LengthFields:
+    """Names of the row fields with lengths in tokens, for planning. A name is "" if there is no such field.
 
     Attributes:
         prompt_tokens: Field with the length of the prompt without the outputs of other calls.
         output_tokens: Field with the length of the output, if it is known beforehand.
-        max_tokens: Field with the maximum length of the output, if this differs between rows. It is for planning only.
+        max_tokens: Field with the maximum length of the output, if it differs between rows. Requests do not have it.
     """
 
     prompt_tokens: str = ""
@@ -199,10 +201,10 @@ class Call:
         sampling: How outputs are sampled.
         api: "chat", or "completion", which sends the bare prompt.
         fan: How the call becomes several tasks per row.
-        when: Expression. The task is skipped if its value is false. "" is always true.
+        when: Expression. A task is skipped if the expression is false for it. "" is always true.
         when_share: Probability that ``when`` is true, for planning.
         report: Row fields that contain lengths.
-        body: Expression for the complete body of the request; "" builds the body from prompt and sampling.
+        body: Expression for the body of the request, without the model; "" builds the body from prompt and sampling.
     """
 
     name: str
@@ -214,7 +216,7 @@ class Call:
     fan: Fan = Fan()
     when: str = ""
     when_share: float = 1.0
-    report: Report = Report()
+    report: LengthFields = LengthFields()
     body: str = ""
 
     @property
@@ -237,7 +239,7 @@ class Loop:
         name: Name of the loop in messages.
         calls: Names of the calls. Each can use earlier calls of its round, and ``previous.NAME`` of the round before.
         max_rounds: Maximum number of rounds.
-        until: Expression that ends the loop if it is true after a round; "" runs all rounds.
+        until: Expression that is evaluated after each round and ends the loop if it is true; "" runs all rounds.
         until_share: Probability that the loop ends after a round, for planning.
     """
 
@@ -255,9 +257,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class App:
-    """An application: calls to models, made for each row of the inputs. Names and templates are checked at once.
+    """An application: calls to models, made for each row of the inputs. The constructor checks names and templates.
 
-    Files of outputs list the calls in the order of ``calls``.
+    Files of outputs list a row's calls in the order of ``ordered_units``, and the calls of a loop round by round.
 
     Raises:
         InputError: A name is unknown, a template has an error, or calls wait for one another in a cycle.
@@ -287,9 +289,9 @@ class References:
     """Names that a call's templates and expressions use.
 
     Attributes:
-        calls: Calls whose outputs are used, except for outputs of the previous round of a loop.
+        calls: Calls whose outputs are used, except for outputs of the round before in a loop.
         shown: The ``calls`` whose outputs are part of the prompt.
-        previous: Calls of the same loop whose outputs of the previous round are used.
+        previous: Calls of the same loop whose outputs of the round before are used.
         shown_previous: The ``previous`` calls whose outputs are part of the prompt.
         fields: Fields of the row.
     """
@@ -343,9 +345,9 @@ Unit = tuple[str, ...]  # a single call, or the calls of a loop in their order
 
 
 def ordered_units(app: App) -> list[Unit]:
-    """Return the calls and loops in an order in which outputs exist before other calls use them.
+    """Return the application's units, each after the units whose outputs it uses.
 
-    A unit is a single call, or all calls of a loop. As far as possible, units keep the application's order.
+    A unit is a single call, or all calls of a loop. Of several units that could be next, the first in ``calls`` is.
 
     Raises:
         InputError: Calls wait for one another outside of a loop. The message names the cycle.
@@ -384,9 +386,8 @@ def _cycle_error(waits: dict[Unit, set[Unit]], done: list[Unit]) -> InputError:
     # Usually the call has the same name as a field of the inputs.
     name = names[0]
     return InputError(
-        f"call {name!r} names {name!r}, which is itself. If a field {name!r} of the inputs is meant, give the call or "
-        "the field another name; if its own output of the round before is, put it into [loops] and write "
-        f"previous.{name}"
+        f"call {name!r} names {name!r}, which is itself. To use a field {name!r} of the inputs, give the call or the "
+        f"field another name. To use its own output of the round before, put it into [loops] and write previous.{name}"
     )
 
 
@@ -430,7 +431,7 @@ def _check_call(app: App, call: Call) -> None:  # noqa: C901 - one check after a
     if call.api not in (CHAT, COMPLETION):
         raise UnknownNameError(f"api for call {call.name!r}", call.api, (CHAT, COMPLETION))
     if call.api == COMPLETION and (call.system or not isinstance(call.prompt, str)):
-        raise InputError(f"call {call.name!r} of api {COMPLETION!r} takes one prompt; system and messages are chat's")
+        raise InputError(f"call {call.name!r} of api {COMPLETION!r} must have one prompt and no system message")
     if not 0 <= call.when_share <= 1:
         raise InputError(f"when_share of call {call.name!r} must be from 0 to 1; it is {call.when_share}")
     if isinstance(call.model, tuple) and (call.fan.is_list or call.fan.over):
@@ -490,7 +491,7 @@ def _check_previous(app: App, call: Call) -> None:
     if later := names.calls & set(loop.calls[loop.calls.index(call.name) :]):
         raise InputError(
             f"call {call.name!r} comes before {_joined(later)} in loop {loop.name!r}, so its own round has no output "
-            f"of {min(later)} yet; write previous.{min(later)} for that of the round before"
+            f"of {min(later)} yet; write previous.{min(later)} to use the output of the round before"
         )
 
 

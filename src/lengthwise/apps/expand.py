@@ -1,4 +1,4 @@
-"""Expansion of an application over its rows into all tasks that can occur, and the tasks' requests at run time."""
+"""Expands an application over its rows into all tasks that can occur, and builds the tasks' requests at run time."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ class Block:
     """The tasks of one call, or of one round of a call in a loop, ordered by row.
 
     Attributes:
+        call: Number of the call in ``App.calls``.
+        round: Round of the loop, from 0.
         first: Number of the first task.
         start: [rows+1] offset from ``first`` at which the tasks of each row start.
-        model: [tasks] number of each task's model. The arrays below have this shape, too.
-        index: Position of the task within its row.
-        prompt_tokens: Prompt length without the outputs of other calls.
-        known_tokens: Output length, or 0 if it is unknown.
-        random_draw: Number of the coin in ``Tasks.coins`` that decides if the task is present, or -1 if it always is.
-        is_chain: Whether each task waits for the one before it in its row.
+        model: [tasks] number of each task's model.
+        index: [tasks] position of the task within its row.
+        prompt_tokens: [tasks] prompt length without the outputs of other calls.
+        known_tokens: [tasks] output length, or 0 if it is unknown.
+        random_draw: [tasks] number in ``Tasks.coins`` of the coin that decides if the task is present; -1: it is.
+        is_chain: Whether each task waits for the one before it in its row (``Fan.over``).
     """
 
     call: int
@@ -75,7 +77,7 @@ class Block:
 
 
 def _edges(child: Block, parent: Block) -> Edges:
-    """Return edges from each child task to all parent tasks of its row. In a chain, only the last task is a parent."""
+    """Return edges from tasks to the parent tasks of their row, of which a chain has only its last one."""
     rows = child.rows
     counts = np.diff(parent.start)[rows]
     if parent.is_chain:
@@ -109,7 +111,7 @@ def _messages(call: Call, context: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _check_fields(app: App, rows: Rows) -> None:
-    """Raise InputError unless every name in the application is a call or a field of some row, but not both."""
+    """Raise InputError unless every name that the application uses is either a call or a field of some row."""
     fields: set[str] = set()
     for row in rows:
         fields.update(row)
@@ -136,8 +138,8 @@ def _check_fields(app: App, rows: Rows) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Unrolled:
-    """All tasks that an application can have on its rows, and their blocks by call name and round."""
+class ExpandedApp:
+    """All tasks that an application can have on its rows, and their blocks by (call name, round)."""
 
     app: App
     rows: Rows
@@ -146,13 +148,13 @@ class Unrolled:
     blocks: dict[tuple[str, int], Block]
 
 
-def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
+def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> ExpandedApp:
     """Return all tasks that an application can have on its rows, including tasks that may be skipped.
 
-    ``ids`` identify the rows. None numbers the rows from 0.
+    ``ids`` has a text for each row that identifies it in errors and seeds. None numbers the rows from 0.
 
     Raises:
-        InputError: There are no rows, or a field that the application names is missing or has a wrong value.
+        InputError: There are no rows, or a field that the application uses is missing or has a wrong value.
     """
     if not len(rows):
         raise InputError("an application needs rows to work on; there are none")
@@ -167,12 +169,12 @@ def expand(app: App, rows: Rows, ids: Sequence[str] | None = None) -> Unrolled:
                 random_draw = expansion.add_coins(np.full(len(rows), 1.0 - loop.until_share), random_draw)
             for name in unit:
                 expansion.add_tasks(calls[name], k, random_draw, loop)
-    return Unrolled(app, rows, expansion.ids, expansion.columns(), expansion.blocks)
+    return ExpandedApp(app, rows, expansion.ids, expansion.columns(), expansion.blocks)
 
 
 @dataclass
 class _Expansion:
-    """The blocks, edges and coins so far. An edge's flag tells if the child's prompt contains the parent's output."""
+    """The blocks, edges and coins so far. An edge's flag states if the child's prompt contains the parent's output."""
 
     app: App
     rows: Rows
@@ -191,7 +193,7 @@ class _Expansion:
         return np.arange(self.coins - len(chance), self.coins)
 
     def add_tasks(self, call: Call, k: int, random_draw: Ints, loop: Loop | None) -> None:
-        """Add the tasks of a call in round k. ``random_draw`` has each row's coin, which decides if the round runs."""
+        """Add the tasks of a call in round k. ``random_draw`` [rows] has the coins that decide if the round runs."""
         names = references(self.app, call)
         random_draw = self._row_coins(call, names, k, random_draw)
         counts, items = self._counts(call, k)
@@ -221,12 +223,12 @@ class _Expansion:
     def _row_coins(self, call: Call, names: References, k: int, random_draw: Ints) -> Ints:
         """Return the coin that decides whether a row's tasks are present, [rows].
 
-        It is the coin of the round (``random_draw``) or of the only parent call. If the call has a condition, or all
-        parents of a row have empty lists, it is a new coin that depends on that coin.
+        It is the coin of the round (``random_draw``) or of the only parent call, in the first round of its loop. If the
+        call has a condition, or all parents of a row have empty lists, it is a new coin that depends on that coin.
         """
         seen = {name: self._visible(call.name, name, k) for name in names.calls}
         if len(seen) == 1 and (random_draw < 0).all():
-            parent = next(iter(seen.values()))[-1]
+            parent = next(iter(seen.values()))[0]
             present = np.diff(parent.start) > 0
             first = np.where(present, parent.start[:-1], 0)
             random_draw = np.where(present, parent.random_draw[first] if len(parent) else -1, -1)
@@ -240,7 +242,7 @@ class _Expansion:
         return random_draw
 
     def _counts(self, call: Call, k: int) -> tuple[Ints, list[Any] | None]:
-        """Return the number of tasks in each row, and all items of the lists if no list depends on outputs."""
+        """Return the number of tasks in each row, and the items of all rows' lists, or None if they are unknown yet."""
         fan, calls = call.fan, {one.name for one in self.app.calls}
         source = fan.each or fan.over
         if not source:
@@ -270,13 +272,13 @@ class _Expansion:
         return np.array([numbers[name] for name in call.model], np.int64)[index]
 
     def _lengths(self, name: str, row: Ints, *, default: int) -> Ints:
-        """Return each task's tokens from the row field ``name``. If ``name`` is empty, all tasks have ``default``."""
+        """Return the value of the row field ``name`` for each task ([tasks]), or ``default`` if ``name`` is empty."""
         if not name:
             return np.full(len(row), default)
         values = [one.get(name) for one in self.rows]
         for row_id, value in zip(self.ids, values, strict=True):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name} must be whole tokens of at least 1; row {row_id} has {value!r}")
+                raise InputError(f"{name} must be a whole number of tokens, at least 1; row {row_id} has {value!r}")
         return np.array(values, np.int64)[row]
 
     def _prompt_tokens(self, call: Call, names: References, row: Ints, index: Ints, items: list[Any] | None) -> Ints:
@@ -315,7 +317,7 @@ class _Expansion:
                 self.edges += [(_edges(block, parent), False) for parent in parents]
 
     def _visible(self, call: str, name: str, k: int) -> list[Block]:
-        """Return the blocks of ``name`` that ``call`` can use. If both are in one loop, it is only round k's block."""
+        """Return the blocks of ``name`` that ``call`` can use: round k's if both are in one loop, otherwise all."""
         loop = self.app.loop_of(call)
         return [self.blocks[name, k]] if loop and name in loop.calls else self._all_rounds(name)
 
@@ -372,16 +374,16 @@ def _parents(edges: list[tuple[Edges, bool]], n: int) -> tuple[Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, eq=False)
-class Rendered:
-    """Builds the requests of tasks from the application's templates. It is a ``run.job.Decider``."""
+class TemplateDecider:
+    """A ``run.job.Decider`` that builds the requests of tasks from the application's templates."""
 
-    expanded: Unrolled
+    expanded: ExpandedApp
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
         """Return the request of a task, or None if the task is skipped.
 
         Raises:
-            InputError: The row lacks a field, a list is too long, or a template fails. The message has call and row.
+            InputError: A list is too long, or a template or an expression fails. The message has call and row.
         """
         expanded, tasks = self.expanded, self.expanded.tasks
         call = expanded.app.calls[int(tasks.call[task])]
@@ -395,7 +397,7 @@ class Rendered:
 
 
 def _request(call: Call, model: Model, task: int, task_name: str, context: Mapping[str, Any]) -> RequestSpec:
-    """Return a task's request, with the key of its output. The seed of the sampling is derived from ``task_name``."""
+    """Return a task's request with the key of its output. ``task_name`` determines the seed that the request gets."""
     from lengthwise.apps.launch.engine import CHAT as CHAT_API
     from lengthwise.apps.launch.engine import COMPLETIONS, TaskRequest
     from lengthwise.apps.run.job import RequestSpec
@@ -410,7 +412,7 @@ def _request(call: Call, model: Model, task: int, task_name: str, context: Mappi
         if not isinstance(given, Mapping):
             raise InputError(f"body must be a mapping of a request's fields; it is {type(given).__name__}")
         body = {name: value for name, value in given.items() if name != "model"}
-        # A seed makes a repeated attempt return the same answer.
+        # With a seed, a repeated attempt returns the same answer.
         if body.get("temperature") != 0 and body.get("seed") is None:
             body["seed"] = seed(None)
     else:
@@ -430,12 +432,12 @@ def _request(call: Call, model: Model, task: int, task_name: str, context: Mappi
 
 @dataclass(frozen=True)
 class _RowView:
-    expanded: Unrolled
+    expanded: ExpandedApp
     row: int
     outputs: Outputs
 
     def context(self, call: Call, task: int, k: int, index: int) -> Mapping[str, Any] | None:
-        """Return the variables of a task's templates in round k, or None if the task is skipped."""
+        """Return the variables of a task's templates in round (or chain position) k, or None if the task is skipped."""
         app, fields, fan = self.expanded.app, self.expanded.rows[self.row], call.fan
         loop = app.loop_of(call.name)
         if loop and loop.until:
@@ -463,6 +465,7 @@ class _RowView:
         return context if not call.when or expression(call.when).render(context) else None
 
     def _value(self, name: str, loop: Loop | None, k: int) -> Any:
+        """Return the output of a call: of round k if it is in ``loop``, otherwise of the last round that has one."""
         other, blocks = self.expanded.app.loop_of(name), self.expanded.blocks
         if other is None:
             return self._output(blocks[name, 0])

@@ -1,4 +1,4 @@
-"""Input rows of an application from JSONL, CSV and Parquet files, and OpenAI batch files that run as applications."""
+"""Reads rows of applications from JSONL, CSV and Parquet files, and reads and writes files of OpenAI's batch API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from lengthwise.apps.app import CHAT, COMPLETION, App, Call, From, Model, Report, Sampling, each, require_one_answer
+from lengthwise.apps.app import CHAT, COMPLETION, App, Call, From, LengthFields, Model, Sampling, each, require_one_text
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import estimated_tokens
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 _T = TypeVar("_T")
 _PAGE_ROWS = 20_000
 _FORMS = (".jsonl", ".csv", ".parquet")
-# Without leading zeros, which a number would lose, and within 64 bits.
+# Without leading zeros, which a number loses, and within 64 bits.
 _INTEGERS = r"^(0|-?[1-9][0-9]{0,17})$"
 
 
@@ -53,7 +53,7 @@ class Rows:
     Attributes:
         ids: Text that identifies each row: the value of its id field, or its number from 0.
         source: Path of the file.
-        sha256: Hash of the file, in hex. For its first rows only, it is the hash of this hash and their number.
+        sha256: SHA-256 of the file in hex. ``first`` derives another one from it and the number of rows.
     """
 
     ids: Sequence[str]
@@ -77,14 +77,15 @@ class Rows:
 def read_rows(path: Path | str, id_field: str | None = None, check: Callable[[Row], None] | None = None) -> Rows:
     """Return the rows of a JSONL, CSV or Parquet file. Rows of JSONL stay on disk and are read on access.
 
-    A CSV column of whole numbers becomes integers, and any other column becomes texts. Empty values become None.
+    A CSV column of whole numbers (up to 18 digits, no leading zeros) becomes integers, and any other column becomes
+    texts. Empty values of CSV become None.
 
     Args:
         id_field: Field whose unique texts or whole numbers identify the rows; None numbers the rows.
-        check: Function that receives each row, and raises InputError if the row is invalid.
+        check: Function that receives each row (of CSV with texts only), and raises InputError if the row is invalid.
 
     Raises:
-        InputError: The file cannot be read, or a row is invalid. The message names the line.
+        InputError: The file cannot be read, or a row is invalid; then the message names the line.
     """
     path = Path(path).expanduser()
     suffix = path.suffix.lower()
@@ -120,7 +121,7 @@ def _add_id(lines: dict[str, int], row: Row, line: int, name: str) -> None:
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise InputError(
-            f"an id must be a text or a whole number; {name} is {value!r}. Take another field, or none to number rows"
+            f"an id must be a text or a whole number; {name} is {value!r}. Name another field, or none to number rows"
         )
     if (first := lines.setdefault(str(value), line)) != line:
         raise InputError(f"every id must be unique; {str(value)!r} is also in line {first}")
@@ -241,20 +242,21 @@ _COMPLETION_TOKENS = 16  # default max_tokens of the completions API
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """An OpenAI batch file as an application. Each request is a row with custom_id as its id, and is sent unchanged."""
+    """An OpenAI batch file as an application. Each request is a row, whose id is the request's custom_id."""
 
     app: App
     rows: Rows
 
 
 def read_batch(path: Path | str, models: Sequence[Model] = (), name: str = "") -> Batch:
-    """Return the application that sends the requests of a batch file unchanged.
+    """Return the application that sends the requests of a batch file.
 
-    Each line of the JSONL file has custom_id, method, url and body. Models that the file names, but ``models`` does not
-    contain, get the defaults of ``Model``.
+    Each line of the JSONL file has custom_id, method, url and body. A request keeps its body, and gets a seed if it has
+    none and its temperature is not 0. Models of the file that ``models`` lacks get the defaults of ``Model``.
 
     Raises:
-        InputError: A line is not a request, or its answer cannot be stored. The message names file and line.
+        InputError: A line is not a request, or its answer cannot be stored; the message names file and line. Or
+            ``models`` has a model that the file does not use.
     """
     named: set[str] = set()
     used: set[str] = set()
@@ -292,7 +294,7 @@ def _batch_call(api: str) -> Call:
         fan=each(f"{api}_requests"),
         body="item",
         sampling=Sampling(temperature=1.0),
-        report=Report(prompt_tokens="prompt_tokens", max_tokens="max_tokens"),
+        report=LengthFields(prompt_tokens="prompt_tokens", max_tokens="max_tokens"),
     )
 
 
@@ -316,7 +318,7 @@ def _check_request(line: Row) -> None:
         or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages)
     ):
         raise InputError('body.messages must be a list of {"role": ..., "content": ...}')
-    require_one_answer(body, "body")
+    require_one_text(body, "body")
     for name in ("max_tokens", "max_completion_tokens"):
         tokens = body.get(name)
         if tokens is not None and (isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1):
@@ -349,8 +351,8 @@ def _texts(content: Any) -> Iterator[str]:
 def write_batch(outputs: Path, dead: Path, answers: Path, errors: Path, *, created_s: int = 0) -> tuple[int, int]:
     """Write the outputs of a run in the format of OpenAI's batch API. Return the numbers of answers and errors.
 
-    ``outputs`` and ``dead`` are files that ``run.export`` wrote. ``dead`` need not exist. The lines of the new files
-    ``answers`` and ``errors`` are in the order of the requests. ``created_s`` is a Unix time.
+    ``outputs`` and ``dead`` are files that ``run.export`` wrote. ``dead`` may be absent. The lines of the new files
+    ``answers`` and ``errors`` are in the order of the requests. ``created_s`` is the Unix time of the answers.
     """
 
     def answer(line: Mapping[str, Any]) -> dict[str, Any]:

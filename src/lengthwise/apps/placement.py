@@ -33,7 +33,7 @@ def is_replica(gpus: Replica, plan: ModelPlan, cluster: Cluster) -> bool:
 
 
 def _groups(machine: Machine, free: set[int], tp: int) -> list[Replica]:
-    """Return groups of ``tp`` free GPUs, numbered within the machine. If a group takes several islands, return one."""
+    """Return groups of ``tp`` free GPUs, numbered within the machine, or at most one if groups span islands."""
     size = machine.node.link_group
     islands = [tuple(range(k, min(k + size, machine.gpus))) for k in range(0, machine.gpus, size)]
     if tp <= size:
@@ -54,7 +54,7 @@ def degrees(machine: Machine) -> list[int]:
 def _packed(
     cluster: Cluster, plans: Sequence[ModelPlan], retained: Mapping[ModelPlan, Sequence[Replica]] | None = None
 ) -> _Packed | None:
-    """Return disjoint replicas of all plans, or None if the GPUs do not suffice. ``retained`` replicas do not move."""
+    """Return disjoint replicas of all plans, including the ``retained`` ones, or None if the GPUs do not suffice."""
     retained = retained or {}
     free = frozenset(range(cluster.gpus)) - {g for replicas in retained.values() for r in replicas for g in r}
     missing = sorted(
@@ -62,7 +62,7 @@ def _packed(
     )
     if sum(tp * pp for tp, pp, _, _ in missing) > len(free):
         return None
-    # If all sizes are powers of two, each aligned position leaves equal space for smaller groups: take the first.
+    # If all sizes are powers of two, all aligned positions leave equal space for smaller groups: try only the first.
     sizes = [*(m.node.link_group for m in cluster.machines), *(plan.tp for plan in plans)]
     backtracks = any(size & (size - 1) for size in sizes)
     stages = [(plan, plan.pp - k) for _, _, plan, _ in missing for k in range(plan.pp)]
@@ -115,7 +115,7 @@ Shape = tuple[str, int, int]
 Asleep = Mapping[tuple[int, Shape], tuple[Replica, ...]]  # sleeping replicas by (model, shape)
 Seconds = Callable[[ModelPlan, str], float]  # seconds until a replica of the plan is ready by "wake" or "start"
 
-_MAX_RETAINED_SETS = 5_000  # sets of retained replicas that the search tries: enough for the optimum on 16 GPUs
+_MAX_RETAINED_SETS = 5_000  # sets of retained replicas that the search tries; enough for the optimum on 16 GPUs
 
 
 def fits(plans: Sequence[ModelPlan], cluster: Cluster) -> bool:
@@ -130,20 +130,20 @@ def place(
     seconds: Seconds,
     *,
     running: Sequence[ModelPlan] = (),
-    in_sleep: Asleep | None = None,
+    sleeping: Asleep | None = None,
 ) -> Placement | None:
     """Return the placement of replicas with the least total loading time, or None if the plans do not fit.
 
     A replica of ``before`` can stay, without loading, if its model's plan in ``running`` has the shape of the new plan.
-    Without a plan in ``running``, it can stay if the number of GPUs is equal. Replicas ``in_sleep`` can wake. On more
-    than 16 GPUs the search tries _MAX_RETAINED_SETS sets of replicas that stay, and may miss the least time.
+    Without a plan in ``running``, it can stay if the number of GPUs is equal. Replicas in ``sleeping`` can wake. The
+    search tries _MAX_RETAINED_SETS sets of replicas that stay, so that on more than 16 GPUs it may miss the least time.
     """
     if not fits(plans, cluster):
         return None
     saved_s: dict[tuple[ModelPlan, Replica], float] = {}
     for plan in plans:
         start_s, wake_s = seconds(plan, "start"), seconds(plan, "wake")
-        for replica in (in_sleep or {}).get((plan.model, plan.shape), ()):
+        for replica in (sleeping or {}).get((plan.model, plan.shape), ()):
             saved_s[plan, replica] = start_s - wake_s
         for replica in _resident(plan, before, running):
             saved_s[plan, replica] = start_s
@@ -161,13 +161,13 @@ def switches(
     seconds: Seconds,
     *,
     running: Sequence[ModelPlan] = (),
-    in_sleep: Asleep | None = None,
+    sleeping: Asleep | None = None,
 ) -> tuple[Switch, ...]:
     """Return the replicas that must start or wake so that the placement ``after`` replaces ``before``."""
     found = []
     for plan in plans:
         resident = set(_resident(plan, before, running))
-        asleep = set((in_sleep or {}).get((plan.model, plan.shape), ()))
+        asleep = set((sleeping or {}).get((plan.model, plan.shape), ()))
         for replica in after[plan.model]:
             if replica not in resident:
                 how = "wake" if replica in asleep else "start"
@@ -222,7 +222,7 @@ Fits = Callable[[Plans], bool]
 
 @dataclass(frozen=True)
 class StagePlans:
-    """A stage's number and plans, at most one plan per model. After the last stage, ``stage`` counts the stages."""
+    """A stage's number and plans, at most one per model. After the last stage, ``stage`` is the number of stages."""
 
     stage: int
     plans: Plans
@@ -238,7 +238,7 @@ def next_plans(
     reserve: Plans = (),
     starved: Collection[int] = (),
 ) -> StagePlans:
-    """Return the stage to run at the start, or after a model has finished or is blocked. Usually, it is the next one.
+    """Return the stage to run at the start, or after a model has finished or is blocked: usually the next stage.
 
     Args:
         at: Number of the current stage, or -1 at the start.
@@ -246,8 +246,8 @@ def next_plans(
         finished: Models without remaining work.
         fits: Function that returns whether plans can run at the same time.
         reserve: Plans of models without a stage, which had no work in the samples used for planning. They run after the
-            last stage, as do models with more work than planned.
-        starved: Running models that wait for a model that does not run. They are stopped even in their last stage.
+            last stage, as do models with more work than planned, or earlier if no other plan can run.
+        starved: Running models that wait for a model that does not run. They stop even in their last stage.
     """
     if at < 0:
         at = 0

@@ -1,4 +1,4 @@
-"""Jinja2 templates and expressions: the names in them, and their values. Outputs are never parsed as templates."""
+"""Jinja2 templates and expressions: their names and values. Outputs of models are never parsed as templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Names:
-    """Names that a template or expression takes from the context, and NAME for each ``previous.NAME``."""
+    """Names that a template or expression takes from its variables (``plain``), and NAME of each ``previous.NAME``."""
 
     plain: frozenset[str]
     previous: frozenset[str]
@@ -23,7 +23,7 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A template or expression, the names that it uses, and a compiled function that returns the value in a context."""
+    """A template or expression, its names, and a compiled function from the variables (context) to the value."""
 
     source: str
     names: Names
@@ -43,13 +43,13 @@ class Text:
 
 @lru_cache(maxsize=4096)
 def template(source: str) -> Text:
-    """Return a compiled template. Raises InputError with the line if there is a syntax error."""
+    """Return a compiled template. Raises InputError, with the line, for a syntax error or an unknown filter or test."""
     return Text(source, _names(source, source), _environment().from_string(source).render)
 
 
 @lru_cache(maxsize=4096)
 def expression(source: str) -> Text:
-    """Return a compiled expression. Raises InputError if there is a syntax error."""
+    """Return a compiled expression. Raises InputError for a syntax error or an unknown filter or test."""
     names = _names("{{ (" + source + ") }}", source)
     import jinja2
 

@@ -1,4 +1,4 @@
-"""Real engines: launch commands and files for simulated deployments, and a client of their servers."""
+"""Real engines: launch commands and files for simulated deployments, processes, and a client of servers."""
 
 import lazy_loader
 

@@ -25,11 +25,11 @@ class Endpoint:
 
     url: str  # up to and with ``/v1``
     model: str
-    max_tokens: int | None = None  # limit of an output, at which it is censored; None: the server's own
-    temperature: float | None = None  # None: the server's own
+    max_tokens: int | None = None  # limit of an output, at which it is censored; None: the server's default
+    temperature: float | None = None  # None: the server's default
     api_key: str | None = field(default=None, repr=False)  # sent as a bearer token
-    timeout_s: float = 600.0  # of one request
-    retries: int = 4  # further attempts if the server is busy or gone
+    timeout_s: float = 600.0  # longest wait for bytes of an answer
+    retries: int = 4  # further attempts after an attempt that failed, unless the server refuses the request itself
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -38,7 +38,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Collected:
-    """Numbers of prompts: answered now, answered before, and failed (with the first failure's reason)."""
+    """Numbers of prompts: answered now, in the file before (``skipped``), and failed, with the first ``reason``."""
 
     done: int
     skipped: int
@@ -57,7 +57,7 @@ def collect(
 ) -> Collected:
     """Append the server's outputs of all prompts to a JSONL file as they arrive.
 
-    Each prompt is sent once, and not at all if the file has its output from this model already, so that an interrupted
+    Equal prompts are sent once. Prompts whose output from this model is in the file are skipped, so that an interrupted
     collection continues. An incomplete last line is removed. ``predict.read`` reads the file. ``pause`` sleeps before a
     retry. ``report`` is called with the number of outputs so far. Raises InputError for a concurrency below 1, and
     OutputError if the file cannot be written or does not come from a collection.
@@ -77,7 +77,7 @@ def collect(
         waiting = iter(new)
         running: set[Future[dict[str, Any] | str]] = set()
         while True:
-            # Submitted as others finish, so that an exception leaves few requests to wait for.
+            # Prompts are submitted as others finish, so that after an exception the pool has few requests to wait for.
             for prompt in itertools.islice(waiting, concurrency - len(running)):
                 running.add(pool.submit(_submit, prompt, endpoint, pause))
             if not running:
@@ -139,7 +139,9 @@ def _known_prompts(path: Path, model: str) -> set[str]:
         rows = [json.loads(line) for line in complete.splitlines() if line.strip()]
         known = {row["prompt"] for row in rows if row["model"] == model}
     except (ValueError, KeyError, TypeError) as error:
-        raise OutputError(f"{path} must be new, or hold what was collected before; it does not: {error!r}") from error
+        raise OutputError(
+            f"{path} must be new or the file of an earlier collection; it is neither: {error!r}"
+        ) from error
     if len(complete) < len(data):
         path.write_bytes(complete)
     return known

@@ -20,9 +20,9 @@ from lengthwise.schema.specs import GB, GIB
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
-DRAIN_S = 120  # seconds of a stopping pod for its running requests
+DRAIN_S = 120  # seconds that a stopping pod has to finish its requests
 LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
-LOAD_S = 3600  # seconds that downloading, loading and compiling may take
+LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 HOME = "/home/vllm"
 USER = 2000  # the image's own user, of group 0
@@ -35,27 +35,27 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
 
-    The resources are called ``name``, which has at most 48 lower-case letters, digits and hyphens. ``model`` is the
-    checkpoint, by default the catalog's. ``token_secret`` names a Secret with a Hugging Face token under the key
-    ``token``. Raises InputError if the name is invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no
-    checkpoint is known.
+    The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
+    hyphen last. ``model`` is the checkpoint, by default the catalog's. ``token_secret`` names a Secret with a Hugging
+    Face token under the key ``token``. Raises InputError if the name is invalid, a replica spans nodes, the GPUs are
+    not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
     d, launch = deployment, vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
     if not _NAME.fullmatch(name):
         raise InputError(
-            f"name must be lower-case letters, digits and hyphens, from a letter on, at most 48; it is {name!r}"
+            f"name must be at most 48 lower-case letters, digits and hyphens and start with a letter; it is {name!r}"
         )
     if not is_nvidia(d):
-        raise InputError(f"a manifest asks for NVIDIA GPUs; {d.gpu.name} is none. Run the scripts instead")
+        raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
     if not fits_node(d):
         raise InputError(
             f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
             f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
         )
     if PLACEHOLDER in launch.command:
-        raise InputError(f"a manifest names its checkpoint, and none is known for {d.model.name}; give model")
+        raise InputError(f"a manifest needs a checkpoint; none is known for {d.model.name}. Give model")
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
     service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
@@ -104,7 +104,7 @@ def _storage_remarks(d: Deployment, name: str) -> Iterator[str]:
     if _shares_storage(d):
         yield (
             f"Replicas share the storage at {STORAGE_FOLDER}: before you apply this file, create the "
-            f"PersistentVolumeClaim {_claim(name)} with access mode ReadWriteMany, on a file system that group 0 may "
+            f"PersistentVolumeClaim {name}-kv-cache with access mode ReadWriteMany, on a file system that group 0 may "
             "write to."
         )
     elif d.storage_blocks:
@@ -117,10 +117,6 @@ def _storage_remarks(d: Deployment, name: str) -> Iterator[str]:
 def _shares_storage(d: Deployment) -> bool:
     offloading = d.limits.kv_offloading
     return bool(d.storage_blocks and offloading and offloading.storage and offloading.storage.shared)
-
-
-def _claim(name: str) -> str:
-    return f"{name}-kv-cache"
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, name: str) -> dict[str, Any]:
@@ -144,7 +140,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
         {"name": "cache", "emptyDir": {}},
     ]
     if d.storage_blocks:
-        shared = {"persistentVolumeClaim": {"claimName": _claim(name)}}
+        shared = {"persistentVolumeClaim": {"claimName": f"{name}-kv-cache"}}
         mounts.append({"name": "kv-cache", "mountPath": STORAGE_FOLDER})
         volumes.append({"name": "kv-cache", **(shared if _shares_storage(d) else {"emptyDir": {}})})
     container = {

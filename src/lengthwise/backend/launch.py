@@ -1,4 +1,4 @@
-"""Launch commands: an engine's command line, its environment, and its differences from the simulation."""
+"""Parts of launch commands that engines share: GPUs, checkpoints, scripts, and differences from the simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLACEHOLDER = "$MODEL"  # stands in a command for a checkpoint that is not in th
 
 @dataclass(frozen=True)
 class Launch:
-    """A command line as unquoted words. ``notes`` has sentences on how the real program differs from the simulation."""
+    """A command line as unquoted words, with sentences (``notes``) on how the program differs from the simulation."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def visible_gpus(deployment: Deployment, replica: int) -> str:
 
 
 def environment_of(deployment: Deployment, device: str, replica: int) -> dict[str, str]:
-    """Return the environment variable for a replica's GPUs. Raises InputError for a wrong device or replica."""
+    """Return the environment variable for a replica's GPUs ("cpu": none). Raises InputError for a wrong argument."""
     if device not in DEVICES:
         raise UnknownNameError("device", device, DEVICES)
     if not 0 <= replica < deployment.parallel.replicas:
@@ -56,7 +56,7 @@ def environment_of(deployment: Deployment, device: str, replica: int) -> dict[st
 
 
 def policy_name(policy: Any) -> str:
-    """Return a policy's name. A policy that is not built in gets a mark, so that its name matches no engine's."""
+    """Return a policy's name, with a mark if it is not built in, so that the name equals that of no built-in policy."""
     if isinstance(policy, str):
         return policy
     return str(policy.name) if policy.builtin else f"{policy.name} (your own)"
@@ -69,7 +69,7 @@ def flags(pairs: dict[str, Any]) -> tuple[str, ...]:
 
 
 def sets_kv_blocks(deployment: Deployment) -> bool:
-    """Return whether the user set the number of KV blocks, so that it differs from the planned number."""
+    """Return whether the number of KV blocks differs from the planned number, because the user set it."""
     from lengthwise import cost
 
     d = deployment
@@ -81,7 +81,7 @@ def sets_kv_blocks(deployment: Deployment) -> bool:
 
 
 def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
-    """Return the engine's name of the KV cache's dtype, or None for the default and for dtypes not in ``names``."""
+    """Return the engine's name of the KV cache's dtype by ``names``, or None for the default and an unknown dtype."""
     if d.limits.kv_dtype is None:
         return None
     wanted = dtype_name(d.limits.kv_dtype)
@@ -90,12 +90,12 @@ def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
 
 
 def kv_tokens(deployment: Deployment) -> int:
-    """Return how many tokens the KV cache of a replica holds."""
+    """Return the number of tokens that fit the KV cache of a replica."""
     return deployment.kv.num_blocks * deployment.kv.block_size
 
 
 def max_resident_seqs(deployment: Deployment) -> int:
-    """Return how many sequences a replica holds at once. Memory that is reserved for each may lower the limit."""
+    """Return how many sequences a replica runs at once: ``max_num_seqs``, or fewer if memory is reserved for each."""
     limit, longest = deployment.limits.max_num_seqs, deployment.max_model_len
     memory, kv = policy_name(deployment.scheduler.memory), deployment.kv
     if memory in ("reserve_max", "vidur_reserve_max"):
@@ -131,7 +131,7 @@ _CHECKPOINTS = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint that the engine loads, with remarks for the user."""
+    """The checkpoint that the engine loads, with notes for the user."""
 
     model: str  # a Hugging Face id, a folder, or PLACEHOLDER
     dtype: str | None  # for ``--dtype``; None: the checkpoint's
@@ -140,9 +140,9 @@ class Checkpoint:
 
 
 def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]) -> Checkpoint:
-    """Return the checkpoint to serve: the given one, or the one that the catalog knows.
+    """Return the checkpoint to serve: the given one, the catalog's, or PLACEHOLDER if there is none of this dtype.
 
-    ``online`` maps dtypes to the flag with which the engine quantizes weights of 16 bits while it loads them.
+    ``online`` maps dtypes to the value of ``--quantization`` with which the engine quantizes 16-bit weights on loading.
     """
     wanted = dtype_name(deployment.limits.weight_dtype or deployment.model.dtype)
     published = dtype_name(deployment.model.dtype)
@@ -165,7 +165,7 @@ def checkpoint(deployment: Deployment, given: str | None, online: dict[str, str]
 
 
 def published_checkpoint(model: ModelSpec) -> tuple[str, tuple[str, ...]]:
-    """Return where the catalog finds a model's weights, or PLACEHOLDER if nowhere, and remarks for the user."""
+    """Return the id or folder of a model's weights by the catalog, or PLACEHOLDER if unknown, and notes for users."""
     if ids := [alias for alias in model.metadata.aliases if alias.count("/") == 1]:
         # Engines refuse chats with a base model, which has no chat template; the sort is stable.
         ids.sort(key=lambda one: not _INSTRUCT_MODEL.search(one))
@@ -200,7 +200,7 @@ _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 
 
 def router_policy(deployment: Deployment) -> str:
-    """Return the policy of vLLM's router that is nearest to the simulated router."""
+    """Return the policy of vLLM's router that is most like the simulated router."""
     name = policy_name(deployment.scheduler.router)
     if resolve("router", deployment.scheduler.router).uses("prefix_tokens", "previous_replica"):
         return "cache_aware"

@@ -35,7 +35,7 @@ from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.workload import UNCAPPED, Workload
 
-PORT = 8000  # the port for requests: of the only replica, or of the router before several
+PORT = 8000  # port for requests: of the only replica, or of the router in front of several
 PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
@@ -107,7 +107,7 @@ def router_script(deployment: Deployment) -> str:
 
 
 def load_test_script(launch: Launch, model: str) -> str:
-    """Return a script that replays the trace in its folder. The variable ``ENDPOINT`` is the server's address."""
+    """Return a script that replays the trace in its folder. Its variable ``ENDPOINT`` is the server's address."""
     title = "Sends the simulated requests to the real server; measured.json has latencies and throughput."
     replaced = {"--model": '"$MODEL"', "--base-url": '"$ENDPOINT"'}
     head = default_model(model) + f"ENDPOINT=${{ENDPOINT:-http://127.0.0.1:{PORT}}}\n"
@@ -259,7 +259,7 @@ def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_RE
 
 
 def _chunk_tokens(workload: Workload, count: int) -> int:
-    """Return the tokens of a trace's chunks: of shared blocks, or as long as the longest prompt to share nothing."""
+    """Return the tokens of a trace's chunk: a block of shared prefixes, or the longest prompt if nothing is shared."""
     return int(workload.prompt_tokens[:count].max()) if workload.prefixes is None else workload.prefixes.block_tokens
 
 
@@ -282,8 +282,8 @@ def write_launch(
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
     The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), a router for several
-    replicas, Kubernetes resources if a replica fits a pod, a load test with its trace, the scenario, and a README with
-    the steps.
+    replicas, Kubernetes resources if a replica fits a node with NVIDIA GPUs and its checkpoint is known, a load test
+    with its trace, the scenario, and a README.
 
     The folder's parent must exist. The ``claim`` is a sentence with the result of the simulation. Raises OutputError if
     a file cannot be written.

@@ -22,9 +22,9 @@ from typing import Any, Self
 from lengthwise.backend.openai_protocol import (
     CHAT,
     COMPLETIONS,
-    Abilities,
-    Piece,
-    PieceReader,
+    Capabilities,
+    Chunk,
+    ChunkReader,
     RequestError,
     Server,
     SseReader,
@@ -118,7 +118,7 @@ async def _identity(client: Client, entry: dict[str, Any], metrics: Any) -> tupl
     return kind, version
 
 
-async def _stream(client: Client, fields: dict[str, Any]) -> list[Piece]:
+async def _stream(client: Client, fields: dict[str, Any]) -> list[Chunk]:
     able = client.capabilities
     body = {"model": able.model, "max_tokens": _PROBE_TOKENS, "stream": True, **prompt_fields(_PROMPT, able.api)}
     sent = body | dict(client.server.body) | fields
@@ -166,9 +166,9 @@ IDLE_S = 2.0  # below servers' keep-alive (uvicorn: 5 s), so that none closes a 
 class Client:
     """Client of a server, for ``async with``. Each running request has its own connection. Needs aiohttp."""
 
-    def __init__(self, server: Server, capabilities: Abilities | None = None) -> None:
+    def __init__(self, server: Server, capabilities: Capabilities | None = None) -> None:
         self.server = server
-        self.capabilities = capabilities or Abilities(model=server.model or "")
+        self.capabilities = capabilities or Capabilities(model=server.model or "")
         self._aiohttp = aiohttp_module()
         self._session: Any = None
 
@@ -198,12 +198,12 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def probe(self) -> Abilities:
+    async def probe(self) -> Capabilities:
         """Find the server's capabilities with test requests. Raises InputError if the server completes no prompt."""
         found = await self.identify()
         reasons = []
         for api in (COMPLETIONS, CHAT):
-            self.capabilities = Abilities(model=found.model, api=api)
+            self.capabilities = Capabilities(model=found.model, api=api)
             try:
                 await _stream(self, {})
                 break
@@ -234,7 +234,7 @@ class Client:
         )
         return self.capabilities
 
-    async def identify(self) -> Abilities:
+    async def identify(self) -> Capabilities:
         """Return engine, version and models without generating. Raises InputError if the server lists no models."""
         shown = self.server.shown
         try:
@@ -260,7 +260,7 @@ class Client:
         longest = entry.get("max_model_len")
         metrics = await self.fetch_if_ok("/metrics")
         engine, version = await _identity(self, entry, metrics)
-        return Abilities(
+        return Capabilities(
             engine=engine,
             version=version,
             models=names,
@@ -302,7 +302,7 @@ class Client:
         sent: Callable[[float], None] | None = None,
         usage_each: bool | None = None,
         api: str | None = None,
-    ) -> AsyncGenerator[Piece, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of an answer as they arrive. The last ones have usage and finish reason.
 
         ``sent`` is called with the time (``perf_counter``) at which the request's headers were sent. ``usage_each``
@@ -312,7 +312,7 @@ class Client:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = f"{self.server.root}{_PATHS[api or self.capabilities.api]}"
         events = SseReader()
-        reader = PieceReader(usage_each=self.capabilities.usage_each if usage_each is None else usage_each)
+        reader = ChunkReader(usage_each=self.capabilities.usage_each if usage_each is None else usage_each)
         with request_errors():
             async with self._session.post(url, data=data, trace_request_ctx=sent) as answer:
                 await _require_stream(answer)
@@ -343,20 +343,15 @@ class Client:
             raise RequestError("malformed", f"{error!r} in {str(body)[:200]}") from None
         return str(text or ""), usage_of(body)
 
-    async def fetch(self, method: str, url: str, fields: Any = None) -> tuple[int, Any]:
-        """Send a request and return status and body, as JSON or else text. Raises RequestError if it fails."""
-        status, _, body = await self.request(method, url, fields)
-        return status, body
-
     async def fetch_if_ok(self, path: str) -> Any:
         """Return the body at a path as JSON or else text, or None if the request fails or the status is not 200."""
         with contextlib.suppress(RequestError):
-            status, body = await self.fetch("GET", self.server.root + path)
+            status, _, body = await self.request("GET", self.server.root + path)
             return body if status == 200 else None
         return None
 
     async def request(self, method: str, url: str, fields: Any = None) -> tuple[int, str, Any]:
-        """Send a request and return its status, the content type, and the body as JSON if possible or as text."""
+        """Send a request. Return status, content type, and the body as JSON or else text. Raises RequestError."""
         data = None if fields is None else json.dumps(fields).encode()
         with request_errors():
             async with self._session.request(method, url, data=data) as answer:
@@ -377,7 +372,7 @@ class Client:
         if fields is None:
             return None
         try:
-            status, body = await self.fetch("POST", f"{self.server.root}/tokenize", fields)
+            status, _, body = await self.request("POST", f"{self.server.root}/tokenize", fields)
         except RequestError:
             return None
         rows = body.get("tokens") if isinstance(body, dict) else body

@@ -60,7 +60,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Abilities:
+class Capabilities:
     """The capabilities of a server. Unknown values are "" or None."""
 
     engine: str = ""  # "vllm", "sglang", "llama.cpp", "tgi" or "transformers"
@@ -89,7 +89,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """A chunk of an answer."""
 
     at_s: float  # when its bytes had been read, on the clock of ``time.perf_counter``
@@ -166,7 +166,7 @@ class SseReader:
 _SHOWN, _PAGE = 200, 80
 
 
-class PieceReader:
+class ChunkReader:
     """Parses the chunks of one answer, until ``done``. With ``usage_each``, every chunk has the token counts so far."""
 
     def __init__(self, *, usage_each: bool) -> None:
@@ -174,7 +174,7 @@ class PieceReader:
         self._usage_each = usage_each
         self._tokens_so_far = 0
 
-    def read(self, event: Event, at_s: float) -> Piece | None:
+    def read(self, event: Event, at_s: float) -> Chunk | None:
         """Return the chunk in an event, or None at the end. Raises RequestError for an error or an invalid chunk."""
         if event.data == "[DONE]":
             self.done = True
@@ -192,18 +192,18 @@ class PieceReader:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise RequestError("malformed", f"{error!r} in {event.data[:_SHOWN]!r}") from None
 
-    def _chunk(self, body: dict[str, Any], at_s: float) -> Piece:
+    def _chunk(self, body: dict[str, Any], at_s: float) -> Chunk:
         usage = usage_of(body)
         choices = body.get("choices") or ()
         if not choices:
-            return Piece(at_s, "", 0, is_output=False, usage=usage)
+            return Chunk(at_s, "", 0, is_output=False, usage=usage)
         choice = choices[0]
         text, shows = _text(choice)
         tokens = self._tokens(choice, usage)
         end = choice.get("finish_reason")
         is_output = bool(text) or tokens > 0 or (shows and end is None and usage is None)
         prompt = _ids(body.get("prompt_token_ids") or choice.get("prompt_token_ids"))
-        return Piece(at_s, text, tokens, is_output, usage, end, _ids(choice.get("token_ids")), prompt)
+        return Chunk(at_s, text, tokens, is_output, usage, end, _ids(choice.get("token_ids")), prompt)
 
     def _tokens(self, choice: dict[str, Any], usage: Usage | None) -> int:
         ids = choice.get("token_ids")

@@ -1,4 +1,4 @@
-"""A real engine as a process of this machine: starts it, waits for it, and ends it with all its processes."""
+"""Runs a real engine as a process of this machine: starts it, waits for it, and ends it with all its processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _next_port = itertools.count(os.getpid() * 101)
 
 
 def is_taken(host: str, port: int) -> bool:
-    """Return whether a program listens at the port."""
+    """Return whether the port cannot be bound, usually because a program listens there."""
     with socket.socket() as listener, contextlib.suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -40,7 +40,7 @@ def is_taken(host: str, port: int) -> bool:
 
 
 def is_ready(host: str, port: int) -> bool:
-    """Return whether a health path answers with status 200, so that the engine is ready for requests."""
+    """Return whether the engine is ready for requests: a path of HEALTH answers with status 200."""
     for path in HEALTH:
         with (
             contextlib.closing(http.client.HTTPConnection(host, port, timeout=PROBE_S)) as connection,
@@ -59,7 +59,7 @@ class LocalEngine:
     url: str  # without a path
     process: subprocess.Popen[bytes]  # leads a process group
     log_path: Path
-    ready_after_s: float  # since the start of the process
+    ready_after_s: float  # from the start of the process until the engine was ready
 
     @property
     def is_alive(self) -> bool:
@@ -87,15 +87,15 @@ def local_engine(
 ) -> Iterator[LocalEngine]:
     """Start an engine, yield it once /health or /v1/models answers, and stop it with all its processes.
 
-    The engine has its own process group, but shares this process' session: Linux divides processors between sessions
-    (autogroups), and a client beside an engine of another session can be starved for seconds. If this process dies,
-    even by SIGKILL, a keeper process ends the group.
+    The engine has its own process group, but the session of this process: Linux divides processors between sessions
+    (autogroups), so that an engine in another session can starve a client for seconds. If this process dies, even by
+    SIGKILL, a keeper process ends the group.
 
     The command must listen at ``host`` and ``port``. ``env`` is added to this process' environment variables. The
     engine must be ready within ``ready_s``, and is killed ``grace_s`` after SIGTERM. ``pause`` sleeps.
 
     Raises:
-        InputError: There is no such program.
+        InputError: The program cannot be run.
         OutputError: The log cannot be written.
         EngineError: The port is taken, or the engine exited or was not ready in time. The message has the last lines of
             its log.
@@ -113,7 +113,7 @@ def local_engine(
         try:
             process = subprocess.Popen(list(command), **options)  # noqa: S603 - the purpose is to run it
         except OSError as error:
-            raise InputError(f"the engine's program must be there: {command[0]}: {error.strerror}") from error
+            raise InputError(f"the engine's program {command[0]} cannot be run: {error.strerror}") from error
     with _ended_with_this_process(process, grace_s):
         try:
             start_s = now()
@@ -138,7 +138,7 @@ def stop(
     now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """End a process and its group by SIGTERM, and what is left after ``grace_s`` by SIGKILL."""
+    """Send SIGTERM to a process and its group, and SIGKILL after ``grace_s``, or 2 s after the process has ended."""
 
     def wait(done: Callable[[], bool], limit_s: float) -> None:
         end_s = now() + limit_s
@@ -153,7 +153,7 @@ def stop(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a free port, a different one at each call. Raises OutputError if there is none."""
+    """Return a free port, the next one at each call. Raises OutputError if there is none."""
     with reserved_port(host) as port:
         return port
 
@@ -162,9 +162,9 @@ def free_port(host: str = "127.0.0.1") -> int:
 def reserved_port(host: str = "127.0.0.1") -> Iterator[int]:
     """Yield a free port that no other process reserves within the block. Raises OutputError if there is none.
 
-    A UDP socket at the port is the reservation: a bound TCP port keeps some engines from listening and others, as vLLM,
-    from nothing (SO_REUSEPORT), so that two would answer at one port. The port is outside the ephemeral range: the
-    system could give an ephemeral port to another program meanwhile, and engines use ephemeral ports themselves.
+    A UDP socket at the port is the reservation. A TCP socket would keep some engines from listening, but not those with
+    SO_REUSEPORT, such as vLLM, of which two would share the port. The port is outside the ephemeral range, from which
+    the system gives ports to other programs and engines take ports themselves.
     """
     for _ in _PORTS:
         port = _PORTS[next(_next_port) % len(_PORTS)]
@@ -189,7 +189,7 @@ def last_lines(path: Path, lines: int = LAST_LINES) -> str:
 
 @contextlib.contextmanager
 def _ended_with_this_process(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[None]:
-    """Within the block, a keeper process ends the engine's process group if this process dies."""
+    """Run a keeper process within the block, which ends the engine's process group if this process dies."""
     words = [sys.executable, "-I", "-S", _process_keeper.__file__, str(process.pid), str(grace_s)]
     try:
         keeper = subprocess.Popen(words, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 - our own script

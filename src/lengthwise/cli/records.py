@@ -19,7 +19,7 @@ def read_named(paths: Sequence[Path]) -> list[RunResult]:
     from lengthwise import measure
 
     unique = len({path.name for path in paths}) == len(set(paths))
-    runs = [measure.read_foreign(path) if _is_text(path) else measure.read_records(path) for path in paths]
+    runs = [measure.read_external_results(path) if _is_text(path) else measure.read_records(path) for path in paths]
     names = [path.name if unique else str(path) for path in paths]
     return [replace(run, records=replace(run.records, name=name)) for run, name in zip(runs, names, strict=True)]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from lengthwise import catalog, workload
-from lengthwise.apps.app import App, Call, Fan, From, Loop, Model, Report, Sampling
+from lengthwise.apps.app import App, Call, Fan, From, LengthFields, Loop, Model, Sampling
 from lengthwise.apps.inputs import Rows, read_batch, read_rows
 from lengthwise.apps.launch.local import EngineConfig, EngineTimeouts
 from lengthwise.apps.plan import Served, SwitchRates, SwitchTimes
@@ -271,7 +271,7 @@ class _Builder:
                 ),
                 fan=Fan(section.each or "", section.times, section.over or "", section.max_items, section.expected),
                 **section.model_dump(include={"system", "api", "when", "when_share"}),
-                report=Report(section.prompt_tokens, section.known_tokens, section.max_tokens_field),
+                report=LengthFields(section.prompt_tokens, section.known_tokens, section.max_tokens_field),
             )
         return None
 

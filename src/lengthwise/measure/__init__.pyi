@@ -1,5 +1,5 @@
 from .calibration import calibrate as calibrate
-from .external_results import read_foreign as read_foreign
+from .external_results import read_external_results as read_external_results
 from .load import INTERRUPTED as INTERRUPTED
 from .load import LoadSettings as LoadSettings
 from .load import bench as bench

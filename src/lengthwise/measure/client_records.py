@@ -1,4 +1,4 @@
-"""Records of a run from what a client, or another program, observed."""
+"""Builds records of a run from the times that a client, or another program, measured."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def records_of(
     Columns have one entry per request [n], in order of arrival. Unknown times are NaN.
 
     Args:
-        arrival_s: NaN for a request that a closed loop never sent.
+        arrival_s: When requests were due. NaN for a request that a closed loop never sent.
         status: ``Status`` values.
         end_s: End of the run.
         tokens: Arrival times of chunks, from which gaps between tokens and the series of outputs are computed.

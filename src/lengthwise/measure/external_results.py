@@ -1,4 +1,4 @@
-"""Reads results of other load generators as measured runs: vllm bench serve, GuideLLM, AIPerf, and an engine's log."""
+"""Reads results of other load generators (vllm bench serve, GuideLLM, AIPerf) and an engine's log as measured runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.records import RunResult, Status, TokenTimes
 from lengthwise.schema.workload import Workload
 
 UNKNOWN = math.nan
-SENT_ARRIVALS = "requests arrive when they were sent: how late the client was is unknown"
+SENT_ARRIVALS = "requests count from when they were sent: how late the client was is unknown"
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Request:
     first_token_s: float = UNKNOWN
     last_token_s: float = UNKNOWN
     scheduled_s: float = UNKNOWN
-    queued_s: float = UNKNOWN
-    gap_s: Sequence[float] = ()
+    queued_s: float = UNKNOWN  # when it entered the engine's queue
+    gap_s: Sequence[float] = ()  # between its chunks
     requested_tokens: int = 0  # of the output; 0: unknown
     failure: str = ""  # empty if there was none
     cut_off: bool = False  # cancelled by the end of the run, or by the user
@@ -129,7 +129,7 @@ def read_aiperf(lines: Sequence[Mapping[str, Any]]) -> Results:
     released = all(line["metadata"].get("credit_issued_ns") for line in profiled)
     due = "credit_issued_ns" if released else "request_start_ns"
     warnings = [] if released else [SENT_ARRIVALS]
-    warnings.append("whether it was an open or a closed loop is unknown; arrivals are taken for given")
+    warnings.append("whether the loop was open or closed is unknown; arrivals are assumed to be given")
     # Times count from the first request, because nanoseconds since 1970 lose digits in a float.
     zero_ns = min((int(line["metadata"][due]) for line in profiled), default=0)
     rows = []
@@ -167,12 +167,12 @@ _NEEDED = ("input_toks", "output_toks", "arrival_time", "queued_ts", "first_toke
 
 
 def read_engine_log(lines: Sequence[Mapping[str, Any]]) -> Results:
-    """Read an engine's log of requests, on the engine's clock. Raises InputError if a request lacks a value."""
+    """Read an engine's log of requests. Times are on the engine's clock. Raises InputError if a value is missing."""
     for at, line in enumerate(lines):
         missing = [name for name in _NEEDED if line.get(name) is None]
         if missing:
             raise InputError(f"request {at} must have {', '.join(_NEEDED)}; it lacks {', '.join(missing)}")
-    # The smallest time between arrival and queue becomes 0; the true one, a constant of all requests, is unknown.
+    # The offset of the clocks is unknown: the shortest time from an arrival to the queue is taken as 0.
     shift_s = min((line["queued_ts"] - line["arrival_time"] for line in lines), default=0.0)
     waits_s = sorted(line["queued_ts"] - line["arrival_time"] - shift_s for line in lines)
     rows = []
@@ -260,7 +260,7 @@ _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 
 
 def read_vllm(body: Mapping[str, Any]) -> Results:
-    """Read a result of ``vllm bench serve``. Requests arrive when sent. Raises InputError if they are missing."""
+    """Read a result of ``vllm bench serve``. Requests arrive when sent. Raises InputError if it has no requests."""
     missing = [name for name in _LISTS if name not in body]
     if missing:
         problem = f"{', '.join(missing)} are missing: run it with --save-result --save-detailed"
@@ -289,7 +289,7 @@ def read_vllm(body: Mapping[str, Any]) -> Results:
     return Results("vllm bench serve", rows, metadata, [SENT_ARRIVALS if starts_s else no_starts], concurrency)
 
 
-FORMATS = {  # formats that ``read_foreign`` reads
+FORMATS = {  # formats that ``read_external_results`` reads
     "vllm": "vllm bench serve --save-result --save-detailed, one JSON object",
     "guidellm": "GuideLLM's benchmarks.json",
     "aiperf": "AIPerf's profile_export.jsonl",
@@ -297,7 +297,7 @@ FORMATS = {  # formats that ``read_foreign`` reads
 }
 
 
-def read_foreign(path: Path | str, *, benchmark: int | None = None) -> RunResult:
+def read_external_results(path: Path | str, *, benchmark: int | None = None) -> RunResult:
     """Read a file with another load generator's results, in one of the FORMATS.
 
     ``benchmark`` is an index in a GuideLLM report. Raises InputError if the file cannot be read or used.

@@ -1,4 +1,4 @@
-"""Load generator: sends requests to a real server when they are due and records the outcome."""
+"""Load generator: sends requests to a real server when they are due, and records when chunks arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.backend.openai import Client
-from lengthwise.backend.openai_protocol import Abilities, RequestError, Server
+from lengthwise.backend.openai_protocol import Capabilities, RequestError, Server
 from lengthwise.measure.client_records import records_of
 from lengthwise.measure.load_client import Monitor, Row, Run, prompts_of
 from lengthwise.measure.prefix_cache import cache_counts, cache_warning
@@ -35,7 +35,7 @@ _REQUEST_SPECIFIC = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|\b(?:0x)?[0-9a-f]{12
 
 
 def failures_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Count failures by reason and message, most frequent first. Differences in numbers are ignored."""
+    """Count failures by reason and message (without numbers and ids), most frequent first. Rare messages become ""."""
     count: Counter[tuple[str, str]] = Counter()
     shown: dict[tuple[str, str], str] = {}
     kinds: Counter[str] = Counter()
@@ -134,7 +134,7 @@ def _run_warnings(run: Run, sent: Sequence[Row], errors: Mapping[str, int]) -> l
 
 
 def with_deployment(measured: RunResult, deployment: Mapping[str, Any]) -> RunResult:
-    """Return the run with the deployment in its metadata, and warnings if the server reports something else."""
+    """Return the run with the deployment in its metadata, and a warning for each value that the server contradicts."""
     metadata, found = measured.metadata, []
     served, shape = catalog.served_model(str(metadata["model"])), deployment.get("model_shape")
     if served is not None and shape is not None and shape_facts(served) != dict(shape):
@@ -148,16 +148,16 @@ def with_deployment(measured: RunResult, deployment: Mapping[str, Any]) -> RunRe
     )
 
 
-EVERY_S = 1.0
+SCRAPE_INTERVAL_S = 1.0
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _SKIPPED = re.compile(r"_created$|^python_|^process_|^http_")
-_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"  # the only histogram of which buckets are recorded
+_STEP_TOKENS_BUCKET = "iteration_tokens_total_bucket"  # the only histogram whose buckets are recorded
 _BOUND = re.compile(r'(?:^|,)le="([0-9.eE+]+)"')
 
 
-async def _page(client: Client) -> str | None:
+async def _metrics_text(client: Client) -> str | None:
     try:
-        status, text = await client.fetch("GET", f"{client.server.root}/metrics")
+        status, _, text = await client.request("GET", f"{client.server.root}/metrics")
     except RequestError:
         return None
     return text if status == 200 and isinstance(text, str) else None
@@ -166,15 +166,15 @@ async def _page(client: Client) -> str | None:
 async def _scrape(client: Client, start_s: float, rows: list[dict[str, float]]) -> None:
     while True:
         started_s = time.perf_counter()
-        text = await _page(client)
+        text = await _metrics_text(client)
         if text is not None:
             times = {"at_s": started_s - start_s, "took_s": time.perf_counter() - started_s}
             rows.append(times | parse_metrics(text))
-        await asyncio.sleep(max(0.0, started_s + EVERY_S - time.perf_counter()))
+        await asyncio.sleep(max(0.0, started_s + SCRAPE_INTERVAL_S - time.perf_counter()))
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """Return Prometheus values by name, summed over labels. Buckets are left out, except for tokens per step."""
+    """Return Prometheus values by name, summed over labels, without the buckets of histograms but tokens per step."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -194,13 +194,11 @@ def parse_metrics(text: str) -> dict[str, float]:
 
 INTERRUPTED = "an interruption"
 _METRICS_TIMEOUT_S = 2.0  # limit for reading the server's counters before and after a run
-
-
-_PREFIX_BLOCK = 16  # tokens; the engine's block size is a multiple of it
+_PREFIX_BLOCK = 16  # tokens; common block sizes of engines are multiples of it
 
 
 def one_prefix(prompt_tokens: Ints, share: float) -> SharedPrefixes:
-    """Return the prefixes of prompts ([n]) that have this share of their tokens, from their start, in common."""
+    """Return prefixes by which prompts of these lengths ([n]) have this share of their first tokens in common."""
     blocks = (share * prompt_tokens).astype(np.int64) // _PREFIX_BLOCK
     start = np.concatenate([[0], np.cumsum(blocks)])
     return SharedPrefixes(_PREFIX_BLOCK, start, np.arange(start[-1]) - np.repeat(start[:-1], blocks))
@@ -208,13 +206,13 @@ def one_prefix(prompt_tokens: Ints, share: float) -> SharedPrefixes:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Settings of a load test. Raises InputError if a value is invalid, or if both rate and concurrency are given."""
+    """Settings of a load test. Raises InputError for an invalid value, or for both a rate and a concurrency."""
 
     rate_rps: float | None = None  # Poisson arrivals of this rate instead of the workload's own
-    concurrency: int | None = None  # a closed loop of so many requests instead
+    concurrency: int | None = None  # a closed loop of this many clients instead of the workload's arrivals
     seed: int = 0
-    # Prompts of another salt share nothing, so that no prefix cache has them. None: a new one, which the run's
-    # metadata records; the same seed and salt send the same bytes.
+    # Prompts of another salt share nothing, so that no prefix cache has them. None: a new salt, which the metadata
+    # records. Equal seeds and salts send equal prompts.
     salt: int | None = None
     warmup_requests: int = 0  # requests before the run, which do not count
     time_limit_s: float = math.inf
@@ -222,7 +220,7 @@ class LoadSettings:
     shared_prefix: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
     priorities: bool = False  # send the workload's priorities, to servers that support them
     scrape: bool = False  # read the server's ``/metrics`` every second, into ``metadata["metrics"]``
-    give_up_after: int = 10  # consecutive lost requests that stop the run
+    give_up_after: int = 10  # consecutive lost requests, or failures before any success, that stop the run
 
     def __post_init__(self) -> None:
         if self.salt is not None and self.salt < 0:
@@ -234,7 +232,7 @@ class LoadSettings:
             raise InputError("a rate (open loop) excludes a concurrency (closed loop); give one of them")
 
     def applied_to(self, workload: Workload) -> Workload:
-        """Return the workload with Poisson arrivals or as a closed loop, if a rate or a concurrency is set."""
+        """Return the workload with these settings: Poisson arrivals or a closed loop, and a shared prefix."""
         workload.require_independent("a load on a real server")
         if self.shared_prefix and "prompt" not in workload.extra:
             workload = replace(workload, prefixes=one_prefix(workload.prompt_tokens, self.shared_prefix))
@@ -251,19 +249,21 @@ def bench(
     workload: Workload,
     settings: LoadSettings = LoadSettings(),
     *,
-    capabilities: Abilities | None = None,
+    capabilities: Capabilities | None = None,
     deployment: Mapping[str, Any] | None = None,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> RunResult:
     """Send a workload to a server and measure it. The result has the form of a simulation's records.
 
-    In an open loop, each request is sent when it is due, regardless of earlier ones. Latencies count from that time. In
-    a closed loop, the next request is due when one finishes. Ctrl-C, the time limit or a lost server stop the run,
-    which returns its results so far. Raises InputError if no server answers.
+    In an open loop, each request is sent when it is due, regardless of earlier ones. In a closed loop, the next request
+    is due when one finishes. Latencies count from when a request is due. Ctrl-C, the time limit or a lost server stop
+    the run, which returns its results so far. Raises InputError if no server answers or it cannot serve the model.
 
     Args:
         workload: Lengths, with arrivals or a concurrency; the prompts come from ``extra["prompt"]`` if that is given.
+        capabilities: Those of the server; None finds them with test requests.
         deployment: The deployment behind the server, which ``metadata["deployment"]`` records.
+        report: Receives the number of finished requests and of all requests, after each request.
     """
     loaded = settings.applied_to(workload)
     salt = secrets.randbits(32) if settings.salt is None else settings.salt
@@ -276,7 +276,7 @@ async def _bench(
     server: Server,
     workload: Workload,
     settings: LoadSettings,
-    capabilities: Abilities | None,
+    capabilities: Capabilities | None,
     report: Callable[[int, int], None],
 ) -> RunResult:
     limit_s = settings.time_limit_s
@@ -288,7 +288,7 @@ async def _bench(
         async def counters() -> dict[str, float] | None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_METRICS_TIMEOUT_S):
-                    text = await _page(client)
+                    text = await _metrics_text(client)
                     return None if text is None else parse_metrics(text)
             return None
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.backend.openai import Client, Prompt
-from lengthwise.backend.openai_protocol import Piece, RequestError, Usage
+from lengthwise.backend.openai_protocol import Chunk, RequestError, Usage
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
 from lengthwise.schema.workload import UNCAPPED, SharedPrefixes, Workload
@@ -34,7 +34,7 @@ _MIN_WORDS = 16
 
 @dataclass(frozen=True)
 class Prompts:
-    """Makes the prompt of each request. Prompts have in common what ``prefixes`` and ``shared`` state, else nothing."""
+    """Makes the prompt of each request. Only ``prefixes`` and ``shared`` give prompts common tokens."""
 
     how: str  # "token ids", "words" or "texts"
     lengths: Ints  # [n] requested tokens
@@ -42,7 +42,7 @@ class Prompts:
     salt: int = 0  # prompts of different salts share nothing, whatever the seed
     ids: Ints | None = None  # token ids to draw from, if the server accepts them
     words: tuple[str, ...] = ()  # words to draw from otherwise; one token each if known
-    overhead: int = 0  # tokens that the server adds: a first token, a chat's template
+    overhead: int = 0  # tokens that the server adds to each prompt, such as a first token or a chat template
     texts: Sequence[str] = ()  # the workload's own
     shared: float = 0.0  # share of each prompt's tokens, from its start, that all prompts have in common
     prefixes: SharedPrefixes | None = None  # blocks of equal numbers have equal tokens; later turns have no blocks
@@ -71,7 +71,7 @@ class Prompts:
 
 
 async def prompts_of(client: Client, workload: Workload, *, seed: int, salt: int, shared: float) -> Prompts:
-    """Return the workload's texts. Without texts, make token ids if the server accepts them, or one-token words."""
+    """Return a maker of prompts: the workload's texts, else token ids if the server accepts them, else words."""
     if not 0 <= shared <= 1:
         raise InputError(f"the shared prefix must be a share from 0 to 1; it is {shared}")
     lengths, prefixes = workload.prompt_tokens, None if shared else workload.prefixes
@@ -118,7 +118,7 @@ LOST = frozenset({"refused", "reset", "closed early", "no connection", *_TIMED_O
 
 @dataclass(slots=True)
 class Row:
-    """State and outcome of one request. Times are on the clock of ``time.perf_counter``."""
+    """State and outcome of one request. Times are those of ``time.perf_counter``."""
 
     deadline_s: float  # when it was due
     requested_tokens: int
@@ -133,10 +133,10 @@ class Row:
     failure: RequestError | None = None
 
     def sent(self, at_s: float) -> None:
-        """Record when the request's headers were sent."""
+        """Record the time at which the request's headers were sent."""
         self.sent_s = at_s
 
-    def add(self, chunk: Piece) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Add a chunk of the response."""
         if chunk.is_output:
             self.at_s.append(chunk.at_s)
@@ -156,14 +156,14 @@ class Row:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens by usage or, if it is missing, by the chunks' token counts or the number of chunks."""
+        """Output tokens by usage or, if it is missing or invalid, by the chunks' counts or the number of chunks."""
         if self._final_usage is not None and not self.invalid_output_usage:
             return self._final_usage.output_tokens
         return sum(self.counts) or len(self.at_s)
 
     @property
     def counts(self) -> list[int]:
-        """Tokens of each chunk. Unknown counts are 0, or 1 if only the sum is known and equals the number of chunks."""
+        """Tokens of each chunk. Unknown counts are 0, or 1 if usage has as many tokens as there are chunks."""
         if self.invalid_output_usage:
             return [0] * len(self.tokens)
         even = self.usage is not None and self.usage.output_tokens == len(self.at_s) and not any(self.tokens)
@@ -189,7 +189,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Reason of the failure, or an empty string if there was none."""
+        """Reason of the failure, or "" if there was none."""
         if self.failure is not None:
             return self.failure.reason
         if self.finished and not self.at_s:
@@ -278,7 +278,7 @@ class Run:
                     self._bodies[row] = self._body(row)
                 if (wait_s := deadline_s - time.perf_counter()) > 0:
                     await asyncio.sleep(wait_s)
-                elif row % 8 == 0:  # a late loop must let started requests get sent
+                elif row % 8 == 0:  # if the loop is late, let it send the requests that have started
                     await asyncio.sleep(0)
                 group.create_task(self._one(row, deadline_s))
 
@@ -336,7 +336,7 @@ MIN_EXCEEDANCES = 2  # a single exceedance in few requests is chance, however un
 
 
 def exceedance(values: Sequence[float] | Floats, limit: float) -> dict[str, Any]:
-    """Count the values above a limit. "surely_often" states whether significantly more than 1 % are above the limit."""
+    """Count the values above a limit. "surely_often" states whether significantly more than SHARE (1 %) are above."""
     count, of = int((np.asarray(values, np.float64) > limit).sum()), len(values)
     return {
         "limit_s": limit if math.isfinite(limit) else None,
@@ -358,7 +358,7 @@ _TICK_S = 0.02
 _LATE_S, _LATE_SHARE, _MIN_LATE_S = 0.010, 0.05, 0.001
 """A request is late if sent 10 ms after it was due, or 5 % of the median TTFT if that is less (but at least 1 ms)."""
 
-_LAG_SHARE = 0.5  # a loop that wakes later than this share of a median TTFT reads many tokens at once
+_LAG_SHARE = 0.5  # an event loop that wakes later than this share of the median TTFT reads many tokens at once
 _BUSY = 0.8
 _READINGS = 5
 _SKEW_S, _SKEW_SHARE = 0.05, 2e-4
@@ -427,7 +427,7 @@ class Monitor:
             found.append(f"the client kept {100 * share:.0f} % of a core busy: {reason}")
         skew = abs(self.metadata["clock_skew_s"])
         if skew > _SKEW_S + _SKEW_SHARE * self.metadata["span_s"]:
-            problem = "times are of the monotonic one, but logs with wall times will not fit"
+            problem = "records have monotonic times, so that logs with wall times do not agree with them"
             found.append(f"the wall clock moved by {skew:.2f} s against the monotonic one during the run; {problem}")
         return found
 

@@ -1,4 +1,4 @@
-"""Prompt tokens that a server found in its prefix cache instead of computing them, by its own counters."""
+"""Prompt tokens that a server found in its prefix cache instead of computing them, by the server's counters."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from lengthwise.schema.records import RunResult
 
 KEY = "prefix_cache"
-MAX_CACHED_SHARE = 0.03  # share of cached prompt tokens beyond which a run's TTFT is not that of its prompts
+MAX_CACHED_SHARE = 0.03  # share of cached prompt tokens above which TTFT is that of clearly shorter prompts
 LOOKED_UP = ("vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total")
 FOUND = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total", "sglang:cached_tokens_total")
-"""Names of vLLM 0.32 (``vllm/v1/metrics/loggers.py``; recomputed prompts of preempted requests do not count) and of
-SGLang's documentation, which labels the last one by source and omits it while it is 0."""
+"""Counters of vLLM 0.32 (``vllm/v1/metrics/loggers.py``; recomputed prompts of preempted requests do not count) and of
+SGLang by its documentation (it omits cached_tokens_total while this is 0)."""
 
 
 def cache_counts(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
-    """Return a run's metadata on the server's prefix cache, by scrapes before and after. Unknown counts give {}."""
+    """Return a run's metadata on the server's prefix cache from scrapes before and after, or {} without counts."""
     counted = None if before is None or after is None else cached_between(before, after)
     return {} if counted is None else {KEY: counted}
 
 
 def cached_between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float] | None:
-    """Return how many prompt tokens the server looked up and found between two scrapes, or None if not counted."""
+    """Return how many prompt tokens the server looked up and found between two scrapes, or None without counts."""
     if not any(name in after for name in LOOKED_UP):
         return None
     looked_up, found = (
@@ -59,7 +59,7 @@ def cache_warning(metadata: Mapping[str, Any]) -> str | None:
 def prefix_warnings(measured: RunResult) -> list[str]:
     """Return warnings that cached prefixes make the run unlike a simulation, unless the run already has them.
 
-    If the workload states which prompts share prefixes, a simulation finds them as well, and there are none.
+    There are none if the workload states which prompts share prefixes, because a simulation then caches them, too.
     """
     metadata = measured.metadata
     if measured.workload.prefixes is not None:

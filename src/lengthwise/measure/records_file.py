@@ -1,8 +1,8 @@
 """File format of records: one Parquet file with a row per request, and everything else in its metadata.
 
-Columns: those of ``RequestRecords``; those of the ``Workload``, prefixed with "workload."; if token times were
-recorded, "pieces.at_s" and "pieces.tokens" (a list per request); if the client's own times were, "client_s". The
-metadata's key "lengthwise.records" holds a JSON object::
+Columns: those of ``RequestRecords``; those of the ``Workload``, prefixed with "workload."; where recorded, times and
+tokens of chunks, "pieces.at_s" and "pieces.tokens" (a list per request), and "client_s", the seconds from when a
+request was due until it was sent. The metadata's key "lengthwise.records" holds a JSON object::
 
     {"format": "lengthwise.records", "version": 1, "kind": "simulated" | "measured", "made_by": str,
      "source", "metadata", "warnings", "errors": as in RunResult,
@@ -10,7 +10,7 @@ metadata's key "lengthwise.records" holds a JSON object::
      "workload": {"name", "concurrency", ...}, "gaps", "totals", "series", "steps": records of columns;
      an array is {"dtype", "length", "zlib"}, the last being base64 of its bytes packed by zlib}
 
-Keys are only ever added within a version.
+Within a version, keys are added but neither removed nor changed.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ _PARTS: dict[str, type] = {"gaps": TokenGaps, "totals": ReplicaTotals, "series":
 
 
 def write_records(measured: RunResult, path: Path | str) -> None:
-    """Write a run to a file, atomically and without any loss. Raises OutputError if that fails."""
+    """Write a run to a file, atomically and without loss. Raises OutputError if it cannot be written."""
     records, tokens = measured.records, measured.tokens
     names = [f.name for f in dataclasses.fields(RequestRecords)]
     requested, workload = columns_of(measured.workload)

@@ -141,8 +141,8 @@ class ModelLedger:
         """Return the notes of the run."""
         return dict(self._metadata)
 
-    def note(self, metadata: dict[str, str]) -> None:
-        """Store notes by name. A note with an empty value is removed."""
+    def set_metadata(self, metadata: dict[str, str]) -> None:
+        """Store metadata by name. An empty value removes the entry."""
         self._metadata = {name: value for name, value in {**self._metadata, **metadata}.items() if value}
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ _ENDINGS = (State.DONE, State.DONE, State.DONE, State.READY, State.SKIPPED, Stat
 class _RandomWalk:
     """Performs the same random operations on a ledger, through two handles, and on a ``ModelLedger``."""
 
-    OPERATIONS = (*["lease", "finalize"] * 3, "save", "heartbeat", "expire", "note", "reopen", "open")
+    OPERATIONS = (*["lease", "finalize"] * 3, "save", "heartbeat", "expire", "set_metadata", "reopen", "open")
 
     def __init__(self, open_ledger: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator) -> None:
         self._open_ledger, self._model, self._rng = open_ledger, model, rng
@@ -248,8 +248,8 @@ class _RandomWalk:
         self._now_s += float(self._rng.integers(0, 4))
         return self._both("expire", now_s=self._now_s)
 
-    def note(self) -> tuple[Any, Any]:
-        return self._both("note", {name: str(self._rng.choice(("", "a", "b"))) for name in ("one", "two")})
+    def set_metadata(self) -> tuple[Any, Any]:
+        return self._both("set_metadata", {name: str(self._rng.choice(("", "a", "b"))) for name in ("one", "two")})
 
     def reopen(self) -> tuple[Any, Any]:
         number = int(self._rng.integers(0, 2))
@@ -355,14 +355,14 @@ def stores_any_text(open_ledger: OpenLedger, seed: int) -> None:
         ledger.open("run", tasks)
         one, two = _lease(ledger, 2)
         ledger.save([("part", Partial(text))])
-        ledger.note({"fact": text})
+        ledger.set_metadata({"fact": text})
         ledger.finalize([_done(one, "k", text), Ending(two.task, two.fence, State.DEAD, error=text)])
         ledger.close()
         ledger = open_ledger(f"texts_{number}")
         _equal("an output", ledger.results(["k"])["k"].text, text)
         _equal("a partial output", ledger.partials(["part"])["part"].text, text)
         _equal("an error", ledger.rows(two.task, 1)[0].error, text)
-        _equal("a note", ledger.metadata(), {"fact": text} if text else {})
+        _equal("metadata", ledger.metadata(), {"fact": text} if text else {})
         ledger.close()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.apps.app import App, Model
-from lengthwise.apps.expand import Unrolled, expand
+from lengthwise.apps.expand import ExpandedApp, expand
 from lengthwise.apps.inputs import UNLIMITED_TOKENS, Rows
 from lengthwise.apps.plan import DEFAULT, METHODS, PlanOptions, Space, plan, what_if
 from lengthwise.apps.plan.draws import draw
@@ -71,7 +71,7 @@ class PlanSettings:
 class PlannedApp:
     """An application expanded over its input rows, with samples of output lengths and a plan."""
 
-    expanded: Unrolled
+    expanded: ExpandedApp
     draws: tuple[TaskDraw, ...]
     space: Space | None = None  # plans and deployments of the models; None: the engines are given
     plan: AppPlan | None = None  # None: the engines are given
@@ -145,14 +145,14 @@ def context_lengths(models: Sequence[Model]) -> list[int]:
     return [model.max_model_len or catalog.model(model.spec).max_model_len for model in models]
 
 
-def length_samples(expanded: Unrolled, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
+def length_samples(expanded: ExpandedApp, seeds: Sequence[tuple[int, ...]]) -> tuple[TaskDraw, ...]:
     """Return for each seed one sample of the output lengths of all tasks."""
     models = expanded.app.models
     lengths, contexts = [model.lengths for model in models], context_lengths(models)
     return tuple(draw(expanded.tasks, lengths, contexts, seed) for seed in seeds)
 
 
-def _notes(expanded: Unrolled) -> list[str]:
+def _notes(expanded: ExpandedApp) -> list[str]:
     tasks, models, notes = expanded.tasks, expanded.app.models, []
     if unknown := [model.name for model in models if model.lengths is None]:
         notes.append(

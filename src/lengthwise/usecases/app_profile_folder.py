@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.apps.launch.local import safe
+from lengthwise.apps.launch.local import slug
 from lengthwise.apps.plan import SwitchTimes, write_switch_times
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.files import write_whole
@@ -141,12 +141,12 @@ def write_profile(folder: Path, profile: AppProfile) -> None:
 
 def lengths_path(folder: Path, model: str) -> Path:
     """Return the path of the file with a model's output lengths."""
-    return folder / f"lengths-{safe(model)}.csv"
+    return folder / f"lengths-{slug(model)}.csv"
 
 
 def cost_path(folder: Path, model: str) -> Path:
     """Return the path of the file with a model's cost tables."""
-    return folder / f"cost-{safe(model)}.npz"
+    return folder / f"cost-{slug(model)}.npz"
 
 
 def digest(*words: object) -> str:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lengthwise import measure
 from lengthwise.apps import run as runs
 from lengthwise.apps.app import App
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.launch import EngineConfig, EngineTimeouts, Launcher, LocalLauncher, StaticLauncher
 from lengthwise.apps.launch.engine import HttpEngine
 from lengthwise.apps.launch.local import DEFAULT, HOST
@@ -128,9 +128,9 @@ def _bench(server: Server, load: Workload, deployment: Deployment, seed: int) ->
 
 def require_improvement(found: Calibration) -> None:
     """Raise InputError if calibration only increased errors, or changed nothing although runs and tables disagree."""
-    if not found.helps:
+    if not found.is_improvement:
         raise InputError(f"the calibrated tables are only worse than the given ones: {'; '.join(found.warnings)}")
-    if not found.changed and found.disagreement:
+    if not found.has_changed and found.disagreement:
         hidden = "the noise of the runs hides which part of a step is off"
         raise InputError(f"runs and tables disagree ({found.disagreement}), and {hidden}")
 
@@ -177,7 +177,7 @@ def run_sample(
 ) -> tuple[runs.RunResult, dict[str, list[SampleOutput]]]:
     """Run the application on these rows, or resume such a run. Return the result, and the outputs of each model."""
     job = _job(app, rows, space, launcher)
-    with runs.RunFolder(folder).taken(resume=True) as ledger:
+    with runs.RunFolder(folder).locked(resume=True) as ledger:
         completed = runs.run_on_engines(job, ledger, launcher)
         return completed, _outputs(ledger, job.layout)
 
@@ -190,9 +190,9 @@ def _job(app: App, rows: Sequence[Mapping[str, Any]], space: Space, launcher: La
     lengths = [model.lengths for model in app.models]
     draws = [draw(expanded.tasks, lengths, contexts, seed) for seed in range(_DRAWS)]
     words = repr((app.calls, app.loops, [model.identity() for model in app.models], list(rows)))
-    work = runs.RunTasks(expanded.tasks, Rendered(expanded), runs.expected_tokens(draws), words)
+    work = runs.RunTasks(expanded.tasks, TemplateDecider(expanded), runs.expected_tokens(draws), words)
     if isinstance(launcher, StaticLauncher):
-        return runs.job_of(work, runs.Planned(runs.static_run_plan(launcher.plans()), runs.StaticPlacer()))
+        return runs.job_of(work, runs.Planned(runs.RunPlan((launcher.plans(),)), runs.StaticPlacer()))
     placer = runs.ClusterPlacer(space.cluster, space.seconds)
     return runs.job_of(work, runs.Planned(runs.RunPlan(stages, plans), placer))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.apps import run as runs
-from lengthwise.apps.expand import Rendered
+from lengthwise.apps.expand import TemplateDecider
 from lengthwise.apps.inputs import Rows, is_batch, write_batch
 from lengthwise.apps.launch import Launcher, SimulatedLauncher, StaticLauncher
 from lengthwise.apps.run.replanning import Replanner
@@ -76,7 +76,7 @@ def run_app(
     current = [planned.plan]
     job = _job(planned, rows, launcher, settings or runs.Settings(seed=0), current)
     failed: runs.EnginesFailedError | None = None
-    with runs.RunFolder(folder, store).taken(resume=resume) as ledger:
+    with runs.RunFolder(folder, store).locked(resume=resume) as ledger:
         callbacks: dict[str, Any] = {
             "monitor": monitor.progress,
             "watch_s": monitor.every_s,
@@ -132,10 +132,10 @@ def identity(planned: PlannedApp) -> str:
 def _job(
     planned: PlannedApp, rows: Rows, launcher: Launcher, settings: runs.Settings, current: list[AppPlan | None]
 ) -> runs.Job:
-    expanded, space, words = planned.expanded, planned.space, f"{identity(planned)} {rows.sha256}"
-    work = runs.RunTasks(expanded.tasks, Rendered(expanded), runs.expected_tokens(planned.draws), words)
+    expanded, space, hashes = planned.expanded, planned.space, f"{identity(planned)} {rows.sha256}"
+    work = runs.RunTasks(expanded.tasks, TemplateDecider(expanded), runs.expected_tokens(planned.draws), hashes)
     if isinstance(launcher, StaticLauncher):
-        return runs.job_of(work, runs.Planned(runs.static_run_plan(launcher.plans()), runs.StaticPlacer()), settings)
+        return runs.job_of(work, runs.Planned(runs.RunPlan((launcher.plans(),)), runs.StaticPlacer()), settings)
     assert space is not None
     assert planned.plan is not None
     run_plan, placer = runs.run_plan_of(planned.plan), runs.ClusterPlacer(space.cluster, space.seconds)
@@ -151,4 +151,5 @@ def _job(
         replanner.stages, replanner.reserve = made.stages, made.reserve
         return made
 
-    return replace(job, replan=replanner if settings.replans else None, seek=None if wait is None else final_run_plan)
+    pending_plan = None if wait is None else final_run_plan
+    return replace(job, replan=replanner if settings.replans else None, pending_plan=pending_plan)

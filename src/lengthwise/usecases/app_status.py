@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lengthwise.apps.ledger import FINISHED, open_ledger
-from lengthwise.apps.run import CANCEL, ModelStatus, RunFolder, alive, status_of
+from lengthwise.apps.run import CANCEL, ModelStatus, RunFolder, live_coordinators, status_of
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.errors import InputError
 
@@ -33,7 +33,7 @@ def app_status(folder: Path, store: str | None = None) -> AppStatus:
         tasks = Counter[str]()
         for (_, state), count in ledger.counts().items():
             tasks[state.name.lower()] += count
-        return AppStatus(tasks, status_of(ledger), tuple(alive(ledger)), CANCEL in ledger.metadata())
+        return AppStatus(tasks, status_of(ledger), tuple(live_coordinators(ledger)), CANCEL in ledger.metadata())
 
 
 def app_status_json(status: AppStatus) -> str:
@@ -46,9 +46,9 @@ def app_status_json(status: AppStatus) -> str:
 def cancel_app(folder: Path, store: str | None = None) -> bool:
     """Request the processes that run an application to stop. Return whether there were any such processes."""
     with open_ledger(_ledger(folder, store)) as ledger:
-        running = bool(alive(ledger))
+        running = bool(live_coordinators(ledger))
         if running:
-            ledger.note({CANCEL: "1"})
+            ledger.set_metadata({CANCEL: "1"})
     return running
 
 

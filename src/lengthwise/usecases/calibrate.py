@@ -36,13 +36,13 @@ def require_improvement(found: Calibration, *, printed: bool = False) -> None:
     although runs and tables differ significantly. If ``printed``, the warnings are already on the screen and are not
     repeated.
     """
-    if not found.changed and found.disagreement:
+    if not found.has_changed and found.disagreement:
         raise InputError(
             f"runs and tables disagree ({found.disagreement}), and the noise of the runs hides which part of a step is "
             "off, so nothing was written. Measure at several loads with nothing else on the machine, give the engine's "
             "log of steps (--iterations), name the parameter to fit (--fit work), or write the tables anyway (--force)"
         )
-    if not found.helps:
+    if not found.is_improvement:
         details = " (see above)" if printed else f": {'; '.join(found.warnings)}"
         raise InputError(
             f"the calibrated tables are only worse than the given ones, so none were written{details}. Measure longer "

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from lengthwise import measure
 from lengthwise.backend.openai import Client
-from lengthwise.backend.openai_protocol import Abilities, Server
+from lengthwise.backend.openai_protocol import Capabilities, Server
 from lengthwise.config.scenario import Scenario
 from lengthwise.gateway.concurrency_probe import probe_max_num_seqs
 from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Listen, Order, Phases, PredictionConfig
@@ -184,7 +184,9 @@ class ScheduleLoad:
     seed: int = 0
     report: Callable[[int, int], None] = lambda *_: None
 
-    def bench(self, gateway: str, workload: Workload, filling: int, capabilities: Abilities | None = None) -> RunResult:
+    def bench(
+        self, gateway: str, workload: Workload, filling: int, capabilities: Capabilities | None = None
+    ) -> RunResult:
         """Send the requests to a gateway. ``filling`` is the number of concurrent requests that keep its queue full."""
         concurrency = self.concurrency
         if concurrency is None and self.rate_rps is None:
@@ -390,7 +392,7 @@ def run_schedule(
         if follow is not None:
             # Prompts are only watched if they are sent as token ids. Otherwise the gateway estimates their tokens,
             # and a wrong estimate would look like a change.
-            counted = "prompt" not in workload.extra and all(_abilities(one).token_id_prompts for one in servers)
+            counted = "prompt" not in workload.extra and all(_capabilities(one).token_id_prompts for one in servers)
             monitor = follow.monitor if counted else replace(follow.monitor, sides=("outputs",))
             make_replanner = follower_factory(scenario, planned, replace(follow, monitor=monitor, max_num_seqs=runs))
         workers = [Engine(url, name=f"engine {at}", api_key=api_key) for at, url in enumerate(engines, 1)]
@@ -422,7 +424,7 @@ def _played(
         if following is not None:
             following.paused = True  # the probe's requests are not typical lengths
             try:
-                capabilities = _abilities(Server(gateway.url))
+                capabilities = _capabilities(Server(gateway.url))
             finally:
                 following.paused = False
         measured = load.bench(gateway.url, workload, filling, capabilities)
@@ -470,8 +472,8 @@ def _probed_seqs(row: ScheduleRow, phases: Phases, servers: Sequence[Server], ti
     return smallest
 
 
-def _abilities(server: Server) -> Abilities:
-    async def probed() -> Abilities:
+def _capabilities(server: Server) -> Capabilities:
+    async def probed() -> Capabilities:
         async with Client(server) as client:
             await client.probe()
             return client.capabilities

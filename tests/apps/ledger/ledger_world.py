@@ -47,7 +47,7 @@ def drain(ledger, owner, *, batch=3, acknowledged=lambda _: None, most=10**9):
         ledger.save([(f"k{lease.task // 5}", Partial(f"so far {lease.task}", (1,), (2,))) for lease in leases])
         endings = [ending(lease) for lease in leases]
         taken = ledger.finalize(endings)
-        ledger.note({"last": str(leases[-1].task)})
+        ledger.set_metadata({"last": str(leases[-1].task)})
         acknowledged([one for one, good in zip(endings, taken, strict=True) if good])
         accepted += sum(taken)
     return accepted

@@ -84,7 +84,7 @@ def test_a_server_that_crashes_under_a_run_loses_nothing_that_was_acknowledged(s
             until_more(done, worker)
             server.crash()
             worker.join(LIMIT_S)
-            with pytest.raises(OutputError, match="cannot keep the ledger"):
+            with pytest.raises(OutputError, match="cannot use the ledger"):
                 ledger.counts()
             server.start()
             states = {row.task: row.state for row in ledger.rows(0, 600)}  # the same handle reconnects

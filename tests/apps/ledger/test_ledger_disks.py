@@ -23,7 +23,7 @@ def test_on_a_full_disk_a_settle_is_refused_completely_and_works_when_there_is_r
         connection = ledger.store.connection
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 5}")  # SQLite then reports a full disk
-        with pytest.raises(OutputError, match=r"full.*make room"):
+        with pytest.raises(OutputError, match=r"full.*free space"):
             ledger.finalize([done(lease, LONG) for lease in leases])
         assert ledger.rows(0, 60) == before, "all of it or nothing"
         assert ledger.results([f"k{lease.task}" for lease in leases]) == {}
@@ -40,7 +40,7 @@ def test_a_file_size_limit_is_reported_and_the_ledger_is_intact(tmp_path):
     with open_ledger(path) as ledger:
         ledger.open("run", tasks)
     assert finished(child(fill, path, tasks, str(tmp_path / "message"))) == 0
-    assert "what was recorded before stays" in (tmp_path / "message").read_text()
+    assert "recorded outputs remain" in (tmp_path / "message").read_text()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     connection.close()
@@ -112,7 +112,7 @@ def test_a_client_that_stops_within_a_transaction_is_let_go_of(server):
 def test_a_broken_connection_is_reported_and_reopened(server):
     with open_ledger(server.place("broken")) as ledger:
         ledger.open("run", tasks_of(5))
-        with pytest.raises(OutputError, match="see to the server"):
+        with pytest.raises(OutputError, match="check the server"):
             ledger.store.write(lambda s: s.rows("SELECT pg_terminate_backend(pg_backend_pid())"))
         assert sum(ledger.counts().values()) == 5
 

@@ -143,8 +143,8 @@ class Machine(RuleBasedStateMachine):
         self.both("save", [(key, Partial(f"{next(self.message)}", (), (1,))) for key in keys])
 
     @rule(name=st.sampled_from(["a", "b"]), value=st.sampled_from(["", "x", "y"]))
-    def note(self, name, value):
-        self.both("note", {name: value})
+    def set_metadata(self, name, value):
+        self.both("set_metadata", {name: value})
 
     @rule()
     def reopen(self):

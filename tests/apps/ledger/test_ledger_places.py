@@ -55,7 +55,7 @@ def test_opening_a_ledger_before_it_is_created_suggests_a_retry(tmp_path):
     path = tmp_path / "ledger.sqlite"
     sqlite3.connect(path).close()
     path.touch()
-    with pytest.raises(InputError, match="it is empty: a run that has just begun makes it in a moment"):
+    with pytest.raises(InputError, match="the file is empty: if a run has just started, wait a moment"):
         open_ledger(path, read_only=True)
 
 
@@ -86,7 +86,7 @@ def test_read_only_nothing_is_made_and_nothing_changed(place):
         assert status.metadata()
         for change in (
             lambda: status.open("run", tasks),
-            lambda: status.note({"a": "b"}),
+            lambda: status.set_metadata({"a": "b"}),
             lambda: status.expire(now_s=0),
         ):
             with pytest.raises(InputError, match="opened for reading"):
@@ -108,19 +108,19 @@ def test_a_ledger_in_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot keep a ledger"):
+    with pytest.raises(OutputError, match="cannot create a ledger"):
         open_ledger(tmp_path / "file" / "run.sqlite")
 
 
 @pytest.mark.parametrize("place", ["mysql://me:secret@host/db", "http://x/y"])
 def test_other_stores_are_not_known(place):
-    with pytest.raises(InputError, match=r"in a file or at postgresql://") as error:
+    with pytest.raises(InputError, match=r"a file, a folder or postgresql://") as error:
         open_ledger(place)
     assert "secret" not in str(error.value)
 
 
 def test_an_unreachable_server_is_reported_without_the_password(tmp_path):
-    with pytest.raises(OutputError, match=r"(?s)postgresql:///x\?schema=s.*see to the server") as error:
+    with pytest.raises(OutputError, match=r"(?s)postgresql:///x\?schema=s.*check the server") as error:
         open_ledger(f"postgresql:///x?host={tmp_path}&user=me&password=secret&schema=s")
     assert "secret" not in str(error.value)
     with pytest.raises(OutputError) as error:

@@ -22,7 +22,7 @@ def parts():
     from lengthwise.apps.plan.draws import draw
     from lengthwise.apps.run import (
         ClusterPlacer,
-        Drawn,
+        DrawDecider,
         Planned,
         RunTasks,
         Settings,
@@ -36,7 +36,7 @@ def parts():
     lengths, longest = [Geometric(mean) for mean in MEANS], [LONGEST] * len(MEANS)
     comes = draw(tasks, lengths, longest, (2, 0))
     run_plan = replace(run_plan_of(made), ends_s=tuple(0.4 + 0.001 * k for k in range(len(made.planned))))
-    work = RunTasks(tasks, Drawn(tasks, comes), expected_tokens(draws), "late")
+    work = RunTasks(tasks, DrawDecider(tasks, comes), expected_tokens(draws), "late")
     seconds = lambda plan, how: 0.1 if how == "start" else 0.0  # noqa: E731
     job = job_of(work, Planned(run_plan, ClusterPlacer(space.cluster, seconds)), Settings(save_s=0.1, lease_s=5.0))
     anew = Replanner(job.layout.tasks, lengths, longest, space, made.planned, made.reserve)

@@ -10,7 +10,7 @@ from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.plan.space import Space
 from lengthwise.apps.run import (
     ClusterPlacer,
-    Drawn,
+    DrawDecider,
     Job,
     RunPlan,
     Settings,
@@ -45,7 +45,7 @@ class World:
 
     def job(self, **more):
         retained = {
-            "decider": Drawn(self.tasks, self.draw),
+            "decider": DrawDecider(self.tasks, self.draw),
             "identity": identity_of("app", self.layout),
             "owner": new_owner(),
             "settings": Settings(),

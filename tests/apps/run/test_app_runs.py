@@ -11,7 +11,7 @@ from app_world import chain, critique, ensemble, split
 from engines_world import QUICK, local, plan, play
 from plan_world import cluster_of, served
 
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.launch import Lengths, SimulatedLauncher
 from lengthwise.apps.ledger import Output, State, open_ledger
 from lengthwise.apps.plan.draws import draw
@@ -59,7 +59,7 @@ def message(model, body):
 
 def oracle(expanded):
     """Answers of all tasks, one after another."""
-    decider, found = Rendered(expanded), {}
+    decider, found = TemplateDecider(expanded), {}
     for task in range(len(expanded.tasks)):
         requested = decider.decide(task, found.get)
         name = expanded.tasks.models[int(expanded.tasks.model[task])]
@@ -79,7 +79,7 @@ def short(app):
 def prepared(name, rows=TOPICS):
     expanded = expand(short(APPS[name]), rows)
     draws = [draw(expanded.tasks, [None] * 3, [4096] * 3, seed) for seed in range(4)]
-    work = RunTasks(expanded.tasks, Rendered(expanded), expected_tokens(draws), words=name)
+    work = RunTasks(expanded.tasks, TemplateDecider(expanded), expected_tokens(draws), source_hashes=name)
     placer = ClusterPlacer(cluster_of(2), lambda plan, how: SECONDS[how])
     stages = ((plan(0), plan(1)), (plan(1), plan(2)), (plan(2), plan(0)))
     run_plan = RunPlan(stages, reserve=(plan(0), plan(1), plan(2)))

@@ -9,7 +9,7 @@ import pytest
 from engines_world import QUICK, job_of, local, plan, play
 
 from lengthwise.apps.app import Model
-from lengthwise.apps.expand import Rendered, expand
+from lengthwise.apps.expand import TemplateDecider, expand
 from lengthwise.apps.inputs import read_batch, write_batch
 from lengthwise.apps.ledger import open_ledger
 from lengthwise.apps.run import export
@@ -33,7 +33,7 @@ def file_of(folder, *lines):
 
 def requested(batch):
     expanded = expand(batch.app, batch.rows.rows, batch.rows.ids)
-    decider = Rendered(expanded)
+    decider = TemplateDecider(expanded)
     return expanded.tasks, [decider.decide(task, lambda _: None) for task in range(len(expanded.tasks))]
 
 
@@ -110,7 +110,7 @@ def test_a_batch_is_answered_in_its_order(tmp_path):
     batch = read_batch(file_of(tmp_path, *lines))
     expanded = expand(batch.app, batch.rows.rows, batch.rows.ids)
     job = job_of(
-        expanded.tasks, [(plan(0), plan(1))], decider=Rendered(expanded), words=batch.rows.sha256, settings=QUICK
+        expanded.tasks, [(plan(0), plan(1))], decider=TemplateDecider(expanded), words=batch.rows.sha256, settings=QUICK
     )
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         finished = asyncio.run(play(job, ledger, local(tmp_path, ["m0", "m1"])))

@@ -6,14 +6,14 @@ import pytest
 
 from lengthwise.apps.launch.engine import Draft
 from lengthwise.apps.ledger.contracts import Partial
-from lengthwise.backend.openai_protocol import Piece
+from lengthwise.backend.openai_protocol import Chunk
 
 
 def drafted(*pieces, before=None):
     draft = Draft.of(before)
     draft.fixed_prefix = (len(draft.text), len(draft.output_ids))
     for text, *ids in pieces:
-        draft.append(Piece(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
+        draft.append(Chunk(0.0, text, len(ids), True, None, None, tuple(ids), (7,)))
     return draft.partial()
 
 

@@ -13,7 +13,7 @@ from plan_world import tasks_of
 from simulated_world import World, fresh, plan
 
 from lengthwise.apps.ledger import State
-from lengthwise.apps.run import Drawn
+from lengthwise.apps.run import DrawDecider
 from lengthwise.apps.run.results import export, manifest, write_manifest
 from lengthwise.schema.app import TaskDraw
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
@@ -89,7 +89,7 @@ def test_dead_tasks_and_their_dependents_are_reported_separately(tmp_path):
     world = world_of()
     world.draw = TaskDraw(np.ones(21, bool), world.draw.prompt_tokens, world.draw.output_tokens)
 
-    class Picky(Drawn):
+    class Picky(DrawDecider):
         """The second task of the row that stands first has no request."""
 
         def decide(self, task, outputs):

@@ -125,7 +125,7 @@ def test_cancelled_from_another_process_it_stops_and_goes_on_later(tmp_path):
     async def cancel(_, launcher):
         await until(lambda: len(engines(launcher)) == 2)
         with open_ledger(place) as other:
-            other.note({"cancel": "now"})
+            other.set_metadata({"cancel": "now"})
 
     with open_ledger(place) as ledger:
         finished = asyncio.run(play(job, ledger, local(tmp_path, ("m0", "m1"), more="--fixed-s 0.1"), cancel))

@@ -12,7 +12,7 @@ from lengthwise.apps.ledger import State
 from lengthwise.apps.plan import PlanOptions, Space, SwitchTimes, plan
 from lengthwise.apps.run import (
     ClusterPlacer,
-    Drawn,
+    DrawDecider,
     Planned,
     RunTasks,
     expected_tokens,
@@ -41,7 +41,7 @@ def ran(tmp_path, tasks, draw, *, method="lengthwise", gpus=4, monitor=None, tim
     made = plan(tasks, [draw], models, cluster, times=times, options=PlanOptions(method=method, additional=()))
     space = Space(models, cluster, times)
     placer = ClusterPlacer(cluster, space.seconds)
-    work = RunTasks(tasks, Drawn(tasks, draw), expected_tokens([draw]), "planned")
+    work = RunTasks(tasks, DrawDecider(tasks, draw), expected_tokens([draw]), "planned")
     job = job_of(work, Planned(run_plan_of(made), placer))
     launcher = SimulatedLauncher(tasks.models, space.deployment, Lengths.of(tasks, draw), space.seconds, space.sleeps)
     tmp_path.mkdir(exist_ok=True)

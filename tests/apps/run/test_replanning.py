@@ -17,7 +17,7 @@ from lengthwise.apps.plan import PlanOptions, Space, plan
 from lengthwise.apps.plan.draws import draw
 from lengthwise.apps.run import (
     ClusterPlacer,
-    Drawn,
+    DrawDecider,
     Planned,
     RunTasks,
     Settings,
@@ -72,7 +72,7 @@ def ran(tmp_path, counts, means, *, true=None, seed=0, replans=3, monitor=None):
     tasks, draws, space, made = planned(counts, means)
     longest = [LONGEST] * len(means)
     comes = draw(tasks, [Geometric(mean) for mean in true or means], longest, (2, seed))
-    work = RunTasks(tasks, Drawn(tasks, comes), expected_tokens(draws), "drifts")
+    work = RunTasks(tasks, DrawDecider(tasks, comes), expected_tokens(draws), "drifts")
     placer = ClusterPlacer(space.cluster, space.seconds)
     job = job_of(work, Planned(run_plan_of(made), placer), Settings(replans=replans))
     lengths = [Geometric(mean) for mean in means]

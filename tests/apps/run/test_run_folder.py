@@ -9,7 +9,7 @@ import pytest
 from simulated_world import World, fresh, plan, tasks_of
 
 from lengthwise.apps.ledger import State
-from lengthwise.apps.run import RunFolder, alive, new_owner
+from lengthwise.apps.run import RunFolder, live_coordinators, new_owner
 from lengthwise.apps.run.job import is_dead
 from lengthwise.schema.errors import InputError, OutputError
 
@@ -17,24 +17,24 @@ from lengthwise.schema.errors import InputError, OutputError
 def test_a_folder_with_a_run_in_it_is_refused_without_resume(tmp_path):
     folder = RunFolder(tmp_path / "out")
     assert not folder.has_run
-    with folder.taken(resume=False) as ledger:
+    with folder.locked(resume=False) as ledger:
         assert ledger.metadata() == {}
-    with pytest.raises(InputError, match="holds a run already: go on with it by --resume"), folder.taken(resume=False):
+    with pytest.raises(InputError, match="holds a run already: go on with it by --resume"), folder.locked(resume=False):
         pass
-    with folder.taken(resume=True) as ledger:
+    with folder.locked(resume=True) as ledger:
         assert ledger.metadata() == {}
 
 
 def test_two_coordinators_in_one_folder_are_refused(tmp_path):
     folder = RunFolder(tmp_path / "out")
-    one, two = folder.taken(resume=False), folder.taken(resume=True)
+    one, two = folder.locked(resume=False), folder.locked(resume=True)
     with one, pytest.raises(InputError, match="one coordinator at a time"), two:
         pass
 
 
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot run in"), RunFolder(tmp_path / "file" / "out").taken(resume=False):
+    with pytest.raises(OutputError, match="cannot run in"), RunFolder(tmp_path / "file" / "out").locked(resume=False):
         pass
 
 
@@ -61,11 +61,11 @@ def test_leases_of_a_dead_coordinator_are_taken_at_once_those_of_a_live_one_when
     dead, elsewhere = dead_owner(), new_owner().replace("/", "-elsewhere/", 1)
     with fresh(tmp_path) as ledger:
         ledger.open(world.job().identity, world.layout.tasks)
-        ledger.note({f"owner:{dead}": "runs", f"owner:{elsewhere}": "runs"})
+        ledger.set_metadata({f"owner:{dead}": "runs", f"owner:{elsewhere}": "runs"})
         assert len(ledger.lease(0, 3, owner=dead, now_s=0.0, lease_s=1e6)) == 3
         assert len(ledger.lease(0, 2, owner=elsewhere, now_s=0.0, lease_s=500.0)) == 2
         finished = world.run(ledger)
         assert finished.resumed
         assert finished.of(State.DONE) == 6
         assert 500.0 < finished.seconds < 600.0
-        assert alive(ledger) == [elsewhere]
+        assert live_coordinators(ledger) == [elsewhere]

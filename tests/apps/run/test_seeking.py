@@ -42,7 +42,7 @@ class Sought:
 
 def ran(tmp_path, sought, during):
     """How the run ended, and its answers; ``during(coordinator, launcher)`` runs beside it."""
-    job = replace(job_of(chained(), FIRST), seek=sought)
+    job = replace(job_of(chained(), FIRST), pending_plan=sought)
     launcher = local(tmp_path, ("m0", "m1"), more="--fixed-s 0.02")
 
     async def whole_run(ledger):

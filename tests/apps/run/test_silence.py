@@ -41,7 +41,7 @@ def watched(tmp_path, *, starts, most=8):
         def look(progress):
             seen.append(progress)
             if progress.at_s > 400:
-                ledger.note({"cancel": "1"})
+                ledger.set_metadata({"cancel": "1"})
 
         job = world.job()
         finished = world.run(ledger, launcher=Mute(world.launcher(), (1,), starts=starts), monitor=look)

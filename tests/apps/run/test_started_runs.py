@@ -28,7 +28,7 @@ def cut(world, ledger):
 
     def look(progress):
         if progress.share > 0.3:
-            ledger.note({"cancel": "1"})
+            ledger.set_metadata({"cancel": "1"})
 
     finished = world.run(ledger, monitor=look, watch_s=0.5)
     assert finished.how == "cancelled"

@@ -25,7 +25,7 @@ def two_calls(rows=4):
 
 def laid_out(ledger, world):
     ledger.open("app", world.layout.tasks)
-    ledger.note({SHAPE: encoded_names(world.layout)})
+    ledger.set_metadata({SHAPE: encoded_names(world.layout)})
 
 
 def lease(ledger, model, most):
@@ -59,7 +59,7 @@ def test_engines_of_live_coordinators_are_reported(tmp_path):
     with fresh(tmp_path) as ledger:
         laid_out(ledger, world)
         for owner, engine in ((alive, "vllm at one"), (gone, "vllm at two")):
-            ledger.note({OWNER + owner: "runs", ENGINES + owner: encoded_engines(("m0", "m1"), {1: {engine}})})
+            ledger.set_metadata({OWNER + owner: "runs", ENGINES + owner: encoded_engines(("m0", "m1"), {1: {engine}})})
         assert [one.engines for one in status_of(ledger)] == [(), ("vllm at one",)]
 
 

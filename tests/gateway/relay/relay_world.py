@@ -13,7 +13,7 @@ from typing import Any
 
 from scripted_engine import Scripted
 
-from lengthwise.backend.openai_protocol import Abilities
+from lengthwise.backend.openai_protocol import Capabilities
 from lengthwise.gateway.config import Admission, Dispatch, Engine, GatewayConfig, Order, ResilienceConfig
 from lengthwise.gateway.core import Scheduler
 from lengthwise.gateway.protocols import Listener
@@ -22,15 +22,15 @@ from lengthwise.gateway.request import Client, ClientRequest, LengthPrediction, 
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
 from lengthwise.gateway.scheduling import WorkerState
 
-IDS = Abilities(models=("m",), max_model_len=100_000, token_id_prompts=True, token_ids_each=True, own_defaults=False)
-BARE = Abilities(models=("m",))
+IDS = Capabilities(models=("m",), max_model_len=100_000, token_id_prompts=True, token_ids_each=True, own_defaults=False)
+BARE = Capabilities(models=("m",))
 
 
 @dataclass
 class FixedWorker:
     name: str
     url: str
-    capabilities: Abilities
+    capabilities: Capabilities
     session: Any
     kind: str = "vllm"
 
@@ -221,7 +221,7 @@ def requested(body: dict[str, Any], *, api: str = "completions", now_s: float = 
 async def world(
     engines: list[Scripted],
     *,
-    capabilities: Abilities = IDS,
+    capabilities: Capabilities = IDS,
     cap: int | None = 4,
     order: Order | None = None,
     resilience: ResilienceConfig | None = None,

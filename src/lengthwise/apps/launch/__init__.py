@@ -1,4 +1,4 @@
-"""Engines of a run: processes on this machine, Ray actors, engines at given addresses, or simulated ones."""
+"""Engines of a run: processes on this machine, Ray actors, engines at given addresses, or simulated engines."""
 
 import lazy_loader
 

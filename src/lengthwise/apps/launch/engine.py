@@ -1,4 +1,4 @@
-"""Engines of a run: how they start and stop, answer requests, continue interrupted outputs, and fail."""
+"""Interfaces of engines and launchers, and the HTTP client that continues interrupted outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from lengthwise.apps.ledger.contracts import Output, Partial
 from lengthwise.backend.openai import Client
-from lengthwise.backend.openai_protocol import Abilities, Piece, RequestError, Server, Usage
+from lengthwise.backend.openai_protocol import Capabilities, Chunk, RequestError, Server, Usage
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError, InputError, LengthwiseError
 
@@ -23,7 +23,7 @@ _VALID_FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 
 @dataclass(frozen=True, slots=True)
 class TaskRequest:
-    """The request of a task: the task's number, the API ("chat" or "completions"), and the fields of OpenAI's API."""
+    """The request of a task: the task's number, the API ("chat" or "completions"), and the fields of the body."""
 
     task: int
     api: str
@@ -33,8 +33,8 @@ class TaskRequest:
 class Fault(Enum):
     """Cause of a failed request, which decides whether and where the request is retried."""
 
-    REQUEST = "request"  # a retry would fail, too: the task is dead
-    BUSY = "busy"  # the engine is full: retry later, without counting an attempt
+    REQUEST = "request"  # the engine refuses the request, so that a retry would fail, too: the task is dead
+    BUSY = "busy"  # the engine is full: retry later; only every ``BUSY_PER_ATTEMPT``-th refusal counts as an attempt
     ANSWER = "answer"  # a bad answer, which counts as an attempt: retry, on another engine if there is one
     ENGINE = "engine"  # unreachable: counts as an attempt only if the engine is alive, or ran no other task
 
@@ -49,14 +49,16 @@ class FailedError(LengthwiseError):
 
 @dataclass
 class Draft:
-    """The chunks of a request's output so far. After an interruption, the first chunk is the saved part.
+    """The output of a request so far, which a later attempt may continue.
 
     Attributes:
+        text: Texts of the chunks. After an interruption, the first one is the saved text.
         prompt_ids: Token ids of the prompt, or () if the engine does not report them.
         output_ids: Token ids of the output, or [] if the engine does not report them.
         retained: Number of tokens from before the interruption.
-        is_exact: Whether the tokens give exactly this text, so that the output can be continued from the tokens.
-        token_count: Function that returns the number of tokens, if the engine reports tokens only when interrupted.
+        is_exact: Whether ``output_ids`` give exactly this text, so that the output can be continued from them.
+        token_count: Function that returns the number of tokens so far, for an engine that adds ``output_ids`` only when
+            it is interrupted.
         fixed_prefix: Numbers of leading chunks and of leading tokens that are known to have the same text. None means
             that all chunks have the text of all tokens.
     """
@@ -72,7 +74,7 @@ class Draft:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens so far, or of chunks if the engine does not report tokens."""
+        """Return the number of tokens so far, or the number of chunks if the engine does not report tokens."""
         known = max(len(self.output_ids), len(self.text))
         return known if self.token_count is None else max(known, self.token_count())
 
@@ -88,12 +90,12 @@ class Draft:
         """Drop the part from before the interruption, because this engine cannot continue it."""
         self.text, self.prompt_ids, self.output_ids, self.retained, self.fixed_prefix = [], (), [], 0, None
 
-    def append(self, chunk: Piece) -> None:
-        """Append a chunk.
+    def append(self, chunk: Chunk) -> None:
+        """Append a chunk, and advance ``fixed_prefix`` if the chunk has text and a single token.
 
         Tokens can be ahead of the text: an engine withholds an incomplete character, and a continuation that starts
-        within that character would never send it. If a chunk has text and a single token, all text up to this token is
-        complete. If it has text and several tokens, this is unknown.
+        within that character would never send it. The text up to a chunk with a single token is complete. Of a chunk
+        with several tokens, this is unknown.
         """
         if chunk.prompt_ids and not self.prompt_ids:
             self.prompt_ids = chunk.prompt_ids
@@ -114,7 +116,7 @@ class Draft:
 
 
 class Engine(Protocol):
-    """A running replica, with its concurrency limit and a description: engine, version and address."""
+    """A running replica. ``description`` has the engine's name, version and address."""
 
     max_num_seqs: int
     description: str
@@ -134,11 +136,11 @@ class Engine(Protocol):
         """
 
     async def has_died(self, within_s: float) -> bool:
-        """Wait up to ``within_s`` seconds for the engine to end, and return whether the engine has died."""
+        """Return whether the engine has died. Wait up to ``within_s`` seconds for its process to end."""
 
 
 class Launcher(ABC):
-    """Starts and stops engines. A cancelled start leaves no engine. If ``is_placed``, they use the cluster's GPUs."""
+    """Starts and stops engines. A cancelled start leaves no engine. With ``is_placed``, engines need free GPUs."""
 
     is_placed = True
 
@@ -163,7 +165,7 @@ class Launcher(ABC):
         raise EngineError(f"{engine.description} was never put to sleep")
 
     def force_stop(self) -> None:  # noqa: B027 - there may be nothing to kill
-        """Kill all engines, including starting and ending ones, now and later, instead of waiting for their end."""
+        """Kill all engines, also those that start or end now or later, instead of waiting for their end."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -175,7 +177,7 @@ _REASON_FAULTS = {
     **dict.fromkeys(("http 429", "http 503"), Fault.BUSY),
     **dict.fromkeys(("refused", "reset", "no connection"), Fault.ENGINE),
 }
-"""Requests that fail for other reasons (5xx, stream errors, garbage, an early end, a stall) may succeed later."""
+"""Faults by reason of a ``RequestError``. All other reasons (5xx, a broken stream, a stall) are ``Fault.ANSWER``."""
 
 _ALLOWED_TO_CONTINUE = {
     "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "skip_special_tokens",
@@ -186,7 +188,7 @@ _REPLACED = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "min_tokens", "add_generation_prompt",
     "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens", "documents",
 }  # fmt: skip
-"""Fields that a continuation sets itself, or that are part of the prompt's tokens already."""
+"""Fields that a continuation sets itself, or whose effect is in the prompt's tokens already."""
 _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
@@ -200,8 +202,8 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 def is_resumable(body: Mapping[str, Any]) -> bool:
     """Return whether an interrupted output can be continued from its tokens with an unchanged distribution.
 
-    Other outputs start from scratch, because penalties count output tokens, a stop string may begin before the
-    interruption, the state of a grammar is lost, or a seeded generator would start again.
+    It cannot with penalties, which count output tokens; with a stop string, which may begin before the interruption;
+    with a grammar, whose state is lost; and with a seed at a temperature above 0, whose generator would start again.
     """
     for name, value in body.items():
         if name == "seed":
@@ -215,18 +217,12 @@ def is_resumable(body: Mapping[str, Any]) -> bool:
     return True
 
 
-def max_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of output tokens that a request sets, or None."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    return None if limit is None else int(limit)
-
-
 class HttpEngine:
-    """An engine at a URL. ``alive`` returns whether the process runs, and is None if the run started no process."""
+    """An engine at a URL. ``alive`` returns whether its process runs; None if the run did not start the engine."""
 
     def __init__(self, server: Server, max_num_seqs: int, alive: Callable[[], bool] | None = None) -> None:
         self.server, self.max_num_seqs, self.description = server, max_num_seqs, server.shown
-        self.capabilities = Abilities(model=server.model or "")
+        self.capabilities = Capabilities(model=server.model or "")
         self._alive = alive
         self._client = Client(server)
 
@@ -260,10 +256,10 @@ class HttpEngine:
         return self._alive is None or self._alive()
 
     async def has_died(self, within_s: float) -> bool:
-        """Return whether the process ends in time. Without a process, return whether the engine fails to answer."""
+        """Return whether the process ends in time. Without a process, return whether the engine does not answer."""
         if self._alive is None:
             try:
-                await self._client.fetch("GET", f"{self.server.root}/v1/models")
+                await self._client.request("GET", f"{self.server.root}/v1/models")
             except RequestError:
                 return True
             return False
@@ -277,13 +273,13 @@ class HttpEngine:
         """Return whether a POST without a body succeeds within ``within_s`` seconds."""
         try:
             async with asyncio.timeout(within_s):
-                status, _ = await self._client.fetch("POST", f"{self.server.root}{path}")
+                status, *_ = await self._client.request("POST", f"{self.server.root}{path}")
         except (RequestError, TimeoutError):
             return False
         return status == 200
 
     async def generate(self, request: TaskRequest, draft: Draft) -> Output:
-        """Return the output, continued from the draft's tokens if possible."""
+        """Return the output, continued from the draft's tokens if possible. Raises FailedError."""
         body = {**self.server.body, **request.body}
         draft.is_exact = is_resumable(body)
         fields, api = self._fields(request.api, body, draft)
@@ -307,9 +303,10 @@ class HttpEngine:
 
     def _fields(self, api: str, body: Mapping[str, Any], draft: Draft) -> tuple[dict[str, Any], str]:
         """Return the fields and API of a request that continues the draft. If this is impossible, reset the draft."""
-        capabilities, had, limit = self.capabilities, len(draft.output_ids), max_tokens(body)
+        capabilities, had = self.capabilities, len(draft.output_ids)
+        limit = int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)  # 0: the request sets none
         has_ids = draft.is_exact and draft.prompt_ids and capabilities.token_id_prompts
-        if has_ids and limit is not None and 0 < had < limit:
+        if has_ids and 0 < had < limit:
             fields = {name: value for name, value in body.items() if name in _ALLOWED_TO_CONTINUE | {"seed"}}
             fields |= {"prompt": [*draft.prompt_ids, *draft.output_ids], "max_tokens": limit - had}
             if min_tokens := int(body.get("min_tokens") or 0):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from lengthwise.apps.app import require_one_answer
+from lengthwise.apps.app import require_one_text
 from lengthwise.apps.launch.engine import Engine, HttpEngine, Launcher
 from lengthwise.backend import Launch, process, vllm_launch
 from lengthwise.backend.openai_protocol import Server
@@ -24,22 +24,18 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import EngineError, InputError, InternalError, OutputError, UnknownNameError
 
 HOST = "127.0.0.1"
-GIVEN_GPU = "given"  # stands for the GPU type of engines that already run
-READY_S, GRACE_S = process.READY_S, process.GRACE_S
+GIVEN_GPU = "given"  # GPU type in the plans of engines that already run
 _SLEEP_S, _WAKE_S = 60.0, 300.0
 _MAX_STARTS = 3
-_PORT_TAKEN = (
-    "must be free",
-    "address already in use",
-    "couldn't bind",
-)  # lengthwise's, Python's and llama.cpp's words
+# Words of lengthwise, Python and llama.cpp.
+_PORT_TAKEN = ("must be free", "address already in use", "couldn't bind")
 
 Deployed = Callable[[ModelPlan], Deployment]  # returns the deployment of a plan, for vLLM's command
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What a model's engines load, how they are started, and how requests are sent to them.
+    """Configuration of a model's engines: what they load, how they start, and what requests to them contain.
 
     Attributes:
         name: Name of the model in the application.
@@ -48,11 +44,11 @@ class EngineConfig:
         command: Command that starts an engine. "" means vLLM's. Placeholders are ``{weights}``, ``{name}``, ``{host}``,
             ``{port}``, ``{tp}``, ``{pp}``, ``{gpus}`` and ``{max_model_len}``.
         environment: Environment variables in addition to those of this process.
-        max_num_seqs: Concurrent requests of a replica with a command of its own or without a planned deployment.
+        max_num_seqs: Concurrent requests of a replica that has its own ``command`` or no planned deployment.
         max_model_len: Value of ``{max_model_len}`` in ``command``.
-        sleeps: Whether the engines have ``/sleep`` and ``/wake_up``: vLLM in development mode, on CUDA, ROCm and XPU.
-            vLLM's CPU build takes ``--enable-sleep-mode`` and then refuses to start ("Sleep mode is not supported on
-            current platform", 0.32). There, and wherever ``/sleep`` fails, engines are restarted instead.
+        sleeps: Whether engines are put to sleep when they are not needed, by ``/sleep`` and ``/wake_up`` of vLLM's
+            development mode (CUDA, ROCm, XPU). If ``/sleep`` fails, the engine is stopped instead. vLLM's CPU build
+            refuses to start with ``--enable-sleep-mode`` ("Sleep mode is not supported on current platform", 0.32).
         body: Additional fields of every request.
     """
 
@@ -69,23 +65,23 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
             raise InputError(f"max_num_seqs of {self.name} must be at least 1; it is {self.max_num_seqs}")
-        require_one_answer(self.body, "body")
+        require_one_text(self.body, "body")
         if self.command:
             self._own_command(ModelPlan(0, ""), (0,), HOST, 1)
 
     def launch(self, plan: ModelPlan, gpus: Replica, host: str, port: int, deployed: Deployed | None) -> Launch:
         """Return the command that starts a replica on a port.
 
-        ``gpus`` are numbered as in ``CUDA_VISIBLE_DEVICES``. Without ``command``, vLLM serves the plan's deployment.
+        ``gpus`` are numbered as in ``CUDA_VISIBLE_DEVICES``. Without ``command``, it is vLLM's for ``deployed(plan)``.
 
         Raises:
-            InputError: There is neither a command nor a deployment.
+            InputError: There is neither a ``command`` nor ``deployed``.
         """
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **self.environment}
         if self.command:
             return Launch(self._own_command(plan, gpus, host, port), environment)
         if deployed is None:
-            raise InputError(f"{self.name} must have a command that starts its engine, or be planned with one")
+            raise InputError(f"{self.name} must have a command that starts its engine, or a planned deployment")
         launch = vllm_launch(deployed(plan), model=self.weights, served_name=self.served or None, host=host, port=port)
         command, mode = launch.command, {}
         if self.sleeps:
@@ -189,7 +185,7 @@ class Process:
         self._cancel.set()
 
     def stop_blocking(self, *, at_once: bool = False) -> None:
-        """End the process, or clean up if the process has ended. This blocks the calling thread."""
+        """End the process, or clean up if it has ended. ``at_once`` kills it. This blocks the calling thread."""
         self._cancel.set()
         self._ending = True
         if at_once:
@@ -201,11 +197,11 @@ class Process:
         self._kill = True
 
     def _now(self) -> float:
-        """Return the clock of the time limits, in seconds. It is infinite if the process is to be killed."""
+        """Return the seconds on the clock of the time limits: infinity, past all limits, once the process must die."""
         return math.inf if self._kill and self._cancel.is_set() else time.monotonic()
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, but raise _CancelledError once the start is cancelled. Later pauses, during the end, do not raise."""
+        """Sleep. Raise _CancelledError if the start is cancelled; pauses while the process then ends do not raise."""
         if self._ending or self.local is not None:
             time.sleep(seconds)
         elif self._cancel.wait(seconds):
@@ -224,8 +220,8 @@ class EngineTimeouts:
         request_s: From the start of a request until its end.
     """
 
-    ready_s: float = READY_S
-    grace_s: float = GRACE_S
+    ready_s: float = process.READY_S
+    grace_s: float = process.GRACE_S
     stall_s: float = 120.0
     request_s: float = 3600.0
 
@@ -238,7 +234,7 @@ DEFAULT = EngineTimeouts()
 
 
 async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> None:
-    """Connect to a started engine. If the engine cannot be used, call ``end`` and raise the error."""
+    """Connect to a started engine. If this fails, call ``end`` and raise the error (EngineError)."""
     try:
         await engine.open()
     except BaseException:
@@ -250,8 +246,12 @@ async def connect(engine: HttpEngine, end: Callable[[], Awaitable[None]]) -> Non
 class LocalLauncher(Launcher):
     """Starts a process for each replica. The process sees only the replica's GPUs.
 
-    The engines end when this Python process ends, even if it is killed. ``deployed`` returns the deployment of a plan,
-    from which vLLM's command follows.
+    The engines end when this Python process ends, even if it is killed.
+
+    Attributes:
+        models: Configuration of each model's engines, by model number.
+        logs: Folder of the engines' logs.
+        deployed: Returns the deployment of a plan, from which vLLM's command follows.
     """
 
     models: Sequence[EngineConfig]
@@ -273,7 +273,7 @@ class LocalLauncher(Launcher):
             raise OutputError(f"cannot write logs to {self.logs}: {error.strerror or error}") from error
         process = Process(
             lambda port: config.launch(plan, gpus, HOST, port, self.deployed),
-            self.logs / f"{safe(config.name)}-{next(self._numbers)}.log",
+            self.logs / f"{slug(config.name)}-{next(self._numbers)}.log",
             self.timeouts,
         )
         self._processes.add(process)  # from before its start until after its end, for ``force_stop``
@@ -328,8 +328,8 @@ class LocalLauncher(Launcher):
         self._threads.shutdown(wait=False)
 
 
-def safe(name: str) -> str:
-    """Return a name in which each character that is not safe in a file's name is replaced by ``_``."""
+def slug(name: str) -> str:
+    """Return a file name for a name: all characters but letters, digits, ``-``, ``.`` and ``_`` become ``_``."""
     return "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
 
 

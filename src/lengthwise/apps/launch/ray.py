@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lengthwise.apps.launch.engine import Engine, HttpEngine, Launcher
-from lengthwise.apps.launch.local import DEFAULT, Deployed, EngineConfig, EngineTimeouts, Process, connect, safe
+from lengthwise.apps.launch.local import DEFAULT, Deployed, EngineConfig, EngineTimeouts, Process, connect, slug
 from lengthwise.backend import Launch
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError, InputError, MissingExtraError
@@ -28,7 +28,7 @@ _PLACEMENT_S = 60.0
 class RayEngine:
     """An actor that runs an engine process on its node. The process ends with the actor.
 
-    ``launch`` returns the command for the node's own GPU numbers, an address and a port. ``log_path`` is on the node.
+    ``launch`` returns the command for GPU numbers of the node, a host and a port. ``log_path`` is on the node.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class RayEngine:
         import ray
 
         self._log = Path(log_path)
-        # The address at which other nodes reach this one; a cluster of one machine uses loopback.
+        # The address at which other nodes reach this one, or loopback in a cluster of one machine.
         nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         host = "127.0.0.1" if len(nodes) <= 1 else str(ray.util.get_node_ip_address())
         assigned = [int(gpu) for gpu in map(str, ray.get_gpu_ids())]
-        if not assigned:  # a cluster without GPUs: the visible ones, or the first ones
+        if not assigned:  # Ray assigned another resource than GPUs: take the visible GPUs, or the first ones
             visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or "").split(",")
             assigned = [int(gpu) for gpu in visible if gpu.isdigit()] or list(range(gpus))
         self._process = Process(lambda port: launch(tuple(assigned), host, port), self._log, limits, host)
@@ -91,12 +91,13 @@ class _Placed:
 
 @dataclass
 class RayLauncher(Launcher):
-    """Starts an actor for each replica in a placement group of its own, so all GPUs of a replica are in one node.
+    """Starts an actor for each replica in a placement group of its own, so that its GPUs are in one node.
 
-    Actors only start, watch and stop the processes, as the local launcher does; requests go straight to the engines.
-    Ray chooses the GPUs, so only the number of GPUs in the run's placement matters.
+    Actors start, watch and stop the processes; requests go straight to the engines. Ray chooses the GPUs: of those
+    that ``start`` receives, only the number matters.
 
     Attributes:
+        models: Configuration of each model's engines, by model number.
         logs: Folder of the engines' logs, on the nodes.
         address: Address of the cluster; "local" starts a cluster on this machine.
         deployed: Returns the deployment of a plan, from which vLLM's command follows.
@@ -136,7 +137,7 @@ class RayLauncher(Launcher):
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def start(self, plan: ModelPlan, gpus: Replica) -> Engine:
-        """Start a replica where Ray has room, and return the engine once it is ready."""
+        """Start a replica on GPUs that Ray chooses, and return the engine once it is ready."""
         placed = _Placed(self.models[plan.model])
         self.placed.add(placed)  # from before its start until after its end, for ``force_stop``
         starting = asyncio.get_running_loop().run_in_executor(self._threads, self._start, plan, gpus, placed)
@@ -172,7 +173,7 @@ class RayLauncher(Launcher):
                 {"num_gpus": size} if self.resource == "GPU" else {"resources": {self.resource: size}}
             )
             actor = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4, **resources)(RayEngine)
-            log = self.logs.absolute() / f"{safe(config.name)}-{next(self._numbers)}.log"
+            log = self.logs.absolute() / f"{slug(config.name)}-{next(self._numbers)}.log"
             placed.actor = actor.options(scheduling_strategy=PlacementGroupSchedulingStrategy(placed.group)).remote(
                 launch, len(gpus), str(log), self.timeouts
             )
@@ -201,9 +202,8 @@ class RayLauncher(Launcher):
             if polls == 0 or placed.exited.is_set():
                 remove_placement_group(group)
                 raise EngineError(
-                    f"a replica of {name} must find {size} {self.resource}s free in one node of the Ray "
-                    f"cluster; it did not within {_PLACEMENT_S:g} s: end what else holds them, or plan replicas that "
-                    "fit a node"
+                    f"a replica of {name} needs {size} free {self.resource}s in one node of the Ray cluster; none had "
+                    f"them within {_PLACEMENT_S:g} s: end programs that use them, or plan replicas that fit a node"
                 )
         return group
 
@@ -242,7 +242,7 @@ class RayLauncher(Launcher):
             await asyncio.shield(self._call(lambda: self._end(placed)))
 
     def force_stop(self) -> None:
-        """Kill all engines, also those that start or end, and end later ones without a grace time."""
+        """Kill all engines, also those that start or end, and end later ones without a grace period."""
         self._kill = True
         for placed in list(self.placed):
             if placed.actor is not None:

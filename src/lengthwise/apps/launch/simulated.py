@@ -1,4 +1,4 @@
-"""Simulated engines in virtual time, on which the coordinator runs without changes."""
+"""Simulated engines in virtual time, behind the same interface as real engines."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Lengths:
 
     @classmethod
     def of(cls, tasks: Tasks, draw: TaskDraw) -> Lengths:
-        """Return the lengths of a draw. A task that the draw leaves out has one output token, in case it runs."""
+        """Return the lengths of a draw. A task that is absent from the draw has one output token, in case it runs."""
         return cls(draw.prompt_tokens, np.maximum(draw.output_tokens, 1), tasks.max_tokens)
 
 
 class SimulatedEngine:
-    """A replica without computation. Outputs have the drawn lengths and arrive when a real replica would send them."""
+    """A replica without computation. Outputs have the drawn lengths and finish when the cost model predicts."""
 
     def __init__(self, description: str, limits: Limits, cost: StepTime, lengths: Lengths) -> None:
         self.description, self.max_num_seqs = description, limits.max_num_seqs
@@ -50,11 +50,11 @@ class SimulatedEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the replica runs, which is until ``end`` is called."""
+        """Return whether ``end`` has not been called yet."""
         return self._alive
 
     async def has_died(self, within_s: float) -> bool:  # noqa: ARG002 - the answer is known at once
-        """Return whether the replica has been stopped."""
+        """Return whether ``end`` has been called."""
         return not self._alive
 
     async def generate(self, request: TaskRequest, draft: Draft) -> Output:
@@ -111,6 +111,7 @@ class SimulatedLauncher(Launcher):
     """Starts simulated replicas. A start takes as long in virtual time as the planner assumes for a real one.
 
     Attributes:
+        names: Name of each model, by model number.
         deployed: Returns the deployment of a plan: cost tables, memory, limits.
         seconds: Returns the seconds that the planner assumes for "start", "stop", "sleep" or "wake" of a replica.
         sleeps: Returns whether engines of a plan sleep instead of stopping.
@@ -162,7 +163,7 @@ class SimulatedLauncher(Launcher):
         await asyncio.sleep(self.seconds(plan, "wake"))
 
     def force_stop(self) -> None:
-        """Let later stops take no time."""
+        """Let later stops take no time, as if engines were killed."""
         self._is_forced = True
 
     async def close(self) -> None:
@@ -171,19 +172,18 @@ class SimulatedLauncher(Launcher):
 
 
 Result = TypeVar("Result")
-_RESOLUTION_S = 1e-9
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, which jumps to the next timer. Equal inputs run in equal order.
+    """An event loop in virtual time, which jumps to the next timer. Equal inputs give equal orders of events.
 
-    Blocking calls must run in the loop's own thread, since the loop does not know when other threads end.
+    Blocking calls must run in the loop's own thread, since virtual time does not wait for other threads.
     """
 
     def __init__(self) -> None:
         self._virtual_s = 0.0
         super().__init__(_JumpingSelector(self))
-        self._clock_resolution = _RESOLUTION_S
+        self._clock_resolution = 1e-9
 
     def time(self) -> float:
         """Return the virtual seconds since the loop was created."""
@@ -204,7 +204,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise InternalError("virtual time cannot go on: every task waits, and none for a time")
+            raise InternalError("virtual time cannot advance: every task waits, and no task waits for a timer")
         self._loop.jump(max(timeout, 0.0))
         return []
 

@@ -14,9 +14,9 @@ class State(IntEnum):
     READY = 1
     LEASED = 2
     DONE = 3
-    SKIPPED = 4  # a branch that was not taken, or a round that was not needed
-    DEAD = 5  # out of attempts; its last error is recorded
-    BLOCKED = 6  # waits for a dead task
+    SKIPPED = 4  # its condition is false, its loop has ended, or it has no list item or no output to work on
+    DEAD = 5  # refused for good, or out of attempts; its last error is recorded
+    BLOCKED = 6  # depends on a dead task
 
 
 FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
@@ -24,7 +24,7 @@ FINISHED = (State.DONE, State.SKIPPED, State.DEAD, State.BLOCKED)
 
 @dataclass(frozen=True)
 class Output:
-    """A complete output. If it was interrupted and continued, the token counts include the earlier parts."""
+    """A complete output. If it was interrupted and continued, ``output_tokens`` includes the earlier parts."""
 
     text: str
     finish_reason: str
@@ -34,7 +34,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Partial:
-    """An interrupted output, with token ids from which to continue. They are () if the engine does not report them."""
+    """The text of an interrupted output, and the token ids from which to continue, or () if they are unknown."""
 
     text: str
     prompt_ids: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Partial:
 class Lease:
     """The right of one coordinator to work on a task, until the coordinator ends the lease or the lease expires.
 
-    Each further lease of a task has a larger ``fence``, by which the ledger recognises outdated leases.
+    ``attempt`` counts from 1. Each later lease of a task has a larger ``fence``, so that earlier ones are outdated.
     """
 
     task: int

@@ -11,10 +11,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from lengthwise.apps.ledger.sql_store import FORMAT, Chunk, Store, Work
 from lengthwise.schema.errors import InputError, MissingExtraError
 
-MARK = "lengthwise ledger, format "  # prefix of the comment of a ledger's schema, before the format
+MARK = "lengthwise ledger, format "  # the comment of a ledger's schema is this text and the format
 SCHEMA = "lengthwise"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_MAX_ATTEMPTS = 20  # of a transaction that conflicts with others; each time, at least one of these succeeds
+_MAX_ATTEMPTS = 20  # of a transaction that conflicts with others; at each conflict, one of them succeeds
 
 
 class PostgresStore(Store):
@@ -62,7 +62,7 @@ class PostgresStore(Store):
         return int(self._executed(statement, values).rowcount)
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run a statement for many rows, which are passed as columns."""
+        """Run a batch statement once. The rows are passed as one array per column."""
         if rows:
             self._executed(statement, [list(column) for column in zip(*rows, strict=True)])
 
@@ -133,8 +133,8 @@ class PostgresStore(Store):
                 self._check_format(int(mark.removeprefix(MARK)), "another schema with ?schema=NAME")
             elif self._read_only:
                 raise InputError(
-                    f"there must be a ledger at {self.where}; there is no such schema: start a run first, or name its "
-                    "place"
+                    f"there must be a ledger at {self.where}; there is no such schema: start a run first, or name the "
+                    "schema of a run"
                 )
             else:
                 comment = f"COMMENT ON SCHEMA \"{self._schema}\" IS '{MARK}{FORMAT}'"
@@ -150,11 +150,11 @@ class PostgresStore(Store):
         except self._driver.errors.LockNotAvailable as error:
             raise self._locked_out("client") from error
         except self._driver.Error as error:
-            raise self._failed(error, "see to the server") from error
+            raise self._failed(error, "check the server") from error
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Return the URL for the driver, the schema, and the place to show in messages, without user and password."""
+    """Return the URL for the driver, the schema, and the place for messages (without user and password)."""
     split = urlsplit(url)
     query = parse_qsl(split.query, keep_blank_values=True)
     schema = dict(query).get("schema", SCHEMA)

@@ -58,10 +58,10 @@ WHERE task IN (SELECT task FROM picked) RETURNING task, fence, attempts""",
     "expire": """
 WITH picked AS MATERIALIZED (SELECT task FROM tasks WHERE state = 2 AND until_s <= ? {skip})
 UPDATE tasks SET state = 1, owner = NULL WHERE state = 2 AND task IN (SELECT task FROM picked)""",
-    "reserved": "SELECT task, fence FROM tasks WHERE state = 2 AND task {numbers} ORDER BY task {lock}",
+    "leased": "SELECT task, fence FROM tasks WHERE state = 2 AND task {numbers} ORDER BY task {lock}",
     "children": """
 SELECT task FROM tasks WHERE task IN (SELECT child FROM edges WHERE parent {numbers}) ORDER BY task {lock}""",
-    "free": """
+    "free_children": """
 UPDATE tasks SET pending = pending - freed.parents,
     state = CASE WHEN state = 0 AND pending = freed.parents THEN 1 ELSE state END
 FROM (SELECT child, count(*) AS parents FROM edges WHERE parent {numbers} GROUP BY child) AS freed
@@ -90,34 +90,34 @@ FROM tasks LEFT JOIN results ON results.key = tasks.key AND state = 3 GROUP BY c
     "partials": """
 SELECT key, output, prompt_ids, output_ids FROM partials
 WHERE key {texts} AND NOT EXISTS (SELECT 1 FROM results WHERE results.key = partials.key)""",
-    "effort": "DELETE FROM partials WHERE key {texts}",
+    "drop_partials": "DELETE FROM partials WHERE key {texts}",
     "run": "SELECT identity, tasks, fence FROM run {lock}",
     "fence": "SELECT max(fence) FROM tasks",
-    "begin": "UPDATE run SET identity = ?, tasks = ?, fence = ?",
+    "set_run": "UPDATE run SET identity = ?, tasks = ?, fence = ?",
     "counts": "SELECT call, state, {counts}",
     "metadata": "SELECT name, value FROM facts ORDER BY name",
-    "discard": "DELETE FROM facts WHERE name {texts}",
+    "remove_metadata": "DELETE FROM facts WHERE name {texts}",
 }
 
 _BATCHES = {
-    "answers": (
+    "add_results": (
         "key text, output blob, finish_reason text, prompt_tokens integer, output_tokens integer",
         """INSERT INTO results (key, output, finish_reason, prompt_tokens, output_tokens)
         SELECT * FROM {came} WHERE true ON CONFLICT (key) DO NOTHING""",
     ),
-    "save": (
+    "save_partials": (
         "key text, output blob, prompt_ids blob, output_ids blob",
         """INSERT INTO partials (key, output, prompt_ids, output_ids)
         SELECT * FROM {came} WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.key = came.key)
         ON CONFLICT (key) DO UPDATE
         SET output = excluded.output, prompt_ids = excluded.prompt_ids, output_ids = excluded.output_ids""",
     ),
-    "note": (
+    "set_metadata": (
         "name text, value blob",
         """INSERT INTO facts (name, value) SELECT * FROM {came} WHERE true
         ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
     ),
-    "moving": (
+    "end_leases": (
         "state integer, counts integer, key text, error blob, not_before_s real, task integer",
         """UPDATE tasks SET state = came.state, attempts = attempts + came.counts, key = came.key,
         not_before_s = came.not_before_s, owner = NULL,
@@ -125,13 +125,14 @@ _BATCHES = {
         FROM {came} WHERE tasks.task = came.task AND tasks.state = 2""",
     ),
 }
-"""Statements that run once for each row of a batch, and the columns of such a row with their types."""
+"""Statements for a batch of rows, after the columns of these rows with types. ``{came}`` is a table of the rows."""
 
 
 class Store(ABC):
-    """A database with atomic transactions that raises lengthwise's errors. ``where`` is its name without a password.
+    """A database with atomic transactions, whose errors are those of lengthwise.
 
     Attributes:
+        where: Place of the database for messages, without a password.
         sql: Statements by name.
         words: Words of statements that differ between databases, among them ``numbers`` and ``texts`` (conditions that
             a column is in a list of such values), ``lock`` (locks selected rows until the end of the transaction), and
@@ -153,20 +154,20 @@ class Store(ABC):
             self.sql[name] = statement.format(came=self._batch_sql([column.split() for column in columns.split(", ")]))
 
     def write(self, work: Callable[[Self], Work]) -> Work:
-        """Run ``work`` in a transaction, repeated after a conflict. Return the result once the changes are durable."""
+        """Run ``work`` in a transaction, again after a conflict. Return its result once the changes are durable."""
         if self._read_only:
             raise InputError(f"{self.where} was opened for reading: open it without read_only to change it")
         with self._lock, self._translate_errors():
             return self._transaction(work)
 
     def read(self, work: Callable[[Self], Work]) -> Work:
-        """Run ``work``, which changes nothing, and return its result without blocking writers."""
+        """Run ``work``, which must only read, and return its result. Writers need not wait for it."""
         with self._lock, self._translate_errors():
             return self._transaction(work)
 
     @abstractmethod
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement and return all its rows. Only ``work`` may call this, ``changed``, ``many`` and ``load``."""
+        """Run a statement and return all its rows. Only ``work`` calls this, ``changed``, ``many`` and ``load``."""
 
     @abstractmethod
     def changed(self, statement: str, *values: Any) -> int:
@@ -174,7 +175,7 @@ class Store(ABC):
 
     @abstractmethod
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        """Run a statement of ``_BATCHES`` once for each row of values."""
+        """Run a statement of ``_BATCHES`` on these rows."""
 
     @abstractmethod
     def load(self, table: str, columns: tuple[str, ...], chunks: Iterator[Chunk]) -> None:
@@ -207,13 +208,13 @@ class Store(ABC):
     def _locked_out(self, other: str) -> OutputError:
         return OutputError(
             f"the ledger {self.where} must be free for writing within {self._timeout_s:g} s; another {other} "
-            f"has locked it for longer: end that {other}, or go on later with --resume (all records remain)"
+            f"has locked it for longer: end that {other}, or continue later with --resume (all records remain)"
         )
 
     def _failed(self, error: Exception, remedy: str) -> OutputError:
         return OutputError(
-            f"cannot keep the ledger in {self.where}: {str(error).strip()}; what was recorded before stays: {remedy}, "
-            "and go on with --resume"
+            f"cannot use the ledger {self.where}: {str(error).strip()}; recorded outputs remain: {remedy}, and "
+            "continue with --resume"
         )
 
 
@@ -289,7 +290,7 @@ class SqliteStore(Store):
         if sqlite3.sqlite_version_info < _MIN_VERSION:
             raise InputError(
                 f"a ledger needs SQLite 3.37 or later, this Python has {sqlite3.sqlite_version}: use a newer Python, "
-                "or keep the ledger in PostgreSQL (postgresql://...)"
+                "or a ledger in PostgreSQL (postgresql://...)"
             )
         with self._translate_errors():
             self.connection = _connected(path, read_only, timeout_s)
@@ -301,7 +302,7 @@ class SqliteStore(Store):
             raise
 
     def read(self, work: Callable[[Self], Work]) -> Work:
-        """Run ``work`` and return the result. Every statement sees all changes that were committed before it ran."""
+        """Run ``work`` and return the result. Each statement sees the changes that were committed before it ran."""
         with self._lock, self._translate_errors():
             return work(self)
 
@@ -351,7 +352,7 @@ class SqliteStore(Store):
             self._transaction(lambda _: self._create())
         if self._is_empty():
             raise InputError(
-                f"there must be a ledger in {self.where}; it is empty: a run that has just begun makes it in a moment"
+                f"there must be a ledger in {self.where}; the file is empty: if a run has just started, wait a moment"
             )
         if self._pragma("application_id") != APPLICATION:
             raise InputError(f"{self.where} is no ledger, but the database of another program: name another file")
@@ -397,13 +398,13 @@ class SqliteStore(Store):
                 raise InputError(f"{self.where} is no ledger, or damaged ({error}): name another file") from error
             if code in _BUSY_CODES:
                 raise self._locked_out("process") from error
-            raise self._failed(error, "make room or mend the disk") from error
+            raise self._failed(error, "free space or repair the disk") from error
 
 
 def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connection:
     """Return a connection in autocommit mode. Threads share it, because the store's lock serializes them."""
     if read_only and not path.exists():
-        raise InputError(f"there must be a ledger at {path}; there is no file: start a run first, or name its place")
+        raise InputError(f"there must be a ledger at {path}; there is no file: start a run first, or name its file")
     mode = "rwc"
     if read_only:
         # A reader also writes to the log's files. If it may not, and there is no log, no process has the ledger open:
@@ -414,6 +415,6 @@ def _connected(path: Path, read_only: bool, timeout_s: float) -> sqlite3.Connect
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"cannot keep a ledger in {path}: {error.strerror or error}") from error
+            raise OutputError(f"cannot create a ledger in {path}: {error.strerror or error}") from error
     url = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(url, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)

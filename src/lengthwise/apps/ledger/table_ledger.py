@@ -1,4 +1,4 @@
-"""The ledger, which is the same on every store."""
+"""The ledger of a run: tasks, leases and outputs, on any ``Store``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lengthwise.schema.errors import InputError
 FILE = "ledger.sqlite"  # the ledger's name in a folder
 TIMEOUT_S = 30.0
 _PAGE = 5_000
-_POSSIBLE = (State.DONE, State.SKIPPED, State.DEAD, State.READY)
+_END_STATES = (State.DONE, State.SKIPPED, State.DEAD, State.READY)
 
 
 def _encoded(text: str) -> bytes:
@@ -41,7 +41,7 @@ def _output(text: bytes, finish_reason: str, prompt_tokens: int, output_tokens: 
 
 
 class Ledger:
-    """Tasks, leases and outputs on disk. If any process dies, no output is lost and none is recorded twice.
+    """Tasks, leases and outputs on disk. If any process dies, no recorded output is lost, and none is recorded twice.
 
     Times are wall-clock seconds (UTC) of the caller. Every method that changes the ledger is one atomic transaction, is
     durable when it returns, and may be repeated after a crash. Several threads may call it; the store runs one
@@ -58,7 +58,7 @@ class Ledger:
         their leases become invalid, but all outputs remain.
 
         Raises:
-            InputError: The identity is empty, or had another number of tasks.
+            InputError: The identity is empty, or the ledger has another number of tasks under it.
         """
         if not identity:
             raise InputError("the identity of a run must be a text that is not empty")
@@ -80,7 +80,7 @@ class Ledger:
             load_tasks(store, tasks, fence)
             for statement in store.filled:
                 store.changed(statement)
-            store.changed(self._sql["begin"], identity, len(tasks), fence)
+            store.changed(self._sql["set_run"], identity, len(tasks), fence)
             return False
 
         return self.store.write(work)
@@ -94,7 +94,7 @@ class Ledger:
         return [Lease(task, fence, attempts + 1) for task, fence, attempts in sorted(found)]
 
     def heartbeat(self, owner: str, *, now_s: float, lease_s: float) -> int:
-        """Extend an owner's leases, unless ``expire`` has ended them, to ``lease_s`` from now. Return their number.
+        """Extend an owner's leases that ``expire`` has not ended to ``now_s`` + ``lease_s``. Return their number.
 
         With ``lease_s=0``, the next ``expire`` makes their tasks ready.
         """
@@ -107,16 +107,16 @@ class Ledger:
     def finalize(self, endings: Sequence[Ending]) -> list[bool]:
         """End leases, and return for each lease whether it was valid.
 
-        A lease is valid until it ends or ``expire`` makes its task ready. When its last parent finishes, a
-        WAITING child becomes READY. A DEAD task blocks all tasks that depend on it. The first output of a key stays,
-        whichever lease produced it.
+        A lease is valid until it ends, ``expire`` makes its task ready, or ``open`` replaces the tasks. A WAITING task
+        becomes READY when its last parent is DONE or SKIPPED, and BLOCKED when a task that it depends on is DEAD. The
+        first output of a key stays, whichever lease produced it.
 
         Raises:
             InputError: An ending lacks what its state needs. Then nothing is recorded.
         """
         for ending in endings:
             state = State(ending.state).name
-            if ending.state not in _POSSIBLE:
+            if ending.state not in _END_STATES:
                 raise InputError(
                     f"a lease ends DONE, SKIPPED, DEAD or READY; task {ending.task} ends {state}, a state that only "
                     "the ledger sets"
@@ -129,11 +129,11 @@ class Ledger:
         return self.store.write(lambda store: self._finalize(store, endings)) if endings else []
 
     def _finalize(self, store: Store, endings: Sequence[Ending]) -> list[bool]:
-        fences = dict(store.rows(self._sql["reserved"], sorted({ending.task for ending in endings})))
+        fences = dict(store.rows(self._sql["leased"], sorted({ending.task for ending in endings})))
         accepted: list[bool] = []
         outputs: dict[str, tuple[Any, ...]] = {}
         finished: list[tuple[Any, ...]] = []
-        tasks_by_state: dict[State, list[int]] = {state: [] for state in _POSSIBLE}
+        tasks_by_state: dict[State, list[int]] = {state: [] for state in _END_STATES}
         for ending in endings:
             output, state = ending.output, ending.state
             if ending.key and output is not None:
@@ -148,14 +148,14 @@ class Ledger:
             finished.append((int(state), int(counts), ending.key, error, float(ending.not_before_s), ending.task))
             tasks_by_state[state].append(ending.task)
         if outputs:
-            store.many(self._sql["answers"], [outputs[key] for key in sorted(outputs)])
-            store.changed(self._sql["effort"], list(outputs))
+            store.many(self._sql["add_results"], [outputs[key] for key in sorted(outputs)])
+            store.changed(self._sql["drop_partials"], list(outputs))
         if finished:
-            store.many(self._sql["moving"], finished)
+            store.many(self._sql["end_leases"], finished)
         if passed := tasks_by_state[State.DONE] + tasks_by_state[State.SKIPPED]:
             if store.words["lock"]:
                 store.rows(self._sql["children"], passed)
-            store.changed(self._sql["free"], passed)
+            store.changed(self._sql["free_children"], passed)
         if dead := tasks_by_state[State.DEAD]:
             store.changed(self._sql["block"], dead)
         return accepted
@@ -176,7 +176,7 @@ class Ledger:
             for key, part in sorted(dict(partials).items(), key=lambda item: item[0])
         ]
         if rows:
-            self.store.write(lambda store: store.many(self._sql["save"], rows))
+            self.store.write(lambda store: store.many(self._sql["save_partials"], rows))
 
     def partials(self, keys: Sequence[str]) -> dict[str, Partial]:
         """Return the interrupted output that was saved last for each key without an output."""
@@ -212,17 +212,17 @@ class Ledger:
         return [(int(call), int(attempts), int(tokens)) for call, attempts, tokens in self._read("sums")]
 
     def metadata(self) -> dict[str, str]:
-        """Return the facts stored by ``note``, by name: the application, versions, coordinators."""
+        """Return the texts that ``set_metadata`` stored, by name: application, coordinators, engines, cancellation."""
         return {name: _decoded(value) for name, value in self._read("metadata")}
 
-    def note(self, metadata: dict[str, str]) -> None:
-        """Store facts by name. An empty value removes the fact."""
+    def set_metadata(self, metadata: dict[str, str]) -> None:
+        """Store texts by name. An empty text removes the entry."""
         stored: list[tuple[Any, ...]] = [(n, _encoded(metadata[n])) for n in sorted(metadata) if metadata[n]]
         removed = sorted(name for name, value in metadata.items() if not value)
 
         def work(store: Store) -> None:
-            store.changed(self._sql["discard"], removed)
-            store.many(self._sql["note"], stored)
+            store.changed(self._sql["remove_metadata"], removed)
+            store.many(self._sql["set_metadata"], stored)
 
         if metadata:
             self.store.write(work)
@@ -231,7 +231,7 @@ class Ledger:
         return self.store.read(lambda store: store.rows(self._sql[name], *values))
 
     def _paged(self, name: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run a statement on a list of values in pages, so that no statement gets a million values at once."""
+        """Run a statement on a list of values, _PAGE values at a time, and return all rows."""
         pages = [list(values[first : first + _PAGE]) for first in range(0, len(values), _PAGE)]
         return self.store.read(lambda store: [row for page in pages for row in store.rows(self._sql[name], page)])
 
@@ -247,11 +247,11 @@ class Ledger:
 
 
 def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float = TIMEOUT_S) -> Ledger:
-    """Return the ledger at a place. If there is none, a ledger is created, unless ``read_only``.
+    """Return the ledger at a place. If there is none, create a ledger, unless ``read_only``.
 
     The place is a file, a folder (``ledger.sqlite`` in it), or ``postgresql://user@host/database?schema=NAME`` for
-    several coordinators. A schema ("lengthwise" by default) holds one run at a time; it is created if missing.
-    ``timeout_s`` is how long to wait for other writers.
+    several coordinators. A schema ("lengthwise" by default) contains one run at a time; it is created if missing.
+    A write waits up to ``timeout_s`` seconds for other writers.
 
     Raises:
         InputError: The place is no ledger, belongs to a newer lengthwise or another program, or does not exist with
@@ -264,7 +264,7 @@ def open_ledger(place: str | Path, *, read_only: bool = False, timeout_s: float 
         return Ledger(PostgresStore(place, read_only=read_only, timeout_s=timeout_s))
     if "://" in place:
         raise InputError(
-            f"a ledger is kept in a file or at postgresql://...; it is {place.rpartition('@')[2]!r}: name one of these"
+            f"a ledger is a file, a folder or postgresql://...; it is {place.rpartition('@')[2]!r}: name one of these"
         )
     path = Path(place)
     return Ledger(SqliteStore(path / FILE if path.is_dir() else path, read_only=read_only, timeout_s=timeout_s))

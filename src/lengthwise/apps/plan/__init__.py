@@ -1,4 +1,4 @@
-"""Planning: which models run when, and on how many GPUs, so that the makespan of an application is minimal."""
+"""Planning: which models run when, and on how many GPUs, so that the makespan of an application is short."""
 
 import lazy_loader
 

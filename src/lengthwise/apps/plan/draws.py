@@ -1,4 +1,4 @@
-"""Samples of an application's outcome: which tasks are present, and their lengths."""
+"""Samples (draws) of an application: which tasks are present, and their lengths; and the load of each model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def draw(
     """Sample which tasks of an application are present, and their lengths (SamuLLM, section 4.1).
 
     An output has its known length. Without one, the length is drawn from the model's distribution in ``lengths``, up to
-    the task's max_tokens, or is max_tokens if the model has no distribution (None). A prompt contains the outputs of
-    parents. Prompt and output together have at most max_model_len tokens. The draws of the first k tasks do not depend
-    on later tasks.
+    the task's max_tokens, or is max_tokens if the model has no distribution (None). A prompt includes the outputs of
+    parents, as often as ``Tasks.shown`` states. Prompt and output together have at most max_model_len tokens. The draws
+    of the first k tasks do not depend on later tasks.
     """
     length_rng, coin_rng = np.random.default_rng(seed).spawn(2)
     level = np.maximum(length_rng.random(len(tasks)), 2.0**-54)
@@ -67,7 +67,7 @@ def _present(random_draw: Ints, coins: Coins, level: Floats) -> Flags:
 
 
 def depths(child: Ints, parent: Ints, n: int) -> Ints:
-    """Return, for every task [n], the number of edges in the longest chain that ends there."""
+    """Return the number of edges in the longest chain that ends at each of n tasks ([n])."""
     depth = np.zeros(n, np.int64)
     while len(child):
         before = depth.copy()
@@ -106,7 +106,7 @@ class ModelLoad:
         return depths(*self.inner, len(self.task))
 
     def work(self, produced: Ints) -> Floats:
-        """Return the FLOPs of prompt and ``produced`` tokens, [k]. A task without produced tokens has 0 FLOPs."""
+        """Return each task's FLOPs for its prompt and ``produced`` tokens, or 0 without produced tokens ([k])."""
         tokens = np.where(produced > 0, self.prompt + produced, 0).astype(np.float64)
         linear, square = self.flops
         return linear * tokens + square * tokens * tokens
@@ -117,9 +117,10 @@ class Load:
     """The present tasks of a sample, grouped by model.
 
     Attributes:
-        parents: For each model, the other models whose outputs it takes.
+        models: Tasks of each model.
+        parents: For each model, the other models whose outputs its tasks use.
         order: Models, parents before children unless there are cycles.
-        cyclic: Whether some models wait for one another.
+        is_cyclic: Whether some models wait for one another.
         position: [tasks] position of each task in the ``ModelLoad`` of its model.
         model: [tasks] number of each task's model.
     """
@@ -127,15 +128,15 @@ class Load:
     models: tuple[ModelLoad, ...]
     parents: tuple[frozenset[int], ...]
     order: tuple[int, ...]
-    cyclic: bool
+    is_cyclic: bool
     position: Ints
     model: Ints
 
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
-        """Return the independent parts of the graph: models with tasks that depend on one another.
+        """Return the independent parts of the graph: sets of models whose tasks depend on one another.
 
-        All models without dependencies are one part.
+        All models without dependencies are together one part. Parts without tasks are left out.
         """
         from scipy.sparse.csgraph import connected_components
 
@@ -181,17 +182,17 @@ def load_of(tasks: Tasks, draw: TaskDraw, specs: list[ModelSpec]) -> Load:
             )
         )
         parents.append(frozenset(np.unique(tasks.model[parent[outer]]).tolist()))
-    left, order, cyclic = dict(enumerate(parents)), [], False
+    left, order, is_cyclic = dict(enumerate(parents)), [], False
     while left:
         ready = [m for m, some in left.items() if not some & set(left) - {m}]
-        cyclic |= not ready
+        is_cyclic |= not ready
         order.append(ready[0] if ready else next(iter(left)))  # of a cycle, the lowest number
         del left[order[-1]]
-    return Load(tuple(loads), tuple(parents), tuple(order), cyclic, position, tasks.model)
+    return Load(tuple(loads), tuple(parents), tuple(order), is_cyclic, position, tasks.model)
 
 
 def _flops(spec: ModelSpec) -> tuple[float, float]:
-    """Return FLOPs per token and per squared token. On average, a token attends to half of all tokens."""
+    """Return the FLOPs per token and per squared token. On average, a token attends to half of all tokens."""
     attention = spec.attention
     lookup = 0 if spec.tied_embeddings else embedding_parameters(spec)
     key_dim = attention.head_dim + (attention.rope_head_dim if attention.is_mla else 0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from lengthwise.apps.placement import StagePlans, next_plans, place, switches
 from lengthwise.apps.plan.draws import load_of
 from lengthwise.apps.plan.space import Space
-from lengthwise.apps.plan.stages import Delay, Plans, Runs, Staged, Stages
+from lengthwise.apps.plan.stages import Delay, Plans, Runs, SimulatedStage, Stages
 from lengthwise.schema.app import AppSpan, AppStage, Placement, Replica, Switch, TaskDraw, Tasks
 from lengthwise.schema.errors import InternalError
 
@@ -27,11 +27,11 @@ def simulate_plan(
         stages: Simulator of stages on the sample.
         planned: Plans of each stage.
         reserve: Plans of models without a stage.
-        places: Whether replicas are placed on GPUs. Without that, simulation is faster, but no replica moves.
-        started: Plans that run at the start, and their placement; only with ``places``.
+        places: Whether replicas are placed on GPUs. Otherwise the simulation is faster, but no replica moves.
+        started: Plans that run at the start, and their placement. The placement is used only with ``places``.
 
     Raises:
-        InternalError: No model makes progress.
+        InternalError: No model can make progress.
     """
     simulated = PlanSimulation(stages, places=places, started=started)
     while len(simulated.finished) < len(stages.load.models):
@@ -49,11 +49,11 @@ class PlanSimulation:
         self._now, self._starved = StagePlans(-1, started[0]), frozenset[int]()
         self._placement: Placement = started[1]
         self._asleep: dict[tuple[int, tuple[str, int, int]], tuple[Replica, ...]] = {}
-        # When stopping engines have left each GPU, and when each replica is ready.
+        # Times at which stopping engines have left each GPU, and at which each replica is ready.
         self._free_s: dict[int, float] = {}
         self._ready_s: dict[tuple[int, Replica], float] = {}
         self.stages: list[AppStage] = []
-        self.staged: list[Staged] = []
+        self.staged: list[SimulatedStage] = []
 
     @property
     def end_s(self) -> float:
@@ -72,7 +72,7 @@ class PlanSimulation:
             raise InternalError(f"models {sorted(left)} have work left, but {now.plans} makes no progress")
         self.stages.append(AppStage(now.plans, placement, made, staged.state.clock_s, staged.end_s, staged.ends_by))
         self.staged.append(staged)
-        blocked = (m for m, one in staged.live.items() if not one.run.complete)
+        blocked = (m for m, one in staged.live.items() if not one.run.is_complete)
         self._starved = frozenset(blocked) if staged.ends_by < 0 else frozenset()
         self._now, self._placement = now, placement
         self.state = self._stages.after(staged)
@@ -83,10 +83,10 @@ class PlanSimulation:
         asleep, stay = self._asleep, before
         if self._space.times.restarts_all:
             stay = {p.model: before[p.model] for p in {*running} & {*plans}}
-        placement = place(plans, stay, self._space.cluster, seconds, running=running, in_sleep=asleep)
+        placement = place(plans, stay, self._space.cluster, seconds, running=running, sleeping=asleep)
         if placement is None:
             raise InternalError(f"plans that fit must have a placement; {plans} have none")
-        made = switches(plans, placement, stay, seconds, running=running, in_sleep=asleep)
+        made = switches(plans, placement, stay, seconds, running=running, sleeping=asleep)
         made = self._after_stops(made, plans, placement)
         resident = {(m, r) for m, replicas in placement.items() for r in replicas}
         self._asleep = {key: tuple(r for r in slept if (key[0], r) not in resident) for key, slept in asleep.items()}
@@ -146,7 +146,7 @@ def makespans_s(samples: Sequence[Stages], planned: Sequence[Plans], reserve: Pl
 
 
 def spans_of(simulated: PlanSimulation, space: Space, stages: Stages) -> tuple[AppSpan, ...]:
-    """Return what each GPU does over time, ordered by GPU and time. Equal neighbouring spans are merged."""
+    """Return the activity of each GPU over time, ordered by GPU and time. Equal neighbouring spans are merged."""
     parts: list[AppSpan] = []
     ready_s: dict[tuple[int, Replica], float] = {}
     for stage, staged in zip(simulated.stages, simulated.staged, strict=True):
@@ -167,7 +167,7 @@ def spans_of(simulated: PlanSimulation, space: Space, stages: Stages) -> tuple[A
 
 
 def _stage_spans(
-    stage: AppStage, staged: Staged, ready: Mapping[tuple[int, Replica], float], space: Space, stages: Stages
+    stage: AppStage, staged: SimulatedStage, ready: Mapping[tuple[int, Replica], float], space: Space, stages: Stages
 ) -> Iterator[AppSpan]:
     used: set[int] = set()
     for plan in stage.plans:
@@ -186,7 +186,7 @@ def _stage_spans(
             yield AppSpan(gpu, stage.start_s, stage.end_s, reason)
 
 
-def _idle_reason(staged: Staged, space: Space, stages: Stages) -> str:
+def _idle_reason(staged: SimulatedStage, space: Space, stages: Stages) -> str:
     running = {plan.model for plan in staged.plans}
     finished = stages.finished(staged.state)
     left = set(range(len(space.models))) - finished - running

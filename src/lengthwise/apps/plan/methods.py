@@ -1,7 +1,7 @@
 """Planning methods: SamuLLM's Algorithm 1, heuristics, and a beam search with local improvement.
 
-The beam search extends plans by the stages that the choosers in ``STEPS`` select. The best plan is then changed one
-stage at a time while its makespan decreases. Effort is counted in stages, not timed, so equal inputs give equal plans.
+The beam search extends plans by the stages that the choosers in ``STEPS`` select. ``improve`` then changes the best
+plan, one stage at a time while its makespan decreases. Limits count stages, not seconds: equal inputs give equal plans.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from lengthwise.apps.plan.evaluate import simulate_plan, spare_plans
-from lengthwise.apps.plan.stages import Plans, Staged, Stages, State
+from lengthwise.apps.plan.stages import Plans, SimulatedStage, Stages, State
 from lengthwise.schema.app import ModelPlan
 from lengthwise.schema.errors import InternalError
 
@@ -21,9 +21,9 @@ Chooser = Callable[[Stages, State], Plans]  # returns the plans of the next stag
 Planned = tuple[Plans, ...]
 
 
-def chosen_stages(stages: Stages, choose: Chooser) -> list[Staged]:
+def chosen_stages(stages: Stages, choose: Chooser) -> list[SimulatedStage]:
     """Simulate the stages that ``choose`` selects until all models finish. Raises InternalError without progress."""
-    staged: list[Staged] = []
+    staged: list[SimulatedStage] = []
     state = stages.start()
     while len(stages.finished(state)) < len(stages.load.models):
         one = stages.stage(state, choose(stages, state))
@@ -42,11 +42,11 @@ def chosen_plan(stages: Stages, choose: Chooser) -> Planned:
 def _running_plans(stages: Stages, state: State) -> Plans:
     finished = stages.finished(state)
     live = (one for m, one in state.live.items() if m not in finished)
-    return tuple(one.run.plan for one in live if one.run.complete or one.at(state.clock_s) < one.run.seconds)
+    return tuple(one.run.plan for one in live if one.run.is_complete or one.at(state.clock_s) < one.run.seconds)
 
 
 def _makes_progress(stages: Stages, state: State, plans: Plans, model: int) -> bool:
-    """Return whether a model can work in a stage. It cannot if all tasks wait for models that do not run."""
+    """Return whether a model can work in a stage. It cannot if all its tasks wait for models that do not run."""
     live = stages.stage(state, plans).live[model]
     return live.run.seconds > max(0.0, state.clock_s - live.start_s)
 
@@ -58,8 +58,8 @@ def _gpus(plans: Plans) -> int:
 def greedy(stages: Stages, state: State, *, no_preemption: bool = False) -> Plans:
     """Choose the plans of a stage by Algorithm 1 of SamuLLM.
 
-    The algorithm adds a model or enlarges a plan, whichever adds the most throughput per GPU, until no change adds any.
-    With ``no_preemption``, running models keep their plans.
+    The algorithm adds a model or enlarges a plan, whichever adds the most throughput per GPU, until every change would
+    reduce the throughput. With ``no_preemption``, running models retain their plans.
     """
     chosen = _running_plans(stages, state) if no_preemption else ()
     fixed = {plan.model for plan in chosen}
@@ -90,7 +90,7 @@ def _extensions(stages: Stages, state: State, chosen: Plans, fixed: set[int]) ->
 
 
 def max_heuristic(stages: Stages, state: State) -> Plans:
-    """Choose one model that gets all GPUs until it finishes, with the plan that finishes earliest."""
+    """Choose one model to run alone until it finishes, with its fastest plan of the most GPUs."""
     if running := _running_plans(stages, state):
         return running
     ready = stages.ready(stages.finished(state), ())
@@ -105,7 +105,7 @@ _MAX_SPLITS = 400  # maximum number of even splits of the GPUs that are compared
 
 
 def min_heuristic(stages: Stages, state: State, *, no_preemption: bool = False) -> Plans:
-    """Split the GPUs evenly between the most models that fit. Of such splits, choose the one with most throughput."""
+    """Split the GPUs evenly between as many models as fit. Of such splits, choose the one with the most throughput."""
     retained = _running_plans(stages, state) if no_preemption else ()
     fixed = {plan.model for plan in retained}
     finished = stages.finished(state)
@@ -159,7 +159,7 @@ def list_schedule(stages: Stages, state: State, *, gpus: int, grows: bool) -> Pl
 
     Args:
         gpus: Number of GPUs of each new plan. A model without such a plan gets the next smaller one, or its smallest.
-        grows: Whether the model that finishes last gets free GPUs, as long as the last model then finishes earlier.
+        grows: Whether the model that finishes last gets more GPUs while this makes the end of the last model earlier.
     """
 
     def option(model: int) -> tuple[float, ModelPlan]:
@@ -221,7 +221,7 @@ class Effort:
         width: Number of unfinished plans that the beam search extends at a time.
         beam_tasks: Limit of the beam search: the number of simulated stages times the number of tasks.
         improve_tasks: The same limit of the local improvement.
-        share: Maximum seconds of the search as counted by ``SearchBudget``, as a share of the best known makespan.
+        share: Maximum seconds of the search, as ``SearchBudget`` counts them, as a share of the best known makespan.
     """
 
     width: int = 3
@@ -259,7 +259,7 @@ def beam(stages: Stages, effort: Effort, has_budget: Callable[[], bool] = lambda
 
 
 def _bound(stages: Stages) -> Callable[[State], float]:
-    """Return a function for a lower bound of the remaining seconds, at each model's best rate on all GPUs."""
+    """Return a function that bounds a state's remaining seconds from below, at each model's best rate on all GPUs."""
     runs, loads = stages.runs, stages.load.models
     total = [float(load.work(load.output).sum()) for load in loads]
     rate = [1.0] * len(total)

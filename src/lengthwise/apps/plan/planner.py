@@ -26,20 +26,20 @@ from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
 
 STAGE_S, RUN_S, REQUEST_S = 4.5e-5, 1.7e-3, 5.2e-7
-"""Approximate seconds for each evaluated stage, each simulated run, and each request in a run.
+"""Approximate seconds of each evaluated stage, each simulated run, and each request in a run.
 
 They are fitted (least squares of relative errors) to the durations of methods, list schedules and the beam on eight
 applications, on one core of a server. Most estimates are wrong by less than a half, but chains, whose requests wait for
 one another, take up to four times as long.
 """
 _RESIMULATION, _STAGES_PER_RUN = 3.0, 6
-"""Factor by which preemption increases the runs that Algorithm 1 simulates, and stages evaluated per run."""
+"""Factor by which preemption multiplies the runs that Algorithm 1 simulates, and stages evaluated per run."""
 
 
 class SearchBudget:
-    """Estimated seconds of a search. The count starts at ``elapsed_s``.
+    """Estimated seconds of a search, of which ``elapsed_s`` have passed before.
 
-    They are counted from the simulated stages, runs and requests, so that the same inputs always give the same plan.
+    The estimate counts simulated stages, runs and requests instead of time, so that equal inputs give equal plans.
     """
 
     def __init__(self, samples: Sequence[Stages], elapsed_s: float = 0.0) -> None:
@@ -82,7 +82,7 @@ CHANGE_SHARE = 0.01
 """Engines that already start are replaced only for a plan with a gain above this share, because the gain is estimated
 from a few samples and is partly due to chance."""
 MIN_SHARE = 0.003
-"""A plan whose gain over a cheap method is below this share on the planning samples has none on other samples."""
+"""A plan whose gain over a cheap method is below this share on the planning samples had no gain on other samples."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +106,11 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Found:
+class MethodPlan:
     """A plan that a method found.
 
     Attributes:
-        planned_s: Makespan of the plan on the samples used for planning.
+        planned_s: Mean (or the requested quantile) of the makespan on the samples used for planning.
         search_s: Seconds that the search would take by the clock without earlier simulations.
         cost_s: Counted seconds (``SearchBudget``) of the search, which reused earlier simulations.
         elapsed_s: Seconds of the search by the clock.
@@ -127,14 +127,14 @@ class Found:
 
 
 def search_results(
-    samples: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[Found], None] | None = None
-) -> list[Found]:
+    samples: Sequence[Stages], space: Space, options: PlanOptions, begin: Callable[[MethodPlan], None] | None = None
+) -> list[MethodPlan]:
     """Return the plan of each method, "lengthwise" first.
 
     "lengthwise" takes the best plan of several searches, whose costs are added. Even splits and list schedules, which
     cost little, always run. The beam and, if models wait for one another, "max" and Algorithm 1 run within
-    ``Effort.share`` of the best makespan, so that the search does not cost more than it saves. If a method runs only
-    for comparison, its plan is taken, and its cost is added, if the plan ends earlier by more than this cost.
+    ``Effort.share`` of the best makespan, so that the search does not cost more than it saves. If the plan of a method
+    that runs only for comparison ends earlier by more than its cost, "lengthwise" takes it, and the cost is added.
 
     ``begin`` receives a first plan of "lengthwise". Engines of its first stage can start during the search. If the
     final plan has the same first stage, the search takes extra time only if it is longer than that stage.
@@ -142,7 +142,7 @@ def search_results(
     search = Search(samples, space, options)
     names = [name for name in dict.fromkeys((*options.additional, options.method)) if name != DEFAULT]
     has_default = DEFAULT in (options.method, *options.additional)
-    first, found = None, dict[str, Found]()
+    first, found = None, dict[str, MethodPlan]()
     if begin is not None and has_default:
         # Even splits are rarely far from the best plan, unless models wait for one another.
         first = search.run_method("max" if search.has_dependencies else "min")
@@ -177,7 +177,7 @@ def _is_worth(seconds: float, than_s: float) -> bool:
 class Search:
     """Search for one application's plan. Methods run on the first sample, and plans are compared on all samples.
 
-    ``scores`` holds the makespan of each plan that was compared.
+    ``scores`` has the mean (or requested quantile) of the makespan of each plan that was compared.
     """
 
     def __init__(self, samples: Sequence[Stages], space: Space, options: PlanOptions) -> None:
@@ -186,7 +186,7 @@ class Search:
             sample.runs.clock = options.clock
         self.scores: dict[Planned, float] = {}
 
-    def run_method(self, name: str) -> Found:
+    def run_method(self, name: str) -> MethodPlan:
         """Return the plan that a method in ``METHODS`` finds."""
         cached_s = [dict(sample.runs.duration_s) for sample in self._samples]
         for sample in self._samples:
@@ -201,14 +201,14 @@ class Search:
             for sample, seconds in zip(self._samples, cached_s, strict=True)
             for key in sample.runs.requested
         )
-        return Found(name, planned, planned_s, search_s, budget.elapsed_s, elapsed_s, search_s)
+        return MethodPlan(name, planned, planned_s, search_s, budget.elapsed_s, elapsed_s, search_s)
 
     @property
     def has_dependencies(self) -> bool:
-        """Return whether some model takes outputs of another model."""
+        """Return whether some model uses outputs of another model."""
         return any(self._samples[0].load.parents)
 
-    def overlapped(self, first: Found, best: Found) -> Found:
+    def overlapped(self, first: MethodPlan, best: MethodPlan) -> MethodPlan:
         """Return the plan to run after engines of the ``first`` plan have started during the search.
 
         A plan with the same first stage loses no time. Any other plan replaces the started engines after the search,
@@ -224,7 +224,7 @@ class Search:
             best = replace(best, planned=stay, planned_s=alike[stay])
         return replace(best, lead_s=first.lead_s)
 
-    def run_default(self, found: dict[str, Found]) -> Found:
+    def run_default(self, found: dict[str, MethodPlan]) -> MethodPlan:
         """Return the plan of "lengthwise": the best of ``found``, known plans, list schedules and the beam, improved.
 
         Methods that fit the budget are added to ``found``, even if they were not requested.
@@ -264,9 +264,9 @@ class Search:
             if not _is_worth(scores[best], usual.planned_s):
                 best = min((usual.planned, best), key=loaded_gpus)
         elapsed_s = self._options.clock() - started_s + sum(one.elapsed_s for one in paid)
-        return Found(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
+        return MethodPlan(DEFAULT, best, scores[best], elapsed_s, budget.elapsed_s, elapsed_s, elapsed_s)
 
-    def _search_parts(self) -> list[Found]:
+    def _search_parts(self) -> list[MethodPlan]:
         """Return the best plan of each independent part of the graph, or no plans if the graph is a single part."""
         found, parts = [], self._samples[0].load.parts
         for part in parts if len(parts) > 1 else ():
@@ -309,7 +309,7 @@ def plan(
     options: PlanOptions | None = None,
     begin: Callable[[AppPlan], None] | None = None,
 ) -> AppPlan:
-    """Return which models run when, and on how many GPUs each, so that the makespan is minimal.
+    """Search for the plan with the shortest makespan: which models run when, and on how many GPUs each.
 
     Args:
         draws: Samples used for planning. Methods run on the first one, and plans are compared on all.
@@ -321,7 +321,7 @@ def plan(
 
     Raises:
         InputError: There is no sample, or a name is unknown.
-        DoesNotFitError: A model fits no GPUs of the cluster.
+        DoesNotFitError: A model does not fit the cluster's GPUs.
     """
     options = options or PlanOptions()
     if not draws:
@@ -339,7 +339,7 @@ def plan(
     samples = stages_of(tasks, draws, space)
     _warm_up(space, samples[0])
 
-    def first(one: Found) -> None:
+    def first(one: MethodPlan) -> None:
         assert begin is not None
         begin(_report(samples, space, samples[0], one, [one]))
 
@@ -360,7 +360,9 @@ def _warm_up(space: Space, stages: Stages) -> None:
         simulate(requests, space.deployment(plans[0]), max_log_steps=0)
 
 
-def _report(truth: Sequence[Stages], space: Space, first: Stages, best: Found, found: Sequence[Found]) -> AppPlan:
+def _report(
+    truth: Sequence[Stages], space: Space, first: Stages, best: MethodPlan, found: Sequence[MethodPlan]
+) -> AppPlan:
     reserve = {one.name: spare_plans(space, one.planned) for one in found}
     ends = {one.name: makespans_s(truth, one.planned, reserve[one.name]) for one in found}
     played = simulate_plan(first, best.planned, reserve[best.name])
@@ -426,9 +428,9 @@ def what_if(
 ) -> tuple[AppWhatIf, ...]:
     """Return the makespans on changed clusters. The application is planned anew for each cluster.
 
-    The changes are an island of GPUs more or less, one more GPU, and a disk twice as fast. The search includes the plan
-    of ``report`` where it fits, so more GPUs never delay the end. Changes under which a model does not fit are omitted.
-    The other arguments are as in ``plan``.
+    The changes are an island of GPUs more or less, one more GPU, and a disk twice as fast. The method "lengthwise" also
+    considers the plan of ``report``, so that on ``draws`` more GPUs lengthen its makespan by at most MIN_SHARE. Changes
+    under which a model does not fit are omitted. The other arguments are as in ``plan``.
     """
     times = times or SwitchTimes()
     options = replace(options or PlanOptions(), method=report.method, additional=(), known=(report.planned,))
@@ -465,7 +467,7 @@ def _clusters(cluster: Cluster) -> list[tuple[str, Cluster]]:
 
 
 def faster_disk(times: SwitchTimes, factor: float) -> SwitchTimes:
-    """Return switch times with a disk ``factor`` times as fast. The engine's own part of a measured start remains."""
+    """Return switch times with a disk ``factor`` times as fast. ``engine_start_s`` of a measured start remains."""
     engine_s = times.rates.engine_start_s
     measured = {
         key: min(engine_s, s) + max(0.0, s - engine_s) / factor if key[-1] == "start" else s

@@ -16,12 +16,12 @@ from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError, 
 from lengthwise.schema.files import write_whole
 from lengthwise.schema.specs import ModelSpec
 
-HOWS = ("start", "wake", "stop", "sleep")  # a replica is ready after the first two, off its GPUs after the others
+HOWS = ("start", "wake", "stop", "sleep")  # the first two end with a ready replica, the others with free GPUs
 
 
 @dataclass(frozen=True)
 class SwitchRates:
-    """Assumed engine start time and bandwidths for weights, where no switch time was measured.
+    """Assumed start time of an engine and bandwidths of weights, where no switch time was measured.
 
     Weights are read from disk in one stream per replica, and copied to its GPUs in parallel (PCIe 4). The values are
     near SamuLLM's vLLM on 8 x A100: 29 s for 13 B parameters (section 2: 30 to 35 s), 15 s for 6 B (section 5.1: from
@@ -48,7 +48,7 @@ class SwitchTimes:
 
     Attributes:
         measured: Seconds by (model, GPU, tp, pp, one of ``HOWS``).
-        wakes: Whether engines without measured times sleep instead of stopping, and wake on the same GPUs.
+        wakes: Whether engines without a measured "wake" sleep instead of stopping, and wake on the same GPUs.
         restarts_all: Whether a change of plan restarts all replicas of the model, as in SamuLLM (section 5.1).
     """
 
@@ -103,8 +103,8 @@ class Served:
 class Space:
     """The valid plans of an application's models on a cluster, and their cached deployments.
 
-    A plan is valid if weights and one request fit in memory (``engine.deploy``), ``tp`` divides the number of heads,
-    and its GPUs can be placed. Only a model that fits no machine without pipeline stages gets plans with ``pp`` > 1.
+    A plan is valid if ``engine.deploy`` accepts it (weights and one request fit in memory, its costs are known), ``tp``
+    divides the number of heads, and its GPUs can be placed. Plans have ``pp`` > 1 only if none with ``pp`` 1 is valid.
     """
 
     models: Sequence[Served]

@@ -1,4 +1,4 @@
-"""Simulation of stages, in which sets of models run under fixed plans until the first model finishes."""
+"""Simulates stages, in which sets of models run under fixed plans until the first model finishes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from lengthwise.schema.workload import After, Workload
 
 CURVE_POINTS = 256
 REPRESENTED_TASKS = 50
-"""From this number of tasks per replica on, only the replica with the most tokens is simulated, for all ``dp``."""
+"""From this number of independent tasks per replica on, only one of ``dp`` replicas is simulated: that with the most
+tokens."""
 
 MAX_CACHED_TASKS = 10_000_000
 """Maximum tasks of all cached runs (two numbers each); the oldest runs are evicted, and simulated again on demand."""
@@ -27,7 +28,7 @@ MAX_CACHED_TASKS = 10_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """What a model has completed of its tasks. Equal work has equal keys.
+    """The progress of a model's [k] tasks. Equal progress has equal keys.
 
     Attributes:
         produced: [k] number of tokens produced.
@@ -47,7 +48,7 @@ class Run:
         before: Work completed before the run.
         first_token_s: [k] time of the first token, from the start of the run; infinite for tasks that are not in it.
         finish_s: [k] time of the last token, from the start of the run.
-        complete: Whether the run finishes all tasks, because none waits for a model that does not run.
+        is_complete: Whether the run finishes all tasks, because none waits for a model that does not run.
     """
 
     plan: ModelPlan
@@ -56,7 +57,7 @@ class Run:
     key: Hashable
     first_token_s: Floats
     finish_s: Floats
-    complete: bool
+    is_complete: bool
 
     @cached_property
     def seconds(self) -> float:
@@ -127,7 +128,7 @@ class Runs:
         known: Another instance for the same sample. Runs of models that have completed no work come from its cache.
 
     Attributes:
-        fresh: The work of each model before the start, which is none.
+        fresh: The progress of each model before the start, which is none.
         simulated_requests: Number of requests in the ``simulated_runs`` so far.
         clock: Function that returns seconds. If None, simulations are not timed.
         duration_s: Seconds that each simulation took, by key of the run.
@@ -169,12 +170,12 @@ class Runs:
         return self.cached[key]
 
     def joined(self, first: Run, at_s: float, rest: Run) -> Run:
-        """Return the run that equals ``first`` until ``at_s``, and then ``rest``, which has more replicas."""
+        """Return the run that equals ``first`` for ``at_s`` seconds, and then ``rest``, which has more replicas."""
         key = ("joined", first.key, at_s, rest.key)
         if key not in self.cached:
             first_token_s = np.where(first.first_token_s <= at_s, first.first_token_s, at_s + rest.first_token_s)
             finish_s = np.where(first.finish_s <= at_s, first.finish_s, at_s + rest.finish_s)
-            self._cache(Run(rest.plan, first.load, first.before, key, first_token_s, finish_s, rest.complete))
+            self._cache(Run(rest.plan, first.load, first.before, key, first_token_s, finish_s, rest.is_complete))
         return self.cached[key]
 
     def _cache(self, run: Run) -> None:
@@ -189,7 +190,7 @@ class Runs:
         left = before.produced < full.load.output
         finish_s = np.where(left, np.maximum(full.finish_s - offset_s, 1e-6), np.inf)
         first_token_s = np.where(left, np.clip(full.first_token_s - offset_s, 0.0, finish_s), np.inf)
-        return Run(plan, full.load, before, key, first_token_s, finish_s, complete=True)
+        return Run(plan, full.load, before, key, first_token_s, finish_s, is_complete=True)
 
     def _simulated(self, plan: ModelPlan, before: Work, arrival_s: Floats | None, key: Hashable) -> Run:
         load = self.load.models[plan.model]
@@ -199,7 +200,7 @@ class Runs:
         first_token_s, finish_s = np.full((2, len(load)), np.inf)
         if len(included):
             first_token_s[included], finish_s[included] = self._token_times(plan, before, arrival_s, included)
-        return Run(plan, load, before, key, first_token_s, finish_s, complete=len(included) == int(left.sum()))
+        return Run(plan, load, before, key, first_token_s, finish_s, is_complete=len(included) == int(left.sum()))
 
     def _token_times(self, plan: ModelPlan, before: Work, arrival_s: Floats, included: Ints) -> tuple[Floats, Floats]:
         load = self.load.models[plan.model]
@@ -207,7 +208,7 @@ class Runs:
         after = _dependencies(load, order)
         simulated, group = order, plan.dp
         # In a cycle of models, only a simulation of all tasks converges, since no task then depends on later ones.
-        is_independent = after is None and not self.load.cyclic
+        is_independent = after is None and not self.load.is_cyclic
         if plan.dp > 1 and is_independent and len(order) >= REPRESENTED_TASKS * plan.dp:
             # Replicas get the tasks in turn; of those with the most tasks, the one with the most tokens is simulated.
             size = -(-len(order) // plan.dp)
@@ -267,8 +268,8 @@ _MAX_PASSES = 1000
 class Live:
     """A run in progress, with its complete simulated execution. Its first replicas are ready at ``start_s``.
 
-    If others join at ``joins_s``, ``isolated`` is the run of the first replicas alone. It is None if all replicas are
-    ready at once.
+    If further replicas join at ``joins_s``, ``isolated`` is the run of the first replicas alone. It is None if all
+    replicas are ready at once.
     """
 
     run: Run
@@ -322,7 +323,7 @@ class Delay:
 
 
 @dataclass(frozen=True)
-class Staged:
+class SimulatedStage:
     """A simulated stage, which starts in ``state``.
 
     Attributes:
@@ -366,7 +367,7 @@ class Stages:
         def is_finished(model: int) -> bool:
             live = state.live.get(model)
             if live is not None:
-                return live.run.complete and live.at(state.clock_s) >= live.run.seconds
+                return live.run.is_complete and live.at(state.clock_s) >= live.run.seconds
             return not (state.rest[model].produced < self.load.models[model].output).any()
 
         return frozenset(m for m in range(len(self.load.models)) if is_finished(m))
@@ -375,12 +376,12 @@ class Stages:
         """Return the unfinished models whose parents are finished or chosen, or in the same cycle as the model."""
         sources = set(finished) | set(chosen)
         order = [m for m in self.load.order if m not in finished]
-        if not self.load.cyclic:
+        if not self.load.is_cyclic:
             return [m for m in order if self.load.parents[m] <= sources]
         return [m for m in order if self.load.parents[m] - sources <= self._cycle(m)]
 
     def _cycle(self, model: int) -> set[int]:
-        """Return the models that use this model's outputs, even indirectly, or {} if this model is not one of them."""
+        """Return the models that use this model's outputs, even indirectly, or {} if it does not use its own."""
         found: set[int] = set()
         new = {model}
         while new:
@@ -389,7 +390,7 @@ class Stages:
         return found if model in found else set()
 
     def delay(self, state: State, plan: ModelPlan, wait_s: float = 0.0) -> Delay:
-        """Return when a plan's replicas are ready if none moves. New ones start to load after ``wait_s`` seconds."""
+        """Return the delay of a plan whose replicas do not move. New ones start to load after ``wait_s`` seconds."""
         retained = self._retained(state, plan)
         if retained == plan.dp:
             return Delay(self.pending_s(state, plan))
@@ -402,7 +403,7 @@ class Stages:
             return 0.0
         return max(0.0, live.start_s - state.clock_s)
 
-    def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> Staged:
+    def stage(self, state: State, plans: Plans, delays: Mapping[int, Delay] | None = None) -> SimulatedStage:
         """Simulate the stage that runs these plans, at most one per model.
 
         ``delays`` has an entry for each model with replicas that load or move. None computes the entries by ``delay``.
@@ -413,16 +414,16 @@ class Stages:
             changed = (p for p in plans if p.model not in state.live or state.live[p.model].run.plan != p)
             delays = {plan.model: self.delay(state, plan, wait_s) for plan in changed}
         live = self._stage_runs(state, plans, delays)
-        ends = [(one.end_s, m) for m, one in live.items() if one.run.complete]
+        ends = [(one.end_s, m) for m, one in live.items() if one.run.is_complete]
         end_s, by = min(ends) if ends else (max((one.end_s for one in live.values()), default=state.clock_s), -1)
         end_s = max(end_s, state.clock_s)
         flops = sum(
             one.run.flops(one.at(end_s)) - one.run.flops(one.at(state.clock_s) if m in state.live else 0.0)
             for m, one in live.items()
         )
-        return Staged(state, plans, live, end_s, by, flops)
+        return SimulatedStage(state, plans, live, end_s, by, flops)
 
-    def after(self, staged: Staged) -> State:
+    def after(self, staged: SimulatedStage) -> State:
         """Return the state at the end of a stage."""
         rest = list(staged.state.rest)
         for m in staged.state.live.keys() - staged.live.keys():
@@ -456,7 +457,7 @@ class Stages:
             before = {m: one.run.key for m, one in live.items()}
             for m in order:
                 live[m] = self._live(state, plan_of[m], live, delays.get(m))
-            if not self.load.cyclic or before == {m: one.run.key for m, one in live.items()}:
+            if not self.load.is_cyclic or before == {m: one.run.key for m, one in live.items()}:
                 return {m: live[m] for m in sorted(live)}
         raise InternalError(f"models that wait for one another did not converge in {_MAX_PASSES} passes")
 

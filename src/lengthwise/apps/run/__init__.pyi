@@ -6,7 +6,7 @@ from .coordinator import run_simulated as run_simulated
 from .dispatch import Reused as Reused
 from .job import ClusterPlacer as ClusterPlacer
 from .job import Decider as Decider
-from .job import Drawn as Drawn
+from .job import DrawDecider as DrawDecider
 from .job import Job as Job
 from .job import Layout as Layout
 from .job import Outputs as Outputs
@@ -18,14 +18,13 @@ from .job import RunPlan as RunPlan
 from .job import RunTasks as RunTasks
 from .job import Settings as Settings
 from .job import StaticPlacer as StaticPlacer
-from .job import alive as alive
 from .job import expected_tokens as expected_tokens
 from .job import identity_of as identity_of
 from .job import job_of as job_of
 from .job import ledger_layout as ledger_layout
+from .job import live_coordinators as live_coordinators
 from .job import new_owner as new_owner
 from .job import run_plan_of as run_plan_of
-from .job import static_run_plan as static_run_plan
 from .progress import EnginesFailedError as EnginesFailedError
 from .progress import Event as Event
 from .progress import ModelProgress as ModelProgress

@@ -13,17 +13,9 @@ from lengthwise.apps.launch.engine import Launcher
 from lengthwise.apps.launch.simulated import run_virtually
 from lengthwise.apps.ledger.contracts import State
 from lengthwise.apps.ledger.table_ledger import Ledger
-from lengthwise.apps.run import job as owners
-from lengthwise.apps.run.dispatch import (
-    ModelDispatcher,
-    Reused,
-    interrupt,
-    resumed_results,
-    reuse_results,
-    written_tokens,
-)
+from lengthwise.apps.run.dispatch import ModelDispatcher, Reused, count_reused, interrupt, reuse_results, written_tokens
 from lengthwise.apps.run.fleet import Fleet, silent_engines
-from lengthwise.apps.run.job import Job, Plans
+from lengthwise.apps.run.job import ENGINES, OWNER, Job, Plans, join_run
 from lengthwise.apps.run.plan_tracking import PlanTracker, Status
 from lengthwise.apps.run.progress import (
     SHAPE,
@@ -41,18 +33,18 @@ from lengthwise.apps.run.task_state import LedgerWriter, ReplicaSlot, SharedStat
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
-CANCEL = "cancel"  # the fact by which another process asks a run to stop
-RESUME = "What was answered is kept; go on with the same command and --resume"
+CANCEL = "cancel"  # name of the ledger's metadata by which another process stops a run
+RESUME = "Recorded outputs remain; continue with the same command and --resume"
 _TICK_S = 0.5
 
 
 class Coordinator:
-    """Runs a job: follows its plan, supervises the engines and renews the leases. ``run`` is called once.
+    """Runs a job: follows its plan, supervises the engines and renews the leases. ``run`` may be called once.
 
     Args:
         now_s: Returns the wall clock (UTC) of leases, in seconds.
-        monitor: Receives the progress whenever the engines are checked, which is every ``watch_s`` seconds.
-        started: Called before engines start if outputs are reused: in a resumed run, or after the application changed.
+        monitor: Receives the progress every ``watch_s`` seconds, when the engines are checked.
+        started: Receives the reused outputs before engines start, in a resumed run or after the application changed.
     """
 
     def __init__(
@@ -79,7 +71,7 @@ class Coordinator:
         self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self, how: str = "stopped") -> None:
-        """End the run: interrupt requests and save their tokens. A second call kills the engines and saves nothing."""
+        """End the run: interrupt requests and save their tokens. A second call kills the engines and saves none."""
         if self._how is not None:
             self._forced = True
             self._launcher.force_stop()
@@ -105,10 +97,10 @@ class Coordinator:
         overdue = partial(self._fleet.is_overdue, job.placer)
         self._tracker = PlanTracker(job, writer, self._at_s, written, placement, overdue, self._on_replan)
         try:
-            resumed = await writer.call(owners.join_run, self._ledger, job, self._now_s())
-            await writer.call(self._ledger.note, {SHAPE: encoded_names(job.layout)})
+            resumed = await writer.call(join_run, self._ledger, job, self._now_s())
+            await writer.call(self._ledger.set_metadata, {SHAPE: encoded_names(job.layout)})
             reused = None if resumed else await reuse_results(writer, job, self._now_s)
-            retained = await resumed_results(writer, job) if resumed else reused
+            retained = await count_reused(writer, job) if resumed else reused
             if self._started is not None and retained is not None:
                 self._started(retained)
             self._clock.before = work_done(job, self._by_model(await writer.call(self._ledger.counts)))
@@ -141,14 +133,14 @@ class Coordinator:
         while self._how is None:
             self._wakeup.clear()
             if any(one.slots and one.is_idle for one in self._dispatchers):
-                await self._writer.flush()  # endings that are not recorded yet may give the idle ones work
+                await self._writer.flush()  # endings that are not recorded yet may unblock tasks of idle models
             status = Status.of(self._job.layout, await self._writer.call(self._ledger.counts))
             if status.is_finished:
                 return
             plans = self._tracker.step(status)
             if plans is not None:
-                in_sleep = self._fleet.in_sleep(plans)
-                placement = self._job.placer.place(plans, self._fleet.placement, self._running, in_sleep)
+                sleeping = self._fleet.sleeping(plans)
+                placement = self._job.placer.place(plans, self._fleet.placement, self._running, sleeping)
                 await self._fleet.switch(plans, placement)
                 self._running = plans
             self._run_in_background(self._tracker.due_search())
@@ -156,7 +148,7 @@ class Coordinator:
                 async with asyncio.timeout(_TICK_S):
                     await self._wakeup.wait()
             except TimeoutError:
-                # Tasks with a backoff become ready without an event: lease again once in a while.
+                # Tasks become ready without an event when their backoff ends: try to lease.
                 for one in self._dispatchers:
                     if one.slots and one.is_idle and status.available[one.model]:
                         one.wakeup()
@@ -186,7 +178,7 @@ class Coordinator:
             self._engines.setdefault(plan.model, set()).add(description)
 
     def _on_engine_failure(self, slot: ReplicaSlot, died: bool) -> None:
-        """Restart an engine, unless engines of its model die again and again without an answer."""
+        """Restart an engine, or end the run if engines of its model have died too often without an answer."""
         model = slot.plan.model
         if died and slot.engine is not None:
             tokens = self._dispatchers[model].tokens
@@ -219,7 +211,7 @@ class Coordinator:
             engines = encoded_engines(self._job.layout.tasks.models, self._fleet.descriptions())
             if engines != noted:
                 noted = engines
-                await self._writer.call(ledger.note, {owners.ENGINES + owner: noted})
+                await self._writer.call(ledger.set_metadata, {ENGINES + owner: noted})
             if CANCEL in await self._writer.call(ledger.metadata):
                 self.stop("cancelled")
 
@@ -253,9 +245,9 @@ class Coordinator:
         try:
             await interrupt([task for one in self._dispatchers for task in one.active_tasks])
             for dispatcher in self._dispatchers:
-                await dispatcher.close(dispatcher.slots, keep=not self._forced)
+                await dispatcher.close(dispatcher.slots, save_tokens=not self._forced)
             await self._writer.flush()
-            await self._writer.call(self._ledger.note, {owners.OWNER + owner: "", owners.ENGINES + owner: ""})
+            await self._writer.call(self._ledger.set_metadata, {OWNER + owner: "", ENGINES + owner: ""})
         finally:
             await self._fleet.close()
             self._writer.close()
@@ -273,7 +265,8 @@ def run_simulated(
 ) -> RunResult:
     """Run a job on simulated engines. All times, including the ledger's and ``watch_s``, are virtual.
 
-    The clock starts at ``from_s``. To resume a run, it must be after the run's end. For others, see ``Coordinator``.
+    The clock starts at ``from_s``, which must be after the end of a run that is resumed. The other arguments are as in
+    ``Coordinator``.
     """
 
     async def main() -> RunResult:
@@ -298,8 +291,8 @@ def run_on_engines(
     """Run a job on real engines.
 
     The first SIGINT or SIGTERM stops leasing, interrupts running requests, saves their tokens and ends the engines. The
-    second one kills the engines. The ledger is consistent either way. ``stopping`` receives the number of signals so
-    far. The other arguments are as in ``Coordinator``.
+    second one kills the engines. The ledger is consistent either way. At each signal, ``stopping`` receives the number
+    of signals so far. The other arguments are as in ``Coordinator``.
     """
 
     async def main() -> RunResult:

@@ -1,4 +1,4 @@
-"""Dispatch of one model's tasks: lease them as the engines have room, send the requests, and settle the leases."""
+"""Leases the tasks of one model as its engines have room, sends their requests, and ends the leases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lengthwise.apps.run.task_state import LeasedTask, LeaseSettler, LedgerWrite
 from lengthwise.schema.errors import InputError
 
 MIN_IMBALANCE = 8  # moving fewer requests gains less than the repeated prefill of their tokens costs
-APPLICATION = "identity"  # the fact that identifies the application of a ledger
+APPLICATION = "identity"  # name of the ledger's metadata that identifies the application
 _CRASH_SHOWS_S = 2.0
 _PAGE = 2_000
 _LATER_S = 1e-3
@@ -23,7 +23,7 @@ _LATER_S = 1e-3
 async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tuple[list[LeasedTask], list[Ending]]:
     """Return the leased tasks that an engine must answer, and the endings of all other leases.
 
-    A task needs no engine if it is skipped, is already answered, or has no valid request.
+    A task needs no engine if it is skipped, its output is already recorded, or it has no valid request (DEAD).
     """
     layout, ledger = job.layout, writer.ledger
     parents = sorted({place for lease in leases for place in layout.parents(lease.task).tolist()})
@@ -59,10 +59,10 @@ async def prepare(writer: LedgerWriter, job: Job, leases: Sequence[Lease]) -> tu
 
 
 def requests_to_move(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, ReplicaSlot]]:
-    """Return requests that another engine should take over, with the slots of their engines.
+    """Return requests that should move to another engine, with the slots of their present engines.
 
-    An engine gives up its latest requests if it has twice as many, and at least MIN_IMBALANCE more, than the least busy
-    engine. Only the surplus over the mean moves, so no request moves back.
+    An engine gives up its latest requests if it has at least twice as many as the least busy engine, and MIN_IMBALANCE
+    more. Only the surplus over the mean moves, so no request moves back.
     """
     open_ = [slot for slot in slots if slot.liveness_check is None]
     if len(open_) < 2:
@@ -83,7 +83,7 @@ def requests_to_move(slots: Sequence[ReplicaSlot]) -> list[tuple[LeasedTask, Rep
 class ModelDispatcher:
     """Leases the tasks of one model and sends them to its ready engines (``slots``).
 
-    ``pending`` are leased tasks for which no engine has room. ``tokens`` counts output tokens since the start.
+    ``pending`` has leased tasks for which no engine has room. ``tokens`` counts output tokens since the run's start.
     """
 
     def __init__(self, model: int, shared: SharedState) -> None:
@@ -123,8 +123,8 @@ class ModelDispatcher:
         self.wakeup()
         self.fill()
 
-    def ran_s(self, at_s: float) -> float:
-        """Return the seconds in which an engine was ready, out of the first ``at_s`` seconds of the run."""
+    def engine_ready_s(self, at_s: float) -> float:
+        """Return the seconds in which at least one engine was ready, out of the first ``at_s`` seconds of the run."""
         current_s = asyncio.get_running_loop().time() - self._ready_s if self.slots else 0.0
         return min(at_s, self._ran_s + current_s)
 
@@ -133,7 +133,7 @@ class ModelDispatcher:
         self._ledger_empty = False
         self._wake.set()
 
-    async def close(self, slots: list[ReplicaSlot], *, keep: bool = True) -> None:
+    async def close(self, slots: list[ReplicaSlot], *, save_tokens: bool = True) -> None:
         """Remove slots: interrupt their requests, save the tokens if ``keep``, and release the tasks.
 
         If no slot is left, the pending tasks are released, too.
@@ -153,7 +153,7 @@ class ModelDispatcher:
             tasks += self.pending
             self.pending.clear()
         await interrupt(tasks)
-        if keep:
+        if save_tokens:
             await self.save(tasks)
         for slot in slots:
             slot.active.clear()
@@ -163,7 +163,7 @@ class ModelDispatcher:
         self.fill()
 
     async def save(self, tasks: list[LeasedTask] | None = None) -> None:
-        """Save the outputs that have grown since the last save. If ``tasks`` is None, consider all active tasks."""
+        """Save the outputs of ``tasks`` (None: of all active tasks) that have grown since the last save."""
         grown: list[tuple[str, Partial]] = []
         for task in self.active_tasks if tasks is None else tasks:
             partial = task.draft.partial() if len(task.draft.output_ids) > task.saved else None
@@ -298,7 +298,7 @@ class ModelDispatcher:
                 self._shared.on_engine_failure(slot, False)
 
     async def _check_liveness(self, slot: ReplicaSlot, cause: str) -> None:
-        """Check whether an unreachable engine has died. If not, the failed requests count as bad answers."""
+        """Check whether an unreachable engine has died. If not, its failed requests count as bad answers."""
         assert slot.engine is not None
         if await slot.engine.has_died(_CRASH_SHOWS_S):
             self._shared.on_engine_failure(slot, True)
@@ -309,7 +309,7 @@ class ModelDispatcher:
         self.fill()
 
     async def engine_died(self, slot: ReplicaSlot, error: str) -> None:
-        """Release the tasks of an engine that died. If there was only one, this counts as one of its attempts."""
+        """Release the tasks of an engine that died. If there is only one, this counts as one of its attempts."""
         if self._balancing is not None:
             await asyncio.wait([self._balancing])
         tasks = list(slot.active.values())
@@ -342,14 +342,14 @@ def written_tokens(shared: SharedState, dispatchers: Sequence[ModelDispatcher]) 
 
 @dataclass(frozen=True)
 class Reused:
-    """Numbers of tasks of each call: with an output from before (``retained``), and not finished (``remaining``)."""
+    """Numbers of tasks by call: with an output of an earlier run (``retained``), and unfinished (``remaining``)."""
 
     calls: tuple[str, ...]
     retained: tuple[int, ...]
     remaining: tuple[int, ...]
 
     def words(self) -> str:
-        """Return the numbers of each call as a text for messages."""
+        """Return a text for messages with the numbers of each call."""
         return "; ".join(
             f"{call}: {retained} of {retained + remaining} answers kept"
             for call, retained, remaining in zip(self.calls, self.retained, self.remaining, strict=True)
@@ -357,14 +357,14 @@ class Reused:
 
 
 async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], float]) -> Reused | None:
-    """Finish the tasks whose outputs the ledger already has. Return None if the application has not changed.
+    """Finish the tasks whose outputs the ledger already has, before any engine starts.
 
-    This is done before any engine starts. Tasks that need an engine become ready only after the time at which this
-    function leases, so it leases none of them twice.
+    Return None if the ledger is new, or the application has not changed. The function leases tasks as of one time, and
+    tasks that need an engine become ready after this time, so that it leases none of them twice.
     """
     ledger, lease_s = writer.ledger, job.settings.lease_s
     before = (await writer.call(ledger.metadata)).get(APPLICATION)
-    await writer.call(ledger.note, {APPLICATION: job.identity})
+    await writer.call(ledger.set_metadata, {APPLICATION: job.identity})
     if before is None or before == job.identity:
         return None
     at_s = now_s()
@@ -384,11 +384,11 @@ async def reuse_results(writer: LedgerWriter, job: Job, now_s: Callable[[], floa
                 writer.enqueue(task.lease.ending(State.READY, not_before_s=at_s + _LATER_S, counts=False))
             await writer.flush()
     await asyncio.sleep(2 * _LATER_S)
-    return await resumed_results(writer, job, retained)
+    return await count_reused(writer, job, retained)
 
 
-async def resumed_results(writer: LedgerWriter, job: Job, retained: Counter[int] | None = None) -> Reused:
-    """Return how many tasks are answered and how many are left. ``retained`` replaces the answered numbers by call."""
+async def count_reused(writer: LedgerWriter, job: Job, retained: Counter[int] | None = None) -> Reused:
+    """Return how many tasks of each call are answered (``retained`` by call, if not None) and how many are left."""
     finished: Counter[int] = Counter()
     remaining: Counter[int] = Counter()
     for (pair, state), tasks in (await writer.call(writer.ledger.counts)).items():

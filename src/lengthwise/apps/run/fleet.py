@@ -1,4 +1,4 @@
-"""The engines of a run: those of the current plans are started or woken, others are stopped or put to sleep."""
+"""Starts or wakes the engines of a run's current plans, and stops or puts to sleep all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lengthwise.apps.run.task_state import ReplicaSlot, spawn
 from lengthwise.schema.app import ModelPlan, Placement, Replica
 from lengthwise.schema.errors import EngineError
 
-MIN_SILENCE_S = 30.0  # less is normal: long prompts, and health checks of a server, take some seconds
+MIN_SILENCE_S = 30.0  # shorter silence is normal: long prompts and health checks take some seconds
 _PLANNED_FACTOR = 2.0  # a start that takes less than this times its planned time is not reported as silent
 _MAX_STARTS = 3
 _Key = tuple[int, tuple[str, int, int], Replica]
@@ -83,7 +83,7 @@ def _by_model(pairs: Iterable[tuple[int, Found]]) -> dict[int, tuple[Found, ...]
 
 
 class Fleet:
-    """All engines of a run. ``dispatchers`` has one per model, and ``on_error`` gets the error of a failed start."""
+    """All engines of a run. ``dispatchers`` has one per model. ``on_error`` gets the error if engines do not start."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Fleet:
         return _by_model((slot.plan.model, slot.gpus) for slot in self.slots)
 
     def is_overdue(self, placer: Placer) -> bool:
-        """Return whether an engine takes longer to start than planned."""
+        """Return whether an engine is starting and has taken longer than planned."""
         now_s = asyncio.get_running_loop().time()
         return any(slot.engine is None and now_s - slot.started_s > placer.ready_s(slot.plan) for slot in self.slots)
 
-    def in_sleep(self, plans: Plans) -> Placement:
+    def sleeping(self, plans: Plans) -> Placement:
         """Return the GPUs of sleeping engines that have the shape of one of these plans."""
         shapes = {(plan.model, plan.shape) for plan in plans}
         return _by_model((model, gpus) for model, shape, gpus in sorted(self._asleep) if (model, shape) in shapes)
@@ -119,7 +119,7 @@ class Fleet:
         return _by_model((slot.plan.model, slot.engine.description) for slot in self.slots if slot.engine is not None)
 
     async def switch(self, plans: Plans, placement: Mapping[int, Sequence[Replica]]) -> None:
-        """Switch to these plans. Replicas that stay are not interrupted, and new replicas start in the background."""
+        """Switch to these plans. Replicas on the same GPUs continue, and new replicas start in the background."""
         new = {(plan.model, plan.shape, gpus): plan for plan in plans for gpus in placement[plan.model]}
         stay, leave = [], []
         for slot in self.slots:
@@ -198,7 +198,7 @@ class Fleet:
                 await asyncio.sleep(2.0 ** (slot.starts - 1))
 
     def restart(self, slot: ReplicaSlot, *, died: bool) -> None:
-        """Restart the engine of a slot, and release its tasks."""
+        """Restart the engine of a slot in the background, and release its tasks. ``died``: the engine has ended."""
         if slot in self.slots and slot.engine is not None:
             engine, slot.engine = slot.engine, None
             slot.restart = spawn(self._restart(slot, engine, died=died), self._on_error)
@@ -221,7 +221,7 @@ class Fleet:
         while self._restarting:
             await asyncio.wait(self._restarting)
         slots, self.slots = self.slots, []
-        in_sleep, self._asleep = list(self._asleep.values()), {}
+        sleeping, self._asleep = list(self._asleep.values()), {}
 
         async def stop(slot: ReplicaSlot) -> None:
             await _cancel_start(slot)
@@ -230,7 +230,7 @@ class Fleet:
                     await self._launcher.stop(slot.engine)
 
         await asyncio.gather(*map(stop, slots))
-        await asyncio.gather(*map(self._launcher.stop, in_sleep))
+        await asyncio.gather(*map(self._launcher.stop, sleeping))
         if self._leaving:
             await asyncio.wait(list(self._leaving))
         await self._launcher.close()

@@ -1,4 +1,4 @@
-"""A job: an application's tasks in the order of the ledger, their requests, the plan, and the coordinator."""
+"""A job: an application's tasks in the order of the ledger, their requests, the plan, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lengthwise.schema.errors import InputError, InternalError
 
 Plans = tuple[ModelPlan, ...]
 
-OWNER = "owner:"  # prefix of the ledger's keys that name the running coordinators
-ENGINES = "engines:"  # prefix of the ledger's keys that list the engines of a coordinator
-SLACK = (0.9, 1.1)  # a run is as planned within these factors of the plan's range
+OWNER = "owner:"  # prefix of the names of the ledger's metadata on running coordinators
+ENGINES = "engines:"  # prefix of the names of the ledger's metadata on the engines of a coordinator
+SLACK = (0.9, 1.1)  # a run is as planned if its end is between these multiples of the ends of the plan's range
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -52,7 +52,7 @@ class Layout:
 
 
 def ledger_layout(tasks: Tasks, expected_tokens: Floats) -> Layout:
-    """Return the ledger's order of tasks. Tasks at the start of chains with the most expected tokens come first."""
+    """Return the order of tasks in the ledger. Starts of chains with the most expected tokens ([n]) come first."""
     if len(expected_tokens) != len(tasks):
         raise InputError(
             f"there must be an expected length for each task ({len(tasks)}); there are {len(expected_tokens)}"
@@ -78,7 +78,7 @@ def chain_tokens(tasks: Tasks, tokens: Floats) -> Floats:
     longest = tokens.astype(np.float64).copy()
     child = np.repeat(np.arange(len(tasks)), np.diff(tasks.parent_start))
     depth = depths(child, tasks.parent, len(tasks))
-    # From the deepest generation up, so that the chains of all children of a task are known before its own.
+    # From the deepest tasks up, so that the chains of all children of a task are known before its own.
     order = np.argsort(-depth[child], kind="stable")
     bounds = [*np.flatnonzero(np.diff(depth[child][order], prepend=-1)).tolist(), len(order)]
     for first, last in pairwise(bounds):
@@ -88,9 +88,9 @@ def chain_tokens(tasks: Tasks, tokens: Floats) -> Floats:
     return longest
 
 
-def identity_of(words: str, layout: Layout) -> str:
-    """Return a hash of the layout and ``words`` (the hashes of application and inputs), which identifies the tasks."""
-    found = hashlib.sha256(words.encode())
+def identity_of(source_hashes: str, layout: Layout) -> str:
+    """Return a hash that identifies the tasks. ``source_hashes`` has the hashes of the application and its inputs."""
+    found = hashlib.sha256(source_hashes.encode())
     tasks = layout.tasks
     for column in (tasks.call, tasks.model, tasks.row, tasks.round, tasks.index, tasks.parent, layout.task_of):
         found.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -105,14 +105,14 @@ class RequestSpec:
     request: TaskRequest
 
 
-Outputs = Callable[[int], Output | None]  # the output of a finished task, by its number; None if it was skipped
+Outputs = Callable[[int], Output | None]  # returns the output of a finished task, or None if it was skipped
 
 
 class Decider(Protocol):
     """Builds the request of a task after the task's parents have finished."""
 
     def decide(self, task: int, outputs: Outputs) -> RequestSpec | None:
-        """Return the request of a task, or None if the task is skipped. If InputError is raised, the task is dead."""
+        """Return the request of a task, or None if the task is skipped. Raises InputError if the task is dead."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class RunPlan:
         reserve: Plans of models that are in no stage.
         ends_s: Planned end of each stage, in seconds from the start, or () if unknown.
         slack: A stage ends as planned if its end is between these two multiples of the planned end.
-        loads_s: Planned seconds of each stage in which engines load, each counted by its share of the GPUs, or ().
+        loads_s: Planned seconds of each stage in which engines load, each weighted by its share of the GPUs, or ().
     """
 
     stages: tuple[Plans, ...]
@@ -140,12 +140,12 @@ class Settings:
     Attributes:
         max_attempts: Number of failed attempts after which a task is dead.
         lease_s: Seconds after which a lease expires unless it is renewed.
-        backoff_s: Seconds before the second attempt. They double with each further attempt, and have jitter.
+        backoff_s: Longest wait before the second attempt; it doubles with each further one. Jitter at most halves it.
         max_backoff_s: Maximum seconds between attempts.
         save_s: Interval at which unfinished outputs are saved.
         linger_s: Maximum seconds until an output is recorded with others if no task waits for this output.
         engine_failures: Number of consecutive failures after which an engine is restarted.
-        max_engine_failures: Number of crashes of a model's engines, with no answer in between, that ends the run.
+        max_engine_failures: Number of crashes of a model's engines without an answer in between that ends the run.
         seed: Seed of the jitter.
         replans: Maximum number of times that the rest of the run gets another plan. 0 means never.
     """
@@ -172,10 +172,14 @@ class PlanDeviation:
     """The state of a run that may have left its plan.
 
     Attributes:
-        planned_s: Planned end of the stage ``stage``.
-        is_off_time: Whether a stage ended too early or is late. If not, only the lengths are to be checked.
+        at_s: Seconds since the start of the plan that the run follows.
+        stage: Number of the current stage.
+        planned_s: Planned end of this stage or, if the stage before ended too early, of that one, in the same seconds.
+        running: Plans that run.
+        is_off_time: Whether a stage ended too early or is late. If not, the replanner only checks the lengths.
         completed: (number in the ledger, state, prompt tokens, output tokens) of finished tasks.
         written: Tokens of unfinished outputs, by the task's number in the ledger.
+        placement: GPUs of the engines.
     """
 
     at_s: float
@@ -202,13 +206,13 @@ Replan = Callable[[PlanDeviation], RevisedPlan | None]  # returns the plan to fo
 
 @dataclass(frozen=True)
 class Job:
-    """The tasks, plan and settings of a run. ``identity`` identifies the application and its inputs.
+    """The tasks, plan and settings of a run. ``identity`` is a hash of the application, its inputs and the layout.
 
     Attributes:
         expected_tokens: [n] expected output tokens of each task, in the order of ``layout``.
         owner: Name of this coordinator, which no other coordinator has.
-        replan: Returns another plan if the run has left its plan. If None, the plan is never revised.
-        seek: Waits for a search that still runs when engines start, and returns its plan. If None, no search runs.
+        replan: Returns a revised plan if the run has left its plan. If None, the plan is never revised.
+        pending_plan: Waits for a search that still runs when engines start, and returns its plan. None: no search.
     """
 
     layout: Layout
@@ -220,7 +224,7 @@ class Job:
     owner: str
     settings: Settings = field(default_factory=Settings)
     replan: Replan | None = None
-    seek: Callable[[], RunPlan] | None = None
+    pending_plan: Callable[[], RunPlan] | None = None
 
     def backoff_s(self, place: int, attempt: int) -> float:
         """Return the seconds until the next attempt. Their jitter depends only on seed, place and attempt."""
@@ -243,19 +247,19 @@ def is_dead(owner: str) -> bool:
 
 
 def join_run(ledger: Ledger, job: Job, now_s: float) -> bool:
-    """Open the ledger, register the coordinator, and release leases of dead ones. Return whether the run is resumed."""
+    """Open the ledger for a coordinator, and release leases of dead ones. Return whether the run is resumed."""
     resumed = ledger.open(job.identity, job.layout.tasks)
     dead = [owner for owner in _owners(ledger) if is_dead(owner)]
     for owner in dead:
         ledger.heartbeat(owner, now_s=now_s, lease_s=0.0)
     cleared = [prefix + owner for owner in dead for prefix in (OWNER, ENGINES)]
-    ledger.note({OWNER + job.owner: "runs", **dict.fromkeys([*cleared, "cancel"], "")})
+    ledger.set_metadata({OWNER + job.owner: "runs", **dict.fromkeys([*cleared, "cancel"], "")})
     ledger.expire(now_s=now_s)
     return resumed
 
 
-def alive(ledger: Ledger) -> list[str]:
-    """Return the names of coordinators that are not known to have finished or died."""
+def live_coordinators(ledger: Ledger) -> list[str]:
+    """Return the names of registered coordinators, except for those of this host that are known to be dead."""
     return [owner for owner in _owners(ledger) if not is_dead(owner)]
 
 
@@ -290,12 +294,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunTasks:
-    """The tasks of a run. ``words`` is a text with the hashes of the application and its inputs."""
+    """The tasks of a run. ``source_hashes`` is a text with the hashes of the application and its inputs."""
 
     tasks: Tasks
     decider: Decider
     expected_tokens: Floats
-    words: str = ""
+    source_hashes: str = ""
 
 
 def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *, owner: str | None = None) -> Job:
@@ -307,7 +311,7 @@ def job_of(work: RunTasks, planned: Planned, settings: Settings | None = None, *
         decider=work.decider,
         run_plan=planned.run_plan,
         placer=planned.placer,
-        identity=identity_of(work.words, layout),
+        identity=identity_of(work.source_hashes, layout),
         owner=owner or new_owner(),
         settings=settings or Settings(),
         replan=planned.replan,
@@ -332,8 +336,8 @@ def simulated_run_plan(
 ) -> RunPlan:
     """Return a simulated plan in the form that a run follows.
 
-    A planned stage lasts until a simulated one runs a plan that only the next planned stage has. The run is as planned
-    from 0.9 x the low end to 1.1 x the high end of the makespan's range, ``range_s``: low end, mean, high end.
+    A planned stage lasts until a simulated one runs a plan that the next stage has and this one lacks. The run is as
+    planned from 0.9 x the low end to 1.1 x the high end of the makespan's ``range_s`` (low end, mean, high end).
     """
     low_s, mean_s, high_s = range_s
     slack = (low_s / mean_s * SLACK[0], high_s / mean_s * SLACK[1]) if mean_s > 0 else SLACK
@@ -347,14 +351,9 @@ def simulated_run_plan(
     return RunPlan(planned, reserve, tuple(np.maximum.accumulate(ends_s).tolist()), slack, tuple(loads_s))
 
 
-def static_run_plan(plans: Sequence[ModelPlan]) -> RunPlan:
-    """Return the plan of engines that already run: all models at once."""
-    return RunPlan((tuple(plans),))
-
-
 @dataclass(frozen=True)
 class ClusterPlacer:
-    """Places replicas on a cluster so that they load in the shortest time. ``seconds`` returns one replica's time."""
+    """Places replicas on a cluster so that they load in the shortest time. ``seconds`` is as in ``placement.place``."""
 
     cluster: Cluster
     seconds: placement.Seconds
@@ -363,10 +362,10 @@ class ClusterPlacer:
         """Return whether the plans fit on the cluster at the same time."""
         return placement.fits(plans, self.cluster)
 
-    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:
-        """Return the GPUs of each replica. ``in_sleep`` are GPUs with sleeping engines that can be woken."""
-        asleep = {(plan.model, plan.shape): in_sleep[plan.model] for plan in plans if plan.model in in_sleep}
-        found = placement.place(plans, before, self.cluster, self.seconds, running=running, in_sleep=asleep)
+    def place(self, plans: Plans, before: Placement, running: Plans, sleeping: Placement) -> Placement:
+        """Return the GPUs of each replica. ``sleeping`` has the GPUs of sleeping engines, by model, that can wake."""
+        asleep = {(plan.model, plan.shape): sleeping[plan.model] for plan in plans if plan.model in sleeping}
+        found = placement.place(plans, before, self.cluster, self.seconds, running=running, sleeping=asleep)
         if found is None:
             raise InternalError(f"plans that fit must have a place; {plans} have none")
         return found
@@ -384,7 +383,7 @@ class StaticPlacer:
         """Return True, since all engines already run."""
         return True
 
-    def place(self, plans: Plans, before: Placement, running: Plans, in_sleep: Placement) -> Placement:  # noqa: ARG002
+    def place(self, plans: Plans, before: Placement, running: Plans, sleeping: Placement) -> Placement:  # noqa: ARG002
         """Return the number of each engine among the engines of its model."""
         return {plan.model: tuple((number,) for number in range(plan.dp)) for plan in plans}
 
@@ -397,8 +396,8 @@ Placer = ClusterPlacer | StaticPlacer
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Requests the tasks that are present in a draw, and skips all others. It is a ``Decider``."""
+class DrawDecider:
+    """A ``Decider`` that requests the tasks that are present in a draw, and skips all others."""
 
     tasks: Tasks
     draw: TaskDraw

@@ -1,4 +1,4 @@
-"""Tracking of a run's plan: which plans run now, whether the run is as planned, and the search for a better plan."""
+"""Follows a run's plan: which plans run now, whether the run is as planned, and the search for a better plan."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lengthwise.apps.run.task_state import LedgerWriter
 from lengthwise.schema.app import Placement
 from lengthwise.schema.errors import InternalError, LengthwiseError
 
-MAX_CHECKS = 24  # maximum number of checks of the lengths, each a twelfth of the planned time after the last
-SEARCHES_PER_REPLAN = 3  # maximum number of searches for each new plan that is allowed
+MAX_CHECKS = 24  # maximum number of checks of the output lengths, each _CHECK_SHARE of the planned time after the last
+SEARCHES_PER_REPLAN = 3  # maximum number of searches per plan that ``Settings.replans`` allows
 _CHECK_SHARE = 1 / 12
 _MIN_CHECK_INTERVAL_S = 1.0
 
@@ -96,7 +96,7 @@ class PlanTracker:
         """Return the plans to run from now on, or None if nothing changes.
 
         Raises:
-            InternalError: The running models have no work, and the plan starts no other.
+            InternalError: Running models wait for models that the plan does not start, or work is left without a plan.
         """
         running = {plan.model for plan in self.now.plans}
         self.blocked = self._blocked(status, running)
@@ -127,7 +127,7 @@ class PlanTracker:
         return frozenset(set(running) - reached - status.finished)
 
     def _deviation(self, at_s: float) -> PlanDeviation | None:
-        """Return the state of the run if, for the first time, the last stage ended too early or this one is late."""
+        """Return the run's state, once per stage, if the stage before ended too early or the current one is late."""
         ends_s, stage, (early, late) = self.run_plan.ends_s, self.now.stage, self.run_plan.slack
         at_s -= self.from_s
         if not 0 <= stage < len(ends_s) or self._deviated_stage >= stage:
@@ -140,31 +140,31 @@ class PlanTracker:
 
     @property
     def planned_s(self) -> float:
-        """Return how many seconds the plan takes, or 0 if this is unknown."""
+        """Return the seconds that the plan takes, or 0 if they are unknown."""
         return self.run_plan.ends_s[-1] if self.run_plan.ends_s else 0.0
 
     def stage_of(self, model: int) -> int | None:
-        """Return the current or a later stage in which a model runs, or None."""
+        """Return the number of the current or the next stage in which a model runs, or None."""
         first = max(0, self.now.stage)
         stages = enumerate(self.run_plan.stages[first:], first)
         return next((k for k, plans in stages if any(plan.model == model for plan in plans)), None)
 
     def follow(self, run_plan: RunPlan, at_s: float) -> None:
-        """Follow another plan from its first stage on. Replicas that this stage also has are not interrupted."""
+        """Follow another plan from its first stage on. Running replicas that this stage also has continue."""
         self.late_s = self.late_s if at_s == self.from_s else 0.0
         self.run_plan, self.from_s, self.now = run_plan, at_s, StagePlans(-1, self.now.plans)
         self._last, self._deviated_stage = None, -1
 
     def pending_search(self) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine that waits for the search to end and follows its plan, or None if no search is running."""
-        if self._job.seek is None:
+        """Return a coroutine that waits for the job's ``pending_plan`` and follows it, or None if there is none."""
+        if self._job.pending_plan is None:
             return None
         self._is_searching = True
-        return self._follow_found(self._job.seek)
+        return self._follow_found(self._job.pending_plan)
 
-    async def _follow_found(self, seek: Callable[[], RunPlan]) -> None:
+    async def _follow_found(self, pending_plan: Callable[[], RunPlan]) -> None:
         try:
-            run_plan = await self._writer.background(seek)
+            run_plan = await self._writer.background(pending_plan)
         except LengthwiseError as error:
             self._report("keep", f"no other plan was found: {error}")
         else:
@@ -205,7 +205,7 @@ class PlanTracker:
             complete = replace(deviation, completed=completed, written=written, placement=placement)
             found = await self._writer.background(lambda: replan(complete))
         except LengthwiseError as error:
-            # The run continues with its plan if the search for another fails.
+            # If the search fails, the run continues with its plan.
             self._report("keep", f"no other plan was found: {error}")
         if found is None and deviation.is_off_time:
             self._report("keep", f"stage {deviation.stage + 1}")

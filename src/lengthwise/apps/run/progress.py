@@ -14,7 +14,7 @@ from lengthwise.apps.ledger.contracts import FINISHED, State
 from lengthwise.apps.ledger.table_ledger import Ledger
 from lengthwise.apps.run.dispatch import Reused
 from lengthwise.apps.run.fleet import Silent, silent_engines
-from lengthwise.apps.run.job import ENGINES, Layout, alive
+from lengthwise.apps.run.job import ENGINES, Layout, live_coordinators
 from lengthwise.schema.app import ModelPlan, Replica
 from lengthwise.schema.errors import EngineError
 
@@ -85,7 +85,7 @@ def status_of(ledger: Ledger) -> tuple[ModelStatus, ...]:
     for pair, attempts, tokens in ledger.sums():
         status = found[shape["pairs"][pair][1]]
         status.tries, status.tokens = status.tries + attempts, status.tokens + tokens
-    for owner in alive(ledger):
+    for owner in live_coordinators(ledger):
         engines = json.loads(metadata.get(ENGINES + owner) or "{}")
         for status in found:
             status.engines += tuple(engines.get(status.name, ()))
@@ -243,8 +243,8 @@ def progress_of(
         else:
             progress_state = "starts" if own else "waits"
         dispatcher = dispatchers[model]
-        ran_s = dispatcher.ran_s(clock.at_s)
-        rate = dispatcher.tokens / ran_s if ran_s > 0 else 0.0
+        engine_ready_s = dispatcher.engine_ready_s(clock.at_s)
+        rate = dispatcher.tokens / engine_ready_s if engine_ready_s > 0 else 0.0
         models.append(
             ModelProgress(
                 name=name,

@@ -136,7 +136,7 @@ class RemainingTasks:
     tasks: Tasks
     written: Ints
 
-    def draw(self, lengths: Sequence[LengthDistribution], longest: Sequence[int], seed: int) -> TaskDraw:
+    def draw(self, lengths: Sequence[LengthDistribution], max_model_lens: Sequence[int], seed: int) -> TaskDraw:
         """Sample which of the tasks are present, and the lengths of their outputs."""
         tasks = self.tasks
         level = np.random.default_rng((seed, 1)).random(len(tasks))
@@ -146,7 +146,7 @@ class RemainingTasks:
             tokens[own] = distribution.conditional_quantile(level[own], self.written[own]) - self.written[own]
         tokens = np.where(tasks.known_tokens > 0, tasks.known_tokens, np.minimum(tokens, tasks.max_tokens))
         known = replace(tasks, known_tokens=np.maximum(tokens, 1))
-        return draw(known, [None] * len(lengths), longest, (seed, 2))
+        return draw(known, [None] * len(lengths), max_model_lens, (seed, 2))
 
 
 def remaining(tasks: Tasks, completed: CompletedRows, written: Mapping[int, int]) -> RemainingTasks:
@@ -193,20 +193,20 @@ def _columns(completed: CompletedRows) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def observed_lengths(
-    tasks: Tasks, completed: CompletedRows, written: Mapping[int, int], longest: Sequence[int]
+    tasks: Tasks, completed: CompletedRows, written: Mapping[int, int], max_model_lens: Sequence[int]
 ) -> list[ObservedLengths]:
     """Return the lengths of each model's outputs, without tasks whose lengths were known beforehand."""
     place, state, prompt, output = _columns(completed)
     unknown = (state == State.DONE) & (tasks.known_tokens[place] == 0)
     place, prompt, output = place[unknown], prompt[unknown], output[unknown]
     model = tasks.model[place]
-    at_limit = (output >= tasks.max_tokens[place]) | (prompt + output >= np.asarray(longest)[model])
+    at_limit = (output >= tasks.max_tokens[place]) | (prompt + output >= np.asarray(max_model_lens)[model])
     open_ = np.array(list(written), np.int64)
     so_far = np.array(list(written.values()), np.float64)
     unknown = tasks.known_tokens[open_] == 0
     open_, so_far = open_[unknown], so_far[unknown]
     observed = []
-    for m in range(len(longest)):
+    for m in range(len(max_model_lens)):
         censored = np.concatenate([output[at_limit & (model == m)] - 1.0, so_far[tasks.model[open_] == m]])
         observed.append(ObservedLengths(output[~at_limit & (model == m)].astype(np.float64), censored))
     return observed
@@ -219,14 +219,14 @@ class Replanner:
     Attributes:
         tasks: Tasks of the run in the order of the ledger.
         lengths: Planned distributions by model. For None, outputs are as long as the limits allow.
-        longest: Context length of each model.
+        max_model_lens: Context length of each model.
         stages: Stages that the run follows.
         reserve: Plans of models that are in no stage.
     """
 
     tasks: Tasks
     lengths: Sequence[Marginal | None]
-    longest: Sequence[int]
+    max_model_lens: Sequence[int]
     space: Space
     stages: tuple[Plans, ...]
     reserve: Plans = ()
@@ -239,8 +239,8 @@ class Replanner:
 
     def __call__(self, deviation: PlanDeviation) -> RevisedPlan | None:
         """Return the plan to follow from now on, or None if the run is as planned."""
-        observed = observed_lengths(self.tasks, deviation.completed, deviation.written, self.longest)
-        false_alarm = FALSE_ALARMS / (MAX_CHECKS * len(self.longest))
+        observed = observed_lengths(self.tasks, deviation.completed, deviation.written, self.max_model_lens)
+        false_alarm = FALSE_ALARMS / (MAX_CHECKS * len(self.max_model_lens))
         new = [updated(prior, lengths) for prior, lengths in zip(self._priors, observed, strict=True)]
         ratios = {}
         for model, (current, lengths) in enumerate(zip(self._current, observed, strict=True)):
@@ -265,7 +265,7 @@ class Replanner:
 
     def _better(self, rest: RemainingTasks, deviation: PlanDeviation, reason: str) -> RevisedPlan:
         """Return the rest of the old plan or a new one, whichever is better from the current placement on."""
-        draws = [rest.draw(self._current, self.longest, self.seed + number) for number in range(_DRAWS)]
+        draws = [rest.draw(self._current, self.max_model_lens, self.seed + number) for number in range(_DRAWS)]
         stages = stages_of(rest.tasks, draws, self.space)
         started = deviation.running, deviation.placement
         old = self.stages[deviation.stage :] or (deviation.running,)

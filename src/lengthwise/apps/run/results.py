@@ -239,7 +239,7 @@ class RunFolder:
             raise InputError(f"{self.path} holds a run already: go on with it by --resume, or name another folder")
 
     @contextmanager
-    def taken(self, *, resume: bool) -> Iterator[Ledger]:
+    def locked(self, *, resume: bool) -> Iterator[Ledger]:
         """Lock the folder for this process and yield its ledger. With ``resume``, an earlier run may continue.
 
         Raises:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lengthwise.backend.openai import Client
-from lengthwise.backend.openai_protocol import COMPLETIONS, Abilities, RequestError, Server
+from lengthwise.backend.openai_protocol import COMPLETIONS, Capabilities, RequestError, Server
 from lengthwise.gateway.config import Engine
 from lengthwise.gateway.fleet.health import REFUSED, TIMEOUT, UNHEALTHY
 from lengthwise.gateway.relay import read_bounded
@@ -145,7 +145,7 @@ SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine with
 class EngineMetadata:
     """What a probe finds out about an engine. ``slots`` is the number of concurrent sequences, or None if unknown."""
 
-    capabilities: Abilities = field(default_factory=Abilities)
+    capabilities: Capabilities = field(default_factory=Capabilities)
     slots: int | None = None
     kv_tokens: int | None = None
     priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities

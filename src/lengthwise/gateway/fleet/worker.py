@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lengthwise.backend.openai_protocol import Abilities, Server
+from lengthwise.backend.openai_protocol import Capabilities, Server
 from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, ResilienceConfig
 from lengthwise.gateway.fleet import engine_probe
 from lengthwise.gateway.fleet.discovery import engine_name
@@ -61,7 +61,7 @@ class EngineWorker:
         return self.capabilities.engine or ("" if self.engine.kind == "auto" else self.engine.kind)
 
     @property
-    def capabilities(self) -> Abilities:
+    def capabilities(self) -> Capabilities:
         """Return the capabilities that the probe found."""
         return self.metadata.capabilities
 

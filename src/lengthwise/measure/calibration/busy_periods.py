@@ -1,4 +1,4 @@
-"""Busy periods: the periods of a run in which a vLLM server always worked, found by scrapes of its counters."""
+"""Finds busy periods, in which a vLLM server always had work, by scrapes of the server's counters."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BUCKET = re.compile(r'^vllm:iteration_tokens_total_bucket\{le="([^"]+)"\}$')
 
 @dataclass(frozen=True)
 class Counters:
-    """A server's counters at [n] scrapes of its metrics, in order of time. All but ``running`` only grow."""
+    """A server's counters at [n] scrapes of its metrics, in order of time. All but ``running`` are cumulative."""
 
-    at_s: Floats  # by the records' clock: the middle of the scrape, or when its last token was received
-    uncertainty_s: Floats
+    at_s: Floats  # on the records' clock: the middle of the scrape, or when its last counted token was received
+    uncertainty_s: Floats  # half of the duration of the scrape, or 0
     steps: Floats  # steps that produced a token
     tokens: Floats  # generated tokens, and tokens of prompts whose last chunk is computed
     generated: Floats  # generated tokens, including first ones
@@ -50,7 +50,7 @@ class Counters:
 
 
 def counters_of(metrics: Mapping[str, Any]) -> Counters | str:
-    """Return the counters in a run's recorded metrics, or a sentence on why these metrics cannot be used."""
+    """Return the counters in a run's recorded metrics, or the reason why they cannot be used."""
 
     def optional(name: str) -> Floats:
         return np.nan_to_num(np.asarray(metrics[name], np.float64)) if name in metrics else np.zeros(scrapes)
@@ -92,7 +92,7 @@ EXTRA_STEPS = 0.1  # more steps than the run's tokens need, by this share, show 
 
 
 def foreign_load(run: Run, counters: Counters) -> str:
-    """Return a sentence if the counters appear to include other clients' requests, and "" otherwise."""
+    """Return a reason why the counters appear to include other clients' requests, or "" if they do not."""
     if not len(counters):
         return ""
     r = run.measured.records.requests
@@ -116,7 +116,7 @@ def foreign_load(run: Run, counters: Counters) -> str:
 def max_steps(r: RequestRecords) -> float:
     """Return the largest possible number of steps that produce tokens, or inf if a started request did not finish."""
     # A step gives one token to every decoding request. Until the request that finishes last has finished, there are
-    # hence as many steps as that request receives tokens. While none decodes, the next first token is a step.
+    # thus as many steps as that request receives tokens. While none decodes, the next first token is a step.
     started = r.output_tokens > 0
     finished = (r.status == Status.FINISHED) & np.isfinite(r.first_token_s) & np.isfinite(r.finished_s)
     if not finished[started].all():
@@ -159,7 +159,7 @@ class BusyPeriods:
 
 
 def busy_periods_of(run: Run, counters: Counters, limits: EngineLimits) -> BusyPeriods | str:
-    """Return a run's busy periods before its first held-out request is due, or a sentence on why there are none."""
+    """Return a run's busy periods before its first held-out request is due, or the reason why there are none."""
     r = run.measured.records.requests
     if reason := foreign_load(run, counters):
         return reason

@@ -42,7 +42,7 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
         context = int((run.workload.prompt_tokens + run.workload.output_tokens)[fitted].max(initial=1))
         prefix = int(context_tokens(run, records.requests, deployment)[run.fit].max(initial=0))
         steps = records.steps
-        if steps is None:  # too many to record: claim no more than single requests show
+        if steps is None:  # too many to record: take the sizes of single requests
             each.append((context, 1, context, context, context, prefix))
             continue
         prompts = steps.prefill_seqs > 0
@@ -88,7 +88,7 @@ def check_cached(runs: Sequence[Run], problem: Problem, deployment: Deployment, 
 
 
 def context_tokens(run: Run, requests: RequestRecords, deployment: Deployment) -> Ints:
-    """Return the tokens before the last chunk of each simulated prompt ([n]): cached, or of its earlier chunks."""
+    """Return the tokens before the last chunk of each simulated prompt ([n]): cached ones and earlier chunks."""
     budget = deployment.limits.max_num_batched_tokens
     prompt = run.workload.prompt_tokens
     cached = 0 * prompt if requests.cached_tokens is None else requests.cached_tokens
@@ -96,7 +96,7 @@ def context_tokens(run: Run, requests: RequestRecords, deployment: Deployment) -
 
 
 UNMASKED = ("llama.cpp", "sglang", "tgi", "vllm")  # engines that attend by request
-MAX_PAIR_RATIO = 2.0  # if a masked pair costs more than this many of a prompt's own pairs, there is another cause
+MAX_PAIR_RATIO = 2.0  # if a masked pair costs more than this many pairs within a prompt, masks are not the cause
 
 
 def with_masks(
@@ -107,7 +107,7 @@ def with_masks(
     An engine with dense masks computes attention over all pairs of tokens in a step, then masks the pairs of different
     requests. Return the problem and the solution, with this parameter if it is kept and as given otherwise, and notes.
     """
-    # Expensive masks move the other parameters far from their values, so that the search has a long way.
+    # Expensive masks move the other parameters far, so that the search starts with WIDE models.
     names = [prior.name for prior in problem.priors]
     if MASKED in names:
         return problem, solution, []

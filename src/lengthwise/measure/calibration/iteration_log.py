@@ -1,4 +1,4 @@
-"""The log of a real engine's steps (iterations): reads it, and finds the steps of fitted requests."""
+"""Reads the log of a real engine's steps (iterations), and finds the steps of fitted requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Iterations:
     prefill_tokens: Floats
     decode_seqs: Floats
     kv_share: Floats  # share of the KV cache in use; NaN: unknown
-    seconds: Floats  # the engine's time around the model's run, without some of the host's time in a step
+    seconds: Floats  # the engine's time around the model's run, without a part of the host's time in a step
     steps: Ints  # number of logged steps in a row
     at_s: Floats | None = None  # when the engine logged the step, by its clock, in a leap year; NaN, None: unknown
 
@@ -160,7 +160,7 @@ MIN_SECONDS_SHARE = 0.2  # share of the time between tokens that logged seconds 
 
 
 def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
-    """Return a sentence if the logged seconds are too short for the times between tokens, and "" otherwise."""
+    """Return a reason why the logged seconds are too short for the times between tokens, or "" if they are not."""
     decodes = log.decode_seqs * log.steps
     step_s = float((decodes * log.seconds).sum() / decodes.sum()) if decodes.sum() > 0 else np.inf
     duration_s = tokens = 0.0
@@ -181,8 +181,8 @@ def implausible_seconds(log: Iterations, runs: Sequence[Run]) -> str:
 
 
 def fitted_steps(log: Iterations, runs: Sequence[Run]) -> Mask | None:
-    """Return whether each step surely belongs to fitted requests ([m]), or None if tokens and times do not show it."""
-    if (log.steps != 1).any():  # cells of steps belong to no run
+    """Return whether each step certainly is of fitted requests ([m]), or None if tokens and times do not show it."""
+    if (log.steps != 1).any():  # groups of merged steps belong to no run
         return None
     at_s = utc_s(log, runs)
     found, known = np.zeros(len(log), dtype=np.bool_), at_s is not None

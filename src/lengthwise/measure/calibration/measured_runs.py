@@ -1,4 +1,4 @@
-"""Measured runs for a calibration: validation of runs, and the split into fitted and held-out requests."""
+"""Checks the measured runs of a calibration, and splits them into fitted and held-out requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run:
 
 
 def run_of(measured: RunResult, name: str, validation: float | None) -> Run:
-    """Return a run that holds out a share of requests, the last ones. Raises InputError if no request was computed."""
+    """Return a run whose last requests, a share of ``validation``, are held out. Raises InputError without requests."""
     r, requested = measured.records.requests, measured.workload
     rows = np.flatnonzero((r.status != Status.REJECTED) & np.isfinite(r.arrival_s))
     if not len(rows):
@@ -104,7 +104,7 @@ def client_was_disturbed(measured: RunResult) -> bool:
 
 
 def lateness_effect(measured: RunResult) -> float:
-    """Return by which share punctual requests would shorten TTFT's mean or p95, whichever share is larger."""
+    """Return the share by which TTFT's mean or p95 (the larger) would shrink if all requests were sent on time."""
     r, late_s = measured.records.requests, measured.client_s
     if late_s is None:
         return np.inf
@@ -145,7 +145,7 @@ def origin_warnings(measured: RunResult, deployment: Deployment) -> list[str]:
 
 
 def unknown_origin(runs: Sequence[RunResult], names: Sequence[str], deployment: Deployment) -> str:
-    """Return a sentence on the runs that record no model shape and no known model, or "" if there are none."""
+    """Return a sentence on the runs that record neither a model's shape nor a known model, or "" if there are none."""
     unknown = [
         name
         for run, name in zip(runs, names, strict=True)
@@ -180,7 +180,7 @@ def _nonempty_strings(*values: Any) -> Iterator[str]:
 MIN_REQUESTS = 50
 ALLOWED = ("warnings", "simulated")
 CLOCK_SLACK = 1.02
-MIN_OVERLAP_SHARE = 0.05  # share of a run in which too many requests may seem to run, because a client reads late
+MIN_OVERLAP_SHARE = 0.05  # share of a run in which a client that reads late may count too many running requests
 PROMPT_SLACK = 0.02
 
 

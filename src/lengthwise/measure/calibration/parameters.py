@@ -1,4 +1,4 @@
-"""Parameters that a calibration fits, their priors, and the cost tables that their values make."""
+"""Parameters that a calibration fits, their priors, and the cost tables for given values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Par
 from lengthwise.schema.deployment import Deployment
 
 SCALE_LOG_SD, COMM_LOG_SD, SECONDS_LOG_SD = 0.5, 0.7, 2.0
-"""Prior (one deviation in log) of kernels, collectives and an unmeasured host, of tables that state no errors."""
-MIN_PRIOR_LOG_SD = 0.25  # a calibration is run because the tables are in doubt
-CLIENT_S, MASKED_S = 1e-3, 1e-12  # where the search starts if the tables have no host overhead, or no attention
+"""Standard deviations of log(value): of kernels and collectives if the tables state no errors, and of all seconds."""
+MIN_PRIOR_LOG_SD = 0.25  # smallest deviation of a factor, whatever errors the tables state
+CLIENT_S, MASKED_S = 1e-3, 1e-12  # centers if the tables have no seconds of a front end, or no prefill attention
 PARTS = {
     "work": ("layer", "embedding", "head"),
     "prefill": ("prefill",),
@@ -115,7 +115,7 @@ def apply(cost: CostTables, values: Mapping[str, float]) -> CostTables:
 
 
 def linear_host_cost(host_s: Floats) -> tuple[float, float]:
-    """Fit the host's seconds as a linear function of a step's sequences, and return intercept and slope."""
+    """Fit the host's seconds ([sequences + 1]) by a line over a step's sequences. Return its intercept and slope."""
     if len(host_s) < 3:
         return float(host_s[-1]), 0.0
     return _line_of(host_s.tobytes())
@@ -139,8 +139,8 @@ def part_errors(
 ) -> tuple[PartError, ...]:
     """Estimate the errors of the parts of the tables from the intervals of the fitted parameters.
 
-    ``shares`` are d log(time between tokens) / d log(parameter). ``tpot_log_sd`` less the parts' combined error is the
-    error of "step". The excess of ``ttft_log_sd`` is attributed to prefill and host.
+    ``shares`` are d log(time between tokens) / d log(parameter). The error of "step" is the part of ``tpot_log_sd``
+    that the parts' errors do not explain. The excess of ``ttft_log_sd`` over it is attributed to prefill and host.
     """
     sds = {p.name: _log_sd(p) for p in found}
     by_name = {p.name: p for p in found}

@@ -26,14 +26,14 @@ MIN_INCREASE = 0.005  # errors that grow by less than half a percentage point do
 class Parameter:
     """One fitted parameter."""
 
-    name: str  # a key of ``parameters.LABELS``; "masked" only where requested, found, or in the given tables
+    name: str  # a key of ``parameters.LABELS``; "masked" only if requested, found, or in the given tables
     label: str
     unit: str  # "x" (a factor on the given tables) or "s"
     value: float  # ``prior`` if not determined, or if changing it helps no more than noise does
     low: float  # 95 % interval; that of the prior where not determined
     high: float
     prior: float  # value in the given tables
-    determined: bool  # by the runs
+    determined: bool  # whether the runs determine it
     effect: float  # rms change of log predictions per prior deviation, after the others compensate
     bare: tuple[float, float] | None = None  # interval before it was widened to contain ``value``; None: not recorded
 
@@ -76,9 +76,9 @@ class Load:
     name: str
     at_s: tuple[float, ...]  # middles of time bins
     measured: tuple[float, ...]  # means in the bins
-    simulated: tuple[float, ...]
-    before: float  # mean absolute difference over the measured mean
-    after: float
+    simulated: tuple[float, ...]  # with the calibrated tables
+    before: float  # mean absolute difference divided by the measured mean, with the given tables
+    after: float  # with the calibrated tables
 
 
 @dataclass(frozen=True)
@@ -129,18 +129,18 @@ class Calibration:
         )
 
     @property
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether any parameter changed."""
         return any(p.value != p.prior for p in self.parameters)
 
     @property
-    def helps(self) -> bool:
-        """Whether no metric of held-out requests became worse, or at least one became better."""
+    def is_improvement(self) -> bool:
+        """Whether no metric of held-out requests became significantly worse, or one became significantly better."""
         return not self.warnings or any(c.high < 0 for c in self.changes)
 
     @property
     def disagreement(self) -> str:
-        """Metrics whose mean on held-out requests is significantly off by more than 10 %, or "" if there are none."""
+        """Text with the metrics whose held-out mean is significantly off by more than MIN_MEAN_ERROR, or ""."""
         return self._significant_errors(0.0)
 
     def _significant_errors(self, more_than: float) -> str:

@@ -1,4 +1,4 @@
-"""Fit of a calibration's parameters: linear models approximate how simulated times depend on the parameters."""
+"""Fits a calibration's parameters by linear models of how simulated times depend on the parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Floats, Ints, Records, RequestRecords, Status
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-FAMILIES = 3
-TRIM_FRACTION = 0.2
+FAMILIES = 3  # kinds of residuals of the same requests: by time, by length, quantiles
+TRIM_FRACTION = 0.2  # of a group's errors, left out at either end
 
 
 class Problem:
@@ -35,8 +35,8 @@ class Problem:
         self._deployment, self._seed, self._steps = deployment, seed, steps
         self._cache: dict[bytes, Floats] = {}  # by the parameters: the search evaluates some points repeatedly
         # By run and metric the fitted requests, and [groups, k] equal groups of them: blocks of time, then requests of
-        # similar prompts (similar outputs for times between tokens). Single requests are not compared, because the
-        # step that a request catches depends on microseconds.
+        # similar prompts (similar outputs for times between tokens). Single requests are not compared, because
+        # microseconds decide which step a request joins.
         self._measured: list[dict[str, MeasuredTimes]] = []
         group, block, weight = [], [], []
         for r, run in enumerate(runs):
@@ -119,7 +119,7 @@ def _equal_groups(rows: Ints) -> Ints:
 
 
 class MeasuredTimes:
-    """A metric's times of a measured run, with which simulated ones are compared: of ``rows``, and of ``groups``."""
+    """A metric's measured times: of requests ``rows`` [r], and of ``groups`` [groups, k] of them, for residuals."""
 
     def __init__(self, measured_s: Floats, rows: Ints, groups: Ints) -> None:
         self.rows, self.groups, self._log = rows, groups, np.log(np.maximum(measured_s, 1e-9))
@@ -143,11 +143,11 @@ class MeasuredTimes:
         return [means, self._quantiles_of(simulated) - self._quantiles]
 
 
-HUBER = 1.5
-REACH_Z = 6.0
+HUBER = 1.5  # weighted residuals above this count linearly
+REACH_Z = 6.0  # limit of ``z``
 POINTS_PER_PARAMETER = 8
-SECONDS_WIDER = 6.0
-STEPS = 30
+SECONDS_WIDER = 6.0  # extent of a linear model in log(seconds), as a multiple of that in log(factor)
+STEPS = 30  # maximum number of reweighted least squares
 
 
 @dataclass(frozen=True)
@@ -396,7 +396,7 @@ def refine(problem: Problem, z: Floats, free: Mask, scale: Floats, seed: int) ->
 
 def _effects(slopes: Floats, free: Mask) -> Floats:
     """Return how much residuals change (rms) per prior deviation of a parameter if the others compensate ([p])."""
-    # The rows that move most, which may be the luck of single requests, are left out.
+    # The rows that change most, which may be chance of single requests, are left out.
     out, rows = np.zeros(slopes.shape[1]), len(slopes)
     for k in np.flatnonzero(free):
         others = [j for j in np.flatnonzero(free) if j != k]

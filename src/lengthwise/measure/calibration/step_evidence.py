@@ -1,4 +1,4 @@
-"""Measured seconds of steps, and the seconds that cost tables predict for each part of these steps."""
+"""Evidence of steps: measured seconds, and the seconds that cost tables predict for each part of the steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
 
 
 def step_seconds(parts: Mapping[str, Floats], values: Mapping[str, float]) -> Floats:
-    """Return the predicted seconds of logged steps with these parameter values ([m])."""
+    """Return the predicted seconds of logged steps ([m]) with these parameter values."""
     return np.asarray(kernel_seconds(parts, values) + values["log_step"] + values["host_sequence"] * parts["sequences"])
 
 
@@ -205,7 +205,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """Evidence from a log of steps or from a server's counters, or None, and notes on it."""
+    """Evidence from a log of steps (``is_log``) or from a server's counters, or None, and notes on it."""
 
     evidence: Evidence | None
     notes: list[str]

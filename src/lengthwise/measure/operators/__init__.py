@@ -1,4 +1,4 @@
-"""Measures a model's operators on this machine's device with torch: adaptive points within a budget."""
+"""Measures a model's operators on this machine's device with torch, at adaptively chosen points within a budget."""
 
 import lazy_loader
 

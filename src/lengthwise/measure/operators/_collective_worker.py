@@ -1,6 +1,6 @@
-"""Process that measures collectives: ``python -m`` this module, with one JSON argument.
+"""Process that measures collectives as one rank: ``python -m`` this module, with one JSON argument.
 
-Rank 0 prints a JSON line per operator and message size. The ranks meet by a file, which needs no free port.
+Rank 0 prints a JSON line per operator and message size. The ranks find each other by a file, without a port.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 _WARM_UP = 3
 CALLS = 20
-_SLEEP_CYCLES = 4_000_000  # two milliseconds: longer than a host takes to enqueue the calls
+_SLEEP_CYCLES = 4_000_000  # about two milliseconds: longer than a host takes to enqueue the calls
 
 
 def main(settings_json: str) -> None:

@@ -1,4 +1,4 @@
-"""Choice of points to measure: a coarse grid, then points where interpolation errors affect a step most."""
+"""Chooses points to measure: a coarse grid, then points where interpolation errors affect a step most."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONTEXT_OFFSET = 16  # places a context of 0 on the logarithmic axis
 
 
 def coarse_grid(operator: Operator) -> tuple[Point, ...]:
-    """Return a coarse grid of points, least work first. Neighbours differ at most by a factor of 4 (attention: 8)."""
+    """Return a coarse grid of points, least work first. Neighbours differ by a factor of about 4 (attention: 8)."""
     ratios, enough = ((4, 2), 4) if len(operator.largest) == 1 else ((8, 4, 2), 8)
     grids = [_places(operator, ratio) for ratio in ratios]
     places = next((grid for grid in grids if len(grid) >= enough), grids[-1])
@@ -45,7 +45,7 @@ def log_coordinates(operator: Operator, places: Sequence[Place]) -> Floats:
 
 
 def model_terms(operator: Operator, places: Sequence[Place]) -> Floats:
-    """Return the terms of a local linear model of the seconds ([places, terms]): a constant, rows, pairs, keys."""
+    """Return the terms of a local linear model of the seconds ([places, terms]), for example 1, chunk, pairs, keys."""
     at = np.array(places, dtype=np.float64)
     one = np.ones(len(at))
     if operator.kind == PREFILL:
@@ -78,7 +78,7 @@ def _places(operator: Operator, ratio: float) -> list[Place]:
 
 
 _NEIGHBOURS = 8
-_MIN_POINTS = 5  # of two coordinates: the terms of a plane, and the predicted point
+_MIN_POINTS = 5  # of two coordinates, for a leave-one-out prediction: the terms of the model and the predicted point
 
 
 def predict(operator: Operator, places: Sequence[Place], seconds: Floats, at: Place) -> float:
@@ -93,7 +93,7 @@ def predict(operator: Operator, places: Sequence[Place], seconds: Floats, at: Pl
 
 
 def leave_one_out(operator: Operator, places: Sequence[Place], seconds: Floats) -> Floats:
-    """Return |log(predicted / measured)| for each point, predicted from the others. Ends and corners have NaN."""
+    """Return |log(predicted / measured)| of each point, predicted from the others. Ends, corners, few points: NaN."""
     predicted = np.full(len(places), np.nan)
     if operator.kind in {ROWS, MESSAGE}:
         rows = np.array([place[0] for place in places], dtype=np.float64)
@@ -130,7 +130,7 @@ _CANDIDATES_PER_OPERATOR = 4
 
 @dataclass(frozen=True)
 class Measured:
-    """One operator's measurements so far. Points with a skew (one context longer than the others) are left out."""
+    """One operator's measurements so far: [k] points without a skew, and their seconds and relative spreads."""
 
     operator: Operator
     places: tuple[Place, ...]
@@ -140,7 +140,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point that may be measured next. Points with a larger ``score`` are more important."""
+    """A point that may be measured next, or again (``repeat``). A larger ``score`` is more important."""
 
     point: Point
     score: float

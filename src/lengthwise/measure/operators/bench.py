@@ -1,4 +1,4 @@
-"""Times points in groups that share the device; each round repeats every point of a group once."""
+"""Times points in groups that are on the device together; each round repeats every point of a group once."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Outcome:
         return float(np.median(self.wall_s))
 
     @property
-    def by_processor(self) -> bool:
-        """Whether ``seconds`` is CPU time because wall-clock time is more than 5 % longer."""
+    def is_cpu_time(self) -> bool:
+        """Whether CPU time is known and wall-clock time is more than 5 % longer, so that ``seconds`` is CPU time."""
         return bool(self.cpu_s) and self.wall_median_s > 1.05 * float(np.median(self.cpu_s))
 
     @cached_property
@@ -88,7 +88,7 @@ class Outcome:
         return float(np.subtract(*np.percentile(of, [75, 25])))
 
     def merged(self, other: Outcome) -> Outcome:
-        """Return an outcome with the repeats of both. If the other point was skipped, return this one."""
+        """Return an outcome with the repeats of both. If ``other`` was skipped, return this outcome."""
         wall_s, cpu_s = self.wall_s + other.wall_s, self.cpu_s + other.cpu_s
         return self if other.skipped else Outcome(self.point, wall_s, cpu_s, other.backend or self.backend)
 
@@ -98,9 +98,9 @@ def measure(
 ) -> list[Outcome]:
     """Measure points in groups that fit the device and return outcomes. A LostError has the outcomes so far.
 
-    A point ends with ``repeats``, or once it took ENOUGH_S and has MIN_REPEATS. Once ``late()`` is true, no further
-    point is prepared, so that the remaining ones have no outcome, and rounds end when every point has MIN_REPEATS. A
-    point that lacks memory beside others is tried alone before it is skipped.
+    A point has ``repeats``, or fewer (at least MIN_REPEATS) if they take over ENOUGH_S. Once ``late()`` is true, no
+    further point is prepared, so that the remaining ones have no outcome, and rounds end when every point has
+    MIN_REPEATS. A point that lacks memory beside others is tried alone before it is skipped.
     """
     done: list[Outcome] = []
     left, alone = deque(points), deque[Point]()
@@ -193,7 +193,7 @@ class HostTimer:
     """Times a kernel by the host's clock. At the end of every sample, the host waits for the GPU."""
 
     def __init__(self, torch: Any, kernel: Kernel, *, device: str, one_thread: bool) -> None:
-        # With one thread, all work is on this one, so that its processor seconds are complete.
+        # With one thread, all work is on this thread, so that its CPU time is complete.
         self._torch, self._kernel, self._device, self._one_thread = torch, kernel, device, one_thread
         self.backend = kernel.backend
         self._calls, self._turn = 1, 0
@@ -203,7 +203,7 @@ class HostTimer:
             self._calls = max(1, min(_MAX_CALLS, math.ceil(_SAMPLE_S / max(first_s, 1e-9))))
 
     def sample(self) -> Sample:
-        """Measure one repeat, with enough calls to take two milliseconds."""
+        """Measure one repeat of enough calls to take about two milliseconds."""
         return call_torch(self._torch, self._sample)
 
     def _sample(self) -> Sample:

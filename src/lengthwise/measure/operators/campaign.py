@@ -1,4 +1,4 @@
-"""Measures many operators within a time budget: a coarse grid, then the points that matter most."""
+"""Measures many operators within a time budget: a coarse grid, then the points that affect steps most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KIND = "lengthwise operators, unfinished"
 
 
 class Journal:
-    """File with one outcome per line, to continue an interrupted measurement. Without a path, no file is written."""
+    """File with one outcome per line, from which an interrupted measurement continues. None: no file is written."""
 
     def __init__(self, path: Path | None, requested: Mapping[str, Any], operators: Sequence[Operator]) -> None:
         # ``requested`` identifies the measurement: model, shapes, device, dtype, versions.
@@ -62,7 +62,9 @@ class Journal:
         except (ValueError, AttributeError):
             fits = False
         if not fits:
-            raise ProfileError(f"{path} is not a file of points that a measurement left; name another or delete it")
+            raise ProfileError(
+                f"{path} must be a file of points of a measurement; it is not. Name another or delete it"
+            )
         old, new = head["requested"], self._requested
         if other := sorted(k for k in {**old, **new} if old.get(k) != new.get(k)):
             entries = "; ".join(f"{k}: {old.get(k)} there, {new.get(k)} now" for k in other)
@@ -90,7 +92,7 @@ class OperatorLine:
 
     operator: str
     tp: int  # degree; 0 for collectives
-    points: int  # number of measured points
+    points: int  # number of measured points without a skew
     spread: float  # median interquartile range of the repeats, relative
     error: float  # median relative error of points predicted from the others; NaN: too few
     share: float  # of a typical decode or prefill step, the larger; NaN for collectives
@@ -126,9 +128,9 @@ def notes(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         more = f" and {len(skipped) - 4} more" if len(skipped) > 4 else ""
         found.append(f"{key}: skipped from {places}{more} on: {skipped[0].skipped}")
     measured = [o for o in outcomes if not o.skipped]
-    if by_processor := sum(o.by_processor for o in measured):
+    if cpu_timed := sum(o.is_cpu_time for o in measured):
         more = "their wall-clock time was over 5 % longer, because other processes used the cores"
-        found.append(f"the seconds of {by_processor} points are CPU time: {more}")
+        found.append(f"the seconds of {cpu_timed} points are CPU time: {more}")
     relative = [o.spread_s / o.seconds for o in measured if o.seconds > 0]
     if relative and (spread := float(np.nanmedian(relative))) > _NOISY:
         found.append(f"the device was not idle: the median spread of repeats is {spread:.0%}")

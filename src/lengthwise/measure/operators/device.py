@@ -1,4 +1,4 @@
-"""Device and dtype to measure on, and properties of the machine."""
+"""Chooses the device and dtype to measure on, and reads properties of the machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def choose_device(torch: Any, model: ModelSpec, device: str, dtype: str, threads
 
 @contextmanager
 def gpu_errors(kind: str) -> Iterator[None]:
-    """Within the block, raise the errors of a GPU's first use as InputErrors that state remedies."""
+    """Within the block, raise errors of the first use of a GPU as InputErrors that state remedies."""
     try:
         yield
     except (RuntimeError, NoRoomError) as error:
@@ -104,7 +104,9 @@ def _dtype(torch: Any, model: ModelSpec, kind: str, requested: str) -> str:
             requested = "float16"
     dtype = dtype_name(requested)
     if dtype not in DTYPES:
-        raise InputError(f"dtype must be of {', '.join(DTYPES)}, what torch multiplies everywhere; it is {dtype}")
+        raise InputError(
+            f"dtype must be one of {', '.join(DTYPES)}, which torch multiplies on all devices; it is {dtype}"
+        )
     if kind == "cuda" and dtype == "bfloat16" and not has_bfloat16():
         raise InputError(f"{torch.cuda.get_device_name(0)} has no bfloat16; measure with --dtype float16 or float32")
     return dtype

@@ -22,18 +22,18 @@ from lengthwise.schema.specs import ModelSpec
 
 @dataclass(frozen=True)
 class Kernel:
-    """A call of one operator at one point. The argument of ``run`` is the index of the copy of its tensors to use."""
+    """A call of one operator at one point. ``run`` takes the number of the copy of its tensors to use."""
 
     run: Callable[[int], object]
-    copies: int = 1
+    copies: int = 1  # number of copies of the tensors, so that caches do not hold them
     backend: str = "torch"
     scope: Callable[[], AbstractContextManager[object]] = nullcontext  # context in which it runs
-    on_host: bool = False  # the host's time counts, including its wait for the device
+    on_host: bool = False  # whether the host's clock times it, including the wait for the device
 
 
 T = TypeVar("T")
 _BLOCK = 1 << 18
-_SHARE = 0.6  # of free memory: torch needs some for results
+_SHARE = 0.6  # of free memory that a tensor may take: torch needs some for results
 _WEIGHTS_SHARE = 0.25
 _CPU_CACHE_BYTES = 32 << 20
 _NO_ROOM = ("out of memory", "t allocate", "alloc_failed")
@@ -69,7 +69,7 @@ class Memory:
     def cold_weights(self, key: str, model_bytes: float, *shape: int) -> list[Any]:
         """Return copies of a weight, which a kernel uses in turn.
 
-        With this number of copies, caches hold the weight no better than in a complete model. Equal keys share copies.
+        There are so many that caches contain a copy no more often than in a complete model. Equal keys share copies.
         """
         if key in self._weights:
             self._weights.move_to_end(key)

@@ -34,7 +34,7 @@ _DECODE_NOTE = (
 
 
 def profile_notes(device: Device, tp: Sequence[int], groups: Sequence[int], model: ModelSpec) -> tuple[str, ...]:
-    """Return notes on what was measured and how. ``groups`` has the device counts of measured collectives."""
+    """Return notes on what was measured and how. ``groups`` has the numbers of devices of measured collectives."""
     found = [*unmeasured(model), HOST_NOTE, _DECODE_NOTE]
     if max(tp) == 1:
         found.append("all-reduce and send were not measured: no TP degree above 1 was requested")
@@ -141,7 +141,7 @@ class MeasurementSettings:
     dtype: str = "auto"  # "bfloat16", "float16", "float32", or "auto": float32 on a CPU, the model's on a GPU
     tp: Sequence[int] = (1,)  # tensor-parallel degrees whose shards are measured, all on the one device
     threads: int | None = None  # threads of a CPU; None: all cores
-    # Tokens and sequences of the largest step, tokens of the longest request; None: that of REACHES.
+    # Tokens and sequences of the largest step, and tokens of the longest request; None: the device's in REACHES.
     max_tokens: int | None = None
     max_seqs: int | None = None
     max_context: int | None = None
@@ -163,7 +163,7 @@ def measure_operators(
         budget_s: Total seconds, including those of an interrupted run.
         target: Stop early when predictions of each point from the other points have this relative error or less.
         resume: File that stores each point immediately, and from which an interrupted measurement continues.
-        progress: Called with the seconds spent, the budget, and the name of the current operator.
+        progress: Receives the seconds spent, the budget in seconds, and the name of the current operator.
 
     Raises:
         InputError: This machine lacks the device or the dtype, a TP degree does not divide the attention heads, or the

@@ -1,4 +1,4 @@
-"""Operators of a model with their shapes and ranges, and points at which to measure them."""
+"""Operators of a model with their shapes and largest sizes, and points at which to measure them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Operator:
 
     name: str
     kind: str
-    tps: tuple[int, ...]  # TP degrees whose shards have these shapes, so that one measurement suffices
+    tps: tuple[int, ...]  # TP degrees whose shards have these shapes, so that one measurement suffices; 0: collectives
     largest: tuple[int, ...]  # maximum of each coordinate; for decode attention also of one sequence's context
     times: float = 1.0  # executions per step
     shape: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -79,7 +79,7 @@ class LostError(Exception):
 
 
 def unmeasured(model: ModelSpec) -> tuple[str, ...]:
-    """Return a sentence on each part of the model's step that no operator covers."""
+    """Return a sentence on each part of the model's step that no measured operator covers."""
     notes = []
     if model.encoder_layers:
         parts = "cross-attention, its projections, and encoder layers in excess of the decoder's"

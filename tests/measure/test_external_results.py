@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lengthwise import metrics
-from lengthwise.measure import read_foreign, read_records, write_records
+from lengthwise.measure import read_external_results, read_records, write_records
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 
@@ -37,7 +37,7 @@ def doubted(measured, words):
 
 
 def test_vllm_bench_serve(tmp_path):
-    measured = read_foreign(written(tmp_path, VLLM))
+    measured = read_external_results(written(tmp_path, VLLM))
     r = measured.records.requests
     assert measured.source == "vllm bench serve"
     assert r.arrival_s.tolist() == [0.0, 0.5, 1.0]
@@ -54,14 +54,14 @@ def test_vllm_bench_serve(tmp_path):
 
 
 def test_vllm_at_a_concurrency_is_a_closed_loop(tmp_path):
-    measured = read_foreign(written(tmp_path, VLLM | {"request_rate": "inf", "max_concurrency": 2}))
+    measured = read_external_results(written(tmp_path, VLLM | {"request_rate": "inf", "max_concurrency": 2}))
     assert measured.workload.concurrency == 2
     assert measured.records.requests.arrival_s.tolist() == [0.0, 0.5, 1.0]
 
 
 def test_vllm_without_start_times_has_no_arrivals_and_a_warning(tmp_path):
     reported = {key: value for key, value in VLLM.items() if key != "start_times"}
-    measured = read_foreign(written(tmp_path, reported))
+    measured = read_external_results(written(tmp_path, reported))
     assert doubted(measured, "arrivals are missing")
     assert column(measured, "ttft_s")[0] == pytest.approx(0.5)
 
@@ -69,7 +69,7 @@ def test_vllm_without_start_times_has_no_arrivals_and_a_warning(tmp_path):
 def test_vllm_without_details_is_refused_with_the_remedy(tmp_path):
     reported = {key: value for key, value in VLLM.items() if not isinstance(value, list)}
     with pytest.raises(InputError, match="--save-detailed"):
-        read_foreign(written(tmp_path, reported))
+        read_external_results(written(tmp_path, reported))
 
 
 def guidellm_request(start, first, last, tokens=5, **more):
@@ -89,7 +89,7 @@ def test_guidellm_counts_from_when_a_request_was_due(tmp_path):
         incomplete=[guidellm_request(1e9 + 3, None, None, 0)],
         errored=[guidellm_request(1e9 + 2, None, None, 0, error="HTTPStatusError: 500")],
     )
-    measured = read_foreign(written(tmp_path, body))
+    measured = read_external_results(written(tmp_path, body))
     assert measured.source == "guidellm"
     assert measured.records.requests.arrival_s == pytest.approx([0, 1, 2, 3])
     assert column(measured, "ttft_s")[:2] == pytest.approx([0.25, 0.5])
@@ -105,7 +105,7 @@ def test_guidellm_of_the_old_form_and_a_closed_loop(tmp_path):
                "prompt_tokens": 7, "output_tokens": 6}  # fmt: skip
     body = {"benchmarks": [{"args": {"strategy": {"type_": "concurrent", "streams": 4}},
                             "requests": {"successful": [request]}}]}  # fmt: skip
-    measured = read_foreign(written(tmp_path, body))
+    measured = read_external_results(written(tmp_path, body))
     assert column(measured, "ttft_s").tolist() == [0.5]
     assert column(measured, "jct_s").tolist() == [1.0]
     assert measured.workload.concurrency == 4
@@ -115,7 +115,7 @@ def test_guidellm_of_the_old_form_and_a_closed_loop(tmp_path):
 def test_a_report_of_guidellm_without_a_benchmark_is_refused(tmp_path):
     body = guidellm({"type_": "poisson"}, successful=[guidellm_request(1.0, 2.0, 3.0)]) | {"benchmarks": []}
     with pytest.raises(InputError, match="must hold a benchmark; this one holds none"):
-        read_foreign(written(tmp_path, body))
+        read_external_results(written(tmp_path, body))
 
 
 def test_several_benchmarks_of_guidellm_must_be_named(tmp_path):
@@ -123,10 +123,10 @@ def test_several_benchmarks_of_guidellm_must_be_named(tmp_path):
     body["benchmarks"] *= 2
     path = written(tmp_path, body)
     with pytest.raises(InputError, match="holds 2 benchmarks; name one"):
-        read_foreign(path)
-    assert len(read_foreign(path, benchmark=1).workload) == 1
+        read_external_results(path)
+    assert len(read_external_results(path, benchmark=1).workload) == 1
     with pytest.raises(InputError, match="there is no benchmark 2"):
-        read_foreign(path, benchmark=2)
+        read_external_results(path, benchmark=2)
 
 
 def aiperf_record(start_ns, *, issued_ns=None, error=None, cancelled=False, gaps=(10.0, 30.0)):
@@ -150,7 +150,7 @@ def test_aiperf_keeps_nanoseconds_and_counts_from_the_credit(tmp_path):
         aiperf_record(zero + 10**9, issued_ns=zero + 10**9, error={"code": 503, "type": "X", "message": ""}),
         aiperf_record(zero + 2 * 10**9, issued_ns=zero + 2 * 10**9, cancelled=True),
     ]
-    measured = read_foreign(written(tmp_path, "\n".join(lines), "profile_export.jsonl"))
+    measured = read_external_results(written(tmp_path, "\n".join(lines), "profile_export.jsonl"))
     assert measured.records.requests.arrival_s == pytest.approx([0, 1, 2], abs=1e-12)
     assert column(measured, "ttft_s")[0] == pytest.approx(0.2520001, abs=1e-9)
     assert column(measured, "jct_s")[0] == pytest.approx(0.2920001, abs=1e-9)
@@ -162,7 +162,7 @@ def test_aiperf_keeps_nanoseconds_and_counts_from_the_credit(tmp_path):
 
 def test_llmservingsims_recorded_runs(tmp_path, shared):
     path = shared("data/profiles/llmservingsim/measured_runs/RTXPRO6000/Llama-3.1-8B/vllm/requests.jsonl.gz")
-    measured = read_foreign(path)
+    measured = read_external_results(path)
     raw = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     r = measured.records.requests
     assert len(measured.workload) == len(raw) == 300
@@ -196,13 +196,13 @@ def test_llmservingsims_recorded_runs(tmp_path, shared):
 )
 def test_an_unknown_format_is_reported(tmp_path, text, words):
     with pytest.raises(InputError, match=words):
-        read_foreign(written(tmp_path, text))
+        read_external_results(written(tmp_path, text))
 
 
 def test_a_truncated_gzip_file_is_reported(tmp_path):
     path = tmp_path / "r.json.gz"
     path.write_bytes(gzip.compress(json.dumps(VLLM).encode())[:-20])
     with pytest.raises(InputError, match="complete text file"):
-        read_foreign(path)
+        read_external_results(path)
     with pytest.raises(InputError, match="there is no file of results"):
-        read_foreign(tmp_path / "none.json")
+        read_external_results(tmp_path / "none.json")
