@@ -56,7 +56,7 @@ def export(
 ) -> Exported:
     """Write the outputs of a run, one line per task, with rows in the order of the inputs.
 
-    Tasks of a row are in the application's order: by call, round and index. Skipped tasks have no line. The files do
+    Tasks of a row are in the application's order; those of a loop are ordered by round before call. Skipped tasks have no line. The files do
     not depend on when or in which order engines answered. Dead tasks have a file of their own, if there are any. Each
     file is replaced atomically.
 
