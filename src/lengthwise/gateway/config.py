@@ -63,7 +63,7 @@ class Engine:
     # most requests at the engine; None: adapted to its load (modes observe, engine-priority, engine-plugin: no limit)
     concurrency: int | None = None
     tls: Tls | None = None  # for https with a private authority or a client certificate
-    probe: bool = True  # whether the gateway tests with a tiny prompt if the engine returns token ids (to resume)
+    probe: bool = True  # whether a tiny prompt tests if the engine returns token ids, which resuming needs
     # "none": the engine has no defaults for penalties and maximum length (vLLM with ``--generation-config vllm``);
     # "unknown": only requests that state penalties and maximum length are preempted
     generation_defaults: str = "unknown"
@@ -179,7 +179,7 @@ class Admission:
     """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = None  # of a tenant with keys; None: a quarter of ``max_queued``
+    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter
     max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above half of ``Limits.body_budget_bytes``
     max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
     no_engine_s: float = 30.0  # longest wait of a request while no engine serves its model; then it gets 503
@@ -193,7 +193,7 @@ class Admission:
 class Dispatch:
     """How many requests an engine gets at once, and which engine gets a request."""
 
-    start: int = 8  # initial limit of requests at an engine, adapted between the next two
+    start: int = 8  # initial limit of requests at an engine, which then adapts to its load
     min_concurrency: int = 1
     max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
@@ -273,9 +273,9 @@ class Key:
     rate_rps: float = math.inf  # requests per second in the long run; inf: no limit
     burst: int = 100  # requests that may arrive at once before ``rate_rps`` limits them
     concurrency: int | None = None  # most requests at once, waiting or running; None: no limit
-    tokens_per_minute: int | None = None  # prompt and output tokens, charged as predicted, then corrected to generated
-    tokens_per_day: int | None = None  # charged in the same way
-    cost_per_day: float | None = None  # in the currency of the prices, charged in the same way
+    tokens_per_minute: int | None = None  # prompt and output tokens per minute, first as predicted, then as generated
+    tokens_per_day: int | None = None  # prompt and output tokens per day, first as predicted, then as generated
+    cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
     input_cost_per_token: float = 0.0  # price of a prompt token
     output_cost_per_token: float = 0.0  # price of an output token
 
