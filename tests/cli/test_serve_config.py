@@ -164,7 +164,7 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[dispatch]\nstart = 600\n", "min_concurrency <= start <= max_concurrency"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
         ('[dispatch]\nrouter = "cache-aware"\n', "dispatch.router: there is no router named 'cache-aware'"),
-        ('[dispatch]\nrouter = "prefix_precise"\n', "what the engines' caches hold"),
+        ('[dispatch]\nrouter = "prefix_precise"\n', "the contents of the engines' caches"),
         ('[dispatch]\nrouter = "cache_aware"\nprefixes = "none"\n', "chooses by prefixes that prompts share"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
         (

@@ -106,7 +106,7 @@ def test_lengths_are_reported_once_in_arrival_order_after_all_earlier_requests()
 
 def test_only_a_schedule_of_phases_follows():
     config = GatewayConfig(engines=(Engine("http://a"),), order=Order("fcfs"))
-    with pytest.raises(InputError, match="mode rra alone"):
+    with pytest.raises(InputError, match="only mode rra has a schedule"):
         Gateway(config, make_replanner=follow_worlds.Report)
 
 
