@@ -164,7 +164,7 @@ def test_overrides_are_the_last_word(tmp_path):
         ("[dispatch]\nstart = 600\n", "min_concurrency <= start <= max_concurrency"),
         ('[order]\nmode = "rra"\n', "mode rra must have [dispatch.phases]"),
         ('[dispatch]\nrouter = "cache-aware"\n', "dispatch.router: there is no router named 'cache-aware'"),
-        ('[dispatch]\nrouter = "prefix_precise"\n', "what the engines' caches hold"),
+        ('[dispatch]\nrouter = "prefix_precise"\n', "the contents of the engines' caches"),
         ('[dispatch]\nrouter = "cache_aware"\nprefixes = "none"\n', "chooses by prefixes that prompts share"),
         ('[order]\nmode = "waa-c"\n', "`lengthwise schedule SCENARIO --deploy DIR` writes their commands"),
         (
@@ -211,7 +211,7 @@ def test_all_problems_are_reported_at_once_and_overrides_by_their_name():
 
 def test_a_gateway_without_engines_is_refused():
     assert "needs an engine" in wrong("")
-    assert "is there twice" in wrong('engines = ["http://a:1", "http://a:1/v1"]')
+    assert "occurs twice" in wrong('engines = ["http://a:1", "http://a:1/v1"]')
     for url in ("a:1", "http://:80", "http://a:70000", "http://a:0", "http://a b"):
         assert (
             f"must begin with http:// or https:// and name a host, with a port of 1 to 65535; it is {url!r}"

@@ -246,7 +246,7 @@ def test_closing_notifies_all_active_requests():
         driver, _, ledger = hub_of()
         tasks = [asyncio.ensure_future(driver.enter(request(k))) for k in range(3)]
         await pause(0.01)
-        emptied = asyncio.ensure_future(driver.emptied())
+        emptied = asyncio.ensure_future(driver.wait_empty())
         driver.close()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         reported = [one.refusal for one in done[1:] if isinstance(one, NotServedError)]
@@ -286,12 +286,12 @@ def test_all_tasks_that_wait_for_an_empty_hub_are_notified():
     async def work() -> None:
         driver, _, _ = hub_of()
         ticket = await driver.enter(request(1))
-        waiting = [asyncio.ensure_future(driver.emptied()) for _ in range(3)]
+        waiting = [asyncio.ensure_future(driver.wait_empty()) for _ in range(3)]
         await asyncio.sleep(0)
         ticket.end(Outcome.FINISHED)
         async with asyncio.timeout(60):
             await asyncio.gather(*waiting)
-            await driver.emptied()
+            await driver.wait_empty()
 
     run(work)
 

@@ -16,7 +16,7 @@ from lengthwise.gateway.config import Dispatch, Engine, GatewayConfig, Key, Limi
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.client_request import RequestParser
 from lengthwise.gateway.observe import of_journal, routing_gain, routing_text
-from lengthwise.gateway.request import EMPTY, PrefixHasher
+from lengthwise.gateway.request import NO_PREFIX, PrefixHasher
 from lengthwise.gateway.serve import Gateway
 from lengthwise.testing.engine_server import EngineServer, EngineSpec, LinearSteps
 from lengthwise.workload import read
@@ -109,7 +109,7 @@ def test_several_prompts_in_one_body_yield_no_prefix_hashes(prompt, begins):
     assert bool(reported.prefix.keys) == begins
     if begins:
         assert reported.prefix == prefix_hasher.of_text(SYSTEM, reported.prompt_tokens, model="m", tenant=3)
-    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is EMPTY
+    assert RequestParser(Limits()).parse("completions", body, Caller(None, 3), {}, "r", 0.0).prefix is NO_PREFIX
 
 
 @pytest.mark.slow

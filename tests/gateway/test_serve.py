@@ -46,7 +46,7 @@ def config_of(engine: Scripted, **named) -> GatewayConfig:
 
 
 @asynccontextmanager
-async def fleet_of(config, clock, on_change, *, busy):
+async def fleet_of(config, clock, on_change, *, num_in_flight):
     sessions = [open_session(engine, config.resilience) for engine in config.engines]
     workers = [
         FixedWorker(f"w{k}", engine.url, IDS, session)
@@ -348,12 +348,12 @@ def started_under(monkeypatch, during_start, error: Exception | None = None) -> 
     happened: list[str] = []
 
     @asynccontextmanager
-    async def fleet(config, clock, on_change, *, busy):
+    async def fleet(config, clock, on_change, *, num_in_flight):
         for number in during_start:
             assert signal.getsignal(number) is not signal.SIG_DFL, "without a handler it would kill the process"
             os.kill(os.getpid(), number)
         await pause(0.01)
-        async with fleet_of(config, clock, on_change, busy=busy) as made:
+        async with fleet_of(config, clock, on_change, num_in_flight=num_in_flight) as made:
             happened.append("fleet")
             yield made
 

@@ -45,7 +45,7 @@ _DISCOVERY, _ENGINE, _KEY = _DEFAULTS.discovery, _DEFAULTS.engines[0], gateway_c
 def _not_split(mode: Any) -> Any:
     with input_error_as_value_error():
         if isinstance(mode, str):
-            gateway_config.refuse_split(mode)
+            gateway_config.reject_disaggregated_mode(mode)
     return mode
 
 
@@ -376,7 +376,7 @@ class _Builder:
         for at, engine in enumerate(parts["engines"]):
             name = engine.name or urlsplit(engine.url).netloc.rpartition("@")[2]
             if name in names:
-                text = f"every engine must have a name of its own; {name!r} is there twice: set its name"
+                text = f"every engine must have a unique name; {name!r} occurs twice. Set its name"
                 self.problems.add(text, "engines", str(at))
             names.add(name)
         if self.problems:

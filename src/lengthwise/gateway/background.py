@@ -1,4 +1,4 @@
-"""Tasks that run beside the requests, and event loops on threads of their own."""
+"""Background tasks, and event loops on other threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def background(work: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
 async def stop_accepting(listeners: Iterable[socket.socket]) -> None:
     """Stop accepting connections, and wait until the event loop has given the accepted ones to their protocols.
 
-    ``asyncio.Server.close`` alone loses connections that were accepted in the same turn of the loop: they stay open.
+    ``asyncio.Server.close`` alone leaves connections open that were accepted in the same iteration of the event loop.
     """
     loop = asyncio.get_running_loop()
     for listener in listeners:

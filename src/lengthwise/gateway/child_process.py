@@ -36,7 +36,7 @@ async def read_frame(process: asyncio.subprocess.Process, max_bytes: int | None 
 
 
 class ParentPipe:
-    """The child's side of the pipes to its parent. Once the object exists, what the child prints goes to stderr."""
+    """The child's side of the pipes to its parent. Once it exists, the child's prints go to stderr, not to the pipe."""
 
     def __init__(self) -> None:
         self._output = os.fdopen(os.dup(1), "wb")
@@ -55,14 +55,14 @@ class ParentPipe:
 
 
 async def spawn_module(module: str) -> asyncio.subprocess.Process:
-    """Start a child process that runs the function ``main`` of a module. Kill the process if the start is cancelled."""
+    """Start a child process that runs the function ``main`` of a module. Kill it if the task is cancelled meanwhile."""
     command = ("-c", f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import main; main()")
     pipe = asyncio.subprocess.PIPE
     process = asyncio.create_subprocess_exec(sys.executable, *command, stdin=pipe, stdout=pipe)
     starting = asyncio.ensure_future(process)
     try:
         return await asyncio.shield(starting)
-    except asyncio.CancelledError:  # the process starts all the same
+    except asyncio.CancelledError:  # the process starts nevertheless
         close(await starting)
         raise
 

@@ -1,4 +1,4 @@
-"""Measure by tiny concurrent requests how many requests an engine runs at once, if it does not report it."""
+"""Measure by tiny concurrent requests how many requests an engine runs at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROMPT = "1 2 3 4"
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request was sent, and when its first and its last token arrived."""
+    """Times at which a request was sent, and at which its first and its last token arrived."""
 
     sent_s: float
     first_token_s: float
@@ -25,7 +25,8 @@ class RequestTimes:
 def probe_max_num_seqs(server: Server, desired: int) -> int:
     """Return how many of ``desired`` concurrent requests the engine runs at once.
 
-    The result ``desired`` means that the engine may run even more. Raises InputError if the server does not answer.
+    A result of ``desired`` means that the engine may run more. Requests that fail do not count. Raises InputError if
+    the server does not answer.
     """
 
     async def probe() -> list[RequestTimes]:
@@ -39,7 +40,7 @@ def probe_max_num_seqs(server: Server, desired: int) -> int:
 
 
 def max_concurrent(times: Sequence[RequestTimes]) -> int:
-    """Return how many requests ran at once at most: all of them if no request waited for the end of another."""
+    """Return the largest number of requests that ran at once, which is all if none waited for the end of another."""
     if not any(b.sent_s < a.first_token_s and a.last_s < b.first_token_s for b in times for a in times):
         return len(times)
     return max(sum(one.first_token_s <= other.first_token_s <= one.last_s for one in times) for other in times)

@@ -22,7 +22,7 @@ def require_known(kind: str, name: str, names: tuple[str, ...]) -> None:
 
 
 def _require_integers(config: object, minimum: int, *names: str) -> None:
-    """Raise InputError unless these attributes are integers from ``minimum`` on, or None if that is their default."""
+    """Raise InputError unless these attributes are integers of at least ``minimum``, or None where None is default."""
     for name in names:
         value = getattr(config, name)
         if value is None and getattr(type(config), name, 0) is None:
@@ -32,6 +32,7 @@ def _require_integers(config: object, minimum: int, *names: str) -> None:
 
 
 def _require_at_least(config: object, minimum: float, *names: str) -> None:
+    """Raise InputError unless these attributes are numbers of at least ``minimum``."""
     for name in names:
         if not getattr(config, name) >= minimum:
             raise InputError(f"{name} must be at least {minimum:g}; it is {getattr(config, name)!r}")
@@ -44,7 +45,7 @@ GENERATION_DEFAULTS = ("unknown", "none")
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files for TLS: the own certificate and its key, and the authority (``ca``) that must sign the peer's."""
+    """PEM files for TLS: the gateway's certificate and its key, and the authority (``ca``) that signs the peer's."""
 
     cert: str | None = None
     key: str | None = None
@@ -59,11 +60,12 @@ class Engine:
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
-    concurrency: int | None = None  # fixed limit of requests; None: adaptive, or none if engines order
+    # most requests at the engine; None: adapted to its load (modes observe, engine-priority, engine-plugin: no limit)
+    concurrency: int | None = None
     tls: Tls | None = None  # for https with a private authority or a client certificate
-    probe: bool = True  # whether one tiny prompt shows if the engine returns token ids (resuming needs them)
-    # "none": the engine fills in no penalties and no maximum length that a request leaves out (vLLM with
-    # ``--generation-config vllm``); "unknown": only requests that state them are preempted
+    probe: bool = True  # whether a tiny prompt tests if the engine returns token ids, which resuming needs
+    # "none": the engine has no defaults for penalties and maximum length (vLLM with ``--generation-config vllm``);
+    # "unknown": only requests that state penalties and maximum length are preempted
     generation_defaults: str = "unknown"
 
     def __post_init__(self) -> None:
@@ -74,22 +76,22 @@ class Engine:
     @property
     def display_url(self) -> str:
         """Return the address without user name and password, for errors and logs."""
-        place = urlsplit(self.url)
-        return place._replace(netloc=place.netloc.rpartition("@")[2]).geturl()
+        parts = urlsplit(self.url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 @dataclass(frozen=True)
 class Discovery:
-    """Where the gateway looks for further engines: the addresses of a DNS name or of a Kubernetes Service."""
+    """Sources of further engines: the addresses of a DNS name or of a Kubernetes Service."""
 
     dns: str | None = None  # ``host:port``: every address of the name (a headless Service) is an engine
     endpoint_slices: str | None = None  # ``namespace/service:port``: ready addresses of a Service's EndpointSlices
     every_s: float = 5.0  # interval of DNS lookups
-    api_url: str | None = None  # address of the Kubernetes API; None: that of the own pod
-    engine: Engine = Engine("http://found")  # settings of every engine that is found (its url is not used)
+    api_url: str | None = None  # address of the Kubernetes API; None: the API of the pod in which the gateway runs
+    engine: Engine = Engine("http://found")  # settings of every discovered engine (its url is not used)
 
 
-SPLIT = ("waa", "waa-c", "waa-m")  # disaggregated: some engines only prefill, the others decode
+DISAGGREGATED_MODES = ("waa", "waa-c", "waa-m")  # some engines only prefill, the others only decode
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ class Phases:
     decode_steps: int  # decode iterations from one prefill to the next, N_D
     decode_batch: float | None = None  # mean requests at an engine after a prefill, B_D; None: unknown
     mean_prompt_tokens: float | None = None  # mean prompt length; None: unknown
-    # prefills are resized so that their prompt tokens stay within this share of the mean, and the decode
-    # batch within it of its own mean; None: they are never resized
+    # share by which a prefill's prompt tokens and the decode batch may deviate from their means: prefills are resized
+    # to keep both within it; None: prefills are never resized
     threshold: float | None = None
-    # most requests at an engine; None: with a threshold the largest decode batch that it allows plus a prefill batch,
-    # else dispatch.max_concurrency
+    # most requests at an engine; None: the largest decode batch within ``threshold`` plus a prefill batch, or without a
+    # threshold dispatch.max_concurrency
     max_requests: int | None = None
 
     def __post_init__(self) -> None:
@@ -124,15 +126,15 @@ class Phases:
 
     @property
     def request_limit(self) -> int | None:
-        """Return how many requests an engine may have at once under this schedule, or None if it sets no limit."""
+        """Return the most requests that an engine may have at once under this schedule, or None if it sets no limit."""
         if self.max_requests is not None or self.threshold is None or self.decode_batch is None:
             return self.max_requests
         return math.floor(self.decode_batch * (1 + self.threshold) + 1e-9) + self.prefill_batch
 
 
-def refuse_split(mode: str) -> None:
-    """Raise InputError if ``mode`` needs disaggregated prefill and decode. The message states what can run it."""
-    if mode.lower() in SPLIT:
+def reject_disaggregated_mode(mode: str) -> None:
+    """Raise InputError if ``mode`` needs disaggregated prefill and decode. The message names the command that helps."""
+    if mode.lower() in DISAGGREGATED_MODES:
         raise InputError(
             f"mode {mode!r} needs engines with separate prefill and decode, which a gateway in front of them cannot "
             "provide: `lengthwise schedule SCENARIO --deploy DIR` writes their commands. Mode 'rra' keeps phases on "
@@ -152,19 +154,19 @@ class Order:
     """How waiting requests are ordered, and when they preempt running requests."""
 
     mode: str = "isrtf"
-    # a rank policy; None: the mode's own (srtf, isrtf, windowed: "srtf"; bins: "completed_batches"; others: "fcfs")
+    # rank policy; None: the mode's default (srtf, isrtf, windowed: "srtf"; bins: "completed_batches"; others: "fcfs")
     rank: str | None = None
     preemption: str = "worth(factor=100)"  # policy by which a waiting request preempts a running one (mode isrtf)
-    window_tokens: int = 50  # generated tokens from one prediction of a request to the next (ELIS: 50)
-    max_wait_s: float = 60.0  # a request that waited so long precedes all others (with fairness, of its tenant)
+    window_tokens: int = 50  # generated tokens between two predictions of a request (ELIS: 50)
+    max_wait_s: float = 60.0  # a request that has waited this long precedes all others (with "vtc": of its tenant)
     max_preemptions: int = 3  # most preemptions of a request (mode isrtf)
     preemptions_per_s: float = 10.0  # most preemptions of all requests a second (mode isrtf)
     fairness: str = "none"  # "vtc": within a priority class the tenant with the least service comes first
     bins: int = 8  # number of bins (mode bins), of equal mass of predicted lengths
-    batch_wait_s: float = 2.0  # longest time that the first request of a bin waits for the bin to fill
+    batch_wait_s: float = 2.0  # longest time for which the first request of a bin waits until the bin is full
 
     def __post_init__(self) -> None:
-        refuse_split(self.mode)
+        reject_disaggregated_mode(self.mode)
         require_known("mode", self.mode, MODES)
         require_known("fairness", self.fairness, FAIRNESS)
         _require_integers(self, 1, "window_tokens", "bins")
@@ -177,10 +179,10 @@ class Admission:
     """Limits of the queue of waiting requests."""
 
     max_queued: int = 20_000
-    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter of all
-    max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above a third of ``Limits.body_budget_bytes``
+    max_queued_per_tenant: int | None = None  # most waiting requests of a tenant with keys; None: a quarter
+    max_queued_bytes: int = 128 << 20  # of queued bodies; no effect above half of ``Limits.body_budget_bytes``
     max_predicted_wait_s: float = math.inf  # a request with a longer predicted wait gets 429; inf: no limit
-    no_engine_s: float = 30.0  # how long requests wait while no engine serves their model; then they get 503
+    no_engine_s: float = 30.0  # longest wait of a request while no engine serves its model; then it gets 503
 
     def __post_init__(self) -> None:
         _require_integers(self, 1, "max_queued", "max_queued_per_tenant", "max_queued_bytes")
@@ -191,15 +193,16 @@ class Admission:
 class Dispatch:
     """How many requests an engine gets at once, and which engine gets a request."""
 
-    start: int = 8  # initial limit of requests at an engine
+    start: int = 8  # initial limit of requests at an engine, which then adapts to its load
     min_concurrency: int = 1
     max_concurrency: int = 512
     kv_high: float = 0.9  # share of the KV cache in use above which the limit shrinks
     adapt_every_s: float = 1.0  # least time between two adaptations
-    affinity: float = 0.5  # share of a session's prompts, and of known prefixes, assumed to be cached at their engine
-    prefixes: str = "tenant"  # prompts that may share a prefix: those of one "tenant", all ("shared"), or "none"
-    # how an engine with a free slot is chosen: "earliest_finish" (predicted backlog, less what the cache saves), or a
-    # router of the simulator
+    # assumed cached share of a prompt at the last engine of its session, and of a prefix that an engine has received
+    affinity: float = 0.5
+    prefixes: str = "tenant"  # prompts compared for shared prefixes: of one "tenant", all ("shared"), or "none"
+    # router that chooses among engines with a free slot: "earliest_finish" (least predicted backlog less the prefill
+    # time that the cache saves), or a router of the simulator
     router: str = "earliest_finish"
     phases: Phases | None = None  # the schedule of every engine in mode rra
 
@@ -216,15 +219,15 @@ class Dispatch:
 OWN_ROUTER = Dispatch.router
 _REFUSED_ROUTERS = {
     "central": "chooses no engine: the gateway has one queue for all engines anyway. Leave router out",
-    "prefix_precise": "must know what the engines' caches hold, and the gateway only knows which prompts it sent "
+    "prefix_precise": "must know the contents of the engines' caches, and the gateway only knows which prompts it sent "
     "there. Use prefix_approximate, which scores in the same way by these prompts",
 }
 
 
 def router_policy(dispatch: Dispatch) -> Policy | None:
-    """Return the simulator's router that chooses engines, or None for the gateway's own choice, OWN_ROUTER.
+    """Return the simulator's router that ``dispatch.router`` names, or None for OWN_ROUTER, the gateway's own.
 
-    Raises InputError if no router has this name, or if it needs what the gateway does not know.
+    Raises InputError if no router has this name, or if the gateway does not know what the router needs.
     """
     if dispatch.router == OWN_ROUTER:
         return None
@@ -248,10 +251,11 @@ class PredictionConfig:
 
     predictor: str = "default"  # "default" (the shipped one), a file, or "none" (256 tokens, at most ``max_tokens``)
     statistic: str = "mean"  # statistic of the predicted distribution by which requests are ordered
-    deadline_s: float = 0.010  # after this time a request continues with the prior
-    inline_below_s: float = 0.0002  # a predictor that is faster per prompt runs on the event loop, others in a process
-    learn: bool = True  # whether predictions are corrected by finished lengths (scale by model, conformal)
-    learn_every: int = 64  # finished requests between two corrections
+    deadline_s: float = 0.010  # time limit of a prediction, after which the request continues with the prior
+    # a predictor of lengthwise that takes less time per prompt runs on the event loop, any other one in a process
+    inline_below_s: float = 0.0002
+    learn: bool = True  # whether finished lengths correct later predictions (scale by model, conformal)
+    learn_every: int = 64  # finished requests between two corrections; fewer at first
 
     def __post_init__(self) -> None:
         require_known("statistic", self.statistic, STATISTICS)
@@ -260,18 +264,18 @@ class PredictionConfig:
 
 @dataclass(frozen=True)
 class Key:
-    """A client's API key, of which only the hash is stored, and the client's rights, priority and quotas."""
+    """The hash of a client's API key, and the client's rights, priority and quotas."""
 
     tenant: str  # name for metrics and fairness
     sha256: str  # hex digest of the key
-    models: tuple[str, ...] = ()  # models that it may use; () all
-    priority: int = 0  # class; smaller is earlier
+    models: tuple[str, ...] = ()  # models that the key gives access to; () all
+    priority: int = 0  # priority class; a smaller one is served earlier
     rate_rps: float = math.inf  # requests per second in the long run; inf: no limit
-    burst: int = 100  # requests at once
+    burst: int = 100  # requests that may arrive at once before ``rate_rps`` limits them
     concurrency: int | None = None  # most requests at once, waiting or running; None: no limit
-    tokens_per_minute: int | None = None  # prompt and output tokens, first as predicted, then as generated
-    tokens_per_day: int | None = None  # likewise per day
-    cost_per_day: float | None = None  # likewise, in the currency of the prices
+    tokens_per_minute: int | None = None  # prompt and output tokens per minute, first as predicted, then as generated
+    tokens_per_day: int | None = None  # prompt and output tokens per day, first as predicted, then as generated
+    cost_per_day: float | None = None  # cost of these tokens per day, in the currency of the prices
     input_cost_per_token: float = 0.0  # price of a prompt token
     output_cost_per_token: float = 0.0  # price of an output token
 
@@ -287,20 +291,20 @@ class Key:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on what clients may send: sizes, numbers and times."""
+    """Limits on the requests of clients: sizes, numbers and times."""
 
-    body_bytes: int = 8 << 20
-    depth: int = 32
-    n: int = 8
-    max_tokens: int = 131_072
-    header_bytes: int = 32 << 10
-    headers: int = 100
-    connections: int = 10_000
-    body_s: float = 30.0  # time for a request to arrive, and for a client that takes no data
-    messages: int = 4096
+    body_bytes: int = 8 << 20  # size of a body
+    depth: int = 32  # nesting depth of a body
+    n: int = 8  # outputs for each prompt (``n`` and ``best_of``)
+    max_tokens: int = 131_072  # output tokens; also the maximum of a request that states none
+    header_bytes: int = 32 << 10  # size of all headers of a request
+    headers: int = 100  # headers of a request
+    connections: int = 10_000  # open connections
+    body_s: float = 30.0  # longest time until a request has arrived, and for which a client takes no data
+    messages: int = 4096  # messages of a chat, or prompts of a completion
     idle_s: float = 75.0  # keep-alive of an idle connection: above that of clients and proxies (60 s)
-    # memory of all bodies that arrive, and of all requests until their response ends (a stream: begins); a request
-    # takes at least twice the size of its body, token ids 7 to 9 times. Each key, or address without, gets a quarter
+    # memory of all arriving bodies, and of all requests until their response ends (a stream: begins). A request takes
+    # at least twice the size of its body, and 7 to 9 times that of token ids. A key (or address) gets a quarter
     body_budget_bytes: int = 512 << 20
     values: int = 1 << 20  # list members and object fields of a body, such as token ids of its prompt
 
@@ -317,16 +321,17 @@ class ResilienceConfig:
     """Health checks, timeouts and retries of engines."""
 
     health_every_s: float = 2.0  # interval of health checks
-    connect_s: float = 5.0  # connection timeout
+    connect_s: float = 5.0  # timeout of a connection, and of a health check
     first_byte_s: float = 600.0  # timeout of the first byte of a response
     stall_s: float = 60.0  # longest silence within a response
     failures: int = 5  # failures in a row that open an engine's circuit
-    open_s: float = 2.0  # time until an open circuit is tried again, doubled each time, up to 16 times this
-    # most retries as a share of requests (10 at once, 5 of one tenant or address); the first retry of
-    # requests in flight at an engine that died is free
+    # time for which a circuit stays open, and an outlier ejected; doubled each time, up to 16 times this
+    open_s: float = 2.0
+    # most retries as a share of requests (at most 10 in a row, 5 of one tenant or address); the first retry of a
+    # request is free if its engine broke the connection, or stalled after the first output
     retry_share: float = 0.2
     drain_s: float = 30.0  # time for admitted requests to finish after SIGTERM
-    answer_bytes: int = 64 << 20  # longest buffered (not streamed) response
+    answer_bytes: int = 64 << 20  # size of the longest buffered (not streamed) response
     leave_s: float = 3600.0  # time for a replaced or vanished engine to finish its responses
 
 
@@ -337,7 +342,7 @@ class Listen:
     host: str = "127.0.0.1"  # address of the clients' port
     port: int = 8000  # for clients: /v1/*, /health, /ready
     admin_host: str = "127.0.0.1"  # address of the admin port; local by default
-    admin_port: int | None = 8001
+    admin_port: int | None = 8001  # metrics and admin page; None: no admin port
     tls: Tls | None = None  # with ``ca`` clients must present a certificate
     proxies: str | None = None  # addresses whose X-Forwarded-For is trusted
     journal: str | None = None  # file of the journal
@@ -370,11 +375,11 @@ class GatewayConfig:
 
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-_ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 - likewise
+_ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def check_ports(config: GatewayConfig) -> None:
-    """Raise InputError if the gateway would listen at the address of an engine."""
+    """Raise InputError if a port of the gateway is the port of an engine on this machine."""
     listen = config.listen
     engines = [urlsplit(engine.url) for engine in config.engines]
     ports = [("port", listen.host, listen.port), ("admin port", listen.admin_host, listen.admin_port or 0)]
@@ -392,7 +397,7 @@ def check_ports(config: GatewayConfig) -> None:
 
 
 def bind_socket(host: str, port: int, name: str) -> socket.socket:
-    """Return a listening socket. Raises InputError, which calls the port ``name``, if the port is taken."""
+    """Return a non-blocking listening socket. Raises InputError if the port is taken; its message names it ``name``."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

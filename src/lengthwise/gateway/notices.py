@@ -1,4 +1,4 @@
-"""Warnings before a gateway serves: settings and engines that anyone can reach, or that do not fit together."""
+"""Warnings before a gateway serves, about settings and engines that are unsafe or do not fit together."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _REQUEST_TIMEOUT_S = 2.0
 _FIRST_CHECK_S = 5.0
 _DEV_ROUTE = "/is_sleeping"
-"""vLLM has it only with VLLM_SERVER_DEV_MODE=1, and then also /sleep, /collective_rpc and the like, without a key."""
+"""vLLM has this route only with VLLM_SERVER_DEV_MODE=1, and then also /sleep and /collective_rpc, without a key."""
 
 
 def notices(config: GatewayConfig) -> list[str]:
-    """Return warnings that follow from the settings alone, before any engine is known; one sentence each."""
+    """Return warnings about the settings, which need no engine."""
     listen, order = config.listen, config.order
     found = []
     if not (config.keys or is_loopback(listen.host) or (listen.tls is not None and listen.tls.ca is not None)):
@@ -64,7 +64,7 @@ def notices(config: GatewayConfig) -> list[str]:
 
 
 async def engine_notices(workers: Iterable[EngineWorker], mode: str) -> list[str]:
-    """Return warnings about engines. At most one GET is sent to each engine, and the wait is at most 2 s."""
+    """Return warnings about engines. Send at most one GET to each engine, and wait for at most 2 s."""
     workers = tuple(workers)
     in_dev_mode = compress(workers, await asyncio.gather(*map(_is_in_dev_mode, workers)))
     found = [
@@ -98,7 +98,7 @@ async def probe_notices(config: GatewayConfig) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a listening address."""
+    """Return whether ``host`` is a loopback address or localhost, which only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -106,7 +106,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _preemption_notice(worker: EngineWorker, mode: str) -> str:
-    """Return why the gateway does not preempt requests at this worker, or "" if it does."""
+    """Return the reason for which the gateway preempts no or few requests at this worker, or "" if there is none."""
     capabilities = worker.capabilities
     if capabilities.token_ids_each and capabilities.token_id_prompts:
         if capabilities.own_defaults is not None:

@@ -1,4 +1,4 @@
-"""Interfaces between the parts of the gateway: listeners to requests, the clock, and a client's connection."""
+"""Interfaces between the gateway's packages: listeners to requests, the clock, and a client's connection."""
 # ruff: noqa: D102 - the implementations document their methods
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from lengthwise.gateway.scheduling import Phase
 
 
 class Listener:
-    """Receives the events of all requests. Its methods run on the event loop, must be quick, and must not raise."""
+    """Receives the events of all requests. Its methods run on the event loop, must return soon, and must not raise."""
 
     def on_admission(self, request: Request) -> None:
         """A request is admitted to the queue, with its first prediction."""
 
     def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:
-        """A request is refused, and not admitted. ``tenant`` is UNAUTHENTICATED if no key was accepted."""
+        """A request is refused before its admission. ``tenant`` is UNAUTHENTICATED if no key was accepted."""
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:
         """A request is dispatched to a worker, for the first time or again."""
@@ -27,7 +27,7 @@ class Listener:
         """The first token arrives from the worker. Not called for a response in a single chunk."""
 
     def tokens(self, request: Request, new_tokens: int, now_s: float) -> None:
-        """More tokens arrive, which ``request.generated_tokens`` already counts."""
+        """Tokens arrive: ``new_tokens`` more, which ``request.generated_tokens`` already includes."""
 
     def requeued(self, request: Request, cause: str, now_s: float) -> None:
         """A request returns to the queue with its tokens. Causes: "preemption", "window", "failed_over", "retried"."""
@@ -79,7 +79,7 @@ monotonic: Clock = time.monotonic  # the real clock; jumps of the wall clock do 
 
 
 class ChunkWriter(Protocol):
-    """A client's connection that takes chunks of a response directly. Call ``write_chunk`` only while ``can_write``."""
+    """A client's connection, to which the relay writes chunks directly while ``can_write`` returns True."""
 
     def can_write(self) -> bool: ...
     def write_chunk(self, chunk: bytes) -> None: ...

@@ -24,13 +24,13 @@ Lengths = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class ReplanEvent:
-    """What a replanner returns when lengths have changed."""
+    """Result of a replanner after the lengths of requests have changed."""
 
-    message: tuple[str, ...]  # what has changed, in sentences
-    phases: Phases | None = None  # the new schedule; None: it stays
-    schedule: str = ""  # the new schedule in words; "" unchanged
-    failed: bool = False
-    more: Any = None  # details of the replanner's own; picklable
+    message: tuple[str, ...]  # sentences that describe the change
+    phases: Phases | None = None  # new schedule; None: unchanged
+    schedule: str = ""  # description of the new schedule; "" unchanged
+    failed: bool = False  # whether replanning failed
+    more: Any = None  # further results of the replanner; picklable
 
 
 class Replanner(Protocol):
@@ -42,10 +42,10 @@ class Replanner(Protocol):
 
     @property
     def false_positive_rate(self) -> float:
-        """Probability that there is any event while lengths do not change."""
+        """Largest probability of any event, however many requests are observed, while lengths do not change."""
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> ReplanEvent | None:
-        """Add the lengths of a request, in order of arrival. Return an event if one is due."""
+        """Add the lengths of the next request in order of arrival (see Lengths). Return an event if one is due."""
 
 
 Apply = Callable[[Phases], Awaitable[None]]  # applies a schedule from each engine's next phase on
@@ -56,23 +56,23 @@ ReplannerFactory = Callable[[], Replanner]  # makes the replanner; picklable
 class ReplanningState:
     """The current state of replanning, for metrics and the admin page."""
 
-    up: bool = True  # whether lengths are watched, or will be after the start; ``error`` is the reason if not
-    error: str = ""
-    observed: int = 0
+    up: bool = True  # whether lengths are observed, or will be after the start
+    error: str = ""  # cause if lengths are no longer observed
+    observed: int = 0  # requests whose lengths were observed
     evidence: float = 1.0
-    false_positive_rate: float = math.nan
-    schedule: str = ""  # the current schedule in words; "" the first one
-    changed: int = 0
-    unchanged: int = 0  # events that left the schedule as it was
-    failed: int = 0
-    last: tuple[str, ...] = ()  # the last event's message; () none
-    last_s: float = math.nan
+    false_positive_rate: float = math.nan  # NaN until the replanner has started
+    schedule: str = ""  # description of the current schedule; "" the configured one
+    changed: int = 0  # events that changed the schedule
+    unchanged: int = 0  # events without failure that left the schedule as it was
+    failed: int = 0  # failures
+    last: tuple[str, ...] = ()  # message of the last event; () none
+    last_s: float = math.nan  # time of the last event
 
 
 class ArrivalOrder:
-    """Returns the lengths of requests in the order in which the requests arrived, not in which they ended.
+    """Returns the lengths of requests in order of arrival, although the lengths become known in order of end.
 
-    Short requests end before long ones that arrived with them, so the first lengths to be known are biased.
+    Short requests end before long ones that arrived with them, so lengths in order of end are biased.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class ArrivalOrder:
         self._active.add(request_id)
 
     def on_end(self, request_id: int, lengths: tuple[int, int] | None, now_s: float) -> list[Lengths]:
-        """Record that a request has ended. Return the lengths that can be passed on now, in order of arrival.
+        """Record that a request has ended. Return the lengths of all requests that are now complete and in order.
 
-        Lengths can be passed on once all earlier requests have ended, too. Unknown ``lengths`` (None) are left out.
+        Lengths are in order once all earlier requests have ended. Unknown ``lengths`` (None) are left out.
         """
         if request_id not in self._active:
             return []
@@ -167,8 +167,9 @@ _MAX_LENGTHS = 512  # lengths in one message to the process
 class PlanTracker(Listener):
     """Adapts the schedule of mode rra to the lengths of requests while its ``async with`` block runs.
 
-    A replanner, made by ``factory`` in a separate process, watches the lengths, and ``apply`` applies its schedules. If
-    the replanner fails, the last schedule stays in use. Requests that arrive while ``paused`` is True are left out.
+    A replanner, which ``factory`` makes in a separate process, observes the lengths. ``apply`` applies its schedules.
+    If it fails, or takes longer than ``plan_s``, the last schedule stays in use. Requests that are admitted while
+    ``paused`` is True are left out.
     """
 
     def __init__(
@@ -193,8 +194,8 @@ class PlanTracker(Listener):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def stable(self) -> None:
-        """Wait until all lengths so far are observed, or the process has failed."""
+    async def wait_observed(self) -> None:
+        """Wait until the replanner has observed all lengths so far, or has failed."""
         await self._idle.wait()
 
     def on_admission(self, request: Request) -> None:
@@ -203,7 +204,7 @@ class PlanTracker(Listener):
             self._order.on_arrival(request.id)
 
     def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:  # noqa: ARG002
-        """Pass the lengths that are in order now to the replanner."""
+        """Pass the lengths of finished requests to the replanner, in order of arrival."""
         if not self.state.up:
             return
         counts = outcome is Outcome.FINISHED and request.choices == 1 and request.generated_tokens > 0
@@ -225,7 +226,7 @@ class PlanTracker(Listener):
                     state.evidence = answer["evidence"]
                     state.observed += len(lengths)
                     for event in answer["events"]:
-                        await self._take(event)
+                        await self._apply_event(event)
                     if not self._waiting:
                         self._has_waiting.clear()
                         self._idle.set()
@@ -233,13 +234,13 @@ class PlanTracker(Listener):
             message = str(error) if isinstance(error, LengthwiseError) else f"{type(error).__name__}: {error}"
             self.state.up, self.state.error = False, message or type(error).__name__
             self.state.failed += 1
-            message = f"lengths are no longer watched, the schedule stays as it is: {self.state.error}"
+            message = f"lengths are no longer observed, the schedule stays as it is: {self.state.error}"
             self._record(ReplanEvent((message,), failed=True))
             self._waiting, self._order = [], ArrivalOrder()
             self._idle.set()
             _log.error("%s", message)
 
-    async def _take(self, event: ReplanEvent) -> None:
+    async def _apply_event(self, event: ReplanEvent) -> None:
         before, phases = self._phases, event.phases
         if phases is not None and phases != before:
             await self._apply(phases)

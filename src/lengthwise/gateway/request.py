@@ -12,23 +12,21 @@ from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from lengthwise.statistics import Floats
 
-Floats = npt.NDArray[np.float64]
 MAX_TOKENS = float(1 << 20)
 
-BLOCK_CHARS, BLOCK_IDS = 256, 64  # length of a block of text, in characters, and of token ids
+BLOCK_CHARS, BLOCK_IDS = 256, 64  # length of a block: characters of a text, or token ids
 
 PREFIX_BLOCKS = tuple(accumulate(range(23), lambda size, _: max(size + 1, size * 5 // 4), initial=1))
-"""Lengths of hashed prefixes in blocks: 1 to 8, then each 25 % longer; up to 60,000 characters."""
+"""Lengths of hashed prefixes in blocks: 1 to 8, then each 20 to 25 % longer, up to 235 (60,160 characters)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPrefix:
-    """Hashes of the beginning of a prompt, by which prompts with a common beginning are recognised.
+    """Hashes of a prompt's prefixes. Prompts that share a prefix have equal hashes for it.
 
-    There is one hash for each length in PREFIX_BLOCKS that the prompt reaches. A block has ``block_tokens`` tokens.
+    ``keys`` has one hash for each length in PREFIX_BLOCKS that the prompt reaches. A block has ``block_tokens`` tokens.
     """
 
     keys: tuple[int, ...] = ()
@@ -40,11 +38,11 @@ class PromptPrefix:
         return tuple((round(size * self.block_tokens), key & bits) for size, key in sizes)
 
 
-EMPTY = PromptPrefix()
+NO_PREFIX = PromptPrefix()
 
 
 class PrefixHasher:
-    """Hashes beginnings of prompts to 64 bits by keyed BLAKE2b.
+    """Hashes prefixes of prompts to 64 bits by keyed BLAKE2b.
 
     ``secret`` is the key, up to 64 bytes (None: random). Clients that do not know it cannot forge equal hashes.
     """
@@ -55,18 +53,18 @@ class PrefixHasher:
     def of_text(self, text: str, tokens: int, *, model: str, tenant: int = 0) -> PromptPrefix:
         """Return the hashes of a text that has ``tokens`` tokens. They differ between models and between tenants."""
         if len(text) < BLOCK_CHARS:
-            return EMPTY
+            return NO_PREFIX
         keys = self._chain(("text", model, tenant), text, BLOCK_CHARS)
         return PromptPrefix(keys, tokens * BLOCK_CHARS / len(text))
 
     def of_ids(self, ids: Sequence[int], *, model: str, tenant: int = 0) -> PromptPrefix:
         """Return the hashes of a prompt given as token ids. They differ between models and between tenants."""
         if len(ids) < BLOCK_IDS:
-            return EMPTY
+            return NO_PREFIX
         ids = ids[: PREFIX_BLOCKS[-1] * BLOCK_IDS]
         try:
             kind, packed = "ids", array("I", ids)
-        except OverflowError:  # ids beyond 32 bits, which no engine has, are hashed as another kind
+        except OverflowError:  # no engine has ids beyond 32 bits, but a client may send them
             kind, packed = "wide ids", array("Q", [one & (1 << 64) - 1 for one in ids])
         return PromptPrefix(self._chain((kind, model, tenant), packed, BLOCK_IDS), float(BLOCK_IDS))
 
@@ -85,13 +83,13 @@ class PrefixHasher:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request. The request's place in the queue, its worker and its retries depend on the sender."""
+    """The sender of a request, on which the request's order in the queue, its worker and its retries depend."""
 
     tenant: int = 0  # number in ``edge.Tenants``; 0 anonymous
-    priority: int = 0  # class of the key; smaller is earlier
-    session: str = ""  # name of the session, whose requests prefer one worker; "" none
+    priority: int = 0  # priority class of the key; a smaller one is served earlier
+    session: str = ""  # name of the session; its requests prefer one worker; "" none
     address: str = ""  # network address (of IPv6 the /64); "" unknown
-    deadline_s: float = float("inf")  # when the client gives up unless the answer has begun, on the gateway's clock
+    deadline_s: float = float("inf")  # time on the gateway's clock until which the client waits for its first byte
 
 
 ANONYMOUS = Client()
@@ -99,12 +97,12 @@ UNAUTHENTICATED = -1  # the tenant of a request that is refused before a key is 
 
 
 class InvalidBodyError(ValueError):
-    """A field that only the relay reads cannot be parsed, such as a number beyond a double."""
+    """The relay cannot parse a body that the edge has accepted, for example because a number exceeds a double."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientRequest:
-    """A completion request as the edge passes it to the relay: the body as received, and checked values."""
+    """A completion request as the edge passes it to the relay: the received body, and values checked by the edge."""
 
     api: str  # "chat" or "completions"
     body: bytes  # JSON object in UTF-8, without duplicates of fields that the gateway reads
@@ -112,9 +110,9 @@ class ClientRequest:
     stream: bool
     text: str  # text of the prompt, for length predictors; "" for token ids
     prompt_tokens: int
-    prefix: PromptPrefix = EMPTY
+    prefix: PromptPrefix = NO_PREFIX
     max_tokens: int | None  # longest output; None if the client sets none
-    choices: int  # outputs of all prompts: ``n`` or ``best_of`` for each
+    choices: int  # number of outputs: the larger of ``n`` and ``best_of`` for each prompt
     arrival_s: float  # when the body was complete, on the gateway's clock
     headers: list[tuple[str, str]]  # headers for the engine
     client: Client = ANONYMOUS
@@ -135,7 +133,7 @@ class ClientRequest:
         return self._fields
 
     def release(self, *, text: bool, retained_bytes: int) -> None:
-        """Free what only a restart needs: body, fields and, if ``text``, the text. ``retained_bytes`` remain in use."""
+        """Free body, fields and, if ``text``, the text, which only a restart needs. ``retained_bytes`` stay in use."""
         self.body, self._fields = b"", None
         if text:
             self.text = ""
@@ -146,16 +144,16 @@ class Outcome(StrEnum):
     """How a request ends. An admitted request has exactly one outcome, which is never REFUSED."""
 
     FINISHED = "finished"
-    REFUSED = "refused"  # the gateway did not admit it, and sent an error status of its own
-    REJECTED = "rejected"  # an engine answered with 4xx, which was passed on
+    REFUSED = "refused"  # the gateway did not admit it, and sent an error status
+    REJECTED = "rejected"  # an engine answered with 4xx, which the client received
     FAILED = "failed"  # no engine could finish it, or the gateway stopped
     CLIENT_GONE = "client_gone"
-    EXPIRED = "expired"  # it waited too long while no engine served its model, or beyond its deadline
+    EXPIRED = "expired"  # it waited ``no_engine_s`` while no engine served its model, or beyond its deadline
 
 
 @dataclass(frozen=True, slots=True)
 class LengthPrediction:
-    """Prediction of the total output length. ``source`` states where it comes from."""
+    """Prediction of the total output length, and the ``source`` of this prediction."""
 
     total_tokens: float  # statistic of the predicted total length, by which requests are ordered
     # "predictor", "prior" (no predictor, or it was late or failed), "requested" (the client fixed the length), "oracle"
@@ -173,11 +171,11 @@ DEFAULT_PREDICTION = LengthPrediction(256.0)
 
 @dataclass(slots=True, eq=False)
 class FullQueues:
-    """How often engines have reported a full queue to a request since its last token."""
+    """Counts reports of a full queue that a request has received from engines since its last token."""
 
-    last_s: float = float("inf")  # the last time; inf: never
+    last_s: float = float("inf")  # time of the last report; inf: none
     count: int = 0
-    count_while_accepting: int = 0  # of these, how often the engine accepted other requests
+    count_while_accepting: int = 0  # reports by an engine that had accepted another request since the report before
 
 
 @dataclass(slots=True, eq=False)
@@ -190,13 +188,13 @@ class DispatchState:
     dispatched_s: float = float("nan")  # when it was last dispatched
     dispatch_number: int = -1  # number of its last dispatch, counted over all requests; -1 never dispatched
     last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
-    preemptions: int = 0  # how often it was preempted
+    preemptions: int = 0  # number of its preemptions
     cached_tokens: int = 0  # prompt tokens that were probably cached at its last dispatch
     kv_tokens: int = 0  # size of its last worker's KV cache; 0: unknown
     avoid: frozenset[str] = frozenset()  # workers that have failed the request
-    single_chunk: bool = False  # whether the engine sends the response in one chunk, without a first token
+    single_chunk: bool = False  # whether the engine sends the response in one chunk, so that its first token is unknown
     full_queues: FullQueues = field(default_factory=FullQueues)
-    unseen_tokens: float = 0.0  # estimated output if its client left before any of its tokens were counted
+    unseen_tokens: float = 0.0  # estimated output if its client left before any token was counted
     reported_cached_tokens: float = float("nan")  # prompt tokens that were cached, as the engine reports them
 
     def waited_s(self, now_s: float) -> float:
@@ -215,8 +213,8 @@ class Request:
     max_tokens: int  # requested maximum; the gateway's limit if the client sets none
     client: Client = ANONYMOUS
     body_bytes: int = 0
-    prefix: PromptPrefix = EMPTY  # requests with a common prefix prefer one worker
-    preemptible: bool = False  # whether preemptions leave its answer unchanged
+    prefix: PromptPrefix = NO_PREFIX  # requests with a common prefix prefer one worker
+    preemptible: bool = False  # whether a preemption leaves its answer unchanged
     length_prediction: LengthPrediction = DEFAULT_PREDICTION
     fixed_tokens: int = 0  # output length that the client fixed; 0 if it fixed none
     choices: int = 1
@@ -227,7 +225,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the gateway does not serve a request: HTTP status, reason for metrics, message, and when to retry."""
+    """Answer to a request that the gateway does not serve: HTTP status, reason for metrics, message, retry time."""
 
     status: int
     reason: str

@@ -1,4 +1,4 @@
-"""Run the scheduler on the event loop, where requests wait for their workers."""
+"""Run the scheduler on the event loop, and let the tasks of requests wait for their workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 PREEMPTED, WORKER_GONE, STOPPED = "preemption", "worker gone", "stopped"  # causes of interruptions
 _MIN_TIMER_S = 0.001
-"""Least delay of the timer: a scheduler that returns "now" again and again does not spin the loop."""
+"""Least delay of the timer, so that a scheduler whose next decision is always due now does not block the loop."""
 
 
 class NotServedError(Exception):
-    """A request is refused or cannot be served any more, for the reason in ``refusal``."""
+    """A request is refused, or can no longer be served. ``refusal`` is the answer to its client."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -33,11 +33,12 @@ class RequestEndedError(Exception):
 
 
 class Ticket:
-    """Handle of an admitted request, by which its task waits for a worker and reports progress and end.
+    """Handle of an admitted request, through which its task waits for a worker and reports progress and end.
 
     ``worker`` is the name that the worker had when it was assigned, "" while the request waits. ``is_interrupted`` is
-    set when the scheduler preempts the request or its worker is lost. The task must then abort the attempt and call
-    ``requeue``. ``on_interrupt``, called with the cause at that moment, may abort it at once; for STOPPED it must.
+    set when the scheduler preempts the request or its worker is lost. The task must then abort its attempt and call
+    ``requeue``. ``on_interrupt`` is called at that moment with the cause (PREEMPTED, WORKER_GONE or STOPPED). It may
+    abort the attempt at once, and must do so for STOPPED.
     """
 
     __slots__ = (
@@ -62,21 +63,21 @@ class Ticket:
             self.end(Outcome.CLIENT_GONE, "while it waited")
             raise
         finally:
-            # Retrieve an exception that a cancelled task never sees, or asyncio logs it.
+            # Retrieve the exception: asyncio logs it otherwise if the task was cancelled and does not raise it.
             if self._future.done() and not self._future.cancelled():
                 self._future.exception()
             self._future = None
         return self
 
     def on_first_token(self) -> None:
-        """Report that the first token arrives. Not called for a response in a single chunk."""
+        """Report that the first token has arrived. Do not call it for a response in a single chunk."""
         self._driver.listeners.first_token(self.request, self._driver.clock())
 
     def on_progress(self, total_generated: int) -> None:
         """Report the number of tokens generated so far. It is ignored unless above ``request.generated_tokens``."""
         request, driver = self.request, self._driver
         before = request.generated_tokens
-        # An engine's count beyond what the request allows is an error, for which no tenant pays.
+        # An engine that counts more tokens than the request allows is wrong, and no tenant pays for them.
         total_generated = min(total_generated, request.choices * request.max_tokens)
         if not self.has_ended and total_generated > before:
             now_s = driver.clock()
@@ -96,7 +97,7 @@ class Ticket:
     async def requeue(self, cause: str, *, avoid: str = "", generated: int | None = None) -> Ticket:
         """Return the request to the queue, and wait for a worker, if possible for another one than ``avoid``.
 
-        ``generated`` is how many of its tokens the request retains. None means all.
+        ``generated`` is the number of generated tokens that the request retains. None means all.
         """
         now_s = self._now_s()
         retained = self.request.generated_tokens if generated is None else generated
@@ -105,9 +106,9 @@ class Ticket:
         return await self.wait()
 
     async def on_queue_full(self, refusal: Refusal, retry_after_s: float = 0.0) -> Ticket:
-        """Queue the request again and wait, because the engine reported a full queue. This is no failure.
+        """Queue the request again and wait, because the engine reported a full queue, which is no failure.
 
-        Raises NotServedError with ``refusal`` if engines that accept other requests refuse this one again and again.
+        Raises NotServedError with ``refusal`` at the third such report while the engine accepts other requests.
         """
         now_s = self._now_s()
         if not self._driver.scheduler.on_queue_full(now_s, self.current_worker, self.request.id, retry_after_s):
@@ -124,7 +125,7 @@ class Ticket:
 
     @property
     def current_worker(self) -> str:
-        """The current name of the assigned worker, which may have been renamed, or "" while the request waits."""
+        """Current name of the assigned worker, which may have been renamed, or "" while the request waits."""
         return self.worker and (self.request.dispatch.worker or self.worker)
 
     # Called by the driver:
@@ -136,7 +137,7 @@ class Ticket:
             self._future.set_result(worker)
 
     def end_with_error(self, refusal: Refusal, outcome: Outcome, detail: str) -> None:
-        """End the request. Raise NotServedError in its task if that waits, otherwise interrupt its attempt."""
+        """End the request. If its task waits, raise NotServedError there. Otherwise interrupt its attempt."""
         self._fail_waiting(NotServedError(refusal))
         self.end(outcome, detail)
         self.interrupt(STOPPED)
@@ -205,17 +206,17 @@ class SchedulerDriver:
         return self.scheduler.statistics(self.clock())
 
     def position(self, request_id: int) -> int | None:
-        """Return how many requests precede a request, or None if it does not wait."""
+        """Return the number of requests that precede a waiting request, or None if it does not wait."""
         return self.scheduler.position(request_id)
 
-    async def emptied(self) -> None:
+    async def wait_empty(self) -> None:
         """Wait until there is no admitted request."""
         while self._tickets:
             self._empty.clear()
             await self._empty.wait()
 
     def close(self) -> None:
-        """Stop deciding, end all admitted requests as failed (waiting ones get 503), and refuse later ones."""
+        """End all admitted requests as failed (waiting ones get 503), stop the timer, and refuse later requests."""
         self._closed = True
         for ticket in list(self._tickets.values()):
             ticket.end_with_error(DRAINING, Outcome.FAILED, "the gateway stopped")
@@ -255,7 +256,7 @@ class SchedulerDriver:
                 ticket.interrupt(cause)
 
     def wake_when_due(self, now_s: float) -> None:
-        """Call the scheduler when its next decision is due: set the timer, or ``wake`` if that is now."""
+        """Let the scheduler decide when its next decision is due: by ``wake`` if that is now, else by the timer."""
         if self._is_woken:
             return
         if (when_s := self.scheduler.next_s(now_s)) <= now_s:
@@ -264,7 +265,7 @@ class SchedulerDriver:
             self._set_timer(when_s, now_s)
 
     def _set_timer(self, when_s: float, now_s: float) -> None:
-        # An earlier timer stays: one more decision then is cheaper than two timers per request.
+        # An earlier timer stays: one more call of the scheduler costs less than a new timer for each request.
         if self._timer is not None and self._timer_s <= when_s:
             return
         self._stop_timer()

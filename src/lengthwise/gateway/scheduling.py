@@ -1,4 +1,4 @@
-"""Records that the scheduler exchanges with its driver: states of workers, decisions, statistics."""
+"""Records that the scheduler exchanges with its driver: worker states, decisions, statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from lengthwise.gateway.request import Refusal
 
 PASSTHROUGH_MODES = ("observe", "engine-priority", "engine-plugin")
-"""Modes that dispatch requests at once, up to an engine's ``concurrency``."""
+"""Modes that dispatch every request at once, unless ``concurrency`` limits the requests at an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class Signals:
     """The load that an engine reports. A number that the engine does not report is None."""
 
     running: float | None = None  # requests in its batch
-    waiting: float | None = None
+    waiting: float | None = None  # requests in the engine's own queue
     kv_used: float | None = None  # share of the KV cache in use
     preemptions: float | None = None  # since the engine started
-    at_s: float = float("-inf")
+    at_s: float = float("-inf")  # time of the report on the gateway's clock; -inf: no report
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class WorkerState:
 
     name: str
     models: tuple[str, ...]
-    up: bool = True  # whether it may be given requests (``EngineWorker.unavailable_reason`` is empty)
-    # limit set by configuration, half-open circuit or ramp; None: adapted to signals (unlimited in passthrough modes)
+    up: bool = True  # whether it may receive requests (``EngineWorker.unavailable_reason`` is empty)
+    # limit set by configuration, half-open circuit or ramp; None: adapted to signals (no limit in PASSTHROUGH_MODES)
     concurrency: int | None = None
-    slots: int | None = None  # most sequences that the engine runs at once, if it reports them
-    kv_tokens: int | None = None
-    tokens_per_s: float | None = None
+    slots: int | None = None  # most sequences that the engine runs at once; None: not reported
+    kv_tokens: int | None = None  # size of its KV cache; None: not reported
+    tokens_per_s: float | None = None  # output rate between its last two reports; None: unknown
     signals: Signals = Signals()
     epoch: int = 0  # grows with every restart, which loses all requests in flight
-    renamed_from: str = ""  # of a leaving worker: its name before a new worker took that name; "" none
-    address: str = ""  # a renamed worker and a new one at the same address are one engine; "" unknown
+    renamed_from: str = ""  # former name of a worker that drains, if a new worker has taken that name; "" none
+    address: str = ""  # URL; a renamed worker and a new worker with the same URL are one engine; "" unknown
 
 
 @dataclass(slots=True)
@@ -44,12 +44,12 @@ class Phase:
     """A phase of one worker in mode rra: a prefill, then the decode iterations until the next prefill or until idle."""
 
     worker: str
-    cause: str  # of its end: "steps" (all iterations done), "idle" (no request left), "stalled" (slow streams)
+    cause: str  # cause of its end: "steps" (all iterations done), "idle" (no request left), "stalled" (slow streams)
     started_s: float
-    finished_s: float = float("nan")  # when the next phase began; if no request was left, time of the last token
-    prefill_batch: int = 0  # requests of its prefill; ``decode_batch`` are those at the worker after the prefill
-    prompt_tokens: int = 0
-    decode_batch: int = 0
+    finished_s: float = float("nan")  # start of the next phase, or time of the last token if no request is left
+    prefill_batch: int = 0  # requests of its prefill
+    prompt_tokens: int = 0  # of its prefill
+    decode_batch: int = 0  # requests at the worker after the prefill
     decode_steps: int = 0  # iterations until its end
     remaining_batch: int = 0  # requests at the worker at its end
     overdue: int = 0  # requests dispatched after the prefill because they had waited ``max_wait_s``
@@ -57,11 +57,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Decisions to carry out now: expire, then preempt, then assign. ``phases`` are only reports."""
+    """Decisions to carry out now, in the order of the fields, except for ``phases``, which are only reports."""
 
-    expire: tuple[tuple[int, Refusal], ...] = ()  # requests that have waited too long, with the reason
-    preempt: tuple[int, ...] = ()  # requests to abort at their worker and to return with their tokens so far
-    assign: tuple[tuple[int, str], ...] = ()  # (request, worker) to dispatch, to slots that are free already
+    expire: tuple[tuple[int, Refusal], ...] = ()  # (id of a request that has waited too long, answer to its client)
+    preempt: tuple[int, ...] = ()  # ids of requests to abort at their worker and to requeue with their tokens so far
+    assign: tuple[tuple[int, str], ...] = ()  # (id of a request, name of the worker to which it is dispatched)
     phases: tuple[Phase, ...] = ()  # phases that have ended since the last decisions
 
     def __bool__(self) -> bool:
@@ -70,23 +70,23 @@ class Decisions:
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """The requests that a worker got since the start, each counted when it is first dispatched."""
+    """Requests dispatched to a worker since the start. Only the first dispatch of a request counts."""
 
     requests: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of these, probably cached there, by the prompts that the worker got before
+    cached_tokens: int = 0  # prompt tokens that the worker had probably cached, judged by earlier prompts
 
 
 @dataclass(frozen=True)
-class WorkerNumbers:
-    """Current numbers of a worker: requests in flight, the limit (None if unlimited), and predicted remaining work."""
+class WorkerStatistics:
+    """Current numbers of a worker."""
 
     name: str
     up: bool
-    in_flight: int
-    limit: int | None
-    backlog_s: float  # seconds of prefill and decode left
-    backlog_tokens: float
+    in_flight: int  # requests at the worker
+    limit: int | None  # most requests at the worker; None: no limit
+    backlog_s: float  # predicted seconds of prefill and decode left
+    backlog_tokens: float  # predicted remaining output tokens
     signals: Signals
     dispatched: DispatchCounts = field(default_factory=DispatchCounts)
 
@@ -95,14 +95,14 @@ class WorkerNumbers:
 class Statistics:
     """Current numbers of the scheduler, for metrics, autoscaling and the admin page."""
 
-    waiting: int
-    waiting_bytes: int
-    running: int
+    waiting: int  # requests in the queue and in bins
+    waiting_bytes: int  # size of their bodies
+    running: int  # requests at workers
     oldest_wait_s: float
     backlog_tokens: float  # predicted remaining output tokens of waiting and running requests
     backlog_s: float  # seconds in which all workers together generate them
     predicted_wait_s: float  # predicted wait of a request that arrives now
-    ordering: bool  # whether the order matters now: requests wait
-    preemptions: int
-    workers: tuple[WorkerNumbers, ...] = ()
-    router: str = ""  # which chooses workers
+    ordering: bool  # whether requests wait, so that their order matters
+    preemptions: int  # since the start
+    workers: tuple[WorkerStatistics, ...] = ()
+    router: str = ""  # name of the router

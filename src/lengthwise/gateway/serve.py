@@ -46,8 +46,8 @@ def require_extra() -> None:
 class Gateway:
     """A complete gateway: an async context manager that serves requests within its block.
 
-    ``listeners`` receive the events of every request, besides the gateway's own. ``make_predictor`` makes another
-    LengthPredictor, for example one that knows the lengths. ``make_replanner`` makes a replanner, which adapts the
+    ``listeners`` receive the events of every request. ``make_predictor`` and ``make_fleet`` replace LengthPredictor and
+    Fleet, for example by a predictor that knows the lengths. ``make_replanner`` makes a replanner, which adapts the
     schedule of mode rra to the lengths of requests. Raises InputError if the gateway cannot serve.
     """
 
@@ -63,7 +63,7 @@ class Gateway:
     ) -> None:
         require_extra()
         if make_replanner is not None and config.order.mode != "rra":
-            raise InputError(f"a schedule follows lengths in mode rra alone; the mode is {config.order.mode}")
+            raise InputError(f"only mode rra has a schedule to replan; the mode is {config.order.mode}")
         self.config, self._clock, self._listeners = config, clock, listeners
         self._make_predictor, self._make_fleet, self._make_replanner = make_predictor, make_fleet, make_replanner
         self.port, self._stopped = 0, False
@@ -82,7 +82,7 @@ class Gateway:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop. Clients of unfinished requests get an error. Call ``drain`` before, so that requests can finish."""
+        """Stop at once. Unfinished requests fail: call ``drain`` before, so that they can finish."""
         await self.stop()
 
     async def drain(self) -> bool:
@@ -92,7 +92,7 @@ class Gateway:
         try:
             async with asyncio.timeout(drain_s):
                 while self.driver.num_requests or self.app.in_flight:
-                    await self.driver.emptied()
+                    await self.driver.wait_empty()
                     await asyncio.sleep(_POLL_INTERVAL_S)
         except TimeoutError:
             _log.warning("%d requests had not finished after %g s", self.driver.num_requests, drain_s)
@@ -108,7 +108,7 @@ class Gateway:
             await self._stack.aclose()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration: settings of the queue also to queued requests, all others to later requests.
+        """Apply another configuration: settings of the queue to all requests, other settings to later requests.
 
         Concurrent calls are applied one after the other. The gateway's certificate is read again. Raises InputError,
         and changes nothing, if a setting cannot change while the gateway runs, or cannot be used.
@@ -118,7 +118,7 @@ class Gateway:
 
     async def apply_phases(self, phases: Phases) -> None:
         """Apply another schedule from each engine's next phase on. Raises InputError as ``configure`` does."""
-        async with self._configuring:  # read the configuration inside, or a concurrent change would be undone
+        async with self._configuring:  # the configuration is read inside, or a concurrent change would be lost
             config = self.config
             await self._configure(replace(config, dispatch=replace(config.dispatch, phases=phases)))
 
@@ -169,7 +169,7 @@ class Gateway:
         self.length_predictor: Any = make_predictor(config.prediction, clock, driver.repredict)
         for part in (self.telemetry, self.length_predictor):
             driver.listeners.add(await stack.enter_async_context(part))
-        fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, busy=self._in_flight)
+        fleet = (self._make_fleet or Fleet)(config, clock, driver.fleet_changed, num_in_flight=self._num_in_flight)
         self.fleet: Any = await stack.enter_async_context(fleet)
         driver.listeners.add(self.fleet.listener)
         if self._make_replanner is not None:
@@ -190,10 +190,10 @@ class Gateway:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
-        # Last, so that /ready is answered when all is up.
+        # The clients' port opens last, so that /ready answers only when everything else is up.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
 
-    def _in_flight(self, name: str) -> int:
+    def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)
 
     async def _serve(self, app: Any, listener: socket.socket, **options: Any) -> tuple[uvicorn.Server, int]:
@@ -222,10 +222,10 @@ def serve(
 ) -> None:
     """Run a gateway until a signal.
 
-    At SIGTERM or SIGINT, /ready fails, new completions get 503, and admitted ones may finish within
-    ``resilience.drain_s``. A second signal, or one during the start, stops the gateway at once. At SIGHUP, ``reload``
-    reads the configuration again; if that fails, the error is logged and nothing changes. Once the gateway listens,
-    ``ready`` is called with both ports, and ``started`` is awaited with the gateway.
+    At SIGTERM or SIGINT, /ready fails, new completion requests get 503, and admitted ones may finish within
+    ``resilience.drain_s``. A second such signal, or one during the start, stops the gateway at once. At SIGHUP,
+    ``reload`` reads the configuration again; if that fails, the error is logged and nothing changes. Once the gateway
+    listens, ``ready`` is called with both ports (the admin port may be None), and then ``started`` with the gateway.
 
     Raises InputError if a port is taken or the configuration is inconsistent, and MissingExtraError.
     """
@@ -310,7 +310,7 @@ async def _serve_until_signal(
 
 
 class BackgroundGateway:
-    """A gateway on another thread. ``rows`` are the requests that have ended, in the order of their ends."""
+    """A gateway on another thread. ``rows`` are the journal's rows of finished requests, with any outcome, in order."""
 
     def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
         self.gateway, self._loop = gateway, loop

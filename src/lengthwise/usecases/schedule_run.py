@@ -430,7 +430,7 @@ def _played(
         measured = load.bench(gateway.url, workload, filling, capabilities)
         gateway.call(gateway.gateway.drain())
         if following is not None:
-            gateway.call(following.stable(), timeout_s=_REPLAN_S)
+            gateway.call(following.wait_observed(), timeout_s=_REPLAN_S)
     rows = tuple(sorted(gateway.rows, key=lambda row: row.arrival_s)[-len(workload) :])
     engines = len(config.engines)
     if planned.phases is None:

@@ -53,7 +53,7 @@ class World:
             SimpleNamespace(states=lambda: self.states, worker=self.worker),
             SimpleNamespace(state=lambda: {"predictor": "lexical", "where": "in line", "sources": {"predictor": 400}}),
             self.telemetry,
-            monitor=SimpleNamespace(found=self.found) if self.found else None,
+            monitor=SimpleNamespace(estimate=self.found) if self.found else None,
             clock=lambda: self.now_s,
         )
 

@@ -7,7 +7,7 @@ import pytest
 from admin_worlds import World
 
 from lengthwise.gateway.admin.state import MIN_INTERVAL_REQUESTS, Policies, change_against_fcfs, measured, simulated
-from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, RecentRows, as_json, gain
+from lengthwise.gateway.observe import Change, Gain, OrderGain, OrderTimes, RecentRows, as_json, gain, of_rows
 from lengthwise.gateway.request import Outcome
 from lengthwise.gateway.telemetry import Row
 
@@ -110,8 +110,8 @@ def test_the_page_and_the_report_state_the_same_of_the_same_requests(mode: str) 
     record = RecentRows()
     world.telemetry.timelines.subscribe(record.append)
     world.live(90, 4.5)
-    report = gain(record.trace(), world.config.order, draws=20)
-    world.app.state.monitor.found = as_json(report)
+    report = gain(of_rows(record.rows), world.config.order, draws=20)
+    world.app.state.monitor.estimate = as_json(report)
     state = world.app.state.now()
     order = report.order("isrtf" if mode == "isrtf" else "srtf")
     assert state["change"]["value"] == pytest.approx(order.mean.value, rel=1e-4)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from admin_worlds import EVIL, NAMES, World
 
-from lengthwise.gateway.admin.app import allowed, page
+from lengthwise.gateway.admin.app import is_allowed_host, page
 
 pytest.importorskip("prometheus_client")
 
@@ -129,7 +129,7 @@ def test_probes_are_answered_under_any_name(busy) -> None:
     ],
 )
 def test_which_names_are_answered(host, fine) -> None:
-    assert allowed(host, "admin.mine.example") is fine
+    assert is_allowed_host(host, "admin.mine.example") is fine
 
 
 def test_the_page_fetches_nothing_and_runs_only_its_own_script(busy) -> None:

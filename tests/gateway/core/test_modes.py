@@ -94,7 +94,7 @@ def test_bins_hold_requests_of_like_length():
     batches = {}
     for entry in made.queue:
         if entry.batch > 40:
-            batches.setdefault(entry.batch, []).append(entry.predicted)
+            batches.setdefault(entry.batch, []).append(entry.predicted_tokens)
     assert len(batches) > 40
     assert all(len(batch) == 5 for batch in batches.values())
     widths = [max(batch) - min(batch) for batch in batches.values()]

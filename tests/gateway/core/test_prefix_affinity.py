@@ -13,7 +13,7 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.dispatch import DispatchPass, Sessions
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry
 from lengthwise.gateway.core.worker import MAX_KEYS, PreemptionCost, PrefixCache, Worker, mean_tokens_per_s
-from lengthwise.gateway.request import EMPTY, PREFIX_BLOCKS, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import NO_PREFIX, PREFIX_BLOCKS, PrefixHasher, PromptPrefix
 from lengthwise.gateway.scheduling import WorkerState
 
 PRINTS = PrefixHasher(b"a secret of tests")
@@ -66,7 +66,7 @@ def test_without_affinity_or_with_another_tenant_or_model_only_the_backlog_count
     metadata = {"tenant": {"tenant": 1}, "model": {"model": "n"}}.get(change, {})
     requested = request(1, **begins(SYSTEM, 1000, **metadata))
     if change == "prefixes":
-        requested.prefix = EMPTY
+        requested.prefix = NO_PREFIX
     assert place(made, 0.2, requested) == "a"
     assert requested.dispatch.cached_tokens == 0
     same = request(2, **begins(SYSTEM, 1000))
@@ -213,7 +213,7 @@ def test_token_ids_are_compared_as_they_are():
     assert long.block_tokens == 64
     assert len(long.keys) == sum(size <= 1000 // 64 for size in PREFIX_BLOCKS)
     assert PRINTS.of_ids([1 << 70] * 100, model="m").keys, "whatever a client sends"
-    assert PRINTS.of_ids(ids[:63], model="m") == EMPTY
+    assert PRINTS.of_ids(ids[:63], model="m") == NO_PREFIX
 
 
 def test_ids_with_equal_python_hashes_get_different_keys_and_each_secret_changes_them():

@@ -13,7 +13,7 @@ from rendered_manifests import DEPLOY, GATEWAY, of_kind, the
 
 from lengthwise.gateway.config import Engine, GatewayConfig
 from lengthwise.gateway.request import Refusal
-from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
+from lengthwise.gateway.scheduling import Signals, Statistics, WorkerStatistics
 from lengthwise.gateway.telemetry import Telemetry
 
 pytest.importorskip("prometheus_client")
@@ -37,7 +37,7 @@ def report() -> dict[str, set[str]]:
     from prometheus_client import generate_latest
     from prometheus_client.parser import text_string_to_metric_families
 
-    worker = WorkerNumbers("a:1", True, 4, 8, 77.0, 600.0, Signals(4, 0, 0.25, 1))
+    worker = WorkerStatistics("a:1", True, 4, 8, 77.0, 600.0, Signals(4, 0, 0.25, 1))
     now = Statistics(3, 4096, 5, 1.5, 900.0, 4.5, 0.7, True, 1, (worker,))
     telemetry = Telemetry(GatewayConfig(engines=(Engine("http://e:1"),)), statistics=lambda: now)
     world = traced_requests()

@@ -64,7 +64,7 @@ async def world(config):
     scheduler = Scheduler(config.order, config.admission, config.dispatch)
     driver = SchedulerDriver(scheduler, monotonic)
     busy = SimpleNamespace(of=lambda name: {w.name: w.in_flight for w in driver.statistics().workers}.get(name, 0))
-    async with Fleet(config, monotonic, driver.fleet_changed, busy=busy.of) as fleet:
+    async with Fleet(config, monotonic, driver.fleet_changed, num_in_flight=busy.of) as fleet:
         driver.listeners.add(fleet.listener)
         relay = Relay(driver, fleet, Alike(), config)
         await fleet.wait_checked()

@@ -99,8 +99,8 @@ def test_a_vllm_in_development_mode_reports_its_policy_directly(policy):
             engine = Engine(str(server.make_url("")), probe=False)
             async with ClientSession() as session:
                 metadata = await probe_metadata(engine, session, priority=True)
-                assert metadata.orders is (policy == "priority")
-                assert (await probe_metadata(engine, session, priority=False)).orders is None
+                assert metadata.orders_by_priority is (policy == "priority")
+                assert (await probe_metadata(engine, session, priority=False)).orders_by_priority is None
 
     run(work)
 

@@ -363,7 +363,7 @@ def test_an_unlisted_engine_stays_until_its_last_request_has_finished():
         async with (
             KubeApi() as api,
             engines(SPEC) as (server,),
-            fleet_of(on_kube(api), busy=lambda _: flying["now"]) as (fleet, received),
+            fleet_of(on_kube(api), num_in_flight=lambda _: flying["now"]) as (fleet, received),
         ):
             for item in found_at(server.port):
                 api.put(item)
@@ -397,7 +397,7 @@ def test_another_configuration_leaves_alone_what_stays_and_a_bad_one_changes_not
             first = config_of(named(one, "a"), named(two, "b"))
             async with fleet_of(first) as (fleet, received):
                 retained = fleet.worker("a")
-                with pytest.raises(InputError, match="'a' is there twice"):
+                with pytest.raises(InputError, match="'a' occurs twice"):
                     await fleet.configure(config_of(named(three, "a"), named(two, "a")))
                 with pytest.raises(InputError, match="host:port"):
                     await fleet.configure(config_of(named(three, "c"), discovery=Discovery(dns="nowhere")))

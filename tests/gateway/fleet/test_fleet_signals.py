@@ -30,7 +30,7 @@ def test_vllm_over_its_engines():
     assert (signals.running, signals.waiting, signals.kv_used, signals.preemptions) == (7, 2, 0.5, 21)
     assert signals.at_s == 5.0
     # Each engine has a null block.
-    assert (reading.tokens, reading.started, reading.kv_tokens) == (1500, 1.7e9, 148 * 16)
+    assert (reading.tokens, reading.started_s, reading.kv_tokens) == (1500, 1.7e9, 148 * 16)
     assert not reading.sleeping
 
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_left_out():
     reading = parse_metrics(body, 0.0)
     signals = reading.signals
     assert (signals.running, signals.waiting, signals.kv_used, signals.preemptions) == (None,) * 4
-    assert (reading.tokens, reading.started, reading.kv_tokens) == (None, None, None)
+    assert (reading.tokens, reading.started_s, reading.kv_tokens) == (None, None, None)
 
 
 @given(st.binary(max_size=300), st.binary(max_size=40), st.integers(0, len(VLLM)))

@@ -36,7 +36,7 @@ def followed(make, count=9, keep=None, **timeouts):
                 q.generated_tokens = 20 + number
                 following.on_end(q, Outcome.FINISHED, float(number))
             async with asyncio.timeout(60):
-                await following.stable()
+                await following.wait_observed()
             return following
 
     with asyncio.Runner() as runner:
@@ -80,7 +80,7 @@ def test_a_follower_that_dies_leaves_the_schedule_unchanged(make, timeouts, stat
     now = following.state
     assert retained in ([], [OTHER])
     assert (now.up, now.error, now.failed) == (False, states, 1)
-    assert now.last == (f"lengths are no longer watched, the schedule stays as it is: {states}",)
+    assert now.last == (f"lengths are no longer observed, the schedule stays as it is: {states}",)
     assert states in caplog.text
 
 
@@ -106,7 +106,7 @@ def test_lengths_are_reported_once_in_arrival_order_after_all_earlier_requests()
 
 def test_only_a_schedule_of_phases_follows():
     config = GatewayConfig(engines=(Engine("http://a"),), order=Order("fcfs"))
-    with pytest.raises(InputError, match="mode rra alone"):
+    with pytest.raises(InputError, match="only mode rra has a schedule"):
         Gateway(config, make_replanner=follow_worlds.Report)
 
 

@@ -53,7 +53,7 @@ def test_a_served_schedule_follows_its_traffic_and_reports_it(caplog):
             async with Gateway(config, listeners=(received,), make_replanner=make) as gateway:
                 await settled(gateway)
                 await loop_of(gateway.port, 100, counted(lengths(gateway), asked_for))
-                await gateway.tracker.stable()
+                await gateway.tracker.wait_observed()
                 return (
                     await text_of(gateway.admin_port),
                     await page(gateway.admin_port),

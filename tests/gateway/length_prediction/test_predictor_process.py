@@ -25,7 +25,9 @@ LIMITS = ProcessLimits(start_s=60, hang_s=30.0, backoff_s=0.05, max_backoff_s=0.
 
 def separate(predictor, limits: ProcessLimits = LIMITS, *, late=None, **config) -> LengthPredictor:
     config.setdefault("deadline_s", 30.0)
-    return LengthPredictor(PredictionConfig(**config), late=late, predictor=predictor, place="process", limits=limits)
+    return LengthPredictor(
+        PredictionConfig(**config), on_late=late, predictor=predictor, place="process", limits=limits
+    )
 
 
 async def until_up(f: LengthPredictor, starts: int) -> None:

@@ -365,12 +365,12 @@ def test_a_running_gateway_looks_back_in_another_process() -> None:
 
     async def go() -> dict:
         async with Monitor(record, interval_s=0.1) as watch:
-            while watch.found is None:  # noqa: ASYNC110 - it sends no event
+            while watch.estimate is None:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) == 1
-        return watch.found
+        return watch.estimate
 
-    found, direct = asyncio.run(go()), as_json(gain(record.trace()))
+    found, direct = asyncio.run(go()), as_json(gain(of_rows(record.rows)))
     assert (found["decision"], found["requests"]) == (direct["decision"], direct["requests"])
     assert [one["mean"]["low"] for one in found["orders"]] == pytest.approx(
         [one["mean"]["low"] for one in direct["orders"]], abs=1e-4
@@ -394,7 +394,7 @@ def test_a_failed_analysis_is_reported_in_one_line(message: str, report: str, tm
         async with Monitor(record, interval_s=60.0) as watch:
             while not caplog.messages:  # noqa: ASYNC110 - it sends no event
                 await asyncio.sleep(0.01)
-            assert watch.found is None
+            assert watch.estimate is None
 
     asyncio.run(go())
     assert caplog.messages == [f"estimating the gain on the traffic failed: {report}"]

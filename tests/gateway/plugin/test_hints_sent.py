@@ -30,7 +30,7 @@ class Oracle(Report, Listener):
 
 
 @asynccontextmanager
-async def fleet_of(config, clock, on_change, *, busy):
+async def fleet_of(config, clock, on_change, *, num_in_flight):
     sessions = [open_session(engine, config.resilience) for engine in config.engines]
     fleet = FixedFleet(
         [

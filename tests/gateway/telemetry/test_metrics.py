@@ -11,7 +11,7 @@ from traced_requests import request, run, serve
 
 from lengthwise.gateway.config import Engine, GatewayConfig
 from lengthwise.gateway.request import Outcome, Refusal
-from lengthwise.gateway.scheduling import Signals, Statistics, WorkerNumbers
+from lengthwise.gateway.scheduling import Signals, Statistics, WorkerStatistics
 from lengthwise.gateway.telemetry import Telemetry
 
 pytest.importorskip("prometheus_client")
@@ -26,8 +26,8 @@ NOW = Statistics(
     ordering=True,
     preemptions=1,
     workers=(
-        WorkerNumbers("a:1", True, 4, 8, 77.0, 600.0, Signals(running=4, waiting=0, kv_used=0.25)),
-        WorkerNumbers('b"\n', False, 1, 8, 11.0, 300.0, Signals()),
+        WorkerStatistics("a:1", True, 4, 8, 77.0, 600.0, Signals(running=4, waiting=0, kv_used=0.25)),
+        WorkerStatistics('b"\n', False, 1, 8, 11.0, 300.0, Signals()),
     ),
 )
 

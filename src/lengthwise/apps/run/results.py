@@ -56,9 +56,9 @@ def export(
 ) -> Exported:
     """Write the outputs of a run, one line per task, with rows in the order of the inputs.
 
-    Tasks of a row are in the application's order; those of a loop are ordered by round before call. Skipped tasks have no line. The files do
-    not depend on when or in which order engines answered. Dead tasks have a file of their own, if there are any. Each
-    file is replaced atomically.
+    Tasks of a row are in the application's order; those of a loop are ordered by round before call. Skipped
+    tasks have no line. The files do not depend on when or in which order engines answered. Dead tasks have a file of
+    their own, if there are any. Each file is replaced atomically.
 
     Args:
         ids: Returns a row's id from its number.

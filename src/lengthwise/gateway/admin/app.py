@@ -47,10 +47,10 @@ def page() -> tuple[bytes, str]:
 
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.local")
-"""Such names have no public owner who could point them at this port (DNS rebinding)."""
+"""Suffixes of names that nobody can register and point at this port (DNS rebinding)."""
 
 
-def allowed(host: str, own: str = "") -> bool:
+def is_allowed_host(host: str, own: str = "") -> bool:
     """Return whether the admin port serves requests with this Host header.
 
     It serves IP addresses, private names and ``own``, the configured name. Other names may be attacks by DNS rebinding.
@@ -70,8 +70,7 @@ def allowed(host: str, own: str = "") -> bool:
 
 EVENT_INTERVAL_S = 1.0
 MAX_STREAMS = 32
-RARE_S = 1800.0
-"""Between two estimates of the gain, which take seconds of CPU time, where requests are not just observed."""
+ESTIMATE_INTERVAL_S = 1800.0  # between two estimates of the gain, in all modes but observe
 _SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"), (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
@@ -97,9 +96,10 @@ class AdminApp:
         if monitor is None:
             recent = RecentRows()
             telemetry.timelines.subscribe(recent.append)
-            seconds = {} if config.order.mode == "observe" else {"interval_s": RARE_S, "first_s": RARE_S / 6}
-            monitor = self._own_monitor = Monitor(recent, config.order, **seconds)
-        telemetry.metrics.gain = lambda: monitor.found
+            monitor = self._own_monitor = Monitor(recent, config.order)
+            if config.order.mode != "observe":  # an estimate takes seconds of CPU time
+                monitor.interval_s, monitor.first_s = ESTIMATE_INTERVAL_S, ESTIMATE_INTERVAL_S / 6
+        telemetry.metrics.gain = lambda: monitor.estimate
         self.state = State(config, driver, fleet, length_predictor, telemetry, monitor, clock)
         self._host_name = config.listen.admin_host
         self._registry = telemetry.metrics.registry()
@@ -132,7 +132,7 @@ class AdminApp:
         path, method = scope["path"], scope["method"]
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
-        if path != "/healthz" and not allowed(host, self._host_name):
+        if path != "/healthz" and not is_allowed_host(host, self._host_name):
             await _respond(send, 421, b"This server does not serve this host name.\n", b"text/plain")
         elif path not in ("/", "/state.json", "/events", "/healthz", "/metrics"):
             await _respond(send, 404, b"Not found.\n", b"text/plain")

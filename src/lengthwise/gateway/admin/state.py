@@ -18,7 +18,7 @@ from lengthwise.gateway.observe import MAX_ERROR, Monitor
 from lengthwise.gateway.protocols import Clock
 from lengthwise.gateway.request import Outcome, Refusal
 from lengthwise.gateway.scheduler_driver import SchedulerDriver
-from lengthwise.gateway.scheduling import Statistics, WorkerNumbers, WorkerState
+from lengthwise.gateway.scheduling import Statistics, WorkerState, WorkerStatistics
 from lengthwise.gateway.telemetry import Row, Telemetry
 from lengthwise.statistics import Floats, bootstrap_half_width, circular_blocks
 
@@ -82,7 +82,7 @@ MIN_SAMPLES = 8  # quartiles of fewer values are not shown
 
 
 def times(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return JCT, TTFT and queueing times of all finished requests, of each class, and of each quartile of lengths."""
+    """Return JCT, TTFT and queueing times of finished requests: all, by class, and by quartile of predicted lengths."""
     finished = [row for row in rows if row.outcome == Outcome.FINISHED]
     groups = [("all", finished)]
     classes = sorted({row.priority for row in finished})
@@ -141,31 +141,31 @@ def lengths(rows: Sequence[Row]) -> dict[str, Any]:
 
 POLICY_INTERVAL_S = 5.0
 _DRAWS, _BLOCKS = 30, 12
-MAX_POLICY_REQUESTS = 1000  # requests in the table at most: computing it blocks the event loop for some milliseconds
-MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # fewer requests get no interval
-_MIN_BEYOND = 5  # requests beyond a quantile that its interval needs
+MAX_POLICY_REQUESTS = 1000  # most requests in the table, whose computation blocks the event loop for milliseconds
+MIN_INTERVAL_REQUESTS = 4 * _BLOCKS  # requests from which on statistics have intervals
+_MIN_BEYOND = 5  # requests beyond a quantile from which on it has an interval
 
 
 class Policies:
-    """The page's table of policies. The row of served requests is recomputed at most every ``interval_s`` seconds."""
+    """The page's table of policies. It computes the row of served requests at most every ``interval_s`` seconds."""
 
     def __init__(self, clock: Clock, *, interval_s: float = POLICY_INTERVAL_S) -> None:
         self._clock, self._interval_s = clock, interval_s
         self._computed_s = -math.inf
         self._measured: list[dict[str, Any]] = []
 
-    def rows(self, mode: str, recent: Sequence[Row], found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a row for the mode in use, from ``recent`` requests, and one for each policy that ``found`` simulated.
+    def rows(self, mode: str, recent: Sequence[Row], estimate: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """Return a row for the mode in use, from ``recent`` requests, and one for each simulated policy.
 
-        ``found`` is the last estimate of the gain, or None. Statistics are [value, low, high]; changes are against
-        FCFS.
+        ``estimate`` is the last estimate of the gain, from the simulations, or None. Statistics are
+        [value, low, high]; changes are relative to FCFS.
         """
         now_s = self._clock()
         if now_s - self._computed_s >= self._interval_s:
             self._computed_s = now_s
             finished = [row for row in recent if row.outcome == Outcome.FINISHED][-MAX_POLICY_REQUESTS:]
             self._measured = measured(mode, finished)
-        return self._measured + simulated(found)
+        return self._measured + simulated(estimate)
 
 
 def measured(mode: str, rows: Sequence[Row], *, seed: int = 0) -> list[dict[str, Any]]:
@@ -193,15 +193,15 @@ def _statistics(columns: Floats) -> Floats:
     return np.concatenate([columns.mean(axis=-1, keepdims=True), quantiles], axis=-1)
 
 
-def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def simulated(estimate: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return a row for each policy that was simulated to estimate the gain, or [] if there is no estimate."""
-    if not found:
+    if not estimate:
         return []
-    changes = {order["name"]: (order["mean"], order["p99"]) for order in found["orders"]}
+    changes = {order["name"]: (order["mean"], order["p99"]) for order in estimate["orders"]}
     rows = []
-    for order in found["times"]:
+    for order in estimate["times"]:
         jct, queue = ([[value, None, None] for value in order[name]] for name in ("jct_s", "queue_s"))
-        row = _row("simulated", order["name"], found["requests"], jct, queue)
+        row = _row("simulated", order["name"], estimate["requests"], jct, queue)
         if order["name"] in changes:
             mean, p99 = ([change["value"], change["low"], change["high"]] for change in changes[order["name"]])
             row |= {"mean_change": mean, "p99_change": p99}
@@ -209,20 +209,20 @@ def simulated(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return rows
 
 
-def change_against_fcfs(mode: str, found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the simulated change of FCFS's mean JCT by ``mode``, or by srtf if ``mode`` was not simulated."""
-    orders = {order["name"]: order for order in found["orders"]} if found else {}
-    if found is None or not orders:
+def change_against_fcfs(mode: str, estimate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the simulated change of the mean JCT from FCFS to ``mode``, or to srtf if ``mode`` was not simulated."""
+    orders = {order["name"]: order for order in estimate["orders"]} if estimate else {}
+    if estimate is None or not orders:
         return None
     in_use = mode in orders
-    order, observed_s = orders[mode if in_use else "srtf"], found["observed_jct_s"]
+    order, observed_s = orders[mode if in_use else "srtf"], estimate["observed_jct_s"]
     return {
         **order["mean"],
         "order": order["name"],
         "in_use": in_use,
-        "requests": found["requests"],
+        "requests": estimate["requests"],
         "jct_s": order["mean_jct_s"],
-        "fcfs_s": found["fcfs_jct_s"],
+        "fcfs_s": estimate["fcfs_jct_s"],
         "is_known": not in_use or abs(order["mean_jct_s"] / observed_s - 1) <= MAX_ERROR,
     }
 
@@ -232,8 +232,8 @@ def _row(kind: str, name: str, count: int, jct: Any, queue: Any) -> dict[str, An
     return {"kind": kind, "name": name, "count": count, "jct": jct, "queue": queue, **unknown}
 
 
-MAX_SHOWN = 48
-MAX_RANKED = 400  # oldest waiting requests whose position is computed
+MAX_SHOWN = 48  # waiting requests on the page
+MAX_RANKED = 400  # oldest waiting requests, of which the page shows the first in order
 
 
 @dataclass
@@ -257,7 +257,7 @@ class State:
         now_s, statistics, rows = self.clock(), self.driver.statistics(), self.recent.rows()
         mode, metrics = self.config.order.mode, self.telemetry.metrics
         num_preempted = metrics.counts["preemption"] + metrics.counts["window"]
-        found = self.monitor.found if self.monitor else None
+        estimate = self.monitor.estimate if self.monitor else None
         numbers = {worker.name: worker for worker in statistics.workers}
         outcomes: Counter[str] = Counter()
         for (outcome, _, _), count in metrics.requests.items():
@@ -272,20 +272,20 @@ class State:
             "workers": [self._worker(w, numbers.get(w.name), now_s) for w in self.fleet.states()],
             "lengths": lengths(rows),
             "times": times(rows),
-            "policies": self._policies.rows(mode, rows, found),
-            "change": change_against_fcfs(mode, found),
+            "policies": self._policies.rows(mode, rows, estimate),
+            "change": change_against_fcfs(mode, estimate),
             "samples": {"every_s": SAMPLE_INTERVAL_S, "rows": [(s[0] - now_s, *s[1:]) for s in self.recent.samples]},
             "counts": {"outcomes": outcomes, "preemptions": num_preempted, "failovers": metrics.counts["failed_over"]},
             "troubles": [error | {"ago_s": now_s - error["at_s"]} for error in reversed(self.recent.errors)],
             "length_prediction": self.length_predictor.state() if self.length_predictor else {},
-            "observed": found if mode in ("observe", "fcfs") else None,
+            "observed": estimate if mode in ("observe", "fcfs") else None,
             "schedule": self._schedule(now_s),
         }
         plain: dict[str, Any] = _plain(state)
         return plain
 
     def _queue(self, now_s: float) -> list[dict[str, Any]]:
-        waiting = list(islice((t for t in self.telemetry.timelines if math.isnan(t.sent_s)), MAX_RANKED))
+        waiting = list(islice((t for t in self.telemetry.timelines if math.isnan(t.at_worker_since_s)), MAX_RANKED))
         positions = [(self.driver.position(timeline.request.id), timeline) for timeline in waiting]
         known = sorted(((at, timeline) for at, timeline in positions if at is not None), key=lambda pair: pair[0])
         rows = []
@@ -297,7 +297,7 @@ class State:
             rows.append(row | {"priority": q.client.priority, "model": q.model})
         return rows
 
-    def _worker(self, state: WorkerState, numbers: WorkerNumbers | None, now_s: float) -> dict[str, Any]:
+    def _worker(self, state: WorkerState, numbers: WorkerStatistics | None, now_s: float) -> dict[str, Any]:
         row = {name: getattr(state, name) for name in ("name", "models", "up", "slots", "tokens_per_s")}
         row |= {name: getattr(state.signals, name) for name in ("running", "waiting", "kv_used")}
         row |= {"in_flight": 0, "limit": None, "backlog_tokens": 0.0, "dispatched": None}

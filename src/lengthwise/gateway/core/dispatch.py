@@ -1,4 +1,4 @@
-"""The pool of workers, the models that they serve, and the dispatch pass, which assigns queued requests to workers."""
+"""The pool of workers, routers, and the dispatch pass, which assigns queued requests to workers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def drain_times_s(
     """Return, for each worker, the seconds until the worker has generated its share of the waiting tokens.
 
     ``tokens`` are the waiting tokens of each model, ``serving`` the indices of the workers that serve it, and ``rates``
-    the tokens/s of each worker. A model's tokens go to the workers that are free soonest. Models that few workers serve
-    are distributed first.
+    the tokens/s of each worker. The tokens of a model are distributed so that its workers finish together; a worker
+    that other models occupy for longer gets none. Models that few workers serve are distributed first.
     """
     times_s = [0.0] * len(rates)
     for model in sorted(tokens, key=lambda one: (len(serving[one]), one)):
@@ -54,7 +54,7 @@ def drain_times_s(
 
 
 class WorkerPool:
-    """All workers. ``up`` lists the workers that may get requests, in the order in which the fleet reports them."""
+    """All workers. ``up`` are those that may get requests, in the fleet's order. In mode rra they are ``phased``."""
 
     def __init__(self, dispatch: Dispatch, *, passthrough: bool, phased: bool = False) -> None:
         self._dispatch, self.passthrough, self._phased = dispatch, passthrough, phased
@@ -82,7 +82,7 @@ class WorkerPool:
         return self._workers[entry.worker]
 
     def update(self, now_s: float, states: Sequence[WorkerState]) -> tuple[list[Entry], list[tuple[str, str]]]:
-        """Replace workers. Return lost requests, and pairs (old name, name that takes over sessions and requests)."""
+        """Replace the workers. Return lost requests, and pairs (old, new) of names if a worker takes over sessions."""
         lost, new, renamed = list[Entry](), list[Worker](), list[tuple[str, str]]()
         before, self._workers = self._workers, {}
         for state in states:
@@ -117,11 +117,11 @@ class WorkerPool:
         return lost, renamed
 
     def may_serve(self, model: str) -> bool:
-        """Return whether a worker serves or has served the model, or some worker has not reported its models yet."""
+        """Return whether any worker serves or has served the model, or may do so because its models are unknown."""
         return model in self._known_models or self._models_incomplete
 
     def back_off(self, now_s: float, name: str, retry_after_s: float) -> float:
-        """Send no requests for a while to a worker, because it reported a full queue. Return when that ends."""
+        """Let a worker back off, because it reported a full queue. Return the time until which it gets no requests."""
         if (worker := self._workers.get(name)) is None:
             return now_s
         worker.adaptive_limit.back_off(now_s, worker.slots_in_use, retry_after_s)
@@ -132,15 +132,15 @@ class WorkerPool:
         return min((worker.backoff_until_s(now_s) for worker in self.up), default=math.inf)
 
     def batch_size(self, model: str) -> int:
-        """Return the size of a full bin, which is the largest concurrency limit of the workers that serve the model."""
+        """Return the size of a full bin: the largest limit of a worker that serves the model, or ``dispatch.start``."""
         limits = [worker.limit for worker in self.up if model in worker.state.models]
         return max(limits, default=self._dispatch.start)
 
     def wait_s(self, now_s: float, model: str, tokens: Mapping[str, float]) -> float:
         """Return the predicted seconds until a new request for ``model`` starts. An empty name means any model.
 
-        ``tokens`` are the output tokens, by model, of the requests that wait before it. The wait is 0 if a worker has a
-        free slot that no waiting request can use, or if no output rate has been observed.
+        ``tokens`` are the predicted output tokens, by model, of the requests that wait before it. The wait is 0 if a
+        worker has a free slot that no waiting request can use, if no output rate is known, or if no worker is up.
         """
         serving = [worker for worker in self.up if not model or model in worker.state.models]
         mean_rate = mean_tokens_per_s(self.up)
@@ -175,22 +175,22 @@ class WorkerPool:
 
 
 _MAX_SESSIONS = 1 << 16
-_MAX_BLOCKED = 64  # requests without a free worker after which a pass ends
+_MAX_BLOCKED = 64  # requests that get no worker, after which a pass ends
 
 
 class Sessions:
-    """Stores the last worker of each session. The least recently used sessions are evicted."""
+    """Stores the last worker of each of the 65,536 sessions that were used last."""
 
     def __init__(self) -> None:
         self._worker: dict[tuple[int, str], str] = {}  # in order of last use
 
     def worker_of(self, entry: Entry) -> str:
-        """Return the name of the worker that may have cached the request's prompt, or "" if there is none."""
+        """Return the name of the last worker of the request, or of its session, or "" if there is none."""
         client = entry.request.client
         return entry.worker or self._worker.get((client.tenant, client.session), "")
 
     def dispatched(self, entry: Entry, worker: str) -> None:
-        """Record the worker to which the request was dispatched as the last one of its session."""
+        """Record the worker to which the request was dispatched as the last worker of its session."""
         client = entry.request.client
         if client.session:
             session = (client.tenant, client.session)
@@ -204,15 +204,16 @@ class Sessions:
         self._worker.update(dict.fromkeys([one for one, name in self._worker.items() if name == before], now))
 
 
-_BLOCK_TOKENS = 16  # of the blocks in which a router sees KV memory
-_UNKNOWN_BLOCKS = 1 << 16  # blocks of a KV cache whose size no engine reports
+_BLOCK_TOKENS = 16  # size of a KV block as an argument of routers
+_UNKNOWN_BLOCKS = 1 << 16  # assumed blocks of a KV cache if no engine reports its size
 
 
 class Router:
     """Chooses workers by one of the simulator's routers, whose function is interpreted.
 
-    Replicas are the workers that may take the request now, in the order of the fleet. Without ``passthrough``, the
-    gateway holds the queue, so that no request waits at a worker; otherwise a request waits until its first token.
+    The router's replicas are the workers that may take the request now, in the order of the fleet. With
+    ``passthrough``, a request at a worker counts as waiting until its first token. Otherwise it counts as running,
+    because requests wait in the gateway's own queue.
     """
 
     def __init__(self, policy: Policy, *, passthrough: bool, seed: int = 0) -> None:
@@ -220,7 +221,7 @@ class Router:
         self._function, self._random, self._number = interpreted(policy), np.random.default_rng(seed), 0
 
     def choose(self, entry: Entry, workers: list[Worker], last: str) -> Worker:
-        """Return one of the workers. ``last`` is the worker of the session's previous request, or ""."""
+        """Return one of the workers. ``last`` is the last worker of the request or of its session, or ""."""
         chosen = workers[self._function(*self.arguments(entry, workers, last))]
         self._number += 1
         return chosen
@@ -248,7 +249,7 @@ class DispatchPass:
     """One pass over the queue, which chooses a worker for each request.
 
     A worker is open while it has a free slot. A request that gets no worker closes all workers that it could use, so
-    that no later request takes its place.
+    that no later request gets a slot before it.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class DispatchPass:
         return mean_tokens_per_s(self._up) or 1.0
 
     def usable(self, entry: Entry) -> list[Worker]:
-        """Return the workers that may run the request, with or without a free slot."""
+        """Return the workers that may run the request, whether they have a free slot or not."""
         model = entry.request.model
         if model not in self._serving:
             self._serving[model] = [worker for worker in self._up if model in worker.state.models]
@@ -284,9 +285,9 @@ class DispatchPass:
     def choose(self, entry: Entry, *, only: str = "", together: int = 1) -> Worker | None:
         """Return the worker that the router chooses, or without a router the one expected to finish the request first.
 
-        A worker that has cached a part of the prompt needs less time. If ``only`` is set, the request may run only at
-        the worker of that name. A busy worker must have ``together`` free slots. If no worker qualifies, return None
-        and close every worker that the request could use.
+        A worker that has probably cached a part of the prompt needs less time. If ``only`` is set, the request may run
+        only at the worker of that name. A worker with other requests must have ``together`` free slots. If no worker
+        qualifies, return None and close every worker that the request could use.
         """
         usable = self.usable(entry)
         candidates = [worker for worker in usable if self._admits(worker, entry, only, together)]
@@ -308,12 +309,12 @@ class DispatchPass:
             tokens = q.prompt_tokens if worker.name == last else worker.prefix_cache.cached_tokens(q.prefix)
             return self._affinity * tokens * worker.prompt_token_s(rates[worker.name]) if tokens else 0.0
 
-        balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: balance wins ties
+        balanced = (done_s[best.name] - saved_s(best), -1, "", best)  # -1: of equal costs, this one is chosen
         costs = [(done_s[one.name] - saved_s(one), len(one.active), one.name, one) for one in candidates]
         return min([balanced, *(cost for cost in costs if cost[0] < done_s[cost[2]])], key=itemgetter(0, 1, 2))[3]
 
     def dispatched(self, worker: Worker, entry: Entry) -> None:
-        """Count a dispatched request, and close its worker if no slot is free any more."""
+        """Count a dispatched request, and close its worker if that has no free slot left."""
         self._waiting[entry.request.model] -= 1
         self._free[worker.name] -= 1
         if self._free[worker.name] == 0:
@@ -379,7 +380,7 @@ class Dispatcher:
         self._batch_left.update(entry.batch for entry in batch)
 
     def leave_batch(self, entry: Entry) -> None:
-        """Remove a request that was dispatched or has ended from its batch, which then needs one slot less."""
+        """Count one request less of its batch, at its first dispatch or if it ends before."""
         if entry.batch and entry.dispatches == 0:
             self._batch_left[entry.batch] -= 1
             if self._batch_left[entry.batch] == 0:
@@ -387,7 +388,7 @@ class Dispatcher:
                 self._batch_worker.pop(entry.batch, None)
 
     def dispatch(self, now_s: float) -> list[tuple[int, str]]:
-        """Dispatch requests. Return pairs (request id, worker name) in the order of the queue."""
+        """Dispatch waiting requests. Return pairs (request id, worker name) in the order of the queue."""
         if not self._queue:
             return []
         dispatch_pass = DispatchPass(
@@ -406,7 +407,7 @@ class Dispatcher:
                 dispatched.append(entry)
             if not dispatch_pass.open or blocked >= _MAX_BLOCKED:
                 break
-        for entry in dispatched:  # not before: the queue must not change while it is iterated over
+        for entry in dispatched:  # only now, because the queue must not change during the iteration
             self._queue.remove(entry)
             self._preemption.dispatched(now_s, entry)
         return [(entry.request.id, entry.worker) for entry in dispatched]
@@ -423,7 +424,7 @@ class Dispatcher:
         q = entry.request
         q.dispatch.queued_for_s += now_s - q.dispatch.enqueued_at_s
         q.dispatch.dispatched_s = now_s
-        self._service.set_charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted)
+        self._service.set_charge(entry, 0 if entry.dispatches else q.prompt_tokens, entry.predicted_tokens)
         if entry.batch and entry.dispatches == 0:
             self._batch_worker[entry.batch] = worker.name
             self.leave_batch(entry)

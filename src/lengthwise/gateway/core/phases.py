@@ -1,16 +1,18 @@
-"""Phases at one worker: new requests are prefilled, then all are decoded for N_D iterations (ExeGPT's RRA).
+"""Phases at one worker: a prefill of new requests, then N_D decode iterations of all requests (ExeGPT's RRA).
 
-A phase begins with a prefill, which takes requests in the order of the queue until its batch is full or one of them has
-streamed a token. In an iteration every request generates one token. The phase may end once each new request has
-streamed the token of its prefill, and every request N_D tokens since the prefill began. The next phase begins with the
-next dispatch. Until a phase may end, only requests that have waited ``max_wait_s`` are dispatched after its prefill.
+A phase begins with a prefill, which takes requests in the order of the queue until its batch is full, or until one of
+them has streamed a token or left. In an iteration every request generates one token. The phase may end once each new
+request has streamed the token of its prefill, and every request has N_D iterations since the start of the prefill. The
+next phase begins with the next dispatch. Until a phase may end, only requests that have waited ``max_wait_s`` are
+dispatched after its prefill.
 
-The iterations between dispatch and first token count as well: at its first token a new request is credited with as many
-iterations as the other requests have. If the worker was empty, it is credited with as many as the previous new requests
-needed. A token that arrives more than half an iteration after the last iteration began belongs to the next iteration.
+The iterations between dispatch and first token count as well: at its first token a new request gets as many iterations
+as the other requests have. If the worker was empty, it gets as many as earlier new requests needed. A token that
+arrives more than half an iteration after the start of the last iteration belongs to the next iteration.
 
-No request delays the end of a phase for ever. The phase may end as soon as its fastest stream is ``slack`` iterations
-past N_D. A request that streamed no token in a complete phase is not waited for until it has streamed one.
+No request delays the end of a phase for ever. The phase may end as soon as its fastest stream is some iterations past
+N_D: 2, plus twice the tokens of the largest chunk. The phase does not wait for a request that has streamed no token in
+a complete phase, until that request streams one.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ _SMOOTHING = 0.25  # weight of the newest value in moving averages
 
 
 class PrefillBatchSize:
-    """The number of requests that one prefill takes, by the policy ``rra`` of the simulator.
+    """The number of requests that one prefill takes, by the simulator's policy ``rra``.
 
-    The number is B_E, or varies so that all phases have about equal work (ExeGPT, section 5.2).
+    The number is B_E, or with a threshold it varies so that all phases have about equal work (ExeGPT, section 5.2).
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -45,10 +47,10 @@ class PrefillBatchSize:
         self._one_by_one = policy.uses("step_prompts")
 
     def admits(self, taken: int, taken_tokens: int, next_tokens: int, *, waiting: int, decodes: int) -> bool:
-        """Return whether a prefill takes one more request, which has ``next_tokens`` prompt tokens.
+        """Return whether a prefill of ``taken`` requests takes one more, which has ``next_tokens`` prompt tokens.
 
-        The prefill has taken ``taken`` requests with ``taken_tokens`` prompt tokens. ``waiting`` requests are in the
-        queue, and ``decodes`` requests were at the worker before the prefill.
+        The requests of the prefill have ``taken_tokens`` prompt tokens. ``waiting`` requests are in the queue, and
+        ``decodes`` requests were at the worker before the prefill.
         """
         state = {"decodes": decodes, "num_running": decodes, "num_waiting": waiting + (not self._one_by_one) * taken}
         prompts = {"step_prompts": taken, "step_tokens": taken_tokens, "next_tokens": next_tokens}
@@ -76,7 +78,7 @@ class PhaseTracker:
             self._apply_next_phases()
 
     def clear(self) -> None:
-        """Remove all requests, and drop the current phase without a report."""
+        """Remove all requests, and discard the current phase without a report."""
         self._current: Phase | None = None
         self._decodes = 0  # requests at the worker before the prefill
         self._num_ended = 0  # requests of the last phase that ended before the decode batch was known
@@ -101,7 +103,7 @@ class PhaseTracker:
         )
 
     def dispatched(self, entry: Entry) -> None:
-        """Count a dispatched request, which starts a phase, joins the current phase's prefill, or is overdue."""
+        """Count a dispatched request, which starts a phase, joins the prefill of the current one, or is overdue."""
         q, current = entry.request, self._current
         if current is None or self._may_end:
             current = self._start_phase(q.dispatch.dispatched_s)
@@ -118,20 +120,20 @@ class PhaseTracker:
         if streams:
             self._next_max_chunk = max(self._next_max_chunk, tokens)
             steps = self._steps[request_id] + tokens
-        else:  # its first tokens in this phase: the request has as many iterations as the others
+        else:  # the request's first tokens in this phase
             self._silent.discard(request_id)
             if is_new:
                 self._new.discard(request_id)
                 self._in_prefill = False
             if self._previous or self._max_steps:
-                steps = self._max_steps + self._is_next_step(now_s, self._step_started_s)
+                steps = self._max_steps + (now_s - self._step_started_s > self._step_s / 2)
             else:
                 steps = self._prefill_steps + tokens - 1
         self._steps[request_id], self._last_token_s[request_id] = steps, now_s
         if steps > self._max_steps:
             if streams:
                 self._update_step_s((now_s - self._step_started_s) / (steps - self._max_steps))
-                # All tokens of the former iterations have arrived, and the requests that they ended are gone.
+                # All tokens of the earlier iterations have arrived, and the requests that ended with them have left.
                 if self._current is not None and not (self._decode_batch_known or self._new):
                     self._decode_batch_known, self._current.decode_batch = True, self._num_present
                     self._mean_ended += _SMOOTHING * (self._num_ended - self._mean_ended)
@@ -188,11 +190,8 @@ class PhaseTracker:
             self.phases, self._batch_size = self._next_phases, PrefillBatchSize(self._next_phases)
             self._next_phases = None
 
-    def _is_next_step(self, now_s: float, since_s: float) -> bool:
-        return now_s - since_s > self._step_s / 2
-
     def _update_step_s(self, measured_s: float) -> None:
-        """Smooth the seconds per iteration. Large values are clipped: an iteration with a prefill takes much longer."""
+        """Smooth the seconds per iteration. Clip large values: an iteration with a prefill takes much longer."""
         if math.isnan(self._step_s):
             self._step_s = measured_s
         elif not math.isnan(measured_s):
@@ -207,7 +206,7 @@ class PhaseTracker:
         last_token_s, self._last_token_s = self._last_token_s, {}
         self._silent |= self._new | (self._steps.keys() - last_token_s.keys())
         self._previous = set(last_token_s)
-        self._steps = {one: -int(self._is_next_step(now_s, at_s)) for one, at_s in last_token_s.items()}
+        self._steps = {one: -int(now_s - at_s > self._step_s / 2) for one, at_s in last_token_s.items()}
         self._new, self._max_steps = set(), 0
         self._max_chunk, self._next_max_chunk = self._next_max_chunk, 1
         self._in_prefill, self._may_end = True, False

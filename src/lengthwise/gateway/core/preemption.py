@@ -1,4 +1,4 @@
-"""Preemption: choose running requests that leave their workers, so that waiting requests with a better key can run."""
+"""Preemption: remove running requests from their workers, so that waiting requests with a better key can run."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from lengthwise.policy.named_schedulers import resolve
 
 LOOKAHEAD = 64  # waiting requests that a pass considers
 POLL_INTERVAL_S = 0.02  # least time between two passes
-# Divides the tokens that all waiting requests save, because the best of many noisy estimates is too high.
-_TOTAL_GAIN_DIVISOR = 3.0
+_TOTAL_GAIN_DIVISOR = 3.0  # of the tokens that all waiting requests save: the best of many noisy estimates is too high
 
 
 def expected_remaining(entry: Entry) -> float:
     """Return the expected remaining tokens of a request, also if it is longer than predicted.
 
-    Until a request has generated half of the tokens that its last prediction left, this is the predicted remainder.
-    From then on it is the larger of that and the posterior mean, given the tokens so far (computed once per
-    prediction). If the prediction is a single number, a request that exceeds it is expected to grow by half.
+    Until a request has generated half of the tokens that remained at its last prediction, these are the predicted
+    remaining tokens. From then on they are the larger of these and the posterior mean, given the tokens at its first
+    computation (once per prediction). If the prediction is a single number, a request that exceeds it is expected to
+    generate half as many tokens again.
     """
     prediction, generated = entry.request.length_prediction, entry.request.generated_tokens
-    if entry.remaining > (entry.predicted - prediction.at_tokens) / 2 or not generated:
-        return entry.remaining
+    if entry.remaining_tokens > (entry.predicted_tokens - prediction.at_tokens) / 2 or not generated:
+        return entry.remaining_tokens
     allowed = float(max(1, entry.request.max_tokens - generated))
     if prediction.quantiles is None:
-        return min(max(1.0, generated / 2) if entry.remaining <= 1 else entry.remaining, allowed)
+        return min(max(1.0, generated / 2) if entry.remaining_tokens <= 1 else entry.remaining_tokens, allowed)
     if math.isnan(entry.posterior_remaining):
         from lengthwise.predict import LEVELS, LengthDistribution
 
         posterior = LengthDistribution(np.asarray(prediction.quantiles)[None, :], LEVELS)
         entry.posterior_remaining = float(posterior.remaining(generated)[0])
-    return min(max(entry.remaining, entry.posterior_remaining), allowed)
+    return min(max(entry.remaining_tokens, entry.posterior_remaining), allowed)
 
 
 def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
@@ -56,11 +56,11 @@ def slot_release_tokens(remaining: Iterable[float]) -> list[float]:
 def saved_tokens(
     remaining: Sequence[float], victim_tokens: float, waiting: Sequence[tuple[float, float]], victim_key: float
 ) -> float:
-    """Return how many tokens earlier the waiting requests start, in total, if the victim is preempted.
+    """Return how much earlier the waiting requests start in total, in decode steps, if the victim is preempted.
 
     The victim's own wait for another slot is subtracted. ``remaining`` are the expected remaining tokens of the other
-    running requests. ``waiting`` are pairs (key, expected remaining tokens) in the order of the queue. The victim has
-    ``victim_tokens`` left, and waits at the place of ``victim_key``.
+    running requests, ``victim_tokens`` those of the victim. ``waiting`` are pairs (key, expected remaining tokens) in
+    the order of the queue, which the victim joins with ``victim_key``.
     """
 
     def sum_of_starts(free: list[float], lengths: Iterable[float]) -> float:
@@ -82,9 +82,10 @@ Candidates = list[tuple[float, Entry]]  # key and request, the greatest key firs
 
 
 class PreemptionPass:
-    """A pass over the waiting requests that seeks, for each of them, a running request to preempt (the victim).
+    """A pass over the waiting requests that looks for a running request to preempt (the victim) for each of them.
 
-    A waiting request for which neither a slot becomes free nor a victim is found closes every worker that it could use.
+    First, waiting requests take the slots that preemptions in progress free. A waiting request that gets neither such a
+    slot nor a victim closes every worker that it could use, so that no later request takes a slot there.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class PreemptionPass:
         return not any(model in worker.state.models for worker in self._open.values())
 
     def _victim(self, waiting: Entry, usable: list[Worker]) -> tuple[Entry, Worker] | None:
-        """Return the worst running request that ``waiting`` can replace, and its worker, or None if none pays off."""
+        """Return the worst running request that ``waiting`` may replace, and its worker, or None if none gains."""
         workers = {worker.name: worker for worker in usable}
         for at, (key, running) in enumerate(self._candidates):
             worker = workers.get(running.worker)
@@ -146,7 +147,7 @@ class PreemptionPass:
         queued = self._queue.count_by_model.get(waiting.request.model, 0)
         recompute = worker.cost.recompute_steps(q.prompt_tokens + q.generated_tokens, num_running)
         waited_s = waiting.request.dispatch.waited_s(self._now_s)
-        lengths = (waiting.remaining, running.remaining, q.generated_tokens)
+        lengths = (waiting.remaining_tokens, running.remaining_tokens, q.generated_tokens)
         load = (recompute, num_running, queued)
         if not self._preemption.gain(waiting_key, key, *lengths, *load, waited_s, q.dispatch.preemptions) > 0:
             return False
@@ -154,7 +155,7 @@ class PreemptionPass:
         return saved > recompute * (num_running + queued)
 
     def _saved_tokens(self, model: str, victim: Entry, key: float) -> float:
-        """Return the larger of what the model's first waiting request saves and a third of what all save, in tokens."""
+        """Return the larger of the tokens that the model's first waiting request saves and a third of all savings."""
         remaining: list[float] = []
         waiting = [
             (-math.inf if one.overdue else self._key(one), expected_remaining(one))
@@ -162,7 +163,7 @@ class PreemptionPass:
             if one.request.id not in self._placed
         ]
         serving = [worker for worker in self._up if model in worker.state.models]
-        for worker in serving:  # as if all preempting requests waited already
+        for worker in serving:  # requests in state PREEMPTING count as waiting
             for one in worker.active.values():
                 if one.state is State.PREEMPTING:
                     waiting.append((self._key(one), expected_remaining(one)))
@@ -176,7 +177,7 @@ class PreemptionPass:
 
 
 class TokenBucket:
-    """Limits preemptions to ``rate`` per second in the long run, and a burst to the preemptions of one second."""
+    """Limits preemptions to ``rate`` per second in the long run, and a burst to those of one second, but at least 1."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._tokens, self._at_s = rate, math.inf, math.nan
@@ -191,13 +192,13 @@ class TokenBucket:
         return LOOKAHEAD if math.isinf(self._tokens) else int(self._tokens + 1e-9)
 
     def configure(self, now_s: float, rate: float) -> None:
-        """Change the rate. Unused tokens stay, so that a change causes no burst of preemptions."""
+        """Change the rate. Unused tokens stay, up to the new limit of a burst."""
         self.available(now_s)
         self._rate, self._burst = rate, max(1.0, rate) if rate > 0 else 0.0
         self._tokens = min(self._tokens, self._burst)
 
     def take(self, count: int) -> None:
-        """Take tokens for ``count`` preemptions. A negative count returns tokens of preemptions that were not made."""
+        """Take tokens for ``count`` preemptions. A negative count returns tokens of preemptions that were undone."""
         self._tokens = min(self._burst, self._tokens - count)
 
     def next_s(self, now_s: float) -> float:
@@ -211,12 +212,12 @@ class Preemption:
     """Decides preemptions in modes isrtf and windowed.
 
     A request is never preempted if a preemption could change its answer, or if it is overdue. Mode windowed preempts
-    the worst requests whose windows have ended, one for each waiting request.
+    the worst requests whose windows have ended, at most one for each waiting request.
 
     In mode isrtf a waiting request preempts only a request with a strictly worse key. The preemption policy must agree,
-    and the tokens that waiting requests save must exceed the steps of the victim's recomputation, multiplied by the
-    number of running and waiting requests. For an overdue waiting request the policy alone decides. ``max_preemptions``
-    limits the preemptions of one request, and ``preemptions_per_s`` limits the preemptions of all requests. A request
+    and the tokens that waiting requests save must exceed the decode steps of the victim's recomputation, multiplied by
+    the number of running and waiting requests. For an overdue waiting request the policy alone decides.
+    ``max_preemptions`` limits the preemptions of one request, ``preemptions_per_s`` those of all requests. A request
     that was dispatched again is protected for one window of tokens.
     """
 
@@ -243,14 +244,14 @@ class Preemption:
         window_end = entry.request.generated_tokens + self._order.window_tokens
         entry.preemption = PreemptionState(window_end, protected_until=window_end if entry.dispatches > 1 else 0)
 
-    def uncount(self) -> bool:
-        """Take back the count of a preemption that cannot be made. Return whether a pass should find another victim."""
+    def undo(self) -> bool:
+        """Undo the count of a preemption that is impossible. Return whether a pass should look for another victim."""
         self._bucket.take(-1)
         self.count -= 1
         return self.request_pass()
 
     def on_progress(self, entry: Entry) -> bool:
-        """Return whether the request has reached the end of its window of tokens, so that a pass is due."""
+        """Start a new window if the request has reached the end of its window. Return whether a pass is due then."""
         if entry.request.generated_tokens < entry.preemption.window_end:
             return False
         entry.preemption.window_end = entry.request.generated_tokens + self._order.window_tokens
@@ -259,12 +260,12 @@ class Preemption:
         return self.request_pass()
 
     def request_pass(self) -> bool:
-        """Request a pass, because ranks may have changed. Return False if the mode needs no pass now."""
+        """Request a pass, because keys may have changed. Return False if the mode needs no pass now."""
         self._requested = self._on_demand or bool(self._closed_windows)
         return self._requested
 
     def next_s(self, now_s: float) -> float:
-        """Return the time from which the requested pass may run, or inf if no pass is requested."""
+        """Return the time from which the requested pass may run, or inf if none is requested or none is allowed."""
         if self._closed_windows:
             return now_s
         if not (self._on_demand and self._requested):
@@ -293,9 +294,10 @@ class Preemption:
         return preempted
 
     def precedes(self, waiting: Entry, running: Entry) -> bool:
-        """Return whether the waiting request may replace the running one, given their priority classes and tenants.
+        """Return whether priority classes and tenants allow the waiting request to replace the running one.
 
-        An overdue request is treated as one of the best class. With fairness, the tenant with less service precedes.
+        An overdue request belongs to the best class. With fairness, a request that is overdue or of the same class
+        replaces a request of another tenant only if its own tenant has not had more service.
         """
         w, r = waiting.request.client, running.request.client
         if self._order.fairness == "none" or w.tenant == r.tenant or not (waiting.overdue or w.priority == r.priority):

@@ -1,15 +1,15 @@
 """The queue of waiting requests, and the bins of mode bins.
 
-Requests that have waited ``max_wait_s`` in total are overdue, and come first, by arrival. All others are ordered by
-priority class, then by the rank's key, then by arrival, then by id. With fairness, overdue requests are treated as
-members of the best class that waits. Within a class the tenant with the least service comes first, and within a tenant
-its overdue requests come first.
+Requests that have waited ``max_wait_s`` in total are overdue. They precede all others, in order of arrival. All others
+are ordered by priority class, then by the rank's key, then by arrival, then by id. With fairness, overdue requests
+belong to the best priority class that waits. Within a class the tenant with the least service comes first, and within a
+tenant its overdue requests come first.
 
-This bounds the wait whatever is predicted. Only overdue requests that arrived earlier precede an overdue request,
-``DispatchPass`` gives no later request a worker that the overdue request could use, and overdue requests are never
-preempted. So a request waits at most ``max_wait_s`` plus the time in which the workers of its model finish the earlier
-overdue requests and all requests in flight. With fairness, the earlier overdue requests are those of its own tenant,
-and requests of other tenants precede it until their tenants have had as much service.
+This order bounds the wait, whatever lengths are predicted. Only overdue requests that arrived earlier precede an
+overdue request, ``DispatchPass`` gives no later request a worker that the overdue request could use, and overdue
+requests are never preempted. So a request waits at most ``max_wait_s`` plus the time in which the workers of its model
+finish the earlier overdue requests and all requests in flight. With fairness, only its own tenant's earlier overdue
+requests precede it, and requests of other tenants until their tenants have had as much service.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import numpy as np
 from lengthwise.gateway.core.ranking import Entry, Ranker, State, TenantService
 from lengthwise.gateway.request import LengthPrediction
 
-Item = tuple[float, float, int, int]  # key, arrival, id, and the row of the columns
-Lane = tuple[str, int, int]  # model, priority class or _OVERDUE, tenant (0 without fairness) of requests in one list
-Head = tuple[int, float, float, float, int, int, Lane]  # class, service, key, arrival, id, place in the lane, lane
+Item = tuple[float, float, int, int]  # a request in a lane: key, arrival, id, row in the columns of ``Ranker``
+Lane = tuple[str, int, int]  # a sorted list of requests: model, priority class or _OVERDUE, tenant (0 without fairness)
+Head = tuple[int, float, float, float, int, int, Lane]  # class, service, key, arrival, id, index in the lane, lane
 
 _OVERDUE = -sys.maxsize
-RERANK_INTERVAL_S = 0.1  # age at which keys that change with time are recomputed before a dispatch
+RERANK_INTERVAL_S = 0.1  # age from which keys that change with time are recomputed before a dispatch
 
 
 class TimePerRequest:
@@ -52,7 +52,7 @@ class TimePerRequest:
             return
         self._at_s[request_id] = at_s
         heapq.heappush(self._heap, (at_s, request_id))
-        # Discarded items stay in the heap until they surface: rebuild before they outnumber the live ones.
+        # Discarded items stay in the heap until they reach its top. Rebuild it once they exceed the live ones by 64.
         if len(self._heap) > 2 * len(self._at_s) + 64:
             self._heap = [(at_s, one) for one, at_s in self._at_s.items()]
             heapq.heapify(self._heap)
@@ -79,11 +79,11 @@ class TimePerRequest:
 
 
 class Backlog:
-    """Totals over queued requests. ``tokens`` are their predicted remaining output tokens, by model."""
+    """Totals over queued requests: size of their bodies, counts, and predicted remaining output tokens by model."""
 
     def __init__(self) -> None:
-        self.bytes = 0
-        self.by_tenant: Counter[int] = Counter()
+        self.body_bytes = 0
+        self.count_by_tenant: Counter[int] = Counter()
         self.count_by_model: defaultdict[str, int] = defaultdict(int)
         self.tokens: defaultdict[str, float] = defaultdict(float)
 
@@ -95,12 +95,12 @@ class Backlog:
 
     def _count(self, entry: Entry, sign: int) -> None:
         model, tenant = entry.request.model, entry.request.client.tenant
-        self.bytes += sign * entry.request.body_bytes
-        self.by_tenant[tenant] += sign
-        if self.by_tenant[tenant] == 0:
-            del self.by_tenant[tenant]
+        self.body_bytes += sign * entry.request.body_bytes
+        self.count_by_tenant[tenant] += sign
+        if self.count_by_tenant[tenant] == 0:
+            del self.count_by_tenant[tenant]
         self.count_by_model[model] += sign
-        self.tokens[model] += sign * entry.remaining
+        self.tokens[model] += sign * entry.remaining_tokens
         if self.count_by_model[model] == 0:
             del self.count_by_model[model], self.tokens[model]
 
@@ -124,7 +124,7 @@ class Queue(Backlog):
         return iter(self._entries.values())
 
     def configure(self, now_s: float, *, max_wait_s: float, fair: bool) -> None:
-        """Change ``max_wait_s`` and fairness, and sort all waiting requests again."""
+        """Change ``max_wait_s`` and fairness, and rebuild the order of all waiting requests."""
         self._max_wait_s, self._fair = max_wait_s, fair
         self.overdue_times = TimePerRequest()  # when requests become overdue
         self._lanes: dict[Lane, list[Item]] = {}
@@ -132,7 +132,7 @@ class Queue(Backlog):
             self._schedule_and_insert(now_s, entry)
 
     def add(self, now_s: float, entry: Entry, *, since_s: float | None = None) -> None:
-        """Add a request. Its wait begins now, or began at ``since_s`` in a bin or deferred."""
+        """Add a request. Its wait starts now, or started at ``since_s`` if the request was in a bin or deferred."""
         q = entry.request
         q.dispatch.enqueued_at_s = now_s if since_s is None else since_s
         entry.state, q.dispatch.worker = State.WAITING, ""
@@ -158,7 +158,7 @@ class Queue(Backlog):
         self._insert(entry)
 
     def promote(self, now_s: float) -> None:
-        """Mark the requests that have waited ``max_wait_s`` by now as overdue, and move them to the front."""
+        """Mark the requests that have waited ``max_wait_s`` by now as overdue, and move them to their new places."""
         for request_id in self.overdue_times.pop_due(now_s):
             entry = self._entries[request_id]
             self._delete(entry)
@@ -166,7 +166,7 @@ class Queue(Backlog):
             self._insert(entry)
 
     def refresh(self, now_s: float) -> None:
-        """Recompute all keys if they change with time, at most once per RERANK_INTERVAL_S."""
+        """Recompute all keys if they change with time and RERANK_INTERVAL_S has passed since the last time."""
         if self._ranker.rank.every_step and now_s - self._last_rerank_s >= RERANK_INTERVAL_S:
             self.rerank(now_s)
 
@@ -184,7 +184,7 @@ class Queue(Backlog):
         return entry.overdue or self._lanes[self._lane(entry)][0][3] == entry.row
 
     def in_order(self, is_closed: Callable[[str], bool] = lambda _: False) -> Iterator[Entry]:
-        """Yield requests in order, without models that ``is_closed`` reports. The queue must not change meanwhile."""
+        """Yield requests in order, but none of a model that ``is_closed``. The queue must not change meanwhile."""
         best = self._best_class()
         heads = [self._head(lane, 0, best) for lane in self._lanes if not is_closed(lane[0])]
         heapq.heapify(heads)
@@ -203,7 +203,7 @@ class Queue(Backlog):
                     heapq.heappop(heads)
 
     def position(self, entry: Entry) -> int:
-        """Return how many waiting requests precede the request."""
+        """Return the number of waiting requests that precede the request."""
         best, item = self._best_class(), self._item(entry)[:3]
         rank = self._class_rank(self._lane(entry), best)
         lanes = [(self._class_rank(lane, best), items) for lane, items in self._lanes.items()]
@@ -250,14 +250,13 @@ class Queue(Backlog):
         return *self._class_rank(lane, best), key, arrival_s, request_id, at, lane
 
 
-_RECENT = 1024
-_UPDATE_EVERY = 64
-_FIRST_UPDATE = 16
-Bin = tuple[str, int, int]  # model, priority class, number
+_RECENT = 1024  # last predictions from which the edges of bins are computed
+_UPDATE_EVERY, _FIRST_UPDATE = 64, 16  # predictions between two computations of the edges, and before the first one
+Bin = tuple[str, int, int]  # model, priority class, number in order of length
 
 
 class Bins(Backlog):
-    """Requests in bins of similar predicted length. A bin is emptied when it is full, or after ``batch_wait_s``."""
+    """Bins of requests of similar predicted length. A bin is emptied when it is full, or after ``batch_wait_s``."""
 
     def __init__(self, bins: int, batch_wait_s: float) -> None:
         super().__init__()
@@ -266,7 +265,7 @@ class Bins(Backlog):
         self._num_predictions, self._edges = 0, list[float]()
         self._contents: dict[Bin, dict[int, Entry]] = {}
         self._bin_of: dict[int, Bin] = {}
-        self.leave_times = TimePerRequest()  # of each binned request; the first one that is due empties its bin
+        self.leave_times = TimePerRequest()  # latest time at which each request's bin is emptied
         self.batches = 0
 
     def __len__(self) -> int:
@@ -276,14 +275,14 @@ class Bins(Backlog):
         return (entry for contents in self._contents.values() for entry in contents.values())
 
     def add(self, now_s: float, entry: Entry, size: int) -> list[Entry]:
-        """Add a request. If its bin then has ``size`` requests, empty the bin and return them. Otherwise return []."""
+        """Add a request to a bin. If the bin then has ``size`` requests, empty it and return them, otherwise []."""
         q = entry.request
         entry.state, q.dispatch.enqueued_at_s = State.BINNED, now_s
-        self._recent.append(entry.predicted)
+        self._recent.append(entry.predicted_tokens)
         self._num_predictions += 1
         if self._num_predictions == _FIRST_UPDATE or self._num_predictions % _UPDATE_EVERY == 0:
             self._set_edges()
-        place = (q.model, q.client.priority, bisect_right(self._edges, entry.predicted))
+        place = (q.model, q.client.priority, bisect_right(self._edges, entry.predicted_tokens))
         contents = self._contents.setdefault(place, {})
         contents[q.id] = entry
         self._bin_of[q.id] = place
@@ -292,7 +291,7 @@ class Bins(Backlog):
         return self._pop_batch(place) if len(contents) >= size else []
 
     def configure(self, bins: int, batch_wait_s: float) -> None:
-        """Change the number of bins for later requests, and the longest wait for all. No request changes its bin."""
+        """Change the number of bins for later requests, and the longest wait of all. No request changes its bin."""
         changed, self._bins, self._wait_s = bins != self._bins, bins, batch_wait_s
         if changed and self._edges:
             self._set_edges()
@@ -300,7 +299,7 @@ class Bins(Backlog):
             self.leave_times.set(entry.request.id, entry.request.dispatch.enqueued_at_s + batch_wait_s)
 
     def pop_due(self, now_s: float) -> list[Entry]:
-        """Empty the bins whose wait is over. Return their requests, bin after bin."""
+        """Empty the bins of which a request has waited ``batch_wait_s``. Return their requests, bin after bin."""
         due = self.leave_times.pop_due(now_s)
         return [entry for one in due if one in self._bin_of for entry in self._pop_batch(self._bin_of[one])]
 
@@ -314,7 +313,7 @@ class Bins(Backlog):
         self._count(entry, -1)
 
     def position(self, entry: Entry) -> int:
-        """Return how many requests of the same bin precede the request."""
+        """Return the number of earlier requests in the request's bin."""
         return list(self._contents[self._bin_of[entry.request.id]]).index(entry.request.id)
 
     def _pop_batch(self, place: Bin) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""The scheduler: it takes events and returns decisions, reads no clock and uses no network."""
+"""The scheduler, which receives events and returns decisions. It reads no clock and uses no network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from lengthwise.policy.named_schedulers import resolve
 from lengthwise.schema.errors import InputError
 
 _DEADLINE = Refusal(504, "deadline", "The request waited until its own deadline had passed.")
-
 _RANKS = {"srtf": "srtf", "isrtf": "srtf", "windowed": "srtf", "bins": "completed_batches"}
 _EXPIRY_INTERVAL_S = 0.1  # least time to the next timed search for requests of models without a worker
 _QUEUED = (State.WAITING, State.BINNED, State.DEFERRED)
-_MAX_BACKOFFS, _MAX_REFUSALS_WHILE_ACCEPTING = 4, 3
-"""How often in a row a request may make engines back off. The third refusal while others are accepted ends it."""
+_MAX_BACKOFFS = 4  # refusals of a request in a row for which engines back off
+_MAX_REFUSALS_WHILE_ACCEPTING = 3  # refusals by engines that accept other requests; the last one ends the request
 _NO_DECISIONS = Decisions()
 _MAX_CLASS, _MAX_LENGTH = 2047, 1 << 20
 """Bounds of priority class and predicted length in an engine's 32-bit priority."""
@@ -34,7 +33,7 @@ def check_change(before: Order, after: Order) -> None:
     """Check that a running scheduler can change to other settings of order.
 
     Raises:
-        InputError: The mode, the rank or (for a plug-in of engines) the window differs, or the policy is unknown.
+        InputError: Mode or rank (in mode engine-plugin also ``window_tokens``) differ, or ``preemption`` is unknown.
     """
     for name in ["mode", "rank"] + (["window_tokens"] if after.mode == "engine-plugin" else []):
         if getattr(before, name) != getattr(after, name):
@@ -45,8 +44,8 @@ def check_change(before: Order, after: Order) -> None:
 class Scheduler:
     """Orders, dispatches and preempts requests. The same events at the same times give the same decisions.
 
-    Every admitted request is in exactly one ``ranking.State`` until it is removed. An event takes O(log n) comparisons
-    of waiting requests.
+    Every admitted request is in exactly one ``ranking.State`` until it is removed. An event of one request takes
+    O(log n) comparisons of waiting requests.
     """
 
     def __init__(self, order: Order, admission: Admission, dispatch: Dispatch) -> None:
@@ -83,7 +82,7 @@ class Scheduler:
         self._changed = True
 
     def offer(self, now_s: float, request: Request) -> Refusal | None:
-        """Queue a request and return None, or return why it is refused."""
+        """Queue a request and return None, or return the answer to its client if it is refused."""
         if (refusal := self._refusal(now_s, request)) is not None:
             return refusal
         entry = self.entries[request.id] = Entry(request)
@@ -131,16 +130,17 @@ class Scheduler:
                 self._wake_s = min(self._wake_s, self.preemption.next_s(now_s))
 
     def mark_nonpreemptible(self, now_s: float, id: int) -> None:  # noqa: A002, ARG002
-        """Mark a request that no other worker can resume. It is not preempted, and a running preemption is undone."""
+        """Mark a running request that no other worker can resume. A decision to preempt it is undone."""
         entry = self.entries.get(id)
         worker = None if entry is None else self.worker_pool.of(entry)
         if entry is not None and worker is not None and worker.mark_nonpreemptible(entry):
-            self._changed |= self.preemption.uncount()
+            self._changed |= self.preemption.undo()
 
     def requeue(self, now_s: float, id: int, generated_tokens: int, *, avoid: str = "") -> None:  # noqa: A002
         """Queue a request again, after a preemption, a failure or the loss of its worker.
 
-        Its next worker continues after ``generated_tokens``. The worker ``avoid`` should not get the request again.
+        Its next worker continues after ``generated_tokens`` tokens. The worker ``avoid`` gets it again only if no other
+        worker can run it, or if it is overdue.
         """
         entry = self.entries.get(id)
         if entry is None or entry.state in _QUEUED:
@@ -150,7 +150,7 @@ class Scheduler:
             if entry.state is State.PREEMPTING:
                 self._num_preempted += 1
                 q.dispatch.preemptions, q.dispatch.last_preemption = q.dispatch.preemptions + 1, self._num_preempted
-                # Its slot was idle since the decision, or since its last token after the decision; max(a, NaN) is a.
+                # The slot was idle since the decision, or since a later token of the request. max(a, NaN) is a.
                 worker.cost.add_idle_slot(now_s - max(entry.preemption.preempted_s, entry.last_token_s))
             worker.remove(entry)
         q.generated_tokens = generated_tokens
@@ -163,11 +163,12 @@ class Scheduler:
         self._changed = True
 
     def on_queue_full(self, now_s: float, worker: str, id: int, retry_after_s: float = 0.0) -> bool:  # noqa: A002
-        """Queue a request again, because its worker reported a full queue. Send fewer requests to that worker.
+        """Queue a request again, because its worker reported a full queue.
 
-        The worker backs off. A request that was refused twice or more in a row waits twice as long. If the worker has
-        accepted others since, or after four refusals, only the request is deferred, for 2 s. Return False if it must
-        end, at the third refusal while others were accepted.
+        The worker backs off, with a lower limit. After two or more refusals in a row, the request waits twice as long
+        as its worker backs off, if other requests wait. If a worker has accepted another request since it refused this
+        one, or at the fifth refusal in a row, no worker backs off: the request is deferred for 2 s. Return False if the
+        request must end, at the third refusal by workers that accept other requests.
         """
         if (entry := self.entries.get(id)) is None:
             return True
@@ -189,7 +190,7 @@ class Scheduler:
         return full.count_while_accepting < _MAX_REFUSALS_WHILE_ACCEPTING
 
     def remove(self, now_s: float, id: int, *, client_gone: bool = False) -> None:  # noqa: A002
-        """Remove a request that has ended, whatever its state. Charge its tenant for the tokens so far."""
+        """Remove a request that has ended, in any state. Charge its tenant for the output so far, or an estimate."""
         entry = self.entries.pop(id, None)
         if entry is None:
             return
@@ -249,7 +250,7 @@ class Scheduler:
         return now_s if self._changed else self._wake_s
 
     def statistics(self, now_s: float) -> Statistics:
-        """Return the numbers of requests, their waits and backlog, and the numbers of each worker."""
+        """Return the current numbers of queue, requests and workers."""
         pool, queue, bins = self.worker_pool, self.queue, self.bins
         queued, queued_tokens = [entry.request for entry in (*queue, *bins)], waiting_tokens(queue, bins)
         tokens = sum(queued_tokens.values()) + sum(worker.tokens for worker in pool)
@@ -257,7 +258,7 @@ class Scheduler:
         rate = sum(worker.throughput.tokens_per_s or mean_rate for worker in pool.up)
         return Statistics(
             waiting=self._num_queued,
-            waiting_bytes=queue.bytes + bins.bytes,
+            waiting_bytes=queue.body_bytes + bins.body_bytes,
             running=sum(len(worker.active) for worker in pool),
             oldest_wait_s=max((q.dispatch.waited_s(now_s) for q in queued), default=0.0),
             backlog_tokens=tokens,
@@ -270,7 +271,7 @@ class Scheduler:
         )
 
     def position(self, id: int) -> int | None:  # noqa: A002
-        """Return how many requests precede a queued request, or None if the request is not queued."""
+        """Return the number of requests that precede one in the queue or in a bin, or None if it is in neither."""
         entry = self.entries.get(id)
         if entry is not None and entry.state is State.BINNED:
             return len(self.queue) + self.bins.position(entry)
@@ -279,12 +280,12 @@ class Scheduler:
     def engine_priority(self, request: Request) -> int:
         """Return a 32-bit priority for engines, from class and predicted length. Smaller numbers come first."""
         entry = self.entries.get(request.id)
-        tokens = entry.predicted if entry is not None else request.length_prediction.total_tokens
+        tokens = entry.predicted_tokens if entry is not None else request.length_prediction.total_tokens
         length = _MAX_LENGTH - 1 if math.isnan(tokens) else int(min(max(tokens, 0.0), _MAX_LENGTH - 1.0))
         return max(-_MAX_CLASS, min(_MAX_CLASS, request.client.priority)) * _MAX_LENGTH + length
 
     def _set_deadline(self, request: Request) -> None:
-        """Let a queued request expire at its deadline, or never if its client has received a part of the stream."""
+        """Let a queued request expire at its deadline, or never if its client has received a part of a stream."""
         streaming = request.generated_tokens and request.streamed
         self._deadlines.set(request.id, math.inf if streaming else request.client.deadline_s)
         if request.model not in self.worker_pool.served_models:
@@ -316,8 +317,8 @@ class Scheduler:
         model, admission, limit_s = request.model, self.admission, self.admission.max_predicted_wait_s
         if not self.worker_pool.may_serve(model):
             return Refusal(404, "model_not_found", f"No engine serves the model {model!r}.")
-        queued_bytes, tenant, reason = self.queue.bytes + self.bins.bytes, request.client.tenant, ""
-        of_tenant = self.queue.by_tenant[tenant] + self.bins.by_tenant[tenant]
+        queued_bytes, tenant, reason = self.queue.body_bytes + self.bins.body_bytes, request.client.tenant, ""
+        of_tenant = self.queue.count_by_tenant[tenant] + self.bins.count_by_tenant[tenant]
         if self._num_queued >= admission.max_queued:
             reason, message = "queue_full", f"{self._num_queued} requests are waiting already."
         elif tenant and of_tenant >= (admission.max_queued_per_tenant or max(1, admission.max_queued // 4)):

@@ -1,4 +1,4 @@
-"""A worker as the scheduler sees it: its requests, its backlog, and how many more requests it may be given."""
+"""The scheduler's state of a worker: its requests, its backlog, and its limit of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lengthwise.gateway.config import Dispatch
 from lengthwise.gateway.core.phases import PhaseReport, PhaseTracker
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT, Entry, State
 from lengthwise.gateway.request import PREFIX_BLOCKS, LengthPrediction, PromptPrefix
-from lengthwise.gateway.scheduling import DispatchCounts, Signals, WorkerNumbers, WorkerState
+from lengthwise.gateway.scheduling import DispatchCounts, Signals, WorkerState, WorkerStatistics
 
 _SHRINK = 0.75
 _MIN_BACKOFF_S = 0.1
@@ -24,10 +24,12 @@ MAX_BACKOFF_S = 2.0
 
 
 class ConcurrencyLimit:
-    """Adapts the number of requests that a worker may have at once to what its engine reports.
+    """Adapts the limit of requests at a worker to the load that its engine reports.
 
-    The limit doubles until the engine has a queue, then grows by 1/16 and shrinks by the length of that queue. It grows
-    only if the worker is fully used and reports no queue, no preemptions, and a KV cache up to ``kv_high``.
+    The limit grows only if it was reached, and the engine reports an empty queue, no new preemptions, and a KV cache in
+    use up to ``kv_high``. It doubles until it first shrinks, and then grows by 1/16. If the engine has a queue, the
+    limit shrinks to the requests in flight without that queue, but at most by a quarter. Preemptions, or a KV cache
+    above ``kv_high``, reduce it to 3/4 of the requests in flight.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -35,26 +37,26 @@ class ConcurrencyLimit:
         self._limit, self._doubling, self._max_used = float(dispatch.start), True, 0
         self._signals, self._adapted_at_s = Signals(), -math.inf
         self._backoff_s, self.backoff_until_s, self._refused_s = _MIN_BACKOFF_S, -math.inf, -math.inf
-        # When the last accepted request was dispatched, and requests in flight at its first token.
+        # Of the request whose first token came last: time of its dispatch, and requests in flight at its first token.
         self.last_accepted_dispatch_s, self.accepted_in_flight = -math.inf, 0
 
     def configure(self, dispatch: Dispatch) -> None:
-        """Change the settings. The learned limit is clipped to the new bounds."""
+        """Change the settings. An adapted limit is clipped to the new bounds, an unchanged one becomes ``start``."""
         unchanged = self._doubling and self._limit == self.bounds.start
         limit = float(dispatch.start) if unchanged else self._limit
         self.bounds = dispatch
         self._limit = min(max(limit, float(dispatch.min_concurrency)), float(dispatch.max_concurrency))
 
     def limit(self, slots: int | None) -> int:
-        """Return the limit, which is at most the worker's ``slots``."""
+        """Return the limit, which is at most the engine's ``slots`` (None: unknown)."""
         return int(self._limit) if slots is None else max(1, min(int(self._limit), slots))
 
     def note_in_flight(self, in_flight: int) -> None:
-        """Record the number of requests in flight."""
+        """Record the number of requests in flight after a dispatch."""
         self._max_used = max(self._max_used, in_flight)
 
     def adapt(self, now_s: float, signals: Signals, in_flight: int) -> None:
-        """Adapt the limit to what the engine reports, at most once per ``adapt_every_s``."""
+        """Adapt the limit to new signals of the engine, at most once per ``adapt_every_s``."""
         if signals.at_s <= self._signals.at_s or now_s - self._adapted_at_s < self.bounds.adapt_every_s:
             return
         before, self._signals, self._adapted_at_s = self._signals, signals, now_s
@@ -71,7 +73,7 @@ class ConcurrencyLimit:
         self._max_used = in_flight
 
     def back_off(self, now_s: float, in_flight: int, retry_after_s: float = 0.0) -> None:
-        """Reduce the limit after a full queue, and back off for at least ``retry_after_s``, which counts up to 2 s."""
+        """Reduce the limit to ``in_flight`` after a full queue, and back off: 0.1 s, doubled each time, up to 2 s."""
         self._shrink(float(in_flight))
         backoff_s = _MIN_BACKOFF_S if now_s - self.backoff_until_s > 2 * MAX_BACKOFF_S else self._backoff_s
         self.backoff_until_s = now_s + max(backoff_s, min(retry_after_s, MAX_BACKOFF_S))
@@ -111,7 +113,7 @@ class PrefixCache:
     def insert(self, prefix: PromptPrefix, max_tokens: float | None = None) -> float:
         """Add a prompt, and evict blocks beyond ``max_tokens``. Return how many prompt tokens were cached before."""
         before, blocks = self.cached_tokens(prefix), self._tokens_of
-        for depth in range(len(prefix.keys) - 1, -1, -1):  # the most shared block last, so that it is evicted last
+        for depth in range(len(prefix.keys) - 1, -1, -1):  # the shortest prefix last, so that it is evicted last
             key = prefix.keys[depth]
             if key in blocks:
                 blocks.move_to_end(key)
@@ -121,23 +123,24 @@ class PrefixCache:
         while blocks and (len(blocks) > self.max_keys or (max_tokens is not None and self.tokens > max_tokens)):
             self.tokens -= blocks.popitem(last=False)[1]
         if not blocks:
-            self.tokens = 0.0  # no rounding errors build up
+            self.tokens = 0.0  # discard rounding errors
         return before
 
 
-_MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0  # weighted observations before a fit is used
+_MIN_STARTS, _MIN_UNCACHED, _MIN_TOKENS = 8.0, 16.0, 64.0  # weighted starts, uncached starts and tokens that suffice
 _START_DECAY, _TOKEN_DECAY = 0.98, 0.998
 """A new observation multiplies the weights of earlier ones by this, so that about 50 starts and 500 chunks count."""
-_MIN_SPREAD = 0.01  # least variance of prompt lengths over their mean square for which a slope is identified
-_MAX_GAP = 4.0  # largest gap in a stream, in usual gaps; a slow reader may cause longer ones, which are clipped
+_MIN_SPREAD = 0.01  # least variance of context lengths, as a share of their mean square, for a fitted slope
+_MAX_GAP = 4.0  # gaps in a stream are clipped at this multiple of the mean gap: a slow reader causes longer ones
 
 
 class PreemptionCost:
-    """Estimates what a preemption costs at a worker, from the times of its requests.
+    """Estimates the cost of a preemption at a worker, from the times of its requests.
 
-    The time from dispatch to first token is fitted as ``a + b x`` for x tokens of context. A preemption leaves the old
-    slot idle from decision to departure, and the victim's new slot from dispatch to first token. Its recomputation
-    delays the complete batch. Until enough is observed, a prompt token costs a tenth of an output token.
+    The time from dispatch to first token is fitted as ``a + b x`` for x tokens of context. A preemption leaves the
+    victim's slot idle from the decision until the victim leaves, and its next slot from dispatch to first token. Its
+    recomputation delays the complete batch. Before there are enough observations, a prompt token costs a tenth of an
+    output token.
     """
 
     def __init__(self) -> None:
@@ -152,7 +155,7 @@ class PreemptionCost:
 
     def add_stream(self, tokens: int, seconds: float) -> None:
         """Add the time between two chunks of a stream. The second chunk has ``tokens`` tokens."""
-        if not self._stream_s:  # all chunks so far came within one clock tick and say nothing about a token's time
+        if not self._stream_s:  # all chunks so far came within one clock tick and show no time per token
             self._tokens = 0.0
         if self._tokens >= _MIN_TOKENS:
             seconds = min(seconds, _MAX_GAP * tokens * self._stream_s / self._tokens)
@@ -165,7 +168,7 @@ class PreemptionCost:
         self._idle_slot_s = self._idle_slot_s * _START_DECAY + seconds
 
     def prompt_token_s(self) -> float | None:
-        """Return the seconds per uncached prompt token, or None until prompts of several lengths were observed."""
+        """Return the seconds per uncached prompt token, or None before enough prompts of several lengths."""
         n, x, _, xx, _ = self._uncached.moments.tolist()
         identified = n >= _MIN_UNCACHED and xx - x * x / n > _MIN_SPREAD * xx
         return self._uncached.fit()[1] if identified else None
@@ -206,7 +209,7 @@ _HALF_LIFE_S = 60.0
 
 
 class Throughput:
-    """The largest observed output rate of a worker. It halves per minute of streaming, but not in idle time."""
+    """The largest observed output rate of a worker, None before any. An observation halves per minute of streaming."""
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
@@ -226,7 +229,7 @@ class Throughput:
             self._since_s, self._tokens = now_s, 0
 
     def report(self, now_s: float, tokens_per_s: float) -> None:
-        """Take into account a rate that the engine reports."""
+        """Add an output rate that the engine reports."""
         if tokens_per_s > 0:
             self._add_rate(tokens_per_s, min(now_s - self._reported_s, 4 * _WINDOW_S))
         self._reported_s = now_s
@@ -236,23 +239,24 @@ class Throughput:
             self.tokens_per_s = max(rate, (self.tokens_per_s or 0.0) * 0.5 ** (passed_s / _HALF_LIFE_S))
 
 
-NO_LIMIT = sys.maxsize  # the limit of a worker that is given all requests
+NO_LIMIT = sys.maxsize  # the limit of a worker without a limit
 _MAX_CACHED_SHARE = 0.25  # a start with a larger cached share of the context does not show the cost of a prompt
 
 
 class Worker:
-    """A worker with its requests in flight. With ``passthrough``, requests are dispatched at once up to a fixed limit.
+    """A worker with its requests in flight.
 
-    ``tokens`` are the predicted remaining output tokens of these requests, ``work`` also includes the cost of their
-    prompts, and ``peak_kv_tokens`` is the KV cache that they will occupy at their ends. ``predecessors`` are leaving
-    workers of the same engine, whose requests still use its slots.
+    With ``passthrough``, it gets requests at once, up to a configured limit. ``tokens`` are the predicted remaining
+    output tokens of its requests, ``work`` also includes the cost of computing their contexts, and ``peak_kv_tokens``
+    are their KV tokens at their ends. ``predecessors`` are draining workers of the same engine, whose requests still
+    use its slots.
     """
 
     def __init__(
         self, state: WorkerState, dispatch: Dispatch, *, passthrough: bool, report: PhaseReport | None = None
     ) -> None:
         self.state, self.name = state, state.name
-        self.active: dict[int, Entry] = {}  # requests in flight by id, preempting ones included
+        self.active: dict[int, Entry] = {}  # requests in flight by id, including those in state PREEMPTING
         self.tokens = self.work = self.peak_kv_tokens = 0.0
         self.num_preempting = 0
         self.throughput, self.cost, self.prefix_cache = Throughput(), PreemptionCost(), PrefixCache()
@@ -295,17 +299,17 @@ class Worker:
 
     @property
     def slots_in_use(self) -> int:
-        """Number of requests in flight at the engine, under all names of its worker."""
+        """Number of requests in flight at the engine, also those of ``predecessors``."""
         return len(self.active) + sum(len(one.active) for one in self.predecessors)
 
     @property
     def kv_in_use(self) -> float:
-        """KV cache that the requests in flight at the engine will occupy at their ends, under all names, in tokens."""
+        """Predicted KV tokens of the requests in flight at the engine at their ends, also those of ``predecessors``."""
         return self.peak_kv_tokens + sum(one.peak_kv_tokens for one in self.predecessors)
 
     @property
     def num_unstarted(self) -> int:
-        """Number of requests without a token since their dispatch. It takes 50 ns for each request in flight."""
+        """Number of requests without a token since their dispatch. The count takes 50 ns per request in flight."""
         return sum(math.isnan(entry.last_token_s) for entry in self.active.values())
 
     @property
@@ -317,7 +321,7 @@ class Worker:
         return min(max(1.0 - used, 0.0), 1.0)
 
     def free_slots(self, now_s: float) -> int:
-        """Return how many more requests the worker may be given now."""
+        """Return the number of further requests that the worker may get now, negative if it has more than its limit."""
         if now_s < self.adaptive_limit.backoff_until_s or not self.state.up:
             return 0
         return self.limit - self.slots_in_use
@@ -328,12 +332,12 @@ class Worker:
         return until_s if until_s > now_s and self.state.up else math.inf
 
     def refuses_only_this(self, entry: Entry) -> bool:
-        """Return whether the worker, as full as now or fuller, accepted another request since it refused this one."""
+        """Return whether the worker has accepted another request since it refused this one, although it was as full."""
         limit, refused_s = self.adaptive_limit, entry.request.dispatch.full_queues.last_s
         return limit.last_accepted_dispatch_s > refused_s and limit.accepted_in_flight >= self.slots_in_use
 
     def fits(self, entry: Entry) -> bool:
-        """Return whether the KV cache can hold the request to its end. An empty worker takes any request."""
+        """Return whether the KV cache is large enough for the request up to its end. An empty worker takes any."""
         if self.state.kv_tokens is None or self._passthrough or not self.slots_in_use:
             return True
         return self.kv_in_use + entry.peak_kv_tokens <= self.state.kv_tokens
@@ -341,7 +345,7 @@ class Worker:
     def fits_without(self, entry: Entry, victim: Entry) -> bool:
         """Return whether the request can run here once ``victim`` has left.
 
-        Slots of ``victim`` and of all preempting requests count as free; of the KV cache only the victim's part does.
+        The slots of ``victim`` and of all requests in state PREEMPTING count as free, but only the victim's KV tokens.
         """
         staying_and_victim = self.slots_in_use - self.num_preempting
         if not self.state.up or staying_and_victim > self.limit:
@@ -351,15 +355,15 @@ class Worker:
         return self.kv_in_use - victim.peak_kv_tokens + entry.peak_kv_tokens <= kv_tokens
 
     def prompt_token_s(self, tokens_per_s: float) -> float:
-        """Return the seconds per prompt token, estimated from the worker's ``tokens_per_s`` until it is observed."""
+        """Return the seconds per prompt token: as observed, up to those of an output token, or else a tenth of them."""
         observed_s = self.cost.prompt_token_s()
         return PREFILL_WEIGHT / tokens_per_s if observed_s is None else min(observed_s, 1.0 / tokens_per_s)
 
     def unseen_tokens(self, now_s: float, entry: Entry) -> float:
-        """Estimate unseen output: the predicted length, or the share of the worker's output by now if that is more."""
+        """Estimate uncounted output: the predicted length, or if more the share of the output since the dispatch."""
         q, rate = entry.request, self.throughput.tokens_per_s or 0.0
         share = q.choices / sum(one.request.choices for one in self.active.values())
-        tokens = max(q.choices * entry.predicted, share * rate * (now_s - q.dispatch.dispatched_s))
+        tokens = max(q.choices * entry.predicted_tokens, share * rate * (now_s - q.dispatch.dispatched_s))
         return min(tokens, float(q.choices * q.max_tokens))
 
     def dispatch(self, entry: Entry) -> None:
@@ -390,7 +394,7 @@ class Worker:
         if self.phase_tracker is not None:
             self.phase_tracker.remove(entry.request.id)
         if not self.active:
-            self.tokens = self.work = self.peak_kv_tokens = 0.0  # no rounding errors build up
+            self.tokens = self.work = self.peak_kv_tokens = 0.0  # discard rounding errors
 
     def preempt(self, now_s: float, entry: Entry) -> None:
         """Mark a request as being preempted."""
@@ -412,7 +416,7 @@ class Worker:
         self._count(entry, 1)
 
     def on_progress(self, now_s: float, entry: Entry, tokens: int) -> bool:
-        """Record new tokens, which the request counts already. Return whether these tokens allow the phase to end."""
+        """Record new tokens, which ``generated_tokens`` already includes. Return whether they let the phase end."""
         q, dispatch = entry.request, entry.request.dispatch
         self.throughput.add_tokens(now_s, tokens)
         last_token_s, entry.last_token_s = entry.last_token_s, now_s
@@ -428,13 +432,13 @@ class Worker:
                 context = q.prompt_tokens + q.generated_tokens - tokens
                 uncached = entry.dispatches == 1 and dispatch.cached_tokens <= _MAX_CACHED_SHARE * context
                 self.cost.add_start(context, now_s - dispatch.dispatched_s, uncached=uncached)
-        remaining, work, kv_tokens = entry.remaining, entry.work, entry.peak_kv_tokens
+        remaining, work, kv_tokens = entry.remaining_tokens, entry.work, entry.peak_kv_tokens
         entry.update_remaining()
-        self._add(entry.remaining - remaining, entry.work - work, entry.peak_kv_tokens - kv_tokens)
+        self._add(entry.remaining_tokens - remaining, entry.work - work, entry.peak_kv_tokens - kv_tokens)
         return self.phase_tracker is not None and self.phase_tracker.on_progress(now_s, q.id, tokens)
 
     def _count(self, entry: Entry, sign: int) -> None:
-        self._add(sign * entry.remaining, sign * entry.work, sign * entry.peak_kv_tokens)
+        self._add(sign * entry.remaining_tokens, sign * entry.work, sign * entry.peak_kv_tokens)
 
     def _add(self, tokens: float, work: float, kv_tokens: float) -> None:
         self.tokens += tokens
@@ -442,7 +446,7 @@ class Worker:
         self.peak_kv_tokens += kv_tokens
 
     def update(self, now_s: float, state: WorkerState) -> list[Entry]:
-        """Apply a new state of the worker. If the engine has restarted, return the requests that were lost."""
+        """Apply a new state of the worker. Return the requests that a restart of the engine has lost, or []."""
         lost: list[Entry] = []
         if state.epoch != self.state.epoch:
             lost, self.cost = self.clear(), PreemptionCost()
@@ -467,11 +471,11 @@ class Worker:
             entry.state = State.LOST
         return lost
 
-    def statistics(self, tokens_per_s: float) -> WorkerNumbers:
+    def statistics(self, tokens_per_s: float) -> WorkerStatistics:
         """Return the worker's current numbers, with the seconds of prefill and decode left at ``tokens_per_s``."""
         state, limit = self.state, None if self.limit == NO_LIMIT else self.limit
         backlog_s, counts = self.work / tokens_per_s, copy(self.dispatched)
-        return WorkerNumbers(
+        return WorkerStatistics(
             self.name, state.up, len(self.active), limit, backlog_s, self.tokens, state.signals, counts
         )
 
@@ -483,7 +487,7 @@ def mean_tokens_per_s(workers: Iterable[Worker]) -> float:
 
 
 def without_avoided(entry: Entry, serving: list[Worker]) -> list[Worker]:
-    """Return the workers that have not failed the request, or all if the request is overdue or all have failed it."""
+    """Return the workers that the request does not avoid, or all if it is overdue or avoids all of them."""
     avoid = entry.request.dispatch.avoid
     if entry.overdue or not avoid:
         return serving

@@ -1,4 +1,4 @@
-"""Compare FCFS and ISRTF side by side on two engines of this machine, with a verdict after a minute."""
+"""Compare FCFS and ISRTF on two engines of this machine, with a result after about a minute."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def run(
 ) -> Gain:
     """Run and print the demo (``lengthwise serve --demo [--engine-python PYTHON]``), and return the gain.
 
-    The engines are two vLLMs on the CPU if there is an interpreter with vLLM: ``engine_python``, the one that the
-    variable LENGTHWISE_ENGINE_PYTHON names, or .engines/vllm. Otherwise, and with "emulated", they are two emulated
-    engines. The same bursts of ``requests`` synthetic requests go through two gateways in turns, FCFS at ``port`` and
-    ISRTF at ``port`` + 2, with admin pages at ``admin_port`` and ``admin_port`` + 2; 0 picks free ports. No round
-    starts after ``seconds``. Raises InputError if the interpreter does not exist or a port is taken, EngineError if the
-    engines do not start, and MissingExtraError.
+    The engines are two vLLMs on the CPU if there is an interpreter with vLLM: ``engine_python``, the value of the
+    environment variable LENGTHWISE_ENGINE_PYTHON, or .engines/vllm. Otherwise, and for "emulated", they are two
+    emulated engines. The same bursts of ``requests`` synthetic requests go through two gateways in turns, FCFS at
+    ``port`` and ISRTF at ``port`` + 2, with admin pages at ``admin_port`` and ``admin_port`` + 2; 0 picks free ports.
+    After two rounds, no round starts after ``seconds``. Raises InputError if the interpreter does not exist or a port
+    is taken, EngineError if the engines do not start, and MissingExtraError.
     """
     from lengthwise.gateway.serve import require_extra
 
@@ -61,7 +61,7 @@ def run(
 
 
 def find_interpreter(given: str | None) -> str | None:
-    """Return the path of the interpreter with vLLM, or None if the engines are to be emulated."""
+    """Return the path of the interpreter with vLLM, or None for emulated engines."""
     if given == "emulated":
         return None
     path = given or os.environ.get(_VARIABLE)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 MAX_TOKENS = 1024
-LOAD = 3.0  # rate of a burst relative to the engines' capacity, as in ELIS
+LOAD = 3.0  # arrival rate in a burst relative to the engines' capacity, as in ELIS
 _GAMMA_SHAPE = 0.73
-_SIGMA = 0.5  # standard deviation of the log length around its kind's median: no prompt determines its length
-KINDS = (  # a question, and the median tokens of its answers
+_SIGMA = 0.5  # standard deviation of the log length around the median of its kind, as no prompt determines its length
+KINDS = (  # (question, median tokens of its answers)
     ("What is the capital of {}? Answer in one word.", 6),
     ("Translate into French: I would like to visit {} next spring.", 18),
     ("Summarize in one sentence why people visit {}.", 32),
@@ -50,15 +50,15 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Question:
-    """A request: its time after the burst's start, its prompt, and its output length, which the gateway cannot see."""
+    """A request of a burst."""
 
-    arrival_s: float
+    arrival_s: float  # time after the start of the burst
     prompt: str
-    tokens: int
+    tokens: int  # output length, which the gateway does not see
 
 
 def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: float) -> list[Question]:
-    """Return the ``count`` requests of burst ``number``. The same seed and number give the same burst.
+    """Return the ``count`` requests of burst ``number``. Equal seeds and numbers give equal bursts.
 
     They arrive at LOAD times the rate that engines with ``tokens_per_s`` can serve. Lengths are divided by ``shrink``.
     """
@@ -76,7 +76,7 @@ def burst(seed: int, number: int, count: int, *, tokens_per_s: float, shrink: fl
 
 
 def body(model: str, question: Question) -> dict[str, Any]:
-    """Return the body of a request. Its output length is in a field that only the engine's middleware reads."""
+    """Return the body of a request, with its output length in a field that only the engine reads."""
     return {
         "model": model,
         "prompt": question.prompt,
@@ -97,13 +97,13 @@ _LEVEL = 0.95
 
 @dataclass
 class Side:
-    """One of the two gateways: JCT in finished rounds (``rounds``) and in the current one (``jct_s``), and counts."""
+    """The measurements of one of the two gateways."""
 
     mode: str
     port: int = 0
     admin_port: int | None = None
-    rounds: list[Floats] = field(default_factory=list)
-    jct_s: list[float] = field(default_factory=list)
+    rounds: list[Floats] = field(default_factory=list)  # JCT in each finished round
+    jct_s: list[float] = field(default_factory=list)  # JCT of finished requests in the current round
     waiting: int = 0
     running: int = 0
     preemptions: int = 0
@@ -126,7 +126,7 @@ class Gain:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the second side is significantly faster, because the complete interval is below 0."""
+        """Whether the second side is significantly faster: the complete interval is below 0."""
         return self.high < 0
 
 
@@ -169,9 +169,9 @@ async def race(
     requests: int = REQUESTS,
     show: Callable[[Sequence[Side], float], None] = lambda *_: None,
 ) -> tuple[Side, ...]:
-    """Run at least two rounds and return both sides, which start rounds alternately.
+    """Run rounds of ``requests`` requests, of which the sides take turns to start first, and return both sides.
 
-    ``ports`` has a pair (port, admin port) for each gateway. No round of ``requests`` starts after ``seconds``.
+    ``ports`` has a pair (port, admin port) for each gateway. After two rounds, no round starts after ``seconds``.
     ``show`` is called repeatedly with the sides and the seconds so far.
     """
     loop = asyncio.get_running_loop()
@@ -281,7 +281,7 @@ def live_table(title: str) -> Iterator[Callable[[Sequence[Side], float], None]]:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show a text with the seconds so far: continuously on a terminal, otherwise as a line from time to time."""
+    """Show a text with the seconds so far: continuously on a terminal, otherwise as a line every 15 s."""
     from rich.console import Console
 
     console, done, started_s = Console(file=sys.stdout), threading.Event(), time.monotonic()

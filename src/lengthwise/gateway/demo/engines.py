@@ -33,12 +33,12 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Engines:
-    """Two running engines, their rate with full batches (``tokens_per_s``), and the divisor of lengths (``shrink``)."""
+    """Two running engines."""
 
     urls: tuple[str, ...]
     description: str
-    tokens_per_s: float
-    shrink: float
+    tokens_per_s: float  # output rate of both together with full batches
+    shrink: float  # divisor of the demo's output lengths
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The ASGI app for clients: routes, authentication and limits; the relay serves the requests."""
+"""The ASGI app for clients: routes, authentication and limits. It passes completion requests to the relay."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MODELS = b"/v1/models/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route of a request. ``api`` is CHAT, COMPLETIONS or "", and ``model`` is the NAME in /v1/models/NAME."""
+    """The route of a request."""
 
     name: str
     methods: tuple[str, ...] = ("GET", "HEAD")
-    api: str = ""
-    model: str = ""
+    api: str = ""  # CHAT or COMPLETIONS; "" for a route of another kind
+    model: str = ""  # NAME in /v1/models/NAME
     is_open: bool = False  # whether it needs no key
     body: bytes = b""  # response of an open route; b"" stands for the OpenAPI document
 
@@ -54,7 +54,7 @@ def route(scope: dict[str, Any]) -> Route:
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     found = _ROUTES.get(raw)
     if found is None and raw.startswith(_MODELS) and len(raw) > len(_MODELS):
-        # A model's name may contain slashes, encoded or not; it is looked up, never sent on.
+        # A model's name may contain slashes, encoded or not. The app only compares it with known names.
         found = Route("model", model=unquote(raw[len(_MODELS) :].decode("ascii", "replace"), errors="replace"))
     if found is None:
         message = f"Unknown request URL: {quoted(raw.decode('ascii', 'replace'))}."
@@ -74,10 +74,10 @@ _LONG_BYTES = 1 << 18
 class App:
     """An OpenAI-compatible endpoint as an ASGI 3 application.
 
-    ``handler`` serves a request. It is cancelled if the client disconnects, and raises Fault or an error with a
-    ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the fields that
-    engines list for each, and ``ready`` whether an engine is available. While ``draining``, new completion requests get
-    503. ``in_flight`` counts completion requests, also those whose bodies still arrive.
+    ``handler`` serves a completion request. It is cancelled if the client disconnects, and may raise Fault or an error
+    with a ``refusal``. ``models`` returns all models, including those of unavailable engines, ``entries`` the fields of
+    each model in the engines' /v1/models, and ``ready`` whether an engine is available. While ``draining`` is True, new
+    completion requests get 503. ``in_flight`` counts completion requests, also those whose bodies still arrive.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class App:
         except asgi.ClientGoneError:
             pass
         except asyncio.CancelledError:
-            if not (exchange.gone or self.draining):
+            if not (exchange.is_client_gone or self.draining):
                 raise
             if (task := asyncio.current_task()) is not None:
-                task.uncancel()  # the exchange itself cancelled it, or the shutdown of the gateway
-            if not exchange.gone:
-                await (exchange.abort() if exchange.started else self._refuse(exchange, draining()))
+                task.uncancel()  # the exchange or the shutdown of the gateway has cancelled it
+            if not exchange.is_client_gone:
+                await (exchange.abort() if exchange.has_started else self._refuse(exchange, draining()))
         finally:
             exchange.close()
 
@@ -165,21 +165,21 @@ class App:
             else:
                 await self._send_models(exchange, target, caller)
         except (Fault, InvalidBodyError) as error:
-            exchange.scheduler_reports_refusals = False  # the app reports an error from before the scheduler
+            exchange.scheduler_reports_refusals = False  # the scheduler has not seen the request, so the app reports
             await self._refuse(
                 exchange, error if isinstance(error, Fault) else invalid(None, str(error), "invalid_json")
             )
         except asgi.ClientGoneError:
             raise
-        except Exception as error:  # noqa: BLE001 - the client gets a response, and the server lives, in any case
+        except Exception as error:  # noqa: BLE001 - the client gets a response, and the server continues, in any case
             refusal = getattr(error, "refusal", None)
-            if isinstance(refusal, Refusal) and not exchange.started:
+            if isinstance(refusal, Refusal) and not exchange.has_started:
                 status, reason, message, after_s = astuple(refusal)
                 code = "rate_limit_exceeded" if status == 429 else reason
                 await exchange.send_fault(Fault(status, reason, message, code=code, retry_after_s=after_s))
                 return
             _log.exception("a request failed in the gateway")
-            if not exchange.started:
+            if not exchange.has_started:
                 message = "The gateway failed to serve this request."
                 await exchange.send_fault(Fault(500, "internal", message, code="internal_error"))
 
@@ -209,7 +209,7 @@ class App:
                     loop = asyncio.get_running_loop()
                     request = await loop.run_in_executor(self.parser_thread, self._parser.parse, *arguments)
                 reservation.take(request.memory_bytes - len(body))
-                del body, arguments  # the request owns the body, and frees it
+                del body, arguments  # only the request refers to the body now, so that it can free the memory
                 known = self._models()
                 if not caller.can_access(request.model) or (known and request.model not in known):
                     raise unknown_model(request.model)

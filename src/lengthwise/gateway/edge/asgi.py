@@ -27,7 +27,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """The part of the budget that a request of ``owner`` (a key or an address) uses until the end of its with block."""
+    """The part of the budget that a request of ``owner`` (a key or an address) uses within its ``with`` block."""
 
     def __init__(self, budget: BodyBudget, owner: Hashable = "") -> None:
         self._budget, self._owner, self._used_bytes = budget, owner, 0
@@ -84,7 +84,7 @@ class ClientGoneError(Exception):
 
 
 class AsgiExchange:
-    """Reads a request and writes its response in one task, which is cancelled when the client disconnects."""
+    """Reads a request and writes its response in one task, which is cancelled on a disconnect after ``monitor``."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive, self._send = receive, send
@@ -92,11 +92,11 @@ class AsgiExchange:
         self._is_framed = scope.get("http_version") != "1.0"
         self._task = asyncio.current_task()
         self._monitor: asyncio.Future[Message] | None = None
-        self._finished = self.started = self.gone = False
+        self._finished = self.has_started = self.is_client_gone = False
         self.tenant = UNAUTHENTICATED
-        self.scheduler_reports_refusals = False  # whether the scheduler reports a refusal, not the app
+        self.scheduler_reports_refusals = False  # whether the scheduler, not the app, reports a refusal to listeners
         self._sent = 0
-        self.headers: list[tuple[bytes, bytes]] = []  # headers added to every response
+        self.headers: list[tuple[bytes, bytes]] = []  # added to every response
 
     async def body(self, limit: int, content_length: bytes | None, reservation: BodyReservation) -> bytes:
         """Return the complete body, reserving memory as it arrives. Raises Fault (413, 429, 503) or ClientGoneError."""
@@ -118,7 +118,7 @@ class AsgiExchange:
         return b"".join(chunks)
 
     def monitor(self) -> None:
-        """From now on, cancel the task when the client disconnects. The body must have been read."""
+        """From now on, cancel the task when the client disconnects. Call this after ``body``."""
         if self._connection is not None:
             self._connection.on_disconnect = self._cancel
             self._connection.resume_reading()
@@ -127,7 +127,7 @@ class AsgiExchange:
             self._monitor.add_done_callback(self._received)
 
     async def answer(self, answer: Answer) -> None:
-        """Send a response in chunks, held back while the connection's write buffer is full."""
+        """Send a response in chunks. Wait while the connection's write buffer is full."""
         headers = [pair for pair in answer.headers if pair[0].lower() not in _DROPPED]
         left = next((int(value) for name, value in headers if name.lower() == b"content-length"), -1)
         direct = self._connection if left < 0 and self._is_framed else None
@@ -155,7 +155,7 @@ class AsgiExchange:
         await self._finish(body)
 
     async def send_fault(self, fault: Fault) -> None:
-        """Send an error, without waiting for the rest of the body."""
+        """Send an error as a complete response, without reading the rest of the body."""
         await self.send(fault.status, fault.all_headers(), fault.body)
 
     async def abort(self) -> None:
@@ -174,7 +174,7 @@ class AsgiExchange:
             self._connection.on_disconnect = None
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.started = True
+        self.has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
     async def _finish(self, body: bytes) -> None:
@@ -190,9 +190,9 @@ class AsgiExchange:
             self._cancel()
 
     def _cancel(self) -> None:
-        # A response that is complete for the task may still be sent; a disconnect then changes nothing.
-        if not (self.gone or self._finished) and self._task is not None:
-            self.gone = True
+        # A response may still be in the write buffer after the task has finished it: then nothing is left to cancel.
+        if not (self.is_client_gone or self._finished) and self._task is not None:
+            self.is_client_gone = True
             self._task.cancel()
 
 

@@ -19,7 +19,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class AuthThrottle:
-    """Counts wrong keys per address and minute. At MAX_FAILURES, only keys that the address has used before pass."""
+    """Counts wrong keys per address and minute. After MAX_FAILURES, only keys that the address has used before pass."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class AuthThrottle:
         self._accepted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def refused_s(self, address: str, digest: str | None) -> float:
-        """Return how many more seconds this key is blocked, 0 if it is not. ``digest`` is None for a wrong key."""
+        """Return the seconds for which a key is still blocked, or 0. ``digest`` is its hash, None for a wrong key."""
         if not self._failures:
             return 0.0
         net = network(address)
@@ -54,7 +54,7 @@ class AuthThrottle:
 
 
 def network(address: str) -> str:
-    """Return an IPv4 address unchanged, and the /64 network of an IPv6 address, which one customer usually owns."""
+    """Return an IPv4 address unchanged. Of an IPv6 address return the /64 network, which usually has one owner."""
     if ":" not in address:
         return address
     try:
@@ -83,7 +83,7 @@ class Tenants(list[str]):
 
 
 class Bucket:
-    """A token bucket that holds at most ``limit`` units and gains ``per_s`` units a second. It may be overdrawn."""
+    """A token bucket of at most ``limit`` units, refilled by ``per_s`` units a second. ``left`` may be negative."""
 
     def __init__(self, limit: float, per_s: float) -> None:
         self.limit, self.per_s, self.left, self._at_s = limit, per_s, limit, -math.inf
@@ -119,7 +119,7 @@ class Caller:
     def update(self, key: Key | None, tenant: int) -> None:
         """Change the settings of the key. Open requests and the contents of buckets stay."""
         self.key, self.tenant, self.models = key, tenant, frozenset(key.models if key else ())
-        self.quotas: list[tuple[str, Bucket, float, float]] = []  # with units per prompt and output token
+        self.quotas: list[tuple[str, Bucket, float, float]] = []  # name, bucket, units per prompt and output token
         if key is None:
             return
         self._requests = self._bucket("requests", key.burst, key.rate_rps)
@@ -164,8 +164,8 @@ class Caller:
 class Charge:
     """Charges the tokens of one request to the quotas of its key.
 
-    Calling it charges the predicted tokens. The end of the with block corrects them to the generated tokens, or their
-    estimate if the client has left before any were counted: a client that always leaves must not run for free.
+    A call charges the predicted tokens. The end of the ``with`` block corrects the charge to the generated tokens, or
+    to their estimate if the client left before any was counted. Otherwise a client that always leaves would not pay.
     """
 
     def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
@@ -176,7 +176,7 @@ class Charge:
     def __call__(self, request: Request) -> None:
         """Charge the prompt and the predicted output of all choices. Raises Fault (429) if that exceeds a quota.
 
-        A request that is larger than a quota's total is admitted when nothing of that quota is used.
+        A request that is larger than a complete quota is admitted only while nothing of that quota is used.
         """
         now_s, prompt_tokens = self._clock(), request.prompt_tokens
         output_tokens = request.choices * min(request.length_prediction.total_tokens, float(request.max_tokens))
@@ -203,7 +203,7 @@ class Charge:
 
 
 class Keys:
-    """All API keys by their hash. A key that is also in ``previous`` keeps its quotas and its open requests."""
+    """All API keys by their hash. A key that is also in ``previous`` retains its used quotas and its open requests."""
 
     def __init__(
         self, config: GatewayConfig, clock: Clock, previous: Keys | None = None, *, tenants: Tenants | None = None

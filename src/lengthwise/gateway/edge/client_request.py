@@ -17,12 +17,12 @@ import numpy.typing as npt
 from lengthwise.gateway.config import Limits
 from lengthwise.gateway.edge.auth import Caller
 from lengthwise.gateway.edge.errors import Fault, invalid, quoted
-from lengthwise.gateway.request import EMPTY, Client, ClientRequest, PrefixHasher, PromptPrefix
+from lengthwise.gateway.request import NO_PREFIX, Client, ClientRequest, PrefixHasher, PromptPrefix
 from lengthwise.schema.workload import PER_BYTE, PER_DIGIT, PER_WORD, estimated_tokens
 
 CHAT, COMPLETIONS = "chat", "completions"
 
-Number = int | float | None  # A JSON number; JSON does not distinguish integers, so 1.0 is allowed as 1
+Number = int | float | None  # a JSON number; JSON does not distinguish integers, so 1.0 is a valid 1
 
 
 class Part(msgspec.Struct, gc=False):
@@ -118,7 +118,7 @@ HINTS = "lengthwise_"  # prefix of entries of vllm_xargs that carry hints to the
 
 
 def _check(body: Chat | Completion, limits: Limits) -> tuple[int | None, int]:  # noqa: C901 - one check per field
-    """Return the longest output (None if not stated) and the choices of all prompts. Raises Fault above a limit."""
+    """Return ``max_tokens`` (None if not stated) and the number of outputs. Raises Fault for an invalid field."""
     if not 1 <= len(body.model) <= MAX_NAME:
         raise invalid("model", f"The model's name must have 1 to {MAX_NAME} characters; it has {len(body.model)}.")
     if isinstance(body.stop, list) and len(body.stop) > MAX_STOPS:
@@ -177,7 +177,7 @@ _FORWARDED = (
     (b"tracestate", "tracestate", _PRINTABLE),
     (b"x-session-id", "X-Session-Id", _IDENTIFIER),
 )
-"""Headers that go on to an engine: none that would rank, route or authorize."""
+"""Headers that the engine receives: none by which a client could rank, route or authorize its request."""
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
 _JSON_TYPE = re.compile(
     rb"application/(?:json|[a-z0-9.\-]+\+json)[ \t]*(?:;[ \t]*charset=\"?utf-?8\"?[ \t]*)?\Z", re.IGNORECASE
@@ -186,7 +186,7 @@ _PROCESS, _NUMBERS = secrets.token_hex(6), itertools.count(1)
 
 
 def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers:
-    """Return the known headers by name. Raises Fault for too many or too long (431) or repeated headers (400)."""
+    """Return the known headers by name. Raises Fault for too many or too long headers (431), or repeated ones (400)."""
     if len(headers) > limits.headers:
         raise headers_too_large(f"There must be at most {limits.headers} header fields; there are {len(headers)}.")
     if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
@@ -200,7 +200,7 @@ def parse_headers(headers: list[tuple[bytes, bytes]], limits: Limits) -> Headers
 
 
 def resolve_request_id(headers: Headers) -> str:
-    """Return the client's X-Request-Id if it is short and plain, otherwise a new id."""
+    """Return the client's X-Request-Id if it has 1 to 128 letters, digits and ._:/=+-, otherwise a new id."""
     given = headers.get(b"x-request-id")
     return given.decode() if given is not None and _IDENTIFIER.match(given) else f"req-{_PROCESS}-{next(_NUMBERS)}"
 
@@ -225,7 +225,7 @@ _PUNCTUATION = bytes(c for c in range(128) if not (chr(c).isalnum() or chr(c).is
 
 
 def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -> tuple[str, int, PromptPrefix]:
-    """Return the prompt's text ("" for token ids), number of tokens, and hashed prefix (EMPTY for several prompts)."""
+    """Return the prompts' text ("" for token ids), number of tokens, and hashed prefix (NO_PREFIX for several)."""
     prompts: list[Any] = []
     if isinstance(body, Chat):
         prompts.append("\n\n".join([message.text() for message in body.messages]))
@@ -237,7 +237,7 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
     text = "\n\n".join(prompts) if is_text else ""
     tokens = estimate_prompt_tokens(text) if is_text else sum(map(len, prompts))
     if hasher is None or len(prompts) > 1:
-        return text, tokens, EMPTY
+        return text, tokens, NO_PREFIX
     if is_text:
         return text, tokens, hasher.of_text(text, tokens, model=body.model, tenant=tenant)
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
@@ -254,7 +254,7 @@ def estimate_prompt_tokens(text: str) -> int:
 
 
 def ascii_tokens(text: str) -> int:
-    """Return the same as ``estimated_tokens`` for an ASCII text, ten times as fast."""
+    """Return the result of ``estimated_tokens`` for an ASCII text, ten times as fast."""
     data = text.encode("ascii")
     marks = len(data) - len(data.translate(None, _PUNCTUATION))
     digits = len(data) - len(data.translate(None, b"0123456789"))
@@ -269,21 +269,21 @@ _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
 _CHUNK = 1 << 18
 _OBJECTS, _TEXTS = 16, 32
-"""Per allowed message; a message takes 1 object and 4 texts, with parts and tool calls three times that."""
-_MIN_MESSAGES = 4096
+"""Limits for each allowed message. A message has 1 object and 4 strings, or with parts and tool calls 3 and 12."""
+_MIN_MESSAGES = 4096  # messages by which these limits are multiplied at least
 
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
     """Limits on the form of a JSON body: the nesting depth, and the numbers of objects, strings and values."""
 
-    levels: int
+    levels: int  # nesting depth
     objects: int  # lists and objects
-    texts: int  # all strings, names of fields included
+    texts: int  # all strings, also names of fields
     values: int  # commas between members, plus 1
 
     def exceeded(self, body: bytes) -> str:
-        """Return the name of a limit that a body exceeds, or "". Exact for levels, objects and texts of valid JSON."""
+        """Return the name of a limit that a body exceeds, or "" if it exceeds none. The counts assume valid JSON."""
         is_short = len(body) <= min(self.objects, self.texts, self.values)
         if is_short and body.count(b"[") + body.count(b"{") <= self.levels:
             return ""
@@ -333,7 +333,7 @@ MAX_FIELDS = 256  # fields at the top level of a body; engines know fewer than 1
 
 
 class _Name:
-    """The name of a field. A dict does not merge duplicates, because each occurrence is an object of its own."""
+    """The name of a field. Equal names are different dict keys, so that a decoded dict shows duplicates."""
 
     __slots__ = ("text",)
 
@@ -344,13 +344,13 @@ class _Name:
 _NAMES = dict[_Name, msgspec.Raw]
 _NAME_DECODER: msgspec.json.Decoder[dict[_Name, msgspec.Raw]]
 _NAME_DECODER = msgspec.json.Decoder(_NAMES, dec_hook=lambda _, text: _Name(text))
-"""For bodies that cannot have too many names: a decoder per request would take 1.5 us."""
+"""Decoder of bodies that cannot have too many fields. A new decoder for each request would take 1.5 us."""
 
 
 def _check_duplicates(body: bytes) -> None:
-    """Raise Fault for too many fields, and for a repeated or misspelt known field, which parsers treat differently."""
+    """Raise Fault for too many fields, and for a known field that is repeated or in another case: parsers differ."""
     decoder, left = _NAME_DECODER, MAX_FIELDS
-    if body.count(b":") > MAX_FIELDS:  # stop at the first name too many, before the rest is built
+    if body.count(b":") > MAX_FIELDS:  # stop at the first field too many, before the rest is decoded
 
         def name_of(_: type, text: str) -> _Name:
             nonlocal left
@@ -380,10 +380,10 @@ _ASTRAL = (b"\\ud", b"\\uD", *(bytes([first]) for first in range(0xF0, 0xF5)))
 
 
 def _memory_bytes(body: bytes, text: str) -> int:
-    """Return a high estimate of the memory of a body, its text and its fields. A character takes up to four bytes."""
+    """Return an upper estimate of the memory of a body, its text and its fields. A character takes up to 4 bytes."""
     is_latin = body.isascii() and b"\\u" not in body
     width = 1 if is_latin else 4 if any(start in body for start in _ASTRAL) else 2
-    # Counting in the delimiters alone is faster than in the complete texts.
+    # Counting in the delimiters alone is faster than in the complete body and text.
     marks = body.translate(None, _NON_DELIMITERS)
     in_text = text.encode(errors="surrogatepass").translate(None, _NON_DELIMITERS)
     texts = max(0, marks.count(b'"') - in_text.count(b'"')) // 2
@@ -395,7 +395,7 @@ def _memory_bytes(body: bytes, text: str) -> int:
 
 
 class RequestParser:
-    """Parses and checks requests. ``hasher`` hashes their prompts, for each tenant differently if ``by_tenant``."""
+    """Parses and checks requests. ``hasher`` hashes their prompts (None: no hashes), by tenant if ``by_tenant``."""
 
     def __init__(self, limits: Limits, hasher: PrefixHasher | None = None, *, by_tenant: bool = True) -> None:
         self._limits, self._hasher, self._by_tenant = limits, hasher, by_tenant
@@ -405,7 +405,7 @@ class RequestParser:
     def parse(
         self, api: str, body: bytes, caller: Caller, headers: Headers, request_id: str, now_s: float, address: str = ""
     ) -> ClientRequest:
-        """Return the request that a body and headers state. Raises Fault if it is invalid or exceeds a limit."""
+        """Return the request in a body and its headers. Raises Fault if it is invalid or exceeds a limit."""
         limits = self._limits
         if (exceeded := self._shape.exceeded(body)) == "levels":
             raise invalid(None, f"The body must be nested at most {limits.depth} levels deep.", "too_deep")

@@ -10,12 +10,12 @@ import msgspec
 from lengthwise.gateway.request import DRAINING
 
 Headers = Sequence[tuple[bytes, bytes]]
-CONNECTION = "lengthwise.connection"  # scope extension with the connection of the gateway's own server
+CONNECTION = "lengthwise.connection"  # ASGI extension with the ``HttpProtocol`` of the connection
 _MAX_QUOTED = 100
 
 
 class Fault(Exception):  # noqa: N818 - a response, not always an error of the gateway
-    """An error response with a ``reason`` for metrics, a ``code`` for programs, and the field at fault (``param``)."""
+    """An error response with a ``reason`` for metrics, a ``code`` for programs, and the invalid field (``param``)."""
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
 
     @property
     def body(self) -> bytes:
-        """Return the error as JSON."""
+        """The error as a JSON object in OpenAI's form."""
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = {401: "authentication_error", 429: "requests"}.get(self.status, default)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
     def all_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the response headers, including content-type and Retry-After (whole seconds, rounded up)."""
+        """Return the response headers, with content-type and Retry-After (integer seconds, rounded up)."""
         headers = [(b"content-type", b"application/json"), *self.headers]
         if self.retry_after_s is not None:
             after_s = max(1, math.ceil(min(self.retry_after_s, 86_400.0)))
@@ -50,13 +50,13 @@ class Fault(Exception):  # noqa: N818 - a response, not always an error of the g
         return headers
 
 
-def invalid(param: str | None, message: str, code: str | None = None) -> Fault:
-    """Return the Fault 400 for an invalid field or body."""
-    return Fault(400, "invalid", message, param=param, code=code)
+def invalid(param: str | None, message: str, code: str | None = None, status: int = 400) -> Fault:
+    """Return the Fault for an invalid field, body or head."""
+    return Fault(status, "invalid", message, param=param, code=code)
 
 
 def unknown_model(name: str) -> Fault:
-    """Return the Fault 404 for a model that does not exist or that the key cannot access. Both look the same."""
+    """Return the Fault 404 for a model that does not exist or that the key cannot access, without a difference."""
     message = f"The model {quoted(name)} does not exist or you do not have access to it."
     return Fault(404, "model", message, param="model", code="model_not_found")
 
@@ -67,5 +67,5 @@ def draining() -> Fault:
 
 
 def quoted(text: str) -> str:
-    """Return a client's text in quotes, shortened."""
+    """Return a client's text in quotes, cut after 100 characters."""
     return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "...")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for clients: a uvicorn server with limits that no app can enforce: headers, slow clients, connections."""
+"""HTTP/1.1 for clients: a uvicorn server that also limits headers, slow clients and connections."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from lengthwise.gateway.background import stop_accepting
 from lengthwise.gateway.config import Limits, Tls
 from lengthwise.gateway.edge.client_request import headers_too_large
-from lengthwise.gateway.edge.errors import CONNECTION, Fault
+from lengthwise.gateway.edge.errors import CONNECTION, Fault, invalid
 from lengthwise.schema.errors import InputError
 
 
 class CorkedTransport:
-    """Writes one response. Its head is sent together with the data of the same iteration of the event loop."""
+    """Writes one response. Its head is sent together with data that follows in the same iteration of the event loop."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport, self._close = transport, close
         self._head, self._started = b"", False
 
     def write(self, data: bytes) -> None:
-        """Write data, after a head that has not been sent yet. If the connection is closing, write nothing."""
+        """Write data, or delay it if it is the head. If the connection is closing, write nothing."""
         if self._transport.is_closing():
             self._head = b""
         elif self._head:
@@ -42,7 +42,7 @@ class CorkedTransport:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def close(self) -> None:
-        """Close the connection when everything is written."""
+        """Write a delayed head, and close the connection."""
         self._flush()
         self._close()
 
@@ -75,7 +75,7 @@ class UnframedTransport(CorkedTransport):
 
 
 class WriteTimeout:
-    """Aborts a connection whose client reads no buffered data for ``timeout_s`` seconds. Checks at this interval."""
+    """Checks a connection every ``timeout_s`` seconds. Aborts it if its write buffer has not become smaller."""
 
     def __init__(self, transport: asyncio.Transport, timeout_s: float) -> None:
         self._transport, self._timeout_s = transport, timeout_s
@@ -110,23 +110,19 @@ class WriteTimeout:
 
 
 _DISCARD_S = 2.0
-_DISCARD_BYTES = 4 << 20
-_DISCARDING_CONNECTIONS = 100
-"""Connections beyond the limit whose input is discarded; further ones are closed at once."""
+_DISCARD_BYTES = 4 << 20  # most bytes that are discarded, besides ``limits.body_bytes``
+_DISCARDING_CONNECTIONS = 100  # connections beyond the limit whose input is discarded; further ones close at once
 _OTHER_VERSION = ("Send the request by HTTP/1.1.", "http_version", 505)
 MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
 
 
-def _invalid(message: str, code: str, status: int = 400) -> Fault:
-    return Fault(status, "invalid", message, code=code)
-
-
 class HttpProtocol(HttpToolsProtocol):
-    """A client's connection. It gets 503 beyond ``limits.connections``, 431 for too long a head, 408 if it is too slow.
+    """A client's connection.
 
-    These and other errors of HTTP follow the responses to earlier requests, and end the connection. It is aborted if
-    the client takes no data for ``limits.body_s``. If a client still sends after the last response, its input is
-    discarded for up to 2 s, because an immediate close could lose the response.
+    It gets 503 beyond ``limits.connections``, 431 if a head exceeds ``limits.header_bytes``, and 408 if a request does
+    not arrive within ``limits.body_s``. These and other errors of HTTP follow the responses to earlier requests, and
+    end the connection. It is aborted if the client takes no data for ``limits.body_s``. Input after an error or the
+    last response is discarded for up to 2 s, because an immediate close could lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -163,7 +159,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._disconnect()
 
     def shutdown(self) -> None:
-        """Shut down. A connection stays open for a 503 if the head of a request is arriving on it."""
+        """Close the connection after its response, unless a request's head is arriving: that request gets 503 first."""
         if not (self._in_head and self._in_message):
             super().shutdown()
             self._watch_closing()
@@ -174,7 +170,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._write_timeout.start()
 
     def resume_writing(self) -> None:
-        """Stop the write timeout, because the client has read almost everything."""
+        """Stop the write timeout, because the write buffer is almost empty."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._write_timeout.stop()
@@ -185,7 +181,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def on_response_complete(self) -> None:
-        """Start the next pipelined request. While further ones wait, read no more from the connection."""
+        """Start the next pipelined request. While others wait behind it, read no more from the connection."""
         if self._discard_timer is not None:
             self.server_state.total_requests += 1
             return
@@ -214,7 +210,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def resume_reading(self) -> None:
-        """Resume reading, which a long body has paused. Without reading, a disconnect remains unnoticed."""
+        """Resume reading after a long body has paused it: without reading, a disconnect remains unnoticed."""
         if not self.pipeline:
             self.flow.resume_reading()
 
@@ -229,7 +225,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_ending():
             return
         idle = (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None
-        # While idle, a client may send blank lines to keep the connection: uvicorn then stops its own timer.
+        # Blank lines from an idle client stop uvicorn's keep-alive timer, so that this one must end the connection.
         if (self._in_message or idle) and self._arrival_timer is None:
             self._start_arrival_timer()
         if self._in_head:
@@ -239,7 +235,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:  # noqa: D102
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _invalid(f"At most {MAX_PIPELINED} requests may wait on a connection.", "too_many_pipelined")
+            raise invalid(None, f"At most {MAX_PIPELINED} requests may wait on a connection.", "too_many_pipelined")
         super().on_message_begin()
         self._in_head, self._in_message, self._head_bytes = True, True, 0
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
@@ -247,7 +243,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:  # noqa: D102
         super().on_url(url)
         if not self.url.startswith(b"/"):
-            raise _invalid("The request target must be a path.", "bad_target")
+            raise invalid(None, "The request target must be a path.", "bad_target")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header. Trailers after the body are ignored."""
@@ -255,15 +251,15 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start a request. Refuse an upgrade with a body, as httptools would read neither body nor next request."""
+        """Start a request. Refuse an upgrade with a body: httptools would read neither the body nor later requests."""
         version, hosts = self.parser.get_http_version(), [name for name, _ in self.headers].count(b"host")
         if version not in ("1.0", "1.1"):
-            raise _invalid(*_OTHER_VERSION)
+            raise invalid(None, *_OTHER_VERSION)
         if hosts > 1 or (version == "1.1" and not hosts):
-            raise _invalid(f"There must be one Host header; there are {hosts}.", "bad_host")
+            raise invalid(None, f"There must be one Host header; there are {hosts}.", "bad_host")
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
-            raise _invalid("Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")
+            raise invalid(None, "Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")
         super().on_headers_complete()
         self._in_head = False
         if not self.pipeline:
@@ -289,7 +285,8 @@ class HttpProtocol(HttpToolsProtocol):
         if error is not None and isinstance(error.__context__, Fault):
             self._fail(error.__context__)
         else:
-            self._fail(_invalid(*(_OTHER_VERSION if str(error) == "Invalid HTTP version" else (msg, "invalid_http"))))
+            is_version = str(error) == "Invalid HTTP version"
+            self._fail(invalid(None, *(_OTHER_VERSION if is_version else (msg, "invalid_http"))))
 
     def _start_arrival_timer(self) -> None:
         self._arrival_timer = self.loop.call_later(self.limits.body_s, self._on_arrival_timeout)
@@ -307,7 +304,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._fail(Fault(408, "slow", "The request took too long to arrive.", code="request_timeout"))
 
     def _fail(self, fault: Fault) -> None:
-        """End the connection after the responses to earlier requests, with an error unless this response has begun."""
+        """End the connection after the responses to earlier requests, by an error unless this response has started."""
         self._stop_arrival_timer()
         self.refused(fault)
         answering, in_body = self._in_progress, self._in_message and not self._in_head
@@ -337,7 +334,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _in_progress(self) -> RequestResponseCycle | None:
-        """The request that is being answered, or None if there is none. Pipelined requests wait behind it."""
+        """The request whose response is not complete, or None if there is none. Pipelined requests wait behind it."""
         answering = self._answering
         return None if answering is None or answering.response_complete else answering
 
@@ -381,7 +378,7 @@ _INTERVAL_S = 10.0
 
 
 class RateLimitedWarnings(logging.Filter):
-    """Logs each warning or error at most every 10 s, so that invalid requests cannot fill the log."""
+    """Logs each warning or error at most once in 10 s, so that invalid requests cannot fill the log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,9 +417,9 @@ def server(
 ) -> uvicorn.Server:
     """Return a server for an app. ``await server.serve(sockets)`` runs it.
 
-    If the app has a method ``refused``, it gets each Fault that the server answers itself. ``port`` 0 picks a free
-    port. With a ``tls.ca``, clients must present a certificate. ``drain_s`` limits the time for requests in progress
-    during shutdown. The X-Forwarded-For of ``proxies`` is trusted.
+    If the app has a method ``refused``, it gets each Fault with which the server itself answers. ``port`` 0 picks a
+    free port. With a ``tls.ca``, clients must present a certificate. ``drain_s`` limits the time for requests in
+    progress during shutdown. The X-Forwarded-For header of ``proxies`` is trusted.
     """
     for name in ("uvicorn.error", "lengthwise.gateway.edge"):
         logging.getLogger(name).addFilter(_RATE_LIMITED)  # adds it once, however often this runs

@@ -1,4 +1,4 @@
-"""Discover engines in the configuration, by DNS, and by the EndpointSlices of a Kubernetes Service."""
+"""Discover engines: from the configuration, by DNS, and by the EndpointSlices of a Kubernetes Service."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _log = logging.getLogger("lengthwise.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine at an address. ``name`` is unique and equals ``engine.name``. An engine that is not ``up`` drains."""
+    """An engine at an address. ``name`` is unique and equals ``engine.name``. If not ``up``, the engine drains."""
 
     name: str
     engine: Engine
     up: bool = True
 
 
-Publish = Callable[[Sequence[Endpoint]], None]  # takes all endpoints that a source knows now
+Publish = Callable[[Sequence[Endpoint]], None]  # gets all endpoints that a source knows now
 
 
 def engine_name(engine: Engine) -> str:
@@ -43,7 +43,7 @@ def engine_name(engine: Engine) -> str:
 
 
 def endpoint_at(address: str, port: int, template: Engine, *, name: str = "", up: bool = True) -> Endpoint:
-    """Return an endpoint at the address and port, with all other settings of ``template``."""
+    """Return an endpoint at the address and port, with the other settings of ``template``, by default named by both."""
     secure = template.tls is not None or template.url.startswith("https:")
     try:
         host = f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
@@ -65,7 +65,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class Dns:
-    """Discovers engines by a lookup of ``host:port`` every ``interval_s``. If a lookup fails, the last result stays."""
+    """Discovers engines by a lookup of ``host:port`` every ``interval_s``. If it fails, the last result stays valid."""
 
     def __init__(self, target: str, interval_s: float, template: Engine, *, lookup: _Lookup = resolve) -> None:
         self._host, _, port = target.rpartition(":")
@@ -94,7 +94,7 @@ _FAMILIES = {"IPv4": 0, "IPv6": 1, "FQDN": 2}
 
 
 class Slices:
-    """The EndpointSlices of a Service, parsed from untrusted JSON. ``port`` is the engines' port by number or name."""
+    """The EndpointSlices of a Service, as parsed from untrusted JSON. ``port`` is the engines' port, number or name."""
 
     def __init__(self, port: str, template: Engine) -> None:
         self._port, self._template = port, template
@@ -117,13 +117,13 @@ class Slices:
             self._slices.pop(str(_dict(item, "metadata").get("name", "")), None)
 
     def endpoints(self) -> list[Endpoint]:
-        """Return one endpoint for each pod and port, which may be in several slices and address families."""
+        """Return one endpoint for each pod and port, even if several slices or address families list it."""
         by_pod: dict[str, Endpoint] = {}
         for _, endpoint, key in sorted(self._rows(), key=lambda row: (row[0], row[1].name, not row[1].up)):
             by_pod.setdefault(key, endpoint)
         counts = Counter(endpoint.name for endpoint in by_pod.values())
         for key, endpoint in by_pod.items():
-            if counts[endpoint.name] > 1:  # several pods share the name, so their addresses distinguish them
+            if counts[endpoint.name] > 1:  # several endpoints share the name of a pod: name them by their addresses
                 netloc = endpoint.engine.url.partition("://")[2]
                 by_pod[key] = Endpoint(netloc, replace(endpoint.engine, name=netloc), endpoint.up)
         return list(by_pod.values())
@@ -177,7 +177,7 @@ class EndpointSlices:
     ``target`` is ``namespace/service:port``, with the number or name of a port. The slices are listed once, and then
     watched from the version of that list. When a watch ends, the next one continues from the last version. After an
     expired version or an invalid event, the slices are listed again. While the API fails, the last result stays valid,
-    and requests back off by 0.2 s, which doubles up to 30 s, less a random share of up to half. A watch that is silent
+    and the next request waits for 50 to 100 % of a backoff of 0.2 s, which doubles up to 30 s. A watch that is silent
     for ``timeout_s`` ends.
     """
 
@@ -267,12 +267,12 @@ def configured_endpoints(config: GatewayConfig) -> tuple[Endpoint, ...]:
     names = [engine_name(engine) for engine in config.engines]
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
-        raise InputError(f"every engine must have a name of its own; {duplicates[0]!r} is there twice: set its name")
+        raise InputError(f"every engine must have a unique name; {duplicates[0]!r} occurs twice. Set its name")
     return tuple(Endpoint(name, replace(engine, name=name)) for name, engine in zip(names, config.engines, strict=True))
 
 
 class EndpointDiscovery:
-    """Discovers engines by all sources. A configured engine replaces a discovered one of the same name or URL."""
+    """Discovers engines by all sources. A configured engine has precedence over one of the same name or URL."""
 
     def __init__(self, config: GatewayConfig, publish: Publish, *, rng: random.Random) -> None:
         self._discovery, self._publish, self._rng = config.discovery, publish, rng
@@ -291,9 +291,9 @@ class EndpointDiscovery:
         await self._running.aclose()
 
     def plan(self, config: GatewayConfig) -> tuple[tuple[Endpoint, ...], dict[str, _Source] | None]:
-        """Return the engines, and the sources of engines, that a new configuration asks for.
+        """Return the configured engines and the other sources of a new configuration, without applying them.
 
-        The sources are None if they are the same as now. Raises InputError if the configuration is invalid.
+        The sources are None if they are unchanged. Raises InputError if the configuration is invalid.
         """
         same = config.discovery == self._discovery
         return configured_endpoints(config), None if same else self._make_sources(config)
@@ -332,7 +332,7 @@ class EndpointDiscovery:
         while True:
             try:
                 await source(update)
-            except Exception:  # noqa: BLE001 - discovery goes on, whatever a server sends
+            except Exception:  # noqa: BLE001 - discovery continues, whatever a server sends
                 _log.exception("discovery by %s failed, the engines stay as they are", name)
             await asyncio.sleep(_RESTART_S)
 

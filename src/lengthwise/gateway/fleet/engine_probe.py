@@ -1,4 +1,4 @@
-"""Probe an engine's metrics, models, capacity and features, with few and small requests."""
+"""Probe an engine's metrics, models, capacity and features by few and small requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lengthwise.gateway.scheduling import Signals
 from lengthwise.schema.deployment import NULL_BLOCKS
 
 MAX_BYTES = 2 << 20
-MAX_LINES = 1024  # lines read of one metric: an engine reports one for each of its data parallel ranks
+MAX_LINES = 1024  # lines that are read of one metric: an engine reports one for each data parallel rank
 _LABELS, _VALUE = re.compile(rb"\{([^\n]*)\}"), re.compile(rb"[ \t]+([^ \t\r\n]+)")
 _CACHE_TOKENS = re.compile(rb'kv_cache_size_tokens="(\d{1,15})"')
 _BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,12})"')
@@ -49,20 +49,20 @@ class MetricsSample:
     """Metrics of an engine at one time. A metric that the engine does not report is None."""
 
     signals: Signals
-    tokens: float | None = None  # since the process started
-    started: float | None = None  # in seconds of the engine's clock
-    kv_tokens: int | None = None
-    sleeping: bool = False
+    tokens: float | None = None  # generated since the process started
+    started_s: float | None = None  # start of the process, in seconds of the engine's clock
+    kv_tokens: int | None = None  # size of the KV cache, in all ranks together
+    sleeping: bool = False  # whether vLLM's sleep mode is on
 
     def follows(self, previous: MetricsSample) -> bool:
-        """Return whether both samples may be of one process: equal start times or, without them, no fewer tokens."""
-        if self.started is not None and previous.started is not None:
-            return self.started == previous.started
+        """Return whether both samples may be of one process: equal start times or, without these, no fewer tokens."""
+        if self.started_s is not None and previous.started_s is not None:
+            return self.started_s == previous.started_s
         return self.tokens is None or previous.tokens is None or self.tokens >= previous.tokens
 
 
 def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
-    """Parse metrics in Prometheus' text format. A metric that cannot be parsed counts as not reported."""
+    """Parse metrics in Prometheus' text format, read at ``at_s``. An invalid metric counts as not reported."""
     text = b"\n" + body
     kv_used = _values(text, KV_USED)
     kv_tokens = 0
@@ -80,14 +80,14 @@ def parse_metrics(body: bytes, at_s: float) -> MetricsSample:
             at_s=at_s,
         ),
         tokens=_sum(text, TOKENS),
-        started=_sum(text, (STARTED,)),
+        started_s=_sum(text, (STARTED,)),
         kv_tokens=kv_tokens or None,
         sleeping=any(value == 0 for labels, value in _lines(text, SLEEPING) if b'"awake"' in labels),
     )
 
 
 def _lines(text: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
-    """Yield labels and value of a metric's lines. No label contains a line end, so none can look like a line."""
+    """Yield (labels, value) of a metric's lines. A label contains no line end, so it cannot look like a line."""
     start = text.find(b"\n" + name)
     for _ in range(MAX_LINES):
         if start < 0:
@@ -118,7 +118,7 @@ class FetchError(Exception):
 
 
 async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tuple[int, bytes]:
-    """Return status and body (up to ``max_bytes``) of a URL. Raises FetchError if no response arrives in time."""
+    """Return status and body (up to ``max_bytes``) of a URL. Raises FetchError if there is no response in time."""
     import aiohttp
 
     try:
@@ -138,20 +138,20 @@ async def get(session: Any, url: str, *, timeout_s: float, max_bytes: int) -> tu
 FETCH_TIMEOUT_S, PROMPT_TIMEOUT_S = 5.0, 10.0
 _MAX_CHUNKS = 64
 _PROMPT_IDS = (301, 302, 303, 304, 305, 306, 307)
-SMALLER, LARGER = 1, -1  # which priority values run first; 0 for an engine without priorities
+SMALLER, LARGER = 1, -1  # values of ``priority_sign``: the priorities that an engine runs first
 
 
 @dataclass(frozen=True)
 class EngineMetadata:
-    """What a probe finds out about an engine. ``slots`` is the number of concurrent sequences, or None if unknown."""
+    """Properties of an engine that a probe has found."""
 
     capabilities: Capabilities = field(default_factory=Capabilities)
-    slots: int | None = None
-    kv_tokens: int | None = None
-    priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities
-    orders: bool | None = None  # whether it schedules by priority; None: unknown (vLLM accepts any)
-    prompted: bool = False  # False while the tiny prompt must be repeated
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # of /v1/models, by model
+    slots: int | None = None  # most sequences that run at once; None: unknown
+    kv_tokens: int | None = None  # size of the KV cache; None: unknown
+    priority_sign: int = 0  # SMALLER or LARGER; 0 if the engine accepts no priorities, or none are used
+    orders_by_priority: bool | None = None  # None: unknown, because every vLLM accepts priorities
+    prompted: bool = False  # whether the response to the tiny prompt is final; False: it must be sent (again)
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in /v1/models by model
 
 
 class _ProbeClient(Client):
@@ -183,9 +183,9 @@ class _ProbeClient(Client):
 
 
 async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> EngineMetadata:
-    """Return the properties of an engine, from its own reports and its response to a tiny prompt.
+    """Return the properties of an engine, from its reports and its response to a tiny prompt.
 
-    ``engine.probe`` allows the prompt. ``priority`` states that the engine should order requests by priorities. Raises
+    The prompt is sent only if ``engine.probe`` is set. ``priority`` states that the gateway uses priorities. Raises
     InputError if the engine cannot be used.
     """
     client = _ProbeClient(engine, session)
@@ -200,7 +200,7 @@ async def probe_metadata(engine: Engine, session: Any, *, priority: bool) -> Eng
 
 
 _ENTRY = {"created": int, "owned_by": str, "max_model_len": int, "parent": str}
-"""Fields of a model's entry that clients get: not ``root``, a path on the engine's disk, nor permissions."""
+"""Fields of a model's entry that clients get, without ``root`` (a path on the engine's disk) and permissions."""
 
 
 async def list_models(engine: Engine, session: Any) -> dict[str, dict[str, Any]]:
@@ -220,14 +220,15 @@ def _model_entries(body: Any) -> dict[str, dict[str, Any]]:
 
 
 async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *, priority: bool) -> EngineMetadata:
-    """Send a tiny prompt. Return the metadata with what the response shows about token ids and priorities.
+    """Send a tiny prompt. Return the metadata, extended by the support of token ids and priorities.
 
     The reported prompt length shows whether the engine accepts token ids, and the chunks show whether it streams them.
     An engine that rejects priorities does so before it generates, and then gets the prompt again without a priority.
+    If the response is late or too long, the metadata is unchanged.
     """
     client = _ProbeClient(engine, session)
     client.capabilities = replace(metadata.capabilities, api=COMPLETIONS)
-    probes = priority and metadata.capabilities.engine == "vllm" and metadata.orders is not False
+    probes = priority and metadata.capabilities.engine == "vllm" and metadata.orders_by_priority is not False
     body = {
         "model": client.capabilities.model,
         "prompt": list(_PROMPT_IDS),
@@ -247,8 +248,8 @@ async def send_prompt(engine: Engine, session: Any, metadata: EngineMetadata, *,
         return metadata
     except RequestError as error:
         if probes and error.reason.startswith("http 4"):
-            return await send_prompt(engine, session, replace(metadata, orders=False), priority=False)
-        # A rejection is final; a busy or broken engine gets the prompt again later.
+            return await send_prompt(engine, session, replace(metadata, orders_by_priority=False), priority=False)
+        # A rejection (4xx) is final. A busy or broken engine gets the prompt again later.
         return replace(metadata, prompted=error.reason.startswith("http 4") and error.reason != "http 429")
     usage = next((chunk.usage for chunk in reversed(chunks) if chunk.usage is not None), None)
     outputs = [chunk for chunk in chunks if chunk.is_output or chunk.text]
@@ -268,11 +269,12 @@ async def _probe_capacity(client: _ProbeClient, metadata: EngineMetadata, *, pri
         text = await client.fetch_if_ok("/metrics") if capabilities.metrics else None
         kv_tokens = parse_metrics(text.encode(), 0.0).kv_tokens if isinstance(text, str) else None
         policy: Any = None
-        if priority:  # only vLLM's development mode reports its policy
+        if priority:  # vLLM reports its policy only in development mode
             policy = await client.fetch_object("/server_info?config_format=json")
             for key in ("vllm_config", "scheduler_config", "policy"):
                 policy = policy.get(key) if isinstance(policy, dict) else None
-        return replace(metadata, kv_tokens=kv_tokens, orders=policy == "priority" if isinstance(policy, str) else None)
+        orders = policy == "priority" if isinstance(policy, str) else None
+        return replace(metadata, kv_tokens=kv_tokens, orders_by_priority=orders)
     if capabilities.engine == "llama.cpp":
         props = await client.fetch_object("/props")
         settings = props.get("default_generation_settings")
@@ -295,7 +297,7 @@ async def _probe_capacity(client: _ProbeClient, metadata: EngineMetadata, *, pri
             slots=_positive_int(info.get("max_running_requests")) or rank_slots or None,
             kv_tokens=_positive_int(info.get("max_total_num_tokens")),
             priority_sign=sign if priority and orders else 0,
-            orders=orders,
+            orders_by_priority=orders,
         )
     return metadata
 

@@ -21,7 +21,7 @@ from lengthwise.gateway.request import Request
 from lengthwise.gateway.scheduling import WorkerState
 
 _POLL_INTERVAL_S = 0.5
-_MAX_EPOCHS = 4096  # names whose epochs are remembered: pods come and go under ever new names
+_MAX_EPOCHS = 4096  # free names whose epochs are stored: every new pod has a new name
 
 
 @dataclass
@@ -33,11 +33,11 @@ class _Member:
 
 
 class WorkerRegistry:
-    """Workers by name, which are added, drained and removed as endpoints come and go.
+    """Workers by name, which are added, drained and removed as endpoints appear and disappear.
 
-    ``changed`` is called after every change, with True if it must be published at once. ``renamed`` is called when
-    another engine takes a worker's name, before that engine gets requests. ``on_release`` is called with each name that
-    becomes free.
+    ``changed`` is called after every change, with True if it must be published at once. ``renamed`` is called after a
+    draining worker has lost its name to another engine, before that engine gets requests. ``on_release`` is called with
+    each name that becomes free.
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class WorkerRegistry:
         renamed: Callable[[], None],
         on_release: Callable[[str], None],
         *,
-        busy: Callable[[str], int] | None,
+        num_in_flight: Callable[[str], int] | None,
         rng: random.Random,
     ) -> None:
         self._context = MonitorContext(config, clock, changed, rng)
-        self._changed, self._renamed, self._on_release, self._busy = changed, renamed, on_release, busy
+        self._changed, self._renamed, self._on_release = changed, renamed, on_release
+        self._num_in_flight = num_in_flight
         self._members: dict[str, _Member] = {}
         self._epochs: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -66,7 +67,7 @@ class WorkerRegistry:
         return None if member is None else member.worker
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Adapt the workers to the endpoints. A worker without an endpoint is drained."""
+        """Add a worker for each new endpoint, drain workers without an endpoint, and replace other engines' workers."""
         names = {endpoint.name for endpoint in endpoints}
         for name in [name for name in self._members if name not in names]:
             self._drain(self._members[name])
@@ -98,7 +99,7 @@ class WorkerRegistry:
             self._members[name].monitor.check_soon()
 
     async def wait_checked(self) -> None:
-        """Wait until every present worker has been checked once."""
+        """Wait until every current worker has been checked once."""
         for member in list(self._members.values()):
             await member.monitor.checked.wait()
 
@@ -112,7 +113,8 @@ class WorkerRegistry:
     def _replace(self, member: _Member) -> None:
         worker = member.worker
         # A worker that fails its checks may still stream responses, unless its port is closed.
-        may_stream = self._busy is not None and not worker.health.was_refused and self._busy(worker.name) > 0
+        num_in_flight = self._num_in_flight(worker.name) if self._num_in_flight is not None else 0
+        may_stream = num_in_flight > 0 and not worker.health.was_refused
         if not worker.health.up and not may_stream:
             self._remove(member)
             return
@@ -132,12 +134,12 @@ class WorkerRegistry:
 
     async def _remove_when_idle(self, member: _Member) -> None:
         worker, clock, resilience = member.worker, self._context.clock, self._context.config.resilience
-        started_s, limit_s = clock(), resilience.drain_s if self._busy is None else resilience.leave_s
+        started_s, limit_s = clock(), resilience.drain_s if self._num_in_flight is None else resilience.leave_s
         while clock() - started_s < limit_s and not worker.health.was_refused:
             await asyncio.sleep(min(_POLL_INTERVAL_S, limit_s))
-            if self._busy is not None and self._busy(worker.name) == 0:
+            if self._num_in_flight is not None and self._num_in_flight(worker.name) == 0:
                 break
-        member.drain = None  # else _remove would cancel this very task
+        member.drain = None  # otherwise _remove would cancel this task
         if self._members.get(worker.name) is member:
             self._remove(member)
             self._changed(True)
@@ -168,7 +170,7 @@ class WorkerRegistry:
 
 
 class FirstTokenListener(Listener):
-    """Reports the worker of each request, and the time from the request's dispatch to its first token."""
+    """Reports the worker of each request that gets its first token, and the seconds from its dispatch to this token."""
 
     def __init__(self, report: Callable[[str, float], None]) -> None:
         self._report = report
@@ -187,12 +189,12 @@ _MIN_TIMER_S = 0.005
 class Fleet:
     """The workers of a gateway, as an async context manager.
 
-    A worker that discovery no longer reports gets no new requests. It is removed when its port is closed, when it runs
-    no request, or after ``resilience.leave_s`` (``drain_s`` without ``busy``).
+    A worker that discovery no longer reports gets no new requests. It is removed when its port is closed, when it has
+    no request in flight, or after ``resilience.leave_s`` (without ``num_in_flight``: after ``drain_s``).
 
     Args:
         on_change: Called with all worker states after every change, at most once per tick of the event loop.
-        busy: Returns the number of requests in flight at the worker of a name.
+        num_in_flight: Returns the number of requests in flight at the worker with a name.
 
     Raises:
         InputError: Two engines have the same name, or a target of discovery is invalid.
@@ -204,13 +206,13 @@ class Fleet:
         clock: Clock = monotonic,
         on_change: Callable[[Sequence[WorkerState]], None] = lambda _: None,
         *,
-        busy: Callable[[str], int] | None = None,
+        num_in_flight: Callable[[str], int] | None = None,
     ) -> None:
         self._config, self._clock, self._on_change = config, clock, on_change
         self._outliers = OutlierDetector(config.resilience.open_s)
         rng = random.Random(0)  # noqa: S311 - jitter
         self._registry = WorkerRegistry(
-            config, clock, self._changed, self._publish, self._outliers.discard, busy=busy, rng=rng
+            config, clock, self._changed, self._publish, self._outliers.discard, num_in_flight=num_in_flight, rng=rng
         )
         self._discovery = EndpointDiscovery(config, self._registry.update, rng=rng)
         self.listener = FirstTokenListener(self._outliers.first_token)
@@ -238,7 +240,7 @@ class Fleet:
         self._cancel_handles()
 
     async def configure(self, config: GatewayConfig) -> None:
-        """Apply another configuration, or raise InputError and change nothing. Circuit breakers stay as they are."""
+        """Apply another configuration, or raise InputError and change nothing. Circuit breakers keep their state."""
         endpoints, sources = self._discovery.plan(config)
         for endpoint in endpoints:
             await open_session(endpoint.engine, config.resilience).close()  # raises if certificates are unreadable
@@ -279,21 +281,21 @@ class Fleet:
         return {name: entry for worker in self.workers()[::-1] for name, entry in worker.metadata.entries.items()}
 
     def ready(self) -> bool:
-        """Return whether any worker accepts requests."""
+        """Return whether any worker may get requests."""
         return any(state.up for state in self._states)
 
     def record_broken_response(self, name: str, cause: str) -> None:
-        """Record a request that got no response, or a broken one."""
+        """Record that a worker gave no response to a request, or a broken one, for ``cause``."""
         if (worker := self._registry.get(name)) is not None:
             self._record_failure(worker, self._clock())
             if cause in ("no connection", "closed early"):
                 self._registry.check_soon(name)
 
     def record_error_response(self, name: str, owner: Hashable | None) -> None:
-        """Record that the worker answered with an error, unless no other worker can replace it.
+        """Record that the worker answered with an error, unless it is the last one that serves one of its models.
 
         The request may be at fault, so the errors of an owner count once per period. If ``owner`` is None, a peer has
-        served the request, and the error counts always.
+        served the request, and the error counts in any case.
         """
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:
@@ -306,12 +308,12 @@ class Fleet:
             self._record_failure(worker, now_s)
 
     def record_rejection(self, name: str, model: str, session: str) -> None:
-        """Record a request that was answered with 4xx."""
+        """Record a request that the worker rejected with 4xx."""
         if self._registry.get(name) is not None:
             self._outliers.rejected(name, model, session)
 
     def is_suspect(self, name: str, model: str) -> bool:
-        """Return whether the worker rejects suspiciously many requests, and a peer is available to check them."""
+        """Return whether the worker rejects far more requests than its peers, and a peer is available to check them."""
         has_peer = any(one.up and model in one.models and one.name != name for one in self._states)
         return has_peer and self._outliers.is_suspect(name, model)
 
@@ -321,7 +323,7 @@ class Fleet:
             self._outliers.record_rejection_check(name, model, wrong=wrong)
 
     def record_first_output(self, name: str) -> None:
-        """Record the first output of a request."""
+        """Record the first output of a request at the worker."""
         worker, now_s = self._registry.get(name), self._clock()
         if worker is not None:
             worker.health.answered_s = now_s

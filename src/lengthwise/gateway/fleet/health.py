@@ -16,9 +16,9 @@ class Health:
     """Result of a worker's health checks.
 
     The worker is down until a check passes, and up again after any passed check. A check that times out does not count
-    while the worker answers requests, since a busy engine is healthy. ``detail`` is the cause of the last failure, ""
-    after a passed check. ``was_refused`` states whether a connection was refused since the worker was last up,
-    and ``answered_s`` when the worker last answered a request.
+    if the worker has answered a request since the check before, because a busy engine is healthy. ``detail`` is the
+    cause of the last failure, "" after a passed check. ``was_refused`` states whether a check's connection was refused
+    since the last passed check, and ``answered_s`` is the time of the worker's last answer to a request.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,17 @@ class Health:
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 MAX_DOUBLINGS = 4
-OWNER_S = 30.0  # an owner's requests may fail through their own fault, so each owner counts once in this period
+OWNER_S = 30.0  # an owner's requests may fail by their own fault, so the errors of each owner count once per period
 _MAX_OWNERS = 1024
 
 
 class Breaker:
     """Circuit breaker over the requests of a worker, which gets no requests while the circuit is open.
 
-    A closed circuit opens after ``failures`` failures in a row. After ``open_s`` an open circuit is half-open: it lets
-    one trial request through. The first output of the trial closes the circuit. A failure opens it for twice as long as
-    before, up to 16 times ``open_s``. Methods that record an event return whether the state has changed.
+    A closed circuit opens after ``failures`` failures in a row. After ``open_s`` an open circuit is half-open: the
+    worker gets one trial request. The first output of the trial closes the circuit. Each opening lasts twice as long as
+    the one before, up to 16 times ``open_s``, until a complete response resets this. Methods that record an event
+    return whether the state has changed.
     """
 
     def __init__(self, failures: int, open_s: float) -> None:
@@ -76,7 +77,7 @@ class Breaker:
         return self._until_s if self.state(now_s) == OPEN else math.inf
 
     def failed(self, now_s: float) -> bool:
-        """Record a failed request. An open circuit ignores it, because the request began before the circuit opened."""
+        """Record a failed request. An open circuit ignores it, because it started before the circuit opened."""
         state = self.state(now_s)
         if state == OPEN:
             return False
@@ -89,7 +90,7 @@ class Breaker:
         return True
 
     def count_owner(self, owner: Hashable, now_s: float) -> bool:
-        """Return whether this failure counts. Each owner counts once per period, and at most 1024 owners do."""
+        """Return whether a failure of this owner counts: once per period, and for at most 1024 owners."""
         if now_s - self._owners_s >= OWNER_S:
             self._owners.clear()
             self._owners_s = now_s
@@ -99,14 +100,14 @@ class Breaker:
         return True
 
     def started(self, now_s: float) -> bool:
-        """Record the first output of a request, which is enough for a trial to succeed."""
+        """Record the first output of a request, which closes a half-open circuit."""
         if self.state(now_s) != HALF_OPEN:
             return False
         self._opened, self._failures = False, 0
         return True
 
     def succeeded(self, now_s: float) -> bool:
-        """Record a complete response."""
+        """Record a complete response, which closes a half-open circuit and resets the failures."""
         if self.state(now_s) == OPEN:
             return False
         changed = self._opened
@@ -120,13 +121,12 @@ class Breaker:
 
 
 WINDOW_S = 30.0
-MIN_REQUESTS = 10  # with fewer requests workers are not compared
+MIN_REQUESTS = 10  # requests of a worker, and of its peers, from which on they are compared
 ERROR_SHARE, ERROR_FACTOR = 0.3, 3.0
-MIN_CONFIRMED = 3  # rejected requests that a peer then served, before a worker is ejected for them
+MIN_CONFIRMED = 3  # rejected requests that a peer then served, from which on a worker may be ejected for them
 SLOW_FACTOR, SLOW_S = 5.0, 1.0
 _MAX_SAMPLES = 64
-# A worker that has been back for this many lengths of its last ejection starts again with the shortest.
-_FORGET_FACTOR = 10.0
+_FORGET_FACTOR = 10.0  # after so many lengths of its last ejection, a worker's next ejection is the shortest again
 
 
 @dataclass
@@ -157,9 +157,9 @@ class _Ejection:
 class OutlierDetector:
     """Ejects workers that are far worse than their peers in failures, time to first token, or rejected requests (4xx).
 
-    Clients send invalid requests to any worker, so a high share of 4xx only makes a worker suspect. A peer then gets
-    the same request. If the peer serves it, the rejection counts against the suspect. If the peer rejects it too, the
-    suspicion ends. The first ejection lasts ``open_s``, each further one twice as long, up to 16 times ``open_s``.
+    Any worker may get invalid requests, so a high share of 4xx only makes a worker suspect. A peer then gets the same
+    request. If the peer serves it, the rejection counts against the suspect. If the peer rejects it too, the suspicion
+    ends. The first ejection lasts ``open_s``, each further one twice as long, up to 16 times ``open_s``.
     """
 
     def __init__(self, open_s: float) -> None:
@@ -174,7 +174,7 @@ class OutlierDetector:
         self._counts[name].models[model].succeeded += 1
 
     def rejected(self, name: str, model: str, session: str = "") -> None:
-        """Record a request that was answered with 4xx. A session counts once."""
+        """Record a request that the worker rejected with 4xx. The requests of a session count once per model."""
         counts = self._counts[name].models[model]
         if session not in counts.sessions:
             counts.rejected += 1
@@ -202,7 +202,7 @@ class OutlierDetector:
         self._counts[name].first_token_s.append(seconds)
 
     def discard(self, name: str) -> None:
-        """Forget a worker, because its name goes to another one."""
+        """Discard the counts of a worker, because its name becomes free."""
         self._counts.pop(name, None)
         self._ejections.pop(name, None)
 
@@ -223,7 +223,7 @@ class OutlierDetector:
             key=lambda name: self._ejections[name].until_s,
         )
         max_ejected = len(names) // 2
-        # Other workers left, so that more than half would be ejected: those due first return early.
+        # If other workers have left, more than half would be ejected: those that are due first return early.
         returned = ejected[: max(0, len(ejected) - max_ejected)]
         for name in returned:
             self._ejections[name].until_s = now_s

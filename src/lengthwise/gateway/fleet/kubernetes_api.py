@@ -17,13 +17,13 @@ from lengthwise.schema.errors import InputError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 REQUEST_TIMEOUT_S = 30.0
-MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20  # of a whole list; of an event (etcd: at most 1.5 MiB)
-_PAGE_SIZE = 100  # slices of a page: each may have 1,000 endpoints and is parsed on the event loop
-EXPIRED = 410  # status for a watch whose version is too old: list again
+MAX_LIST_BYTES, MAX_EVENT_BYTES = 32 << 20, 4 << 20  # of all pages of a list; of an event (etcd: at most 1.5 MiB)
+_PAGE_SIZE = 100  # slices in a page: each may have 1,000 endpoints, and the event loop parses a page at once
+EXPIRED = 410  # status of a watch whose version is too old, so that a new list is necessary
 
 
 class KubernetesError(Exception):
-    """The API did not answer as expected. ``status`` is the HTTP status of the response, or 0 if there is none."""
+    """The API's answer is not the expected one. ``status`` is its HTTP status, or 0 if the status is not the cause."""
 
     def __init__(self, detail: str, status: int = 0) -> None:
         super().__init__(detail)
@@ -33,8 +33,8 @@ class KubernetesError(Exception):
 class KubernetesClient:
     """A client of the Kubernetes API, as an async context manager.
 
-    It reads the files of its token and its CA again when they change. Without ``url`` it uses the API of its own pod,
-    and raises InputError if it does not run in a pod.
+    It reads its token for every request, and its CA when that file changes. Without ``url`` it uses the API of the pod
+    in which it runs, and raises InputError if it does not run in a pod.
     """
 
     def __init__(self, url: str | None, *, account: Path = ACCOUNT) -> None:
@@ -79,7 +79,7 @@ class KubernetesClient:
     async def watch(
         self, path: str, selector: str, version: str, *, duration_s: float, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield complete events until the API ends the watch. Raises KubernetesError, or TimeoutError if it stalls."""
+        """Yield events until the API ends the watch. Raises KubernetesError, or TimeoutError if none comes in time."""
         params = {"labelSelector": selector, "watch": "1", "allowWatchBookmarks": "true",
                   "resourceVersion": version, "timeoutSeconds": str(int(duration_s))}  # fmt: skip
         async with self._get(path, params, timeout_s) as response:
@@ -111,7 +111,7 @@ class KubernetesClient:
         )
 
     def _tls_context(self) -> ssl.SSLContext | bool:
-        """Return a context with the account's CA, or the last context or the system's CAs if that is unreadable."""
+        """Return a context with the account's CA or, if that is unreadable, the last one or True (the system's CAs)."""
         path = self._account / "ca.crt"
         try:
             stat = path.stat()

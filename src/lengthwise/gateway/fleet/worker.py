@@ -23,8 +23,8 @@ from lengthwise.schema.errors import InputError
 
 _log = logging.getLogger("lengthwise.gateway")
 
-STALE_FACTOR = 3.0  # signals expire after this many intervals between two samples
-RAMP_S = 1.0  # a worker that came back gets a limit of 1, 2, 4, ... requests, doubled at this interval
+STALE_FACTOR = 3.0  # signals are valid for this many sampling intervals
+RAMP_S = 1.0  # after a recovery, a worker's limit is 1, 2, 4, ... requests, doubled at this interval
 EJECTED = "worse than its peers"
 _MIN_RATE_PERIOD_S = 0.05
 
@@ -38,7 +38,7 @@ class EngineWorker:
         identified: Whether ``metadata`` describes the process that runs now.
         epoch: Number that grows when the engine restarts or another engine takes the name.
         renamed_from: Former name if another engine has taken it, so that this engine drains, otherwise "".
-        draining: Whether it gets no new requests and leaves: vanished, not ready, or replaced.
+        draining: Whether it gets no new requests, because it has vanished, is not ready, or was replaced.
         ejected: Whether outlier detection excludes the engine.
     """
 
@@ -71,20 +71,20 @@ class EngineWorker:
         return self.metadata.priority_sign
 
     def priority_notice(self) -> str:
-        """Return why mode engine-priority may have no effect at this worker, or "" if it has an effect."""
+        """Return the reason for which mode engine-priority may have no effect at this worker, or ""."""
         metadata = self.metadata
-        if not self.identified or (metadata.priority_sign and metadata.orders):
+        if not self.identified or (metadata.priority_sign and metadata.orders_by_priority):
             return ""
         if metadata.priority_sign:
             return "accepts priorities; whether it orders by them is unknown"
-        if metadata.orders is None and not metadata.prompted:
+        if metadata.orders_by_priority is None and not metadata.prompted:
             return "has not answered yet whether it accepts priorities; it gets none"
-        if metadata.orders is None and not self.engine.probe and self.kind == "vllm":
+        if metadata.orders_by_priority is None and not self.engine.probe and self.kind == "vllm":
             return "was not probed for priorities (probe = false); it gets none"
         return "accepts no priorities and keeps its own order; it gets none"
 
     def unavailable_reason(self, now_s: float) -> str:
-        """Return why the worker gets no requests, or "" if it gets requests."""
+        """Return the reason for which the worker gets no requests, or "" if it may get requests."""
         if not self.health.up:
             return f"down: {self.health.detail}"
         if not self.identified:
@@ -124,7 +124,7 @@ class EngineWorker:
         )
 
     def next_s(self, now_s: float) -> float:
-        """Return when the state next changes only because time passes, without an event, or inf if it does not."""
+        """Return the time at which the state changes next without an event, or inf if it does not."""
         ramp_s = math.inf
         if self._ramp(now_s) is not None:
             ramp_s = self._recovered_s + RAMP_S * (math.floor((now_s - self._recovered_s) / RAMP_S) + 1)
@@ -132,7 +132,7 @@ class EngineWorker:
         return min(self.breaker.next_s(now_s), ramp_s, stale_s if stale_s > now_s else math.inf)
 
     def update(self, sample: engine_probe.MetricsSample) -> bool:
-        """Store new metrics. Return whether they show that the engine was restarted."""
+        """Store new metrics. Return whether they show that the engine has restarted."""
         previous, self.sample = self.sample, sample
         if previous is None:
             return False
@@ -146,7 +146,7 @@ class EngineWorker:
         return False
 
     def restarted(self) -> None:
-        """Discard what belonged to the process before the restart."""
+        """Start a new epoch after a restart of the engine. Discard the metrics and failures of the old process."""
         self.epoch += 1
         self.sample = self.tokens_per_s = None
         self.breaker.reset()
@@ -167,13 +167,13 @@ _JITTER = 0.2
 _MIN_CHECK_S = 0.1  # shortest time between two checks, even while requests fail
 _MAX_BODY_BYTES = 1 << 16
 MODELS_EVERY_S = 30.0
-IDENTITY = ("url", "name", "kind", "api_key", "tls")  # a change makes it another engine or session
+IDENTITY = ("url", "name", "kind", "api_key", "tls")  # settings whose change means another engine or session
 MIN_PROMPT_WAIT_S, MAX_PROMPT_WAIT_S = 1.0, 60.0  # wait before the tiny prompt is sent again, doubled each time
 
 
 @dataclass
 class MonitorContext:
-    """Settings and callbacks of all monitors. ``changed(True)`` reports a change to publish at once."""
+    """Settings and callbacks of all monitors. ``changed`` reports a change, by True if it must be published at once."""
 
     config: GatewayConfig
     clock: Clock
@@ -243,10 +243,10 @@ class Monitor:
                 self._changed(True)
             return
         if refused and worker.identified:
-            # The port was closed in between: another process, unless its start time shows that it is the same.
+            # The port was closed meanwhile, so this is another process unless its start time is the same.
             previous, sample = worker.sample, await self._fetch_metrics()
-            started = None if previous is None else previous.started
-            if started is None or sample is None or sample.started != started:
+            started = None if previous is None else previous.started_s
+            if started is None or sample is None or sample.started_s != started:
                 worker.restarted()
                 worker.sample, worker.identified = sample, False
         came_up = worker.health.passed(self._clock())
@@ -255,7 +255,7 @@ class Monitor:
         elif self._clock() - self._models_s > MODELS_EVERY_S:
             self._models_s = self._clock()
             entries = await engine_probe.list_models(worker.engine, worker.session)
-            if entries and entries != worker.metadata.entries:  # adapters come and go while the engine runs
+            if entries and entries != worker.metadata.entries:  # adapters appear and disappear while the engine runs
                 worker.metadata = replace(worker.metadata, entries=entries)
                 self._set_capabilities(models=tuple(entries))
                 self._changed(True)
@@ -302,7 +302,7 @@ class Monitor:
                 continue
             try:
                 sample = await self._fetch_metrics()
-            except Exception:  # noqa: BLE001 - as in _run_checks
+            except Exception:  # noqa: BLE001 - an unexpected response of one engine must not end its monitor
                 _log.exception("engine %s: its metrics could not be read", worker.name)
                 continue
             if sample is None:

@@ -1,4 +1,4 @@
-"""Predict output lengths, and learn from the outputs that finish."""
+"""Predict output lengths, and learn from finished outputs."""
 
 import lazy_loader
 

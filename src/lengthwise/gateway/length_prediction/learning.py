@@ -12,24 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.length_prediction.prediction import CorrectedPrediction
-from lengthwise.gateway.request import MAX_TOKENS, Floats
+from lengthwise.gateway.request import MAX_TOKENS
 from lengthwise.predict.distribution import LEVELS, TAIL_SHAPE
-from lengthwise.statistics import kaplan_meier, ranked_cdf
+from lengthwise.statistics import Floats, kaplan_meier, ranked_cdf
 
 Bools = npt.NDArray[np.bool_]
 
 
 def recent_weights(n: int, half_life: float) -> Floats:
-    """Return the weights of n values ([n]), oldest first. A weight is half of the weight ``half_life`` values later."""
+    """Return the weights of n values ([n]), oldest first. They halve with every ``half_life`` further values."""
     return np.asarray(0.5 ** (np.arange(n - 1, -1, -1) / half_life))
 
 
 def quantiles(values: Floats, censored: Bools, weight: Floats, levels: Floats, tail: float) -> Floats:
-    """Return quantiles [k], of which entry j is the quantile at ``levels[j]`` of column j of ``values`` [n, k].
+    """Return quantiles [k]: entry j is the quantile of column j of ``values`` [n, k] at ``levels[j]``.
 
-    If ``values`` is [n, 1], all quantiles are of its column. Censored values are lower bounds (weighted Kaplan-Meier).
-    Levels beyond the last uncensored value are taken from an exponential tail, which starts at the largest value and
-    has the mean ``tail``.
+    If ``values`` is [n, 1], all quantiles are of its column. ``censored`` [n] marks values that are lower bounds
+    (weighted Kaplan-Meier). Levels beyond the last uncensored value are taken from an exponential tail, which starts at
+    the largest value and has the mean ``tail``.
     """
     ranked, cdf = ranked_cdf(values, censored, weight)
     top = cdf[-1]
@@ -40,7 +40,7 @@ def quantiles(values: Floats, censored: Bools, weight: Floats, levels: Floats, t
 
 
 def cumulative_share(values: Floats, censored: Bools, at: Floats) -> Floats:
-    """Return the share [m] of ``values`` [n] that do not exceed each entry of ``at`` [m], by Kaplan-Meier."""
+    """Return, for each entry of ``at`` [m], the share of ``values`` [n] up to it ([m]), by Kaplan-Meier."""
     observed, cdf = kaplan_meier(values, censored)
     return np.concatenate([[0.0], cdf])[np.searchsorted(observed, at, side="right")]
 
@@ -49,7 +49,7 @@ REFERENCE, DRIFT_WINDOW, ALPHA = 512, 128, 0.001
 
 
 class Drift:
-    """Detects drift: it compares each window of residuals with a reference sample.
+    """Detects drift by comparing each window of residuals with a reference sample.
 
     A residual is log(length / predicted median), before any correction. The reference sample consists of the first
     REFERENCE residuals. Every further DRIFT_WINDOW residuals are tested against it by the Kolmogorov-Smirnov statistic
@@ -93,7 +93,7 @@ class Drift:
 
 
 def differ(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools, alpha: float) -> bool:
-    """Test whether two samples have different distributions, with a false-alarm rate of ``alpha``."""
+    """Return whether two samples differ significantly in distribution, with a false-alarm rate of ``alpha``."""
     if x_censored.any() or y_censored.any():
         return abs(log_rank(x, x_censored, y, y_censored)) > NormalDist().inv_cdf(1 - alpha / 2)
     critical = math.sqrt(-math.log(alpha / 2) / 2 * (len(x) + len(y)) / (len(x) * len(y)))
@@ -122,11 +122,11 @@ def log_rank(x: Floats, x_censored: Bools, y: Floats, y_censored: Bools) -> floa
     return float((deaths_y - deaths * share).sum() / math.sqrt(max(float(variance.sum()), 1e-12)))
 
 
-WINDOW, HALF_LIFE = 512, 256.0  # stored outputs, and after how many further ones an output has half its weight
+WINDOW, HALF_LIFE = 512, 256.0  # stored outputs, and number of further outputs after which a weight is halved
 _LOW, _MEDIAN, _HIGH = (int(np.searchsorted(LEVELS, p)) for p in (0.1, 0.5, 0.9))
 _MIN_SPREAD = 0.05
-_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs from which on the scale is corrected, and at which it has half its weight
-_SHAPE_FROM, _SHAPE_FULL = 32, 96  # between these numbers of outputs the conformal correction takes over
+_MIN_OUTPUTS, _SHRINK = 8, 8.0  # outputs before the first correction, and for which the scale's weight is a half
+_SHAPE_FROM, _SHAPE_FULL = 32, 96  # the conformal correction's share grows from 0 to 1 between these numbers of outputs
 _COVERED = (0.1, 0.5, 0.8, 0.9)
 
 
@@ -146,7 +146,7 @@ class Ring:
         self.count = min(self.count + 1, WINDOW)
 
     def truncate(self, last: int) -> None:
-        """Drop all rows but the ``last`` ones."""
+        """Drop all rows but the last ``last`` ones."""
         self.count = min(self.count, last)
 
     @property
@@ -160,10 +160,10 @@ class ModelCorrection:
 
     The correction is renewed after ``every`` finished outputs, and earlier while there are few. At first a quantile q_p
     becomes q_p exp(m), where m is the median of log(length / predicted median), shrunk towards 0 while outputs are few.
-    Later it becomes q_p exp(s z_p), where s = log(q_0.9 / q_0.1) is the predictor's own spread, and z_p is the
-    p-quantile of log(length / q_p) / s over the last outputs. Each quantile is then exceeded as often as it states
-    (split conformal prediction, Romano, Patterson and Candes 2019; with decaying weights, Barber, Candes, Ramdas and
-    Tibshirani 2023). Truncated outputs are censored.
+    Later it becomes q_p exp(s z_p), where s = log(q_0.9 / q_0.1) is the spread of the prediction, and z_p is the
+    p-quantile of log(length / q_p) / s over the last outputs. The share of lengths up to a quantile then equals its
+    level (split conformal prediction, Romano, Patterson and Candes 2019; with decaying weights, Barber, Candes, Ramdas
+    and Tibshirani 2023). Truncated outputs are censored.
     """
 
     def __init__(self, every: int) -> None:
@@ -186,7 +186,7 @@ class ModelCorrection:
     def observe(self, raw: Floats, unbounded: Floats, tokens: int, *, censored: bool) -> bool:
         """Learn from an output of ``tokens`` tokens. Return whether lengths have drifted.
 
-        ``raw`` are the quantiles of the predictor, ``unbounded`` the corrected ones.
+        ``raw`` [25] are the quantiles of the predictor, ``unbounded`` [25] the corrected ones.
         """
         row = np.empty(len(LEVELS) + 2)
         residuals = np.log(tokens / raw, out=row[:-2])
@@ -204,7 +204,7 @@ class ModelCorrection:
         return drifted
 
     def coverage(self) -> dict[str, float]:
-        """Return, for several levels, the share of outputs up to the quantile of that level, or {} without outputs."""
+        """Return the share of outputs up to the predicted quantile, by level of the quantile, or {} without outputs."""
         if not self._levels.count:
             return {}
         level, censored = self._levels.rows.T
@@ -233,7 +233,7 @@ class ModelCorrection:
         self.scale = float(median[0]) * (n / (n + _SHRINK))
         self.shape_share = min(max((n - _SHAPE_FROM) / (_SHAPE_FULL - _SHAPE_FROM), 0.0), 1.0)
         effective = float(weight.sum() ** 2 / (weight**2).sum())
-        # Conformal levels are on the safe side by one sample.
+        # Conformal levels are shifted outwards by one sample.
         above, below = LEVELS * (effective + 1) / effective, LEVELS - (1 - LEVELS) / effective
         levels = np.where(LEVELS >= 0.5, np.minimum(1, above), np.maximum(0, below))
         tail = 1 / (TAIL_SHAPE * float(np.median(spread)))
@@ -247,11 +247,11 @@ def _spread(raw: Floats) -> float:
 
 _MIN_LENGTHS = 8
 UNKNOWN: Floats = 200.0 * np.exp(1.1 * np.array([NormalDist().inv_cdf(min(max(p, 0.002), 0.998)) for p in LEVELS]))
-"""Quantiles [25] before any output has finished, of a log-normal about as wide as the lengths of chats."""
+"""Quantiles [25] while there are too few outputs: of a log-normal about as wide as the lengths of chats."""
 
 
 class Lengths:
-    """Collects output lengths. ``row`` has their quantiles [25], or is None while there are too few lengths."""
+    """Collects output lengths. ``row`` are their quantiles [25], or None while there are too few lengths."""
 
     def __init__(self, every: int) -> None:
         self._every, self._new, self._lengths = every, 0, Ring(2)
@@ -285,15 +285,12 @@ class Learner:
         self.finished = 0
 
     def corrected(self, model: str, raw: Floats) -> Floats:
-        """Return the quantiles ``raw`` [25], corrected for the model. For a new model they are unchanged."""
+        """Return the quantiles ``raw`` [25], corrected for the model, or unchanged for a model with too few outputs."""
         known = self._models.get(model)
         return raw if known is None else known[0].corrected(raw)
 
     def prior(self, model: str) -> Floats:
-        """Return quantiles [25] of output lengths.
-
-        With too few outputs of this model, the result covers all models. With too few in total, it is UNKNOWN.
-        """
+        """Return quantiles [25] of the model's lengths, or with too few outputs of all models' lengths, or UNKNOWN."""
         known = self._models.get(model)
         if known is not None and known[1].row is not None:
             return known[1].row
@@ -317,7 +314,7 @@ class Learner:
         return learned.observe(prediction.raw, prediction.unbounded, tokens, censored=censored)
 
     def tau(self) -> float | None:
-        """Return Kendall's tau-b of predicted and true lengths of the last outputs, or None if these are too few."""
+        """Return Kendall's tau-b of predicted and true lengths of the last outputs, or None if it is undefined."""
         if len(self._ranked) < 2:
             return None
         predicted, true = np.array(self._ranked).T
@@ -327,7 +324,7 @@ class Learner:
         return float((a * b).sum()) / norm if norm else None
 
     def state(self) -> dict[str, Any]:
-        """Return the state for the admin page, with the models that had the latest outputs."""
+        """Return the state for the admin page, with the 16 models that had the latest outputs."""
         latest = islice(reversed(self._models.items()), _MAX_REPORTED)
         return {
             "finished": self.finished,

@@ -25,10 +25,11 @@ from lengthwise.gateway.length_prediction.prediction import (
 )
 from lengthwise.gateway.length_prediction.predictor_process import ProcessLimits, ProcessRunner
 from lengthwise.gateway.protocols import Clock, Listener, monotonic
-from lengthwise.gateway.request import Client, Floats, LengthPrediction, Outcome, Request
+from lengthwise.gateway.request import Client, LengthPrediction, Outcome, Request
 from lengthwise.predict.distribution import LEVELS
 from lengthwise.predict.in_session import EARLIER_TURNS
 from lengthwise.schema.errors import InputError
+from lengthwise.statistics import Floats
 
 Late = Callable[[int, LengthPrediction], None]
 _DEFAULT_TOKENS = 256.0
@@ -37,7 +38,7 @@ MAX_SESSIONS = 1 << 16
 
 
 class EarlierOutputs:
-    """Lengths of the last outputs of each session, of the MAX_SESSIONS sessions whose outputs ended last."""
+    """Lengths of the last outputs of each session, for the MAX_SESSIONS sessions whose outputs ended last."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[int, str], tuple[int, ...]] = {}  # in order of the last end
@@ -46,11 +47,11 @@ class EarlierOutputs:
         return len(self._tokens)
 
     def of(self, client: Client) -> tuple[int, ...]:
-        """Return the lengths of up to EARLIER_TURNS outputs of the client's session, the latest at the end."""
+        """Return the lengths of up to EARLIER_TURNS outputs of the client's session, the latest one last."""
         return self._tokens.get((client.tenant, client.session), ())
 
     def add(self, client: Client, tokens: int) -> None:
-        """Add an output that has ended, if its request names a session."""
+        """Add the length of an output that has ended, if its request names a session."""
         if not client.session:
             return
         key = (client.tenant, client.session)
@@ -64,12 +65,12 @@ class LengthPredictor(Listener):
 
     A predictor of ``lengthwise.predict`` that takes less than ``inline_below_s`` per prompt runs on the event loop. Any
     other one runs in a process, where it may hang or crash. If its prediction is late, the request starts with the
-    distribution of the last finished outputs.
+    prior: the distribution of the last finished outputs.
 
     Args:
-        late: Called with a late prediction when it comes.
+        on_late: Called with the id of a request and its prediction when a late prediction comes.
         predictor: Replaces the configured predictor. To run in a process, it must be picklable.
-        place: Where the predictor runs: "inline", "process", or "auto" for the rule above.
+        place: "inline" (on the event loop), "process", or "auto" (by the seconds per prompt).
         use_requested: Whether a length that the client fixes is the prediction.
     """
 
@@ -77,21 +78,21 @@ class LengthPredictor(Listener):
         self,
         config: PredictionConfig,
         clock: Clock = monotonic,
-        late: Late | None = None,
+        on_late: Late | None = None,
         *,
         predictor: Any = None,
         place: str = "auto",
         limits: ProcessLimits | None = None,
         use_requested: bool = True,
     ) -> None:
-        self.config, self.clock, self.late, self.use_requested = config, clock, late, use_requested
+        self.config, self.clock, self.on_late, self.use_requested = config, clock, on_late, use_requested
         self.learner = Learner(config.learn_every)
         self.faults = FaultCounter()
         self.sources: dict[str, int] = dict.fromkeys(("predictor", "prior", "requested", "oracle"), 0)
         self.late_answers = self.drifts = 0
         self.drifted_s: float | None = None
         self.seconds = float("nan")
-        self.reads_output: tuple[int, int] | None = None  # (low, high) tokens so far at which it reads generated text
+        self.reads_output: tuple[int, int] | None = None  # (low, high) tokens so far between which it reads the output
         self._statistic = STATISTICS[config.statistic]
         self._earlier = EarlierOutputs()
         self._predictor, self._place, self._limits = predictor, place, limits
@@ -132,7 +133,7 @@ class LengthPredictor(Listener):
         """Predict the length before the first token. A predictor in a process gets at most ``deadline_s``."""
         if self.use_requested and request.fixed_tokens > 0:
             prediction = _fixed(request, float(request.fixed_tokens), "requested")
-        elif self._runner is None:  # most predictions are equal: requests keep the order of arrival
+        elif self._runner is None:  # most predictions are equal, so that requests stay in order of arrival
             prediction = LengthPrediction(min(_DEFAULT_TOKENS, max(1.0, float(request.max_tokens))), "prior")
         else:
             earlier = self._earlier.of(request.client)
@@ -143,7 +144,7 @@ class LengthPredictor(Listener):
         return prediction
 
     async def repredict(self, request: Request, text: str | None, generated_text: str | None) -> LengthPrediction:
-        """Predict the length again. The predictor runs again only if it reads ``generated_text``."""
+        """Predict the length again. The predictor runs only if it reads outputs of this length and there is a text."""
         before, so_far = request.length_prediction, request.generated_tokens
         low, high = self.reads_output or (1, 0)
         if generated_text and low <= so_far <= high and self._runner is not None and before.source == "predictor":
@@ -151,7 +152,7 @@ class LengthPredictor(Listener):
             earlier = self._earlier.of(request.client)
             query = Query(texts[0], request.prompt_tokens, request.model, so_far, texts[1], earlier)
             if (row := await self._wait(self._runner.submit(query), None)) is not None:
-                if self.config.learn:  # the remaining tokens are corrected like the total before the first token
+                if self.config.learn:  # remaining tokens are corrected in the same way as totals at the start
                     row = so_far + self.learner.corrected(request.model, np.maximum(row - so_far, 1.0))
                 return self._update(request, row, before, so_far)
         return self.condition_on_progress(request)
@@ -166,9 +167,9 @@ class LengthPredictor(Listener):
         return LengthPrediction(min(total, max(1.0, float(request.max_tokens))), before.source, None, so_far)
 
     def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
-        """Learn from a finished request, unless its length was fixed. ``detail`` "length" marks a truncated output.
+        """Learn from a finished request with one choice. ``detail`` "length" marks a truncated output.
 
-        If it has one choice, its length counts among the earlier outputs of its session even if it was fixed.
+        Only the earlier outputs of its session include a length that the client fixed.
         """
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is Outcome.FINISHED and tokens >= 1 and request.choices == 1:
@@ -205,7 +206,7 @@ class LengthPredictor(Listener):
         self.reads_output = getattr(predictor, "reads_output", None)
 
     async def _wait(self, row: PendingRow, late: Callable[[PendingRow], None] | None) -> Floats | None:
-        """Return the row, or None if it misses the deadline. In that case ``late`` is called with the row later."""
+        """Return the row, or None if it misses the deadline. In that case ``late`` is called when the row is done."""
         if row.done() or self._runner is None or not self._runner.needs_deadline:
             return await row
         await asyncio.wait([row], timeout=self.config.deadline_s)
@@ -218,13 +219,13 @@ class LengthPredictor(Listener):
 
     def _resolve_late(self, request: Request, pending: PendingRow) -> None:
         row = None if pending.cancelled() else pending.result()
-        if row is None or self.late is None:
+        if row is None or self.on_late is None:
             return
         self.late_answers += 1
         prediction, so_far = self._from_row(request, row), request.generated_tokens
         if so_far and prediction.unbounded is not None:
             prediction = self._update(request, condition(prediction.unbounded, so_far), prediction, so_far)
-        self.late(request.id, prediction)
+        self.on_late(request.id, prediction)
 
     def _from_row(self, request: Request, raw: Floats | None) -> CorrectedPrediction:
         if raw is None:
@@ -267,12 +268,12 @@ class Oracle(LengthPredictor):
         self,
         config: PredictionConfig,
         clock: Clock = monotonic,
-        late: Late | None = None,
+        on_late: Late | None = None,
         *,
         length: Callable[[Request, str | None], float | None],
         **options: Any,
     ) -> None:
-        super().__init__(config, clock, late, **options)
+        super().__init__(config, clock, on_late, **options)
         self._length = length
 
     async def predict(self, request: Request, text: str | None) -> LengthPrediction:
@@ -293,9 +294,9 @@ class Oracle(LengthPredictor):
 def fixed_tokens(body: bytes, fields: Callable[[], Mapping[str, Any]], max_tokens: int | None) -> int:
     """Return the output length that a request fixes, or 0 if it fixes none.
 
-    A request fixes the length if it allows only one token, or if ``ignore_eos`` holds, ``min_tokens`` equals
-    ``max_tokens``, and no stop string or stop token may end the output. ``fields`` parses the JSON body, and is called
-    only if the body may contain ``ignore_eos``.
+    A request fixes the length if it allows only one token, or if ``ignore_eos`` is set, ``min_tokens`` equals
+    ``max_tokens``, and it has no stop string or stop token. ``fields`` parses the JSON body, and is called only if the
+    body may contain ``ignore_eos``.
     """
     if max_tokens is None or max_tokens == 1 or b'"ignore_eos"' not in body:
         return 1 if max_tokens == 1 else 0

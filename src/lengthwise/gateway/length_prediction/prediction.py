@@ -1,4 +1,4 @@
-"""Predicted lengths as rows of quantiles, queries to predictors, and predictors on the event loop."""
+"""Rows of quantiles, queries to predictors, and a runner of predictors on the event loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise.gateway.request import MAX_TOKENS, Floats, LengthPrediction
+from lengthwise.gateway.request import MAX_TOKENS, LengthPrediction
 from lengthwise.predict.contract import Prompts
 from lengthwise.predict.distribution import LEVELS, LengthDistribution, pareto_tail
 from lengthwise.predict.empirical import Constant
 from lengthwise.predict.in_session import EARLIER_TURNS
 from lengthwise.predict.wrappers import Guarded
+from lengthwise.statistics import Floats
 
 _MEDIAN, _P80, _P90 = (int(np.searchsorted(LEVELS, p)) for p in (0.5, 0.8, 0.9))
 _TAIL = pareto_tail([1.0], LEVELS)[0]
@@ -36,15 +37,15 @@ STATISTICS: dict[str, Callable[[Floats], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class CorrectedPrediction(LengthPrediction):
-    """A prediction with the quantiles from which it was derived."""
+    """A prediction with the quantiles from which it is derived."""
 
     raw: Floats | None = None  # [25] quantiles as the predictor returned them
     unbounded: Floats | None = None  # [25] corrected quantiles, before the limits of the request are applied
-    initial_total_tokens: float = 0.0  # the statistic before the first token
+    initial_total_tokens: float = 0.0  # ``total_tokens`` as predicted before the first token
 
 
 def condition(row: Floats, tokens_so_far: int) -> Floats:
-    """Return the quantiles ``row`` [25], given that the length is above ``tokens_so_far``."""
+    """Return the quantiles ``row`` [25] under the condition that the length is above ``tokens_so_far``."""
     if tokens_so_far <= 0:
         return row
     if tokens_so_far >= row[-1]:
@@ -54,7 +55,7 @@ def condition(row: Floats, tokens_so_far: int) -> Floats:
     return np.maximum(remaining, tokens_so_far + 1)
 
 
-MAX_CHARS = 1 << 19  # a predictor gets only the two ends of a longer text, which could delay other requests
+MAX_CHARS = 1 << 19  # of a longer text, which could delay other requests, a predictor gets only both ends
 _FALLBACK = Constant(2 * MAX_TOKENS)
 _SAMPLE = (
     "Write a detailed guide about how to plan a three day trip to Rome with a small budget. Include ten tips, a list "
@@ -65,32 +66,28 @@ _WARMUP, _REPEATS = 3, 15
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a predictor gets of one request.
+    """Input of a predictor for one request."""
 
-    ``output`` is the text of the ``so_far`` tokens, or "" if unknown. ``earlier_tokens`` are the lengths of the
-    session's last outputs, the latest at the end.
-    """
-
-    text: str
+    text: str  # of the prompt
     prompt_tokens: int
     model: str
-    so_far: int = 0
-    output: str = ""
-    earlier_tokens: tuple[int, ...] = ()
+    so_far: int = 0  # generated tokens
+    output: str = ""  # text of the generated tokens; "" if unknown
+    earlier_tokens: tuple[int, ...] = ()  # lengths of the session's last outputs, the latest one last
 
 
 @dataclass(frozen=True)
 class PredictedRows:
-    """Quantiles [n, 25] at LEVELS for n queries. ``valid`` [n] marks the usable rows, ``faults`` counts the others."""
+    """Predictions for n queries."""
 
-    rows: Floats
-    valid: npt.NDArray[np.bool_]
-    faults: dict[str, int] = field(default_factory=dict)
-    error: str | None = None
+    rows: Floats  # [n, 25] quantiles at LEVELS
+    valid: npt.NDArray[np.bool_]  # [n] whether each row is usable
+    faults: dict[str, int] = field(default_factory=dict)  # numbers of unusable rows by kind of fault
+    error: str | None = None  # description of the last fault
 
 
 def truncate_text(text: str | None) -> str:
-    """Return the text that a predictor gets, which is both ends of a long text, and "" if there is none."""
+    """Return the text that a predictor gets: complete up to MAX_CHARS, otherwise both ends, or "" for None."""
     if text is None or len(text) <= MAX_CHARS:
         return text or ""
     return f"{text[: MAX_CHARS // 2]} {text[-MAX_CHARS // 2 :]}"
@@ -141,7 +138,7 @@ def _earlier_tokens(queries: Sequence[Query]) -> Floats | None:
 
 
 def _is_checked(value: Any, n: int) -> bool:
-    """Return whether a result is a valid distribution with lengths up to MAX_TOKENS, which needs no further check."""
+    """Return whether a result is a LengthDistribution, which is valid by itself, of n rows up to MAX_TOKENS."""
     return (
         isinstance(value, LengthDistribution)
         and value.levels is LEVELS
@@ -151,14 +148,14 @@ def _is_checked(value: Any, n: int) -> bool:
 
 
 def _location(error: BaseException) -> str:
-    """Return type and place of an exception. The message is left out, as it may contain a prompt."""
+    """Return type and place of an exception, without its message, which may contain a prompt."""
     last = extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(last[0].filename).name}:{last[0].lineno}" if last else ""
     return f"{type(error).__name__}{at}"
 
 
 def measure_latency_s(predictor: Any) -> float:
-    """Return the seconds that a warm predictor takes for a prompt of about 700 bytes, or inf if it fails."""
+    """Return the least seconds of 15 predictions for a prompt of 812 bytes, after 3 others, or inf if one fails."""
     query, best_s = Query(_SAMPLE, 180, "unknown"), float("inf")
     for repeat in range(_WARMUP + _REPEATS):
         start_s = time.perf_counter()
@@ -169,7 +166,7 @@ def measure_latency_s(predictor: Any) -> float:
     return best_s
 
 
-PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None without a usable row; never an exception
+PendingRow = asyncio.Future[Floats | None]  # [25] quantiles, or None if there is no usable row; never an exception
 
 
 class FaultCounter:
@@ -180,7 +177,7 @@ class FaultCounter:
         self.last_error: str | None = None
 
     def add(self, faults: Mapping[str, int], error: str | None = None) -> None:
-        """Add numbers of faults, and the error if there is one."""
+        """Add numbers of faults by kind, and the error if there is one."""
         self.faults.update(faults)
         if error is not None:
             self.last_error = error[:500]
@@ -193,8 +190,8 @@ def resolve(pending: Iterable[PendingRow], predicted: PredictedRows | None = Non
             row.set_result(predicted.rows[index] if predicted and predicted.valid[index] else None)
 
 
-_MAX_BATCH = 16  # queries of a batch; further ones wait for the next tick, so that other tasks run in between
-_QUIET_TICKS = 2  # ticks of the event loop without a new query, after which the batch starts
+_MAX_BATCH = 16  # queries of a batch; others wait for the next tick, so that other tasks run in between
+_QUIET_TICKS = 2  # ticks of the event loop without a new query after which a batch starts
 
 
 class InlineRunner:
@@ -208,12 +205,12 @@ class InlineRunner:
         self._quiet = 0
 
     async def stop(self) -> None:
-        """Resolve all pending queries without a result."""
+        """Resolve all pending queries with None."""
         resolve(row for _, row in self._queue)
         self._queue = []
 
     def submit(self, query: Query) -> PendingRow:
-        """Start a prediction. The result is ready a few ticks of the event loop later."""
+        """Queue a query. Its row is ready a few ticks of the event loop later."""
         loop = asyncio.get_running_loop()
         if not self._queue:
             loop.call_soon(self._gather)

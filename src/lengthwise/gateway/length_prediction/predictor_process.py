@@ -1,4 +1,4 @@
-"""Run a predictor in a child process, where it may hang, crash or send anything without harm to the gateway."""
+"""Run a predictor in a child process, so that the gateway survives if it hangs, crashes or sends invalid data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<II")
 
 
 class ProtocolError(Exception):
-    """The process sent something other than the response to its query, and is killed."""
+    """The process sent something other than the response to its query, and must be killed."""
 
 
 def _decode(payload: bytes, number: int, n: int) -> prediction.PredictedRows:
@@ -77,10 +77,11 @@ class ProcessLimits:
 
 
 class ProcessRunner:
-    """Runs a predictor in a process. Queries that arrive while the process is busy form the next batch.
+    """Runs a predictor in a process, which is restarted when it fails.
 
-    The predictor is a file, "default", or a picklable object. ``faults`` counts the faults of rows, and the faults
-    "died", "hung", "invalid response", "down" and "busy".
+    Queries that arrive while the process is busy form the next batch. The predictor is a file, "default", or a
+    picklable object. ``faults`` counts the faults of rows, the ends of a process ("died", "hung", "invalid response"),
+    and queries without a result ("down": no process, "busy": too many queries wait).
     """
 
     needs_deadline = True
@@ -117,7 +118,7 @@ class ProcessRunner:
         await asyncio.gather(*self._reaping)
 
     def submit(self, query: prediction.Query) -> prediction.PendingRow:
-        """Start a prediction. The result is None at once if there is no process, or too many queries wait."""
+        """Queue a query. Its row is None at once if there is no process, or if too many queries wait."""
         row: prediction.PendingRow = asyncio.get_running_loop().create_future()
         if not self.up or len(self._queue) >= self._limits.max_waiting:
             self.faults.add({"busy" if self.up else "down": 1})
@@ -137,7 +138,7 @@ class ProcessRunner:
         while not self._refused:
             try:
                 await self._run_process()
-            except Exception as error:  # noqa: BLE001 - whatever ends a process, another one starts
+            except Exception as error:  # noqa: BLE001 - another process starts in any case
                 self._failures += 1
                 invalid = isinstance(error, ProtocolError | child_process.FrameTooLongError)
                 kind = "hung" if type(error) is TimeoutError else "invalid response" if invalid else "died"
@@ -221,7 +222,7 @@ class ProcessRunner:
 
 
 def main() -> None:
-    """Answer queries on stdin until stdin ends. This is the entry point of the child process."""
+    """Run a predictor in the child process: answer the parent's queries until the parent closes its pipe."""
     pipe = child_process.ParentPipe()
     with contextlib.suppress(OSError, AttributeError, ImportError):
         import ctypes

@@ -1,4 +1,4 @@
-"""Estimate the gain of ordering periodically, in a separate process so that requests are not delayed."""
+"""Estimate the gain of ordering periodically, in a separate process so that it delays no request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, Self
 from lengthwise.gateway.background import background
 from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe.ordering_gain import MIN_REQUESTS, TOO_FEW, Gain, as_json
-from lengthwise.gateway.observe.trace import Trace, of_rows
 from lengthwise.gateway.telemetry import RequestTimelines, Row, as_dict
 
 MAX_ROWS = 5000
@@ -32,10 +31,6 @@ class RecentRows(RequestTimelines):
         self.append = self.rows.append
         self.subscribe(self.append)
 
-    def trace(self) -> Trace:
-        """Return the rows as columns."""
-        return of_rows(self.rows)
-
 
 INTERVAL_S = 300.0
 _TIMEOUT_S = 240.0
@@ -44,7 +39,7 @@ _log = logging.getLogger("lengthwise.gateway")
 
 
 class Monitor:
-    """Estimates the gain periodically, as an async context manager. ``found`` is the latest estimate or None."""
+    """Estimates the gain every ``interval_s`` (while requests are too few, every 5 s), as an async context manager."""
 
     def __init__(
         self,
@@ -52,10 +47,10 @@ class Monitor:
         order: Order = Order(),  # noqa: B008
         *,
         interval_s: float = INTERVAL_S,
-        first_s: float = 0.0,  # no estimate before
+        first_s: float = 0.0,  # wait before the first estimate
     ) -> None:
-        self._recent, self.order, self._interval_s, self._first_s = recent, order, interval_s, first_s
-        self.found: dict[str, Any] | None = None
+        self._recent, self.order, self.interval_s, self.first_s = recent, order, interval_s, first_s
+        self.estimate: dict[str, Any] | None = None  # the latest one
         self._running = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -71,8 +66,8 @@ class Monitor:
         if sum(row.output_tokens >= 1 for row in rows) < MIN_REQUESTS:
             text = f"{len(rows)} requests so far; at least {MIN_REQUESTS} are needed."
             return as_json(Gain(TOO_FEW, text, len(rows), 0.0))
-        if self.found is not None and self.found["decision"] == TOO_FEW:
-            self.found = None  # outdated while the first real estimate runs
+        if self.estimate is not None and self.estimate["decision"] == TOO_FEW:
+            self.estimate = None  # no longer true while the first estimate runs
         lines = [json.dumps(asdict(self.order)), *(json.dumps(as_dict(row)) for row in rows)]
         pipe = asyncio.subprocess.PIPE
         command = (sys.executable, "-m", "lengthwise.gateway.observe")
@@ -91,12 +86,12 @@ class Monitor:
         return found
 
     async def _run(self) -> None:
-        await asyncio.sleep(self._first_s)
+        await asyncio.sleep(self.first_s)
         while True:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    self.found = await self.poll()
+                    self.estimate = await self.poll()
             except (OSError, ValueError, TimeoutError) as error:
                 _log.warning("estimating the gain on the traffic failed: %s", error or type(error).__name__)
-            is_early = self.found is None or self.found["decision"] == TOO_FEW
-            await asyncio.sleep(min(_POLL_INTERVAL_S, self._interval_s) if is_early else self._interval_s)
+            is_early = self.estimate is None or self.estimate["decision"] == TOO_FEW
+            await asyncio.sleep(min(_POLL_INTERVAL_S, self.interval_s) if is_early else self.interval_s)

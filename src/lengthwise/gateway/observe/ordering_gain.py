@@ -4,8 +4,8 @@ The simulator serves the recorded requests on engines that are fitted to the obs
 from a block bootstrap (Künsch 1989): blocks of consecutive requests are drawn with the gaps between them, which
 preserves bursts, and all orders serve the same draws. An interval surrounds the value of the recorded traffic. Its
 half-width is the standard deviation of the draws' log ratios, variance-stabilized, times Student's t for the number of
-blocks. A short record shows less of a heavy tail than there is: on an M/G/1 queue of 1,500 requests with heavy-tailed
-lengths, 97.5 % intervals cover the theoretical gain in 90 % of runs, and lie below it in the others.
+blocks. A short record lacks a part of a heavy tail: on an M/G/1 queue of 1,500 requests with heavy-tailed lengths,
+97.5 % intervals cover the theoretical gain in 90 % of runs, and lie below it in the others.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from lengthwise.gateway.observe.replay import (
     resampled,
     workload_of,
 )
-from lengthwise.gateway.observe.trace import MIN_STREAMED, Floats, Trace, is_measurable, of_journal, pools_of
+from lengthwise.gateway.observe.trace import MIN_STREAMED, Trace, is_measurable, of_journal, pools_of
 from lengthwise.schema.workload import Workload
-from lengthwise.statistics import bootstrap_half_width, circular_blocks
+from lengthwise.statistics import Floats, bootstrap_half_width, circular_blocks
 
 SWITCH_ON = "switch on"
 NO_QUEUE = "no gain possible: no request waits"
@@ -63,11 +63,11 @@ LEVEL = 0.975
 
 @dataclass(frozen=True)
 class OrderGain:
-    """Changes of the JCT under one order: "srtf", "isrtf" (with preemption) or "oracle" (true lengths)."""
+    """JCT under one order, and its changes relative to FCFS."""
 
-    name: str
-    mean: Change
-    p99: Change
+    name: str  # "srtf", "isrtf" (with preemption) or "oracle" (true lengths)
+    mean: Change  # of the mean JCT
+    p99: Change  # of the 99 % quantile
     mean_jct_s: float
     p99_jct_s: float
 
@@ -87,15 +87,15 @@ class Gain:
 
     decision: str  # one of this module's constants; ``description`` gives the reason
     description: str
-    requests: int  # number of requests used; those to engines without streamed responses are not
-    span_s: float  # first arrival to last
-    waited_share: float = math.nan  # observed share of the total JCT in which requests waited for a slot
+    requests: int  # number of requests that the estimate uses, without pools that are not measurable
+    span_s: float  # from the first arrival to the last
+    waited_share: float = math.nan  # share of the observed total JCT in which requests waited for a slot
     observed_jct_s: float = math.nan  # observed mean; ``fcfs_jct_s`` is the mean under simulated FCFS
     fcfs_jct_s: float = math.nan
     fcfs_p99_jct_s: float = math.nan
     in_order: bool = False  # whether requests were served in FCFS order, so that both means are comparable
     orders: tuple[OrderGain, ...] = ()
-    preemption_effect: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf: the effect of preemption
+    preemption_effect: Change = NO_CHANGE  # change of the mean JCT from srtf to isrtf
     times: tuple[OrderTimes, ...] = ()  # FCFS first
     services: tuple[Service, ...] = field(default=())  # fitted engines, one per pool
     level: float = LEVEL  # confidence of each interval; the intervals of srtf and isrtf hold together with 95 %
@@ -124,8 +124,8 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-MIN_GAIN = 0.01  # a smaller gain in mean JCT does not justify a change, however significant
-MAX_ERROR = 0.35  # beyond it simulated FCFS differs too much from the observations
+MIN_GAIN = 0.01  # a smaller gain in mean JCT does not justify a change, even if it is significant
+MAX_ERROR = 0.35  # largest model error for which simulations are valid
 
 
 def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per decision
@@ -155,7 +155,7 @@ def decide(gain: Gain) -> tuple[str, str]:  # noqa: PLR0911 - one return per dec
         candidates = acceptable or significant
         best = candidates[-1] if preemption_pays else candidates[0]
         if not acceptable:
-            return TAIL_LOSES, f"mode = {best.name} {_changes(best)}; a lower max_wait_s trades the one for the other."
+            return TAIL_LOSES, f"mode = {best.name} {_changes(best)}; a lower max_wait_s reduces both changes."
         text = f"mode = {best.name} {_changes(best)}"
         if best.name == ISRTF and len(acceptable) > 1:
             text += f", against mode = srtf mean JCT by {_interval(preemption_effect)}"
@@ -190,10 +190,10 @@ MIN_REQUESTS = 200
 DRAWS = 100
 ORDER = Order()
 MAX_REQUESTS = 5000
-BLOCKS = 12  # blocks of a draw if they then have at least 50 requests
-_MIN_RELEVANT = 0.01  # share of the mean JCT by which a dispatch must be earlier to count as out of order
+BLOCKS = 12  # blocks of a draw, or fewer so that a block has at least 50 requests
+_MIN_RELEVANT = 0.01  # share of the mean JCT by which a dispatch must be too early to count as out of order
 _PREEMPTION_EFFECT = (ISRTF, SRTF)
-_LINEAR_LOG = 0.05  # the scatter of log ratios grows with their square far above it, and is constant far below
+_LINEAR_LOG = 0.05  # the scatter of log ratios grows with their square far above this value, and is constant far below
 _MAX_STABILIZED = 0.98
 
 
@@ -265,7 +265,7 @@ class _Pool:
 
 
 def _merged(pools: list[dict[str, Replayed]]) -> dict[str, Replayed]:
-    """Return, for each order, the requests of all pools that are served under every order."""
+    """Return, for each order, the times of those requests of all pools that are served under every order."""
     jct_s = {name: np.concatenate([pool[name].jct_s for pool in pools]) for name in ORDERS}
     queue_s = {name: np.concatenate([pool[name].queued_for_s for pool in pools]) for name in ORDERS}
     served = np.all([np.isfinite(values) for values in jct_s.values()], axis=0)
@@ -311,7 +311,7 @@ def _in_order(trace: Trace) -> bool:
 
 
 NEEDS_STREAMS = (
-    "A buffered response does not show when its engine started it; steps and slots remain unknown. At least "
+    "A buffered response does not show when its engine started it, so step times and slots are unknown. At least "
     f"{MIN_STREAMED} responses of some tokens must be streamed (stream: true); the others may be buffered."
 )
 _LABELS = {
@@ -359,7 +359,7 @@ def format_change(change: Change) -> str:
 
 
 def duration(span_s: float) -> str:
-    """Return a time span in the largest unit of which it has two."""
+    """Return a time span as text, in the largest unit of which it contains at least two."""
     for unit, seconds in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if span_s >= 2 * seconds:
             return f"{span_s / seconds:.1f} {unit}"

@@ -1,7 +1,7 @@
 """Replay recorded requests under several orders: the simulator serves them on engines fitted to the observations.
 
-In ``isrtf`` the preemption policy alone decides. The gateway preempts less often, because it also checks whether a
-preemption pays off, at the costs that it has learned for each worker.
+Under ``isrtf`` the preemption policy alone decides. The gateway preempts less often, because it also compares the gain
+of a preemption with the costs that it has observed at each worker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from lengthwise.gateway.config import Order
 from lengthwise.gateway.observe.trace import (
     MIN_DECODE_TOKENS,
     Bools,
-    Floats,
-    Ints,
     Trace,
     max_concurrency_at_first_tokens,
     with_first_tokens,
@@ -27,24 +25,25 @@ from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Paral
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Predictions, Workload
+from lengthwise.statistics import Floats, Ints
 
-_FULL_SHARE = 1e-3  # share of the busy time in which at least max_num_seqs requests run at once
-MIN_WAITED_SHARE = 0.02  # share of all JCT; with less waiting no limit of the engines was reached
+_FULL_SHARE = 1e-3  # least share of the busy time in which max_num_seqs requests run at once
+MIN_WAITED_SHARE = 0.02  # share of the total JCT; with less waiting, no limit of the engines was reached
 _NO_LIMIT = 4096
 _ROUNDS = 30  # of iteratively reweighted least squares
-_EXACT = 0.02  # relative errors below it count squared, larger ones linearly: a stall must not count squared
+_EXACT = 0.02  # relative errors below it count squared, larger ones linearly, so that stalls count less
 
 
 @dataclass(frozen=True)
 class Service:
     """Speed and limits of a pool of equal engines, fitted to the requests that they served."""
 
-    step_s: float  # fixed seconds of a step, plus ``seq_s`` per sequence and ``prompt_s`` per prompt token
-    seq_s: float
-    prompt_s: float
-    front_s: float  # network and parsing of request and response
+    step_s: float  # seconds of a step without sequences and prompt tokens
+    seq_s: float  # further seconds per sequence
+    prompt_s: float  # further seconds per prompt token
+    front_s: float  # seconds of network and parsing for request and response
     max_num_seqs: int | None  # concurrency limit of an engine; None: never reached
-    engines: int  # in use at the same time; a renamed engine counts once
+    engines: int  # number in use at the same time; a renamed engine counts once
     waited_share: float  # share of the total JCT in which requests waited for a slot
     error: float  # median relative error of the seconds from first token to finish
 
@@ -56,7 +55,7 @@ def fit(trace: Trace) -> Service:
     max_num_seqs = max_num_seqs_of(trace) if is_observed.all() else concurrency
     in_flight = _in_flight_at_dispatch(trace)
     decode_rows, decode_s = _decode_equations(trace, is_observed)
-    # Until the first token: the request's own step, and on average half of the running one.
+    # Until the first token: the request's first step, after on average half of the running step.
     steps = np.where(in_flight > 0, 1.5, 1.0)
     start_s = trace.first_token_s - trace.dispatched_s
     usable = (in_flight < max_num_seqs) & trace.is_uninterrupted & is_observed & (start_s > 0)
@@ -110,7 +109,7 @@ def _in_flight_at_dispatch(trace: Trace) -> Ints:
 
 
 def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]:
-    """Return rows [n, 4] of steps, all sequences' tokens, prompt tokens and 0 during a decode, and its seconds [n]."""
+    """Return rows [n, 4] (steps, tokens of all sequences, prompt tokens, 0) during n decodes, and their seconds [n]."""
     rows, seconds = [], []
     for worker in np.unique(trace.worker):
         own = trace.take(np.flatnonzero(trace.worker == worker))
@@ -127,7 +126,7 @@ def _decode_equations(trace: Trace, is_observed: Bools) -> tuple[Floats, Floats]
 
 
 def _tokens_between(start_s: Floats, end_s: Floats, tokens: Floats) -> Floats:
-    """Return, for each request ([n]), the tokens that all requests generate from its start to its end, evenly paced."""
+    """Return, for each request ([n]), the tokens of all requests from its start to its end, generated evenly."""
     durations = np.maximum(end_s - start_s, 1e-9)
     times = np.concatenate([start_s, start_s + durations])
     slopes = np.concatenate([tokens / durations, -tokens / durations])
@@ -141,8 +140,8 @@ def _fit_absolute(rows: Floats, seconds: Floats) -> Floats:
     """Return the non-negative coefficients that minimize absolute errors relative to the fitted seconds.
 
     Errors relative to the observed seconds would give most weight to tokens that arrived in a burst (microseconds in
-    total), and pull the fit to 0. Squared errors would give most weight to stalls. Absolute errors behave like a
-    median: outliers count little.
+    total), so that the fit would tend to 0. Squared errors would give most weight to stalls. With absolute errors, as
+    with a median, outliers count little.
     """
     if not len(seconds):
         return np.array([1e-3, 0.0, 0.0, 0.0])
@@ -171,7 +170,7 @@ _MODEL = ModelSpec("observed", 1, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128
 
 @dataclass(frozen=True)
 class Replayed:
-    """JCT and total queueing time of each request ([n]) in a simulation. Both are NaN if it was not served."""
+    """JCT and total queueing time of each request ([n]) in a simulation. Both are NaN if the request was not served."""
 
     jct_s: Floats
     queued_for_s: Floats
@@ -237,9 +236,9 @@ def deployment_of(
     caches_prefixes: bool = False,
     kv_tokens: int | None = None,
 ) -> Deployment:
-    """Return the fitted engines as a deployment, with ``kv_tokens`` of KV memory, or by default enough of it.
+    """Return the fitted engines as a deployment with ``kv_tokens`` of KV memory for each engine.
 
-    That is enough for the requests in flight, and if engines cache prefixes for the complete workload.
+    By default the memory is enough for the requests in flight or, if engines cache prefixes, for the complete workload.
     """
     max_model_len = int((workload.prompt_tokens + workload.output_tokens).max()) + 1
     max_num_seqs = service.max_num_seqs or _NO_LIMIT
@@ -249,7 +248,7 @@ def deployment_of(
         num_blocks = max(kv_tokens, max_model_len) // _BLOCK_SIZE + 1
     elif caches_prefixes:
         num_blocks += int((-(-(workload.prompt_tokens + workload.output_tokens) // _BLOCK_SIZE)).sum())
-    # The cost that a sequence and a prompt token share goes to the table by tokens, the rest to tables of their own.
+    # The table by tokens has the cost that sequences and prompt tokens have in common, other tables the rest.
     zeros, two = np.zeros(2), np.arange(2.0)
     token_s = min(service.seq_s, service.prompt_s)
     chunks = grid_axis(max_tokens)

@@ -1,8 +1,8 @@
-"""Estimate what a router gains on recorded traffic against one central queue, with confidence intervals.
+"""Estimate the gain of a router on recorded traffic against one central queue, with confidence intervals.
 
-The simulator serves the recorded requests, with their sessions and what their prompts share, on engines that are fitted
-to the observations (``replay``) and cache prefixes. Each router runs once. Intervals come from a block bootstrap of the
-pairs (a request's time under the router, its time under the central queue): blocks of consecutive requests are drawn.
+The simulator serves the recorded requests, with their sessions and shared prefixes, on engines that are fitted to the
+observations (``replay``) and cache prefixes. Each router runs once. Intervals come from a block bootstrap of the pairs
+(a request's time under the router, its time under the central queue): blocks of consecutive requests are drawn.
 On 20 samples of 1,000 requests, at simulated engines, 39 of 40 intervals of mean TTFT and JCT contained the ratio of
 all samples together, and the estimates differed from the sample's true ratio by 0.02 to 0.03.
 """
@@ -27,14 +27,14 @@ from lengthwise.gateway.observe.ordering_gain import (
     format_change,
 )
 from lengthwise.gateway.observe.replay import Service, deployment_of, fit
-from lengthwise.gateway.observe.trace import Floats, Ints, Trace, is_measurable, pools_of
+from lengthwise.gateway.observe.trace import Trace, is_measurable, pools_of
 from lengthwise.policy import resolve
 from lengthwise.policy.contracts import OF_PREFIXES
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import SharedPrefixes, Workload
-from lengthwise.statistics import bootstrap_half_width, circular_blocks
+from lengthwise.statistics import Floats, Ints, bootstrap_half_width, circular_blocks
 from lengthwise.workload.session_rows import RECORDED_TOKENS, Recorded, recorded_calls, workload_of
 
 CENTRAL = "central"
@@ -46,7 +46,7 @@ ROUTERS = (
     "uncached_work",
     "uncached_load",
 )
-"""The routers that are compared by default, and as "all"."""
+"""Routers that are compared by default, and under the name "all"."""
 DRAWS = 400
 
 
@@ -64,17 +64,17 @@ class RouterGain:
 
 @dataclass(frozen=True)
 class RoutingGain:
-    """What routers would have gained on recorded traffic; ``routers`` begins with the central queue."""
+    """The estimated gain of routers on recorded traffic. The first of ``routers`` is the central queue."""
 
-    description: str  # the best router, or the reason for no answer
-    requests: int
-    span_s: float
+    description: str  # the best router, or the reason if there is no estimate
+    requests: int  # number of requests that the estimate uses
+    span_s: float  # from the first arrival to the last
     observed_ttft_s: tuple[float, float] = (math.nan, math.nan)  # mean and 99 % quantile of streamed responses
     observed_jct_s: tuple[float, float] = (math.nan, math.nan)
     routers: tuple[RouterGain, ...] = ()
     services: tuple[Service, ...] = ()
-    unknown: tuple[str, ...] = ()  # what the estimate assumes, one sentence each
-    level: float = LEVEL
+    unknown: tuple[str, ...] = ()  # assumptions of the estimate, one sentence each
+    level: float = LEVEL  # confidence of each interval
 
 
 def routing_gain(
@@ -87,8 +87,9 @@ def routing_gain(
 ) -> RoutingGain:
     """Estimate the gain of routers on the last ``max_requests`` requests of a trace.
 
-    None, or "all" among the names, are those of ROUTERS for which the trace has enough. Raises InputError if there is
-    no such router, or if one that is named needs prefixes or sessions of which the trace has none.
+    ``routers`` are names. None, or the name "all", stands for those of ROUTERS whose sessions or prefixes the trace
+    has. Raises InputError if no router has a given name, or if a named router needs sessions or prefixes and the trace
+    has none.
     """
     trace = trace.take(np.arange(max(0, len(trace) - max_requests), len(trace)))
     common = [name for name in ROUTERS if not _fault(name, trace)]
@@ -138,7 +139,7 @@ def routing_gain(
 
 
 def recorded_workload(trace: Trace) -> Workload:
-    """Return the requests with their sessions and what their prompts share; the prefixes may be empty."""
+    """Return the requests as a workload, with their sessions and the prefixes that prompts share (possibly none)."""
     times = (trace.arrival_s.tolist(), trace.finished_s.tolist())
     lengths = (trace.prompt_tokens.tolist(), trace.output_tokens.tolist())
     requests = [
@@ -158,7 +159,7 @@ def recorded_workload(trace: Trace) -> Workload:
 
 
 def _fault(name: str, trace: Trace) -> str:
-    """Return why a router cannot be judged on a trace, or ""."""
+    """Return the reason for which a router cannot be compared on a trace, or ""."""
     policy = resolve("router", name)
     has_sessions = any(context.session for context in trace.contexts)
     if policy.uses("previous_replica") and not has_sessions:
@@ -176,7 +177,7 @@ def _fault(name: str, trace: Trace) -> str:
 
 
 def _cached_tokens(trace: Trace) -> Floats:
-    """Return the cached prompt tokens ([n]): reported, or else those of the beginnings that the worker got before."""
+    """Return the cached prompt tokens ([n]): as reported, or else of prefixes that the worker had received before."""
     known: dict[int, set[int]] = {}
     cached = _reported_tokens(trace)
     for row in np.argsort(trace.dispatched_s, kind="stable").tolist():
@@ -198,7 +199,7 @@ def _kv_tokens(trace: Trace) -> int | None:
 
 
 def _runs(workloads: list[Workload], services: list[Service], sizes: list[int | None], name: str, seed: int) -> Floats:
-    """Return rows TTFT, JCT, cached tokens and prompt tokens of all requests under a router ([4, n])."""
+    """Return TTFT, JCT, cached tokens and prompt tokens (rows, [4, n]) of all requests under a router."""
     columns = []
     scheduler = Scheduler(router=name, memory="paged_by_chunk")
     for workload, service, size in zip(workloads, services, sizes, strict=True):

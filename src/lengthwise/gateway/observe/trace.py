@@ -1,4 +1,4 @@
-"""Requests that have ended, as columns: the input of the gain estimate."""
+"""Columns of requests that have ended, the input of gain estimates."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.telemetry import PrefixKey, Row, read_all
+from lengthwise.statistics import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-_ROUNDING_S = 1e-3  # a journal rounds each time, which may reverse the order of two by less than this
+_ROUNDING_S = 1e-3  # tolerance of the order of times, which a journal rounds
 _MAX_TOKENS = 10**9
 _MAX_S = 1e11  # beyond it a double does not resolve microseconds
 
 
 class Context(NamedTuple):
-    """What the prompt of a request shares with others, and what the engine reports."""
+    """Session and prefixes of a request, and reports of its engine about the KV cache."""
 
     session: int  # hash of its name; 0: none
     prefix: tuple[PrefixKey, ...]
-    cached_tokens: float  # NaN: not reported
+    cached_tokens: float  # cached prompt tokens; NaN: not reported
     kv_tokens: int  # size of the worker's KV cache; 0: not reported
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests with at least one output token, as columns [n] in order of arrival. The origin of times is arbitrary."""
+    """Requests with at least one output token, as columns [n] in order of arrival. Times start at an arbitrary zero."""
 
     arrival_s: Floats
     prompt_tokens: Ints
@@ -43,7 +42,7 @@ class Trace:
     first_token_s: Floats  # NaN for responses in a single chunk
     finished_s: Floats
     queued_for_s: Floats
-    is_uninterrupted: Bools  # whether there was no preemption and no failover; earlier retries do not count
+    is_uninterrupted: Bools  # whether there was no preemption and no failover; retries before output do not count
     worker: Ints  # index of ``workers``
     model: Ints  # index of ``models``
     repredictions: tuple[tuple[tuple[int, float], ...], ...]  # (tokens so far, total)
@@ -117,7 +116,7 @@ def of_rows(rows: Iterable[Row]) -> Trace:
 
 
 def of_journal(path: Path | str) -> Trace:
-    """Return the requests of a journal and its older files. A pause between two runs is cut to the median gap."""
+    """Return the requests of a journal and its older files. A pause between two runs is reduced to the median gap."""
     rows: list[Row] = []
     started_s: dict[int, float] = {}
     for run, row in read_all(path):
@@ -155,13 +154,13 @@ def _is_valid(row: Row) -> bool:
     )
 
 
-MIN_POOL = 50  # smaller pools are left out
+MIN_POOL = 50  # requests of the smallest pool that counts
 
 
 def pools_of(trace: Trace) -> list[Trace]:
-    """Split a trace into pools, which share no worker and no model.
+    """Split a trace into pools that share no worker and no model, without pools of fewer than MIN_POOL requests.
 
-    Pools of fewer than MIN_POOL requests are left out. If all pools are that small, the trace stays in one piece.
+    If all pools are smaller, return the unsplit trace.
     """
     if not len(trace):
         return [trace]
@@ -182,7 +181,7 @@ _RARE = 0.01  # share of first tokens that engines may produce out of order
 
 
 def is_measurable(trace: Trace) -> bool:
-    """Return whether all responses were streamed, or at least enough of them to measure the engines' speed."""
+    """Return whether all responses were streamed, or at least MIN_STREAMED of enough tokens to measure the speed."""
     return not np.isnan(trace.first_token_s).any() or int(_is_paced(trace).sum()) >= MIN_STREAMED
 
 
@@ -198,8 +197,8 @@ def with_first_tokens(trace: Trace) -> tuple[Trace, Bools]:
 
 
 def max_concurrency_at_first_tokens(trace: Trace) -> int:
-    """Return the largest number of requests at a worker when one gets its first token, ignoring the top 1 %."""
-    counts = [1]  # engines start requests in order: unfinished earlier ones run as well
+    """Return the largest number of requests at a worker at the first token of one of them, without the top 1 %."""
+    counts = [1]  # engines start requests in order of dispatch, so that earlier unfinished ones run as well
     for worker in np.unique(trace.worker):
         rows = np.flatnonzero((trace.worker == worker) & trace.is_uninterrupted)
         rows = rows[np.argsort(trace.dispatched_s[rows], kind="stable")]

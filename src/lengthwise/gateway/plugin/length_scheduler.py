@@ -19,32 +19,32 @@ from lengthwise.policy.reservation import MemoryGate
 
 Key = tuple[int, int, float, int]  # (0 if overdue else 1, class, the rank's key, arrival)
 _PRUNE_ABOVE = 256
-_MANY, _SORT_EVERY = 8, 100
+_MANY, _SORT_EVERY = 8, 100  # all requests are sorted if more than 1/8 of them are pending, and every 100th time
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Scheduling state of a request in the engine. ``number`` is its number in order of arrival."""
+    """Scheduling state of a request in the engine."""
 
-    request: Any
+    request: Any  # vLLM's request
     hint: Hint
-    number: int
+    number: int  # in order of arrival
     arrival_s: float
-    enqueued_at_s: float
-    queued_for_s: float = 0.0
+    enqueued_at_s: float  # when it last joined the queue
+    queued_for_s: float = 0.0  # total time in the queue until the last admission
     running: bool = False
-    overdue: bool = False
+    overdue: bool = False  # whether it has waited ``max_wait_s``, so that it precedes all others
     admission: int = -1  # number of its last admission, counted over all requests; -1 never admitted
     last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
-    preemptions: int = 0  # by the preemption policy, not by a lack of memory
-    stable: int = 0  # generated tokens from which on it may be preempted
+    preemptions: int = 0  # preemptions by the preemption policy, without those by a lack of memory
+    protected_until: int = 0  # generated tokens below which the preemption policy does not preempt it
     key: Key = (1, 0, math.inf, 0)
 
 
 class Registry:
     """Scheduling state of all requests in an engine, which determines the order of its queue.
 
-    ``num_unhinted`` counts the requests whose hint has an error, and ``error`` describes the last error.
+    ``num_unhinted`` counts the requests without a valid hint, and ``error`` describes the last error.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
@@ -84,11 +84,11 @@ class Registry:
         if entry.running:
             self._preemptions += 1
             entry.running, entry.enqueued_at_s, entry.last_preemption = False, now_s, self._preemptions
-            entry.stable = request.num_output_tokens + self.settings.window_tokens
+            entry.protected_until = request.num_output_tokens + self.settings.window_tokens
             self._enqueue(now_s, entry)
 
     def on_admitted(self, running: list[Any]) -> int:
-        """Record the admitted requests, which are the last of ``running``. Return their number."""
+        """Record the requests that the step admitted, which are the last ones of ``running``. Return their number."""
         now_s, found = self._clock(), 0
         for request in reversed(running):
             entry = self.entry(request)
@@ -100,7 +100,7 @@ class Registry:
         return found
 
     def prune(self, live: dict[str, Any]) -> None:
-        """Remove the entries of requests that are not in ``live``, if there are many."""
+        """If there are many entries, remove those of requests that are not in ``live`` (by request id)."""
         if len(self._entries) > 2 * len(live) + _PRUNE_ABOVE:
             self._entries = {name: entry for name, entry in self._entries.items() if name in live}
             self._pending = {name: entry for name, entry in self._pending.items() if name in live}
@@ -117,7 +117,7 @@ class Registry:
         return self._changed or self._policy.every_step
 
     def in_order(self, waiting: Iterable[Any]) -> list[Any]:
-        """Return the waiting requests in order. From time to time all are sorted, in case vLLM has reordered them."""
+        """Return the waiting requests in order. Every 100th call sorts all, in case vLLM has reordered them."""
         queue, pending = list(waiting), self._pending
         self._pending, self._changed, self._merges = {}, False, self._merges + 1
         if self._policy.every_step or len(pending) * _MANY > len(queue) or self._merges >= _SORT_EVERY:
@@ -135,7 +135,7 @@ class Registry:
         return ordered
 
     def worst_last(self, running: Iterable[Any]) -> list[Any]:
-        """Return the running requests, worst last, as vLLM preempts the last one. Prefills come after all decodes."""
+        """Return the running requests, the worst one last: vLLM preempts from there. Prefills follow all decodes."""
         now_s = self._clock()
 
         def place(request: Any) -> tuple[bool, Key]:
@@ -194,7 +194,7 @@ class Preemption:
         self._steps, self._pending, self._last_s = 0, False, -math.inf
 
     def is_due(self, *, changed: bool, blocked: bool) -> bool:
-        """Return whether to look for a victim in this step. ``blocked`` means that no request can be admitted."""
+        """Return whether to look for a victim: the queue has ``changed``, and admissions are ``blocked``."""
         self._steps += 1
         self._pending |= changed or self._steps >= self._settings.window_tokens
         if not (blocked and self._pending) or self._clock() < self._last_s + 1 / self._settings.preemptions_per_s:
@@ -203,7 +203,7 @@ class Preemption:
         return True
 
     def victim(self, first: Any, running: list[Any], num_waiting: int, can_free: Callable[[Any], bool]) -> Any:
-        """Return the running request that ``first`` preempts, or None if ``can_free`` accepts no victim."""
+        """Return the running request that ``first`` preempts, or None. ``can_free`` tests if it can free its blocks."""
         now_s, registry = self._clock(), self._registry
         own = registry.entry(first)
         candidates = [entry for entry in map(registry.entry, running) if self._is_candidate(own, entry)]
@@ -226,17 +226,17 @@ class Preemption:
 
     def _is_candidate(self, own: Entry, entry: Entry) -> bool:
         request = entry.request
-        is_settled = not request.is_prefill_chunk and request.num_output_tokens >= max(1, entry.stable)
+        is_settled = not request.is_prefill_chunk and request.num_output_tokens >= max(1, entry.protected_until)
         is_exempt = entry.overdue or entry.preemptions >= self._settings.max_preemptions
         return is_settled and not is_exempt and (own.overdue or own.hint.priority <= entry.hint.priority)
 
 
-TIGHT_KV_USAGE = 0.8  # above this share of the KV cache in use, a lack of memory may preempt soon
+TIGHT_KV_USAGE = 0.8  # share of the KV cache in use above which vLLM may soon preempt for lack of memory
 _READY = ("WAITING", "PREEMPTED")
 
 
 class QueueOrder:
-    """Hooks that run before and after each step of a scheduler, which handles their errors."""
+    """Hooks that order the queue around each step of a scheduler. The scheduler handles their errors."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = Registry(settings, clock)
@@ -247,7 +247,7 @@ class QueueOrder:
         self.gate = MemoryGate(settings.max_preemption_rate, self.registry.needs) if settings.reserve else None
 
     def before(self, scheduler: Any) -> Any:
-        """Order queue and batch. Return the preempted request, which is now in neither of them, or None."""
+        """Order queue and batch. Return the request that the policy preempts, now in neither of them, or None."""
         if scheduler.pause_state:
             return None
         changed = self.registry.needs_sort()
@@ -271,15 +271,15 @@ class QueueOrder:
         return self._preempt(scheduler) if is_due and waiting else None
 
     def defer(self, scheduler: Any) -> list[Any]:
-        """Take the requests out of the queue for which memory will not suffice, and return them."""
+        """Remove the requests from the queue for which memory will not suffice, and return them."""
         free_seqs = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input - len(scheduler.running)
         if self.gate is None or scheduler.pause_state or not scheduler.waiting or free_seqs <= 0:
             return []
-        if scheduler.connector is not None or scheduler.kv_holding_waiting:  # whose blocks belong to no request here
+        if scheduler.connector is not None or scheduler.kv_holding_waiting:  # then other requests have KV blocks, too
             return []
         waiting, size = list(scheduler.waiting), scheduler.block_size
-        groups = len(scheduler.kv_cache_config.kv_cache_groups)  # each takes blocks of its own
-        pool_tokens = (scheduler.cache_config.num_gpu_blocks - 1) * size // groups  # one is the null block
+        groups = len(scheduler.kv_cache_config.kv_cache_groups)  # each group needs its own blocks
+        pool_tokens = (scheduler.cache_config.num_gpu_blocks - 1) * size // groups  # one block is the null block
         count = self.gate.admissible(waiting[:free_seqs], scheduler.running, pool_tokens, size)
         if count == min(free_seqs, len(waiting)):
             return []
@@ -364,7 +364,7 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
 class LengthScheduler:
     """Creates a scheduler of vLLM that orders its queue by predicted length.
 
-    If vLLM has an untested version, or is not as expected, its own order stays, and a warning states the reason.
+    If vLLM's version is untested, or its scheduler is not as expected, its own order stays, with a warning.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:

@@ -23,12 +23,12 @@ _BLOCKED_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """State before a step: decoding sequences, partly computed prompts, waiting requests, and how many more may run."""
+    """State of an engine before a step, in numbers of requests."""
 
-    decodes: int
-    partial: int
+    decodes: int  # decoding
+    partial: int  # running, with a partly computed prompt
     waiting: int
-    free_seqs: int
+    free_seqs: int  # further requests that may run
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class PhaseTracker:
 
     @property
     def blocked(self) -> bool:
-        """Whether consecutive steps had nothing to do, so that the next one must not be restricted."""
+        """Whether the last two steps computed nothing, so that the next one must not be restricted."""
         return self._empty_steps >= _BLOCKED_STEPS
 
     def admits(self, state: EngineState, tokens: Iterable[int] = ()) -> int | None:
@@ -77,7 +77,7 @@ class PhaseTracker:
 
         ``tokens`` are the numbers of tokens of the waiting requests, in their order.
         """
-        if self.blocked:  # continue as if nothing ran, or the phase would never end
+        if self.blocked:  # continue as if no request ran, otherwise the phase would never end
             self._is_prefilling, state = False, replace(state, decodes=0, partial=0)
         if self._is_prefilling:
             self._remaining = min(self._remaining, state.waiting)
@@ -96,7 +96,7 @@ class PhaseTracker:
         return count
 
     def prefilled(self, requests: list[str], tokens: int) -> None:
-        """Record a prefill step: the admitted requests, and the computed tokens (0 if none can be admitted)."""
+        """Record a prefill step: ids of the admitted requests, and computed tokens (0 if none can be admitted)."""
         phase = self.current or self._start()
         self._empty_steps = 0 if tokens else self._empty_steps + 1
         self._is_prefilling = tokens > 0
@@ -107,7 +107,7 @@ class PhaseTracker:
         phase.prefill_steps += tokens > 0
 
     def decoded(self, sequences: int) -> None:
-        """Record a decode step."""
+        """Record a decode step of ``sequences`` sequences."""
         phase = self.current or self._start()
         self._empty_steps = 0 if sequences else self._empty_steps + 1
         if sequences:
@@ -116,7 +116,7 @@ class PhaseTracker:
             phase.decode_seqs += sequences
 
     def end(self) -> None:
-        """End the current phase. An empty phase is dropped."""
+        """End the current phase, and report it unless it is empty."""
         phase, self.current = self.current, None
         if phase is not None and not (phase.admitted or phase.prefill_steps or phase.decode_steps):
             self._number -= 1
@@ -134,7 +134,7 @@ class PhaseTracker:
     def _new_phase(self, state: EngineState, tokens: Iterable[int]) -> tuple[bool, int]:
         """Return whether the policy starts a phase, and how many requests it admits."""
         steps = 1 + self.current.decode_steps if self.current else 0
-        limit, flags = self._ask_policy(state, steps, 0, 0, 0)
+        limit, flags = self._call_policy(state, steps, 0, 0, 0)
         if limit <= 0 or not flags & NEW_PHASE:
             return False, 0
         limit = min(limit, state.waiting, state.free_seqs)
@@ -143,12 +143,12 @@ class PhaseTracker:
         count = sum_tokens = 0
         for next_tokens in tokens:
             left = replace(state, waiting=state.waiting - count)
-            if count >= limit or self._ask_policy(left, 0, count, sum_tokens, next_tokens)[0] <= 0:
+            if count >= limit or self._call_policy(left, 0, count, sum_tokens, next_tokens)[0] <= 0:
                 break
             count, sum_tokens = count + 1, sum_tokens + next_tokens
         return True, count
 
-    def _ask_policy(
+    def _call_policy(
         self, state: EngineState, steps: int, prompts: int, tokens: int, next_tokens: int
     ) -> tuple[int, int]:
         """Return the policy's (admissions, flags) for one pipeline stage with no step in flight."""
@@ -189,7 +189,7 @@ class StepRestriction:
 
 
 class PhaseHooks:
-    """Hooks that run before and after each step of a scheduler, which handles their errors."""
+    """Hooks that restrict each step of a scheduler to its phase. The scheduler handles their errors."""
 
     def __init__(self, settings: RraSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._file: TextIO | None = None
@@ -198,7 +198,7 @@ class PhaseHooks:
         self.tracker = PhaseTracker(settings.policy(), clock, self._write)
 
     def before(self, scheduler: Any) -> StepRestriction | None:
-        """Restrict the step and return the restriction, or None if the engine is paused and follows its own rules."""
+        """Restrict the step, and return the restriction, or None while the engine is paused and runs unrestricted."""
         if scheduler.pause_state:
             return None
         running = scheduler.running
@@ -294,7 +294,7 @@ REQUEST = frozenset(
 class RraScheduler:
     """Creates a scheduler of vLLM that separates prefill phases from decode phases.
 
-    If vLLM has an untested version, or is not as expected, its own schedule stays, and a warning states the reason.
+    If vLLM's version is untested, or its scheduler is not as expected, its own schedule stays, with a warning.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:
@@ -303,7 +303,7 @@ class RraScheduler:
 
 
 def _class_warnings(base: type, config: Any) -> Iterator[str]:
-    """Yield the reasons why the steps of an engine cannot be separated into prefill phases and decode phases."""
+    """Yield the reasons for which an engine's steps cannot be separated into prefill phases and decode phases."""
     yield from vllm_adapter.class_warnings(base, import_module("vllm.v1.request").Request, METHODS, REQUEST)
     code = getattr(getattr(base, "schedule", None), "__code__", None)
     if code is None or not {"next_decode_eligible_step", "max_num_active_reqs"} <= set(code.co_names):

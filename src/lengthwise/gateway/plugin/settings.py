@@ -20,11 +20,11 @@ _UNAVAILABLE = ("gittins_rank", "service_tokens", "batch")  # arguments of ranks
 class Settings:
     """Settings of order and preemption. The defaults equal the defaults of the gateway's mode ``isrtf``.
 
-    The scheduler checks for preemption every ``window_tokens`` steps and when the queue changes. ``max_preemptions``
-    limits those of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack of memory
-    preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is admitted only
-    while the predicted peak of KV tokens fits, with a margin that adapts to ``max_preemption_rate`` preemptions for
-    each admission. ``trust_version`` allows untested vLLMs.
+    The scheduler looks for a preemption every ``window_tokens`` steps and when the queue changes. ``max_preemptions``
+    limits the preemptions of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack
+    of memory preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is
+    admitted only while the predicted peak of KV tokens fits, with a margin that adapts to ``max_preemption_rate``
+    preemptions for each admission. ``trust_version`` allows untested versions of vLLM.
     """
 
     rank: str = "srtf"
@@ -125,15 +125,15 @@ _MAX_LATER = 64
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A request's predicted length and class. ``later`` has pairs (generated tokens, length predicted from then on)."""
+    """A request's predicted length and priority class."""
 
-    total_tokens: float
-    later: tuple[tuple[float, float], ...] = ()
+    total_tokens: float  # predicted before the first token
+    later: tuple[tuple[float, float], ...] = ()  # (generated tokens, length predicted from then on), increasing
     priority: int = 0
-    error: str = ""
+    error: str = ""  # cause if a part of the hint is missing or invalid; "" none
 
     def predicted_tokens(self, generated_tokens: int) -> float:
-        """Return the predicted length of a request that has ``generated_tokens`` tokens."""
+        """Return the predicted length of a request that has generated ``generated_tokens`` tokens."""
         reached = [prediction for tokens, prediction in self.later if tokens <= generated_tokens]
         return reached[-1] if reached else self.total_tokens
 
@@ -147,7 +147,7 @@ def hint_of(extra_args: Any, max_tokens: int, prior_tokens: float) -> Hint:
     if PREDICTED not in values:
         error = f"no {PREDICTED}"
     elif predicted is None:
-        error = f"{PREDICTED} must be a number from 0 on; it is {str(values[PREDICTED])[:40]!r}"
+        error = f"{PREDICTED} must be a number of at least 0; it is {str(values[PREDICTED])[:40]!r}"
     priority = values.get(CLASS, 0)
     if not isinstance(priority, int) or isinstance(priority, bool):
         priority, error = 0, error or f"{CLASS} must be an integer; it is {str(priority)[:40]!r}"

@@ -57,7 +57,7 @@ def class_warnings(
 
 
 def scheduler_warnings(scheduler: Any) -> Iterator[str]:
-    """Yield the reasons why the queue of a scheduler cannot be reordered."""
+    """Yield the reasons for which the queue of a scheduler cannot be reordered."""
     yield from attribute_warnings(scheduler, ATTRIBUTES)
     waiting = getattr(scheduler, "waiting", None)
     if not isinstance(waiting, deque):
@@ -79,7 +79,7 @@ log = logging.getLogger("vllm.lengthwise")  # a child of vLLM's logger: vLLM's h
 
 
 class GuardedScheduler:
-    """Mixin for vLLM's scheduler that calls hooks (its ``lengthwise``). Their first error disables them for good."""
+    """Mixin for vLLM's scheduler that calls hooks, its attribute ``lengthwise``. Their first error disables them."""
 
     lengthwise: Any = None
     _failure_message = "ordering failed; from now on this engine keeps its own order"
@@ -104,11 +104,11 @@ class SchedulerPlugin:
     """
 
     mixin: type
-    settings: Callable[[Any], Any]
-    class_warnings: Callable[[type, Any], Iterator[str]]
-    object_warnings: Callable[[Any], Iterator[str]]
-    hooks: Callable[[Any], Any]
-    description: Callable[[Any], str]
+    settings: Callable[[Any], Any]  # parses vLLM's ``additional_config``
+    class_warnings: Callable[[type, Any], Iterator[str]]  # checks vLLM's scheduler class and configuration
+    object_warnings: Callable[[Any], Iterator[str]]  # checks the created scheduler
+    hooks: Callable[[Any], Any]  # makes the hooks from the settings
+    description: Callable[[Any], str]  # describes the settings in the log
     subject: str
 
     def create(self, name: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ class SchedulerPlugin:
             trusted = bool(getattr(settings, "trust_version", False))
             warnings += version_warnings(str(import_module("vllm").__version__), trusted=trusted)
             warnings += self.class_warnings(base, config)
-        except Exception as error:  # noqa: BLE001 - the engine must start whatever is wrong
+        except Exception as error:  # noqa: BLE001 - the engine must start in any case
             warnings.append(str(error) or type(error).__name__)
         if warnings:
             log.warning(refusal, "; ".join(warnings))

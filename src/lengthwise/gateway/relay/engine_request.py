@@ -31,18 +31,18 @@ FORWARDED_FIELDS = frozenset({
     "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
     "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
 })  # fmt: skip
-"""Fields that a continuation keeps: their effect does not depend on where the output is split."""
+"""Fields that a continuation contains unchanged: their effect does not depend on where the output is split."""
 REWRITTEN_FIELDS = frozenset({
     "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
     "return_token_ids",
 })  # fmt: skip
-"""Fields that a continuation sets itself."""
+"""Fields to which a continuation gives other values."""
 PROMPT_FIELDS = frozenset({
     "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens",
     "documents", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "parallel_tool_calls", "include_reasoning",
 })  # fmt: skip
-"""Fields that are already in the prompt's token ids, or have no meaning to the engine."""
+"""Fields that a continuation leaves out: the prompt's token ids contain their effect, or they have none."""
 _KNOWN_FIELDS = FORWARDED_FIELDS | REWRITTEN_FIELDS | PROMPT_FIELDS
 DEFAULTED_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 SPLIT_INVARIANT_IN_VLLM = frozenset({"repetition_penalty"})  # vLLM counts prompt and output together
@@ -84,11 +84,11 @@ _CHECKS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "without text the gateway does not know which tokens are flushed": {"detokenize": _neutral(True)},
 }
 RULES = {name: (is_neutral, reason) for reason, checks in _CHECKS.items() for name, is_neutral in checks.items()}
-"""Fields that may rule out a resume, each with a test for harmless values and the reason why others are not."""
+"""Fields that may prevent a resume, each with a test for harmless values and the reason against other values."""
 
 
 def resume_conflict(fields: Fields) -> str | None:
-    """Return why a resume could change the response to a request with these fields; None if it stays unchanged."""
+    """Return the reason for which a resume could change the response to a request with these fields, or None."""
     for name, value in fields.items():
         if name in RULES:
             is_neutral, reason = RULES[name]
@@ -109,7 +109,7 @@ def resume_conflict(fields: Fields) -> str | None:
 
 
 def fields_left_to_defaults(fields: Fields) -> frozenset[str]:
-    """Return the fields that affect a resume and that the request leaves to the engine's defaults."""
+    """Return the names of fields that affect a resume and that the request leaves to the engine's defaults."""
     unset = {name for name in DEFAULTED_PENALTIES if fields.get(name) is None}
     if fields.get("max_tokens") is None and fields.get("max_completion_tokens") is None:
         unset.add("max_tokens")
@@ -125,10 +125,10 @@ class ResumePlan:
 
     options: ResponseOptions
     fields: dict[str, Any] = field(default_factory=dict)  # fields of the body; {} if the request is never resumed
-    # Reason why a resume could change the response; None if a resume leaves it unchanged.
+    # Reason for which a resume could change the response; None if a resume leaves it unchanged.
     conflict: str | None = "not planned: no engine can resume, or nothing would preempt it"
-    max_tokens: int | None = None  # longest output requested; None leaves it to the engine
-    # Fields that matter to a resume and that the request leaves to the engine's defaults.
+    max_tokens: int | None = None  # requested maximum; None if the engine's default applies
+    # Fields that affect a resume and that the request leaves to the engine's defaults.
     unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
 
     def can_resume_at(self, worker: EngineWorker) -> bool:
@@ -154,9 +154,9 @@ class ResumePlan:
 def resume_plan(client_request: ClientRequest, can_resume: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
     """Return whether and how the request can be resumed after a preemption or a failure.
 
-    ``can_resume`` states whether any engine returns and accepts token ids. Requests without streaming pass
-    unchanged unless the scheduler preempts (``preempts``). A request without streaming whose output is limited to
-    ``window_tokens`` is started again rather than resumed.
+    ``can_resume`` states whether any engine returns and accepts token ids, ``preempts`` whether the scheduler preempts
+    requests. Otherwise requests without streaming pass unchanged. A request without streaming whose output is limited
+    to ``window_tokens`` tokens restarts instead of resuming.
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
     if not can_resume or not (stream or preempts):
@@ -199,7 +199,7 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
 
 
 def start_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
-    """Return the body of an attempt that starts the output. If tracked, the body requests token ids and a stream."""
+    """Return the body of an attempt that starts the output. It requests token ids and a stream if it is tracked."""
     if not plan.is_tracked_at(worker):
         return client_request.body
     ids = {} if plan.options.ids else {"return_token_ids": True}
@@ -211,9 +211,9 @@ def start_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWo
 def continuation_body(
     plan: ResumePlan, response: responses.TrackedStream, worker: EngineWorker, num_tokens: int
 ) -> bytes | None:
-    """Return the body of a request that continues the output after ``num_tokens``.
+    """Return the body of a request that continues the output after ``num_tokens``, or None at the output's limit.
 
-    The body is None at the output's limit. Raises UpstreamError if the output cannot be continued here.
+    Raises UpstreamError if this engine cannot continue the output.
     """
     if num_tokens < response.flushed_tokens and response.partial_ids_sent:
         detail = "the client has received token ids of half a character"
@@ -244,9 +244,9 @@ def continuation(fields: Fields, prompt_ids: bytes, ids: bytes, generated: int, 
 def new_response(
     client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker, content_type: str, max_bytes: int
 ) -> responses.ResponseReader:
-    """Return a reader for the response. ``max_bytes`` limits the size of a response that must be buffered."""
+    """Return a reader for the response. ``max_bytes`` limits the size of a buffered or assembled response."""
     if not content_type.startswith("text/event-stream"):
-        # Log-probabilities and several outputs make a response long by request, which is no fault of the engine.
+        # Log-probabilities and several outputs may make a response too long, which is no fault of the engine.
         engine_fault = client_request.choices == 1 and b'logprobs"' not in client_request.body
         return responses.BufferedResponse(max_bytes, engine_fault=engine_fault)
     if not plan.is_tracked_at(worker):
@@ -274,7 +274,7 @@ async def require_success(
     """Raise QueueFullError, EngineRejectedError or UpstreamError unless the engine answers with 200.
 
     ``resumed`` states whether this attempt continues the output of an earlier one. ``listed_model`` is the request's
-    model if the engine lists it. A 404 that names a listed model is the engine's fault.
+    model if the engine lists it, otherwise "". A 404 that names a listed model is the engine's fault.
     """
     status = connection.status
     if status == 200:
@@ -297,12 +297,12 @@ async def require_success(
 
 MAX_PRIORITY = (1 << 31) - 1
 _LEVELS = np.arange(0.5, 64) / 64
-_MAX_HINTED_LENGTHS = 8  # most hinted lengths, after 1, 2, 4, ... windows of tokens
+_MAX_HINTED_LENGTHS = 8  # hinted lengths, predicted for after 1, 2, 4, ..., 128 windows of tokens
 _QUANTILES = {"median": 0.5, "p80": 0.8, "p90": 0.9}
 
 
 class SchedulingHints:
-    """Adds fields by which an engine orders requests, in the modes in which engines do so."""
+    """Adds fields by which an engine orders requests, in modes engine-priority and engine-plugin."""
 
     def __init__(self, config: GatewayConfig, engine_priority: Callable[[Request], int]) -> None:
         self._mode, self._window = config.order.mode, config.order.window_tokens
@@ -321,7 +321,7 @@ class SchedulingHints:
             return {"priority": max(-MAX_PRIORITY, min(MAX_PRIORITY, value))}
         if self._mode != "engine-plugin" or worker.kind != "vllm":
             return {}
-        # To the engine, tokens generated so far are a part of the prompt, so lengths count from there.
+        # For the engine, tokens generated so far are a part of the prompt, so lengths do not include them.
         so_far, prediction = request.generated_tokens, request.length_prediction
         hints: dict[str, Any] = {
             PREDICTED: round(min(prediction.remaining_tokens(so_far), float(request.max_tokens)), 1),

@@ -1,4 +1,4 @@
-"""Failures of attempts: their exceptions, the retry budget, and the decision which engine is at fault."""
+"""Failures of attempts: exceptions, the retry budget, and the attribution of failures to engines or requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MALFORMED, STALLED = "malformed", "stalled"
 class UpstreamError(Exception):
     """An attempt at an engine failed for ``reason`` ("no connection", "closed early", "stalled", "http 500", ...).
 
-    ``status`` is the engine's HTTP status, or 0 if there is none. ``code`` is the error code for the client if no other
-    engine can help, or "".
+    ``status`` is the engine's HTTP status, or 0 if there is none. ``code`` is the error code for the client if a retry
+    at another engine is useless, otherwise "".
     """
 
     def __init__(
@@ -36,24 +36,24 @@ def response_too_long(max_bytes: int, *, engine_fault: bool) -> UpstreamError:
 
 
 class QueueFullError(Exception):
-    """The engine answers 503 or 429, which is no failure. ``retry_after_s`` is 0 if the engine states none."""
+    """The engine answers or streams 503 or 429, which is no failure. ``retry_after_s`` is 0 if it states none."""
 
     def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"http {status}: {detail}")
         self.retry_after_s = retry_after_s
-        # The answer to the client, if the request stops waiting for a place.
+        # The answer to the client if the request is not queued again.
         self.refusal = Refusal(
             status, "overloaded", f"The engine is full, or refuses this request: {self}", retry_after_s or 1.0
         )
 
 
 class AttemptInterruptedError(Exception):
-    """The gateway stopped reading: "preemption", "worker gone", "stopped", "request ended" or "slow reader"."""
+    """The gateway stopped an attempt: "preemption", "worker gone", "stopped", "request ended" or "slow reader"."""
 
 
 MAX_RETRIES, MAX_OWNER_RETRIES = 10.0, 5.0  # most retries in a row, in total and of one owner
 _ONE = 1.0 - 1e-9  # a sum of shares may be rounded to just below 1
-MAX_OWNERS = 4096  # owners whose budget is not full; beyond it the one with the oldest retry is forgotten
+MAX_OWNERS = 4096  # owners whose budget is not full; beyond it the budget of the oldest retry's owner is full again
 
 
 def request_owner(client: Client) -> Hashable:
@@ -62,7 +62,7 @@ def request_owner(client: Client) -> Hashable:
 
 
 class RetryBudget:
-    """Token bucket for retries and repeated failovers. Each request adds ``share``. One owner gets at most half."""
+    """Token bucket of MAX_RETRIES retries. Each request adds ``share``. One owner gets at most MAX_OWNER_RETRIES."""
 
     def __init__(self, share: float) -> None:
         self.share, self._left = share, MAX_RETRIES
@@ -83,7 +83,7 @@ class RetryBudget:
             self.refused += 1
             return False
         self._left, self.used = self._left - 1, self.used + 1
-        # Removed and added again: the dict is in order of last use.
+        # Removed and added again, so that the dict is in order of last use.
         self._left_of[owner] = self._left_of.pop(owner, MAX_OWNER_RETRIES) - 1
         if len(self._left_of) > MAX_OWNERS:
             del self._left_of[next(iter(self._left_of))]
@@ -92,7 +92,8 @@ class RetryBudget:
     def take_for(self, error: UpstreamError, owner: Hashable, *, failures: int, output_started: bool) -> bool:
         """Take a retry for a failed request, and return whether it is allowed.
 
-        The first retry of a request is free if its engine is gone. Every other one is taken from the budget.
+        The first retry of a request is free if its engine broke the connection, or stalled after the first output.
+        Every other retry is taken from the budget.
         """
         gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
         return (failures == 1 and error.engine_fault and gone) or self.take(owner)
@@ -101,21 +102,21 @@ class RetryBudget:
 class FailureAttribution:
     """Decides whether the failures of a request are the fault of engines or of the request, and reports to the fleet.
 
-    An engine that breaks off or stalls has failed. If an engine answers with an error, a peer gets the same request. If
-    the peer answers with an error as well, neither engine is reported. Workers are compared by identity, since a
-    replacement may take over a name.
+    An engine that breaks a response or stalls is at fault. If an engine answers with an error, a peer gets the same
+    request. If the peer answers with an error as well, the request may be at fault, and neither engine is reported.
+    Workers are compared by identity, because another worker may take over a name.
     """
 
     def __init__(self, fleet: Fleet, client_request: ClientRequest) -> None:
         self._fleet, self._model, self._session = fleet, client_request.model, client_request.client.session
         self.worker: EngineWorker | None = None  # of the current attempt
-        # By id(worker): a worker that failed, and whether inside a stream.
+        # By id(worker): a worker that answered with an error, and whether inside a stream.
         self._errors: dict[int, tuple[EngineWorker, bool]] = {}
-        self._suspect: EngineWorker | None = None  # worker whose 4xx is being checked at a peer
+        self._suspect: EngineWorker | None = None  # worker whose 4xx a peer checks
         self.owner = request_owner(client_request.client)
 
     def on_accepted(self) -> None:
-        """Record that the worker accepted the request. A suspect that rejected it before was wrong."""
+        """Record that the worker accepted the request, so that a suspect that rejected it was wrong."""
         if name := self._current(self._suspect):
             self._fleet.record_rejection_check(name, self._model, wrong=True)
         self._suspect = None
@@ -130,7 +131,7 @@ class FailureAttribution:
             self._fleet.record_broken_response(worker.name, error.reason)
 
     def on_first_output(self) -> None:
-        """Record the first output of the current worker. Others that answered with an HTTP error are at fault."""
+        """Record the first output of the current worker: others that answered with an HTTP error are at fault."""
         if name := self._current(self.worker):
             self._fleet.record_first_output(name)
         if self._errors:
@@ -141,7 +142,7 @@ class FailureAttribution:
         self._record_success()
 
     def on_finished(self) -> None:
-        """Record that the worker finished. If exactly one other worker failed inside its stream, report that one."""
+        """Record that the worker finished. If exactly one other worker failed inside a stream, report that worker."""
         if sum(in_stream for _, in_stream in self._errors.values()) == 1:
             self._report_errors(in_stream=True)
         self._errors.clear()
@@ -155,7 +156,7 @@ class FailureAttribution:
         )
 
     def should_check_rejection(self, budget: RetryBudget) -> bool:
-        """Return whether a peer should get the request that this worker rejected. A request has at most one check."""
+        """Return whether a peer should check the rejection of this worker. A request is checked at most once."""
         name = self._current(self.worker) if self._suspect is None else ""
         if not (name and self._fleet.is_suspect(name, self._model) and budget.take(self.owner)):
             return False
@@ -163,7 +164,7 @@ class FailureAttribution:
         return True
 
     def on_rejected(self) -> None:
-        """Record that the request ends with a 4xx. If a peer rejected it as well, the suspect was right."""
+        """Record that the request ends with a 4xx. If a peer has rejected it as well, the suspect was right."""
         if self._suspect is not None:
             if name := self._current(self._suspect):
                 self._fleet.record_rejection_check(name, self._model, wrong=False)

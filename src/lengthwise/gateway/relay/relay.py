@@ -1,4 +1,4 @@
-"""Relay clients' requests to engines from start to end: attempts, preemption, resumption, failover, and answers."""
+"""Relay clients' requests to engines: attempts, preemption, resumption, failover, and answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the number of generated tokens after which to resume: the flushed ones up to a complete character."""
+    """Return the flushed tokens after which to resume: those up to a complete character, if the engine finds one."""
     for num_dropped in range(response.uncertain_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})
@@ -57,11 +57,11 @@ async def resume_point(response: TrackedStream, worker: EngineWorker, model: str
     return response.flushed_tokens
 
 
-MAX_TEXT_BYTES = 1 << 21  # most bytes of events that are stored for a predictor
+MAX_TEXT_BYTES = 1 << 21  # most bytes of a response's events that are stored for a predictor
 
 
 class GeneratedText:
-    """Collects the events that go to a client, and parses them when the text is read."""
+    """Collects the events that go to a client, and parses their text on request."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -117,7 +117,7 @@ class Answer:
         return chunk
 
     def attach_writer(self, writer: ChunkWriter) -> None:
-        """Write later chunks directly to a connection as they arrive. All yielded chunks must have been written."""
+        """Write later chunks directly to a connection as they arrive. Call this when all yielded chunks are written."""
         if self._relayed is not None:
             self._relayed.writer = writer
 
@@ -142,20 +142,20 @@ def _error_body(error: Refusal) -> bytes:
 
 
 _QUEUE_FULL_CODE = re.compile(r'"code":\s?"?(503|429)\b')
-MAX_FAILURES = 3  # failed attempts of one request: a request that kills engines must not reach all of them
+MAX_FAILURES = 3  # failed attempts that end a request: a request that kills engines must not reach all of them
 
 
 class RelayedRequest:
-    """A request from dispatch to end. ``text`` collects the output if the predictor reads outputs."""
+    """A request from dispatch to end. ``text`` collects the output of a stream if the predictor reads outputs."""
 
     def __init__(self, relay: Relay, client_request: ClientRequest, plan: ResumePlan, ticket: Ticket) -> None:
         self.client_request, self.plan, self.ticket = client_request, plan, ticket
-        self.response: ResponseReader | None = None  # of the current response; None before its start or once given up
+        self.response: ResponseReader | None = None  # None before the first response, and before a restart
         self.text = GeneratedText() if relay.track_text and client_request.stream else None
         self.writer: ChunkWriter | None = None  # client connection to which chunks go as they arrive
         self._relay, self._config = relay, relay.config
         self._attribution = failures.FailureAttribution(relay.fleet, client_request)
-        self._rejection: EngineRejectedError | None = None  # by one engine, while another one gets the request
+        self._rejection: EngineRejectedError | None = None  # by an engine, while a peer checks the request
         self._attempt: Attempt | None = None
         self._worker: EngineWorker | None = None
         self._attempts = self._failures = self._preempt_chunks = self._start_tokens = 0
@@ -173,7 +173,7 @@ class RelayedRequest:
             self._attribution.on_rejected()
             return self._reject(rejection)
         except NotServedError as error:
-            if self._rejection is not None:  # no peer could check it, so the engine's rejection stands
+            if self._rejection is not None:  # no peer could check the request, so its rejection is final
                 return self._reject(self._rejection)
             return self._fail(error.refusal)
         except RequestEndedError:
@@ -255,7 +255,7 @@ class RelayedRequest:
         return attempt.read(None if self.writer is None else self._write_through)
 
     def _write_through(self, data: bytes) -> bool:
-        """Write a chunk of the engine to the client at once. Return False if the reader must read the chunk instead."""
+        """Write a chunk of the engine to the client at once. Return False if the task must read the chunk instead."""
         writer, attempt, response = self.writer, self._attempt, self.response
         if writer is None or attempt is None or response is None or not writer.can_write():
             return False
@@ -279,7 +279,7 @@ class RelayedRequest:
         if out and not self._retry_state_released and response.sent:
             self._release_retry_state(response)
         if response.error is not None:
-            return out  # ``_read`` raises the error next, after this output
+            return out  # ``_read`` raises the error after this output
         if response.finished or (response.output_complete and not data):
             self._attempt = None
             self._attribution.on_finished()
@@ -297,7 +297,7 @@ class RelayedRequest:
         return out
 
     async def _start_attempt(self) -> bytes:
-        """Send the request to the assigned worker. Return b"", or the end of an output that is already at its limit."""
+        """Send the request to the assigned worker. Return b"", or the end of an output that has reached its limit."""
         relay, client_request, ticket = self._relay, self.client_request, self.ticket
         self._worker = None
         try:
@@ -356,7 +356,7 @@ class RelayedRequest:
             self._window_end = (response.count // tokens + 1) * tokens
 
     def _release_retry_state(self, response: ResponseReader) -> None:
-        """Free what only a restart needs, because the client has received bytes and the request cannot restart."""
+        """Free the state that only a restart needs: the client has received bytes, so the request cannot restart."""
         self._retry_state_released = True
         self.plan = self.plan.for_continuation()
         ids_bytes = response.memory_bytes if isinstance(response, TrackedStream) else 0
@@ -372,7 +372,7 @@ class RelayedRequest:
             await self._requeue("retried", avoid=True)
         elif (cause := str(problem)) == SLOW_READER:
             self.end(Outcome.CLIENT_GONE, cause)
-            # The client may read on, and must not take a part of the output for the complete output.
+            # The client may read again, and must not mistake a part of the output for the complete output.
             raise NotServedError(Refusal(408, "slow_reader", "The answer was not read in time."))
         elif response is not None and (rest := response.missing_end()) is not None:
             return self._finish(rest)  # preempted between its last token and the end of its stream
@@ -434,7 +434,7 @@ class RelayedRequest:
         await self.ticket.on_queue_full(error.refusal, error.retry_after_s)
 
     def _on_interrupt(self, cause: str) -> None:
-        """End the attempt now if the request is stopped, or can restart or resume without a gap for the client."""
+        """End the attempt now if the request is stopped, or can restart or resume without a gap in its response."""
         response = self.response
         if self._attempt is None:
             return
@@ -452,7 +452,7 @@ class RelayedRequest:
         return out
 
     def end(self, outcome: Outcome, detail: str = "") -> None:
-        """End the request. Only the first call counts."""
+        """End the request. Only the first call sets the outcome."""
         self._done = True
         self._attribution.close()
         if self.response is not None:
@@ -537,7 +537,7 @@ class Relay:
         return self._can_resume
 
     async def repredict(self, relayed: RelayedRequest) -> None:
-        """Predict the length of a request again, as its output has passed a window of tokens."""
+        """Predict the length of a request again, after another window of its output."""
         request = relayed.ticket.request
         text = relayed.text.text() if relayed.text is not None else None
         prediction = await self._length_predictor.repredict(request, relayed.client_request.text or None, text)
@@ -545,7 +545,7 @@ class Relay:
             self._driver.repredict(request.id, prediction)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task in the background."""
+        """Run a coroutine as a background task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

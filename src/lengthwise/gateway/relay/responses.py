@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - overridden methods are documented in ResponseReader
-"""Readers of responses: passed through, buffered, or tracked by token ids so that another engine can continue."""
+"""Readers of responses: unchanged streams, buffered responses, and streams that another engine can continue."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EXCERPT = 300
 
 
 class ResponseReader:
-    """Reads a response.
+    """Reads a response, over one or several attempts, and returns the bytes for the client.
 
-    ``output_complete`` is True once all output has arrived, and ``finished`` once the client has received its end.
+    ``output_complete`` is True once all output has arrived, ``finished`` once the bytes for the client are complete.
     """
 
-    trackable = False  # whether the ids of all its tokens are known; once False, it stays so
+    trackable = False  # whether the ids of all its tokens are known; it never changes from False to True
 
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
         self.cached_tokens = math.nan  # prompt tokens that were cached; NaN unless the engine reports them
         self.finish_reason = ""
         self.output_complete = self.finished = False
-        self.error: UpstreamError | None = None  # error that the engine reported in the stream, or that ended it
+        self.error: UpstreamError | None = None  # error that the engine reported in the stream, or that broke it
         self._preamble: list[bytes] = []  # events before the first output
         self._preamble_bytes, self._released = 0, False
 
@@ -56,7 +56,7 @@ class ResponseReader:
         raise NotImplementedError
 
     def end(self) -> bytes:
-        """Return the remaining bytes once the response has ended. Set ``error`` if the output is incomplete."""
+        """Return the remaining bytes at the end of the response. Set ``error`` if the output is incomplete."""
         raise NotImplementedError
 
     def missing_end(self) -> bytes | None:
@@ -68,7 +68,7 @@ class ResponseReader:
             self.cached_tokens = float(cached[1])
 
     def _pass(self, events: bytes, *, has_output: bool) -> bytes:
-        """Return the events that may go to the client. Events before the first output (a role) wait for that output."""
+        """Return the events that may go to the client now. Events before the first output (a role) wait for it."""
         is_comment = not (self._released or has_output or self._preamble or sse.DATA_LINE.search(events))
         if self._released or is_comment:
             return events
@@ -86,8 +86,8 @@ class ResponseReader:
 class UntrackedStream(ResponseReader):
     """A stream of ``choices`` outputs that passes unchanged.
 
-    Tokens are counted by the usage that the engine reports, or by events if it reports none. An event that is not JSON
-    does not go to the client, and ends the attempt.
+    Tokens are counted by the usage that the engine reports, or by events if it reports none. A malformed event does not
+    go to the client, and ends the attempt unless the output is complete.
     """
 
     def __init__(self, choices: int = 1) -> None:
@@ -115,7 +115,7 @@ class UntrackedStream(ResponseReader):
 
     def end(self) -> bytes:
         rest = self._splitter.flush()
-        if self._unscanned:  # the end of the connection is the only sign of completion
+        if self._unscanned:  # only the end of the connection shows that the response is complete
             self.output_complete = self.finished = True
             return rest
         out = self._scan(rest, rest + b"\n\n") if rest else rest
@@ -151,7 +151,7 @@ class UntrackedStream(ResponseReader):
                 self.error = UpstreamError(IN_STREAM_ERROR if is_error else MALFORMED, detail)
                 self.error_forwarded = is_error and self.sent
                 return out + failure * self.error_forwarded
-            self.finished = True  # nothing of the output is missing
+            self.finished = True  # no output is missing
             return out + sse.DONE
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
@@ -159,7 +159,7 @@ class UntrackedStream(ResponseReader):
 
 
 class BufferedResponse(ResponseReader):
-    """A response that is sent at its end. ``engine_fault`` states whether too long a response is the engine's fault."""
+    """A JSON response, sent at its end. ``engine_fault``: the engine is at fault if it exceeds ``max_bytes``."""
 
     def __init__(self, max_bytes: int, *, engine_fault: bool = True) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class BufferedResponse(ResponseReader):
     def end(self) -> bytes:
         body = b"".join(self._parts)
         if not sse.is_object(body):
-            detail = f"a response must be a JSON object, and this one of {len(body)} bytes is none"
+            detail = f"a response must be a JSON object; this one of {len(body)} bytes is none"
             self.error = UpstreamError("no JSON", detail, status=200)
             return b""
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
@@ -190,7 +190,7 @@ class BufferedResponse(ResponseReader):
         return body
 
 
-ID_BYTES = 12  # most bytes of a token id in an event; a prompt has no more tokens than bytes
+ID_BYTES = 12  # most bytes of a token id in an event; a prompt has at most as many tokens as bytes
 
 
 class TrackedStream(ResponseReader):
@@ -200,10 +200,10 @@ class TrackedStream(ResponseReader):
     continues from token ids by ``/v1/completions``, and its chunks are rewritten to look like those of the first
     attempt. ``prompt_ids`` is a JSON list without brackets.
 
-    An engine may send a token before its text, as it holds back half a character. ``flushed_tokens`` are the tokens up
-    to the last chunk with text. A later attempt starts after these tokens. If that chunk has several
-    tokens, its last ones may still lack text; ``uncertain_tokens`` is then the number of its tokens, and otherwise 0.
-    Token ids go to the client with the text that they complete.
+    An engine may send a token before its text, because it delays incomplete characters. ``flushed_tokens`` are the
+    tokens up to the last chunk with text, after which a later attempt starts. If that chunk has several tokens, the
+    text of its last ones may be missing; ``uncertain_tokens`` is then the number of its tokens, and otherwise 0. Token
+    ids go to the client with the text that they complete.
     """
 
     def __init__(self, options: ResponseOptions, prompt_bytes: int = 0) -> None:
@@ -223,7 +223,7 @@ class TrackedStream(ResponseReader):
 
     @property
     def all_flushed(self) -> bool:
-        """Whether the text of all tokens has certainly been sent, which is the best moment for a preemption."""
+        """Whether the text of all tokens has certainly been sent, so that a preemption loses no tokens."""
         return self.flushed_tokens == self.count and not self.uncertain_tokens
 
     @property
@@ -237,10 +237,10 @@ class TrackedStream(ResponseReader):
         return len(self.prompt_ids) + len(self._first_event)
 
     def should_preempt(self, num_chunks: int) -> bool | None:
-        """Return whether a preemption that has waited for ``num_chunks`` chunks should be made now; None to drop it.
+        """Return True to preempt the request now, False to wait for the next chunk, or None never to preempt it.
 
-        A preemption should be made when the text of all tokens has been sent, but waits for at most
-        PREEMPTION_WAIT_CHUNKS chunks.
+        A preemption waits until the text of all tokens has been sent, for at most PREEMPTION_WAIT_CHUNKS chunks.
+        ``num_chunks`` is the number of chunks so far.
         """
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed
@@ -275,7 +275,7 @@ class TrackedStream(ResponseReader):
         rest = self._splitter.flush()
         out = self._read(rest + b"\n\n") if rest else b""
         if self.output_complete:
-            self.error = None  # the output is complete, whatever the engine started to send after it
+            self.error = None  # the output is complete, so an incomplete event after it does not matter
             return out + self._close()
         if self.error is None or self.error.reason == MALFORMED:  # half an event
             self.error = UpstreamError("closed early", "the stream ended without its end")
@@ -331,7 +331,7 @@ class TrackedStream(ResponseReader):
         return self.template.without_ids(event)
 
     def _with_client_ids(self, event: bytes, ids: list[bytes], *, flushed: bool) -> bytes:
-        """Return the event with ids of flushed tokens only. Other ids wait for the text that they complete."""
+        """Return the event with the ids of flushed tokens only. Other ids wait for the text that they complete."""
         if not self._options.ids or (flushed and not self._unsent_ids):
             return event
         if flushed:
@@ -359,8 +359,8 @@ class TrackedStream(ResponseReader):
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
         elif not is_one_object and not self.finished:
-            # Parse an event that is not plainly one JSON object with token ids: tokens that the patterns overlook would
-            # be missing after a resume, and a client may fail on invalid JSON. After the end neither matters.
+            # The patterns may overlook tokens of other events, which would be missing after a resume, and a client may
+            # fail on invalid JSON. So parse all events but single objects with token ids, and those after the end.
             try:
                 has_text |= sse.adds_output(shown) and not tokens
             except ValueError as error:
@@ -378,7 +378,7 @@ class TrackedStream(ResponseReader):
             self.trackable = False
         has_text |= by_parser
         if ids is None:
-            # With usage in each chunk, the total is the one in a chunk without choices.
+            # If each chunk has usage, the total is in the chunk without choices.
             is_total = self.output_complete and (
                 not self._options.usage_each or sse.NO_CHOICES.search(event) is not None
             )
@@ -441,10 +441,10 @@ class TrackedStream(ResponseReader):
         return [int(token_id) for ids in self._ids for token_id in ids.split(b",")]
 
 
-# Fields that are null in a complete response of vLLM when there is nothing to report.
+# Fields that are null in a complete response of vLLM if there is nothing to report.
 _NULL_MESSAGE_FIELDS: dict[str, Any] = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
 _NULL_FIELDS: dict[str, Any] = dict.fromkeys(("service_tier", "system_fingerprint"))
-_BYTES_PER_ITEM = 50  # memory of a token id, or of a text besides its characters
+_BYTES_PER_ITEM = 50  # memory of a token id, or of a text without its characters
 
 
 class AssembledResponse(TrackedStream):

@@ -1,4 +1,4 @@
-"""Server-sent events of OpenAI-style streams: split, search, match and rewrite. Other bytes pass unchanged."""
+"""Split, search, match and rewrite the server-sent events of OpenAI-style streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EventTooLongError(Exception):
 
 
 class EventSplitter:
-    """Splits off complete events and buffers the incomplete one in ``pending``. Lines end in LF, CR LF or CR."""
+    """Returns complete events, and buffers the incomplete last one in ``pending``. Lines end in LF, CR LF or CR."""
 
     __slots__ = ("_max_bytes", "pending")
 
@@ -82,7 +82,7 @@ def parse_object(data: str) -> dict[str, Any]:
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s?"(?!")')  # non-empty
 CONTENT = re.compile(rb'"(?:content|text)":\s?"(?!")')
 BY_PARSER = re.compile(rb'"(?:reasoning|reasoning_content)":\s?"(?!")|"(?:tool_calls|function_call)":\s?[\[{](?!\])')
-"""Output that only the engine's own parser derives from tokens."""
+"""Fields that the engine's parsers fill from output tokens, so that a continuation by token ids would lack them."""
 TOKEN_IDS = re.compile(rb'"token_ids":\s?\[([\d,\s]*)\]')
 PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s?\[([\d,\s]+)\]')
 ALL_IDS = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
@@ -98,13 +98,13 @@ _DONE_LINE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][ \t]*(?=[\r\n])")
 
 
 def find_from(pattern: re.Pattern[bytes], start: bytes, body: bytes) -> re.Match[bytes] | None:
-    """Return the first match of a pattern that begins with ``start``. This is faster than ``search`` on a long body."""
+    """Return the first match of a pattern that starts with ``start``. On a long body this is faster than ``search``."""
     at = body.find(start)
     return pattern.search(body, at) if at >= 0 else None
 
 
 def is_done(events: bytes) -> bool:
-    """Return whether the events contain ``[DONE]``. The substring tests save 2.7 us per event."""
+    """Return whether the events contain ``data: [DONE]``. The substring tests save 2.7 us per event."""
     if events.endswith(b"\n\ndata: [DONE]\n\n"):
         return True
     return b"[DONE]" in events and _DONE_LINE.search(events) is not None
@@ -121,7 +121,7 @@ def join_ids(ids: Iterable[int]) -> bytes:
 
 
 def without_ids(event: bytes) -> bytes:
-    """Return the event with null token ids, as an engine sends it to a client that does not request them."""
+    """Return the event with null for token ids, as an engine sends it to a client that does not request ids."""
     return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
 
 
@@ -129,9 +129,9 @@ _OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # checks an
 
 
 def before_failure(events: bytes) -> tuple[bytes, bytes]:
-    """Return the events before the first one that reports an error or is malformed, and that one, b"" if there is none.
+    """Return (events before the first failure, event of the failure), with b"" if there is no failure.
 
-    An event is malformed if it has data other than a JSON object and [DONE].
+    An event is a failure if it reports an error, or if its data is neither a JSON object nor [DONE].
     """
     parts, may_report_error = split_events(events), b"error" in events
     for at, event in enumerate(parts):
@@ -159,7 +159,7 @@ _OUTPUT_FIELDS = ("text", "content", "token_ids", "reasoning", "reasoning_conten
 
 
 def adds_output(event: bytes) -> bool:
-    """Parse an event, and return whether it adds to the output. Raises ValueError if it is no valid chunk."""
+    """Parse an event, and return whether it contains output. Raises ValueError if it is no valid chunk."""
     data = event_data(event)
     if not data or data.strip() == "[DONE]":
         return False
@@ -170,15 +170,15 @@ def adds_output(event: bytes) -> bool:
         raise ValueError(str(error)) from None
 
 
-# Neither pattern passes a line end, so nothing of the stream's own framing can be taken for the text of a JSON string.
+# Neither pattern matches a line end, so no framing of the stream can be mistaken for the text of a JSON string.
 _PLAIN_STRING = re.compile(rb'[^"\\\r\n]+')
 _STRING = re.compile(rb'(?:[^"\\\r\n]+|\\[^\r\n])+')
 _NUMBERS = re.compile(rb"\d[\d, ]*")
-_MAX_ATTEMPTS, _MIN_MATCHES = 8, 4  # templates learned in vain before learning stops; matches of a useful template
+_MAX_ATTEMPTS, _MIN_MATCHES = 8, 4  # useless templates in a row before learning stops; matches of a useful template
 
 
 class EventTemplate:
-    """The layout of text events that differ only in text and token ids. ``ids`` are the ids of the last match."""
+    """The layout of events that differ only in text and token ids. ``ids`` are the token ids of the last match."""
 
     __slots__ = ("_after", "_attempts_left", "_before", "_between", "_ids_at", "ids", "num_matches")
 
@@ -187,7 +187,7 @@ class EventTemplate:
         self.num_matches, self._ids_at, self._attempts_left = 0, 0, _MAX_ATTEMPTS
 
     def learn(self, event: bytes, text: re.Pattern[bytes], *, ids: bool = False) -> None:
-        """Learn the layout of an event with one ``text`` and no finish reason, and with token ids if ``ids`` is set."""
+        """Learn the layout of an event with one match of ``text`` and no finish reason. ``ids`` requires token ids."""
         if self.num_matches >= _MIN_MATCHES:
             self._attempts_left = _MAX_ATTEMPTS
         self._before, self.num_matches = b"", 0
@@ -240,20 +240,20 @@ class EventTemplate:
         return len(parts) if all(map(self.matches, parts)) else 0
 
     def without_ids(self, event: bytes) -> bytes:
-        """Return the event that matched last with null token ids, as the function ``without_ids`` does."""
+        """Return the event that matched last with null for token ids, as the function ``without_ids`` does."""
         at = self._ids_at
         return event[: at - 1] + b"null" + event[at + len(self.ids) + 1 :]
 
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """What the client requests of a response: usage at the end or in each chunk (``usage_each``), and token ids."""
+    """Options of a response that the client requests."""
 
-    api: str
+    api: str  # CHAT or COMPLETIONS
     stream: bool
-    usage: bool
-    usage_each: bool
-    ids: bool
+    usage: bool  # whether the stream ends with the usage
+    usage_each: bool  # whether each chunk has the usage so far
+    ids: bool  # whether chunks have token ids
 
 
 def encode_event(fields: dict[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ _STATUS_WITHOUT_BODY = (204, 304)
 
 
 class BrokenConnectionError(Exception):
-    """The connection ended. ``malformed`` states that the engine does not speak HTTP."""
+    """The connection ended or was aborted. ``malformed`` states that the engine sent no valid HTTP."""
 
     def __init__(self, cause: str, *, response_started: bool, malformed: bool = False) -> None:
         super().__init__(cause)
@@ -36,8 +36,8 @@ class BrokenConnectionError(Exception):
 class UpstreamConnection(asyncio.Protocol):
     """A connection to an engine that serves one request after another.
 
-    ``complete`` states whether the complete response has arrived, read or not. While a reader waits, ``on_chunk`` gets
-    each chunk but the last. If ``on_chunk`` returns True, the reader is not woken, which saves a task switch.
+    ``complete`` states whether the complete response has arrived, even if it has not been read. While a task waits in
+    ``read``, ``on_chunk`` gets each chunk but the last. If it returns True, the task is not woken, which saves time.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
         return self.complete and self._keep_alive and not self._chunks and self.available
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Write a request."""
+        """Write a request. Raises BrokenConnectionError if the connection is closed."""
         self._num_requests += 1
         if self._num_requests > 1:
             self._reset()
@@ -107,7 +107,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._waiter.set_result(True)
 
     def abort(self, cause: str = "the request was given up", *, malformed: bool = False) -> None:
-        """Close the connection at once. The reader gets an error with the first cause."""
+        """Close the connection at once. A task in ``read`` gets BrokenConnectionError with the first cause."""
         if self._error is None:
             self._error = BrokenConnectionError(cause, response_started=self._started, malformed=malformed)
         if self._transport is not None:
@@ -124,7 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             return await waiter
         finally:
-            if self._waiter is waiter:  # else another task reads already
+            if self._waiter is waiter:  # otherwise another task has started to read
                 self._waiter = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -155,7 +155,7 @@ class UpstreamConnection(asyncio.Protocol):
             waiter.set_result(False)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Complete a response that ends with the connection, and fail any other one."""
+        """Complete a response whose end is the end of the connection, and fail any other one."""
         if self._until_close and error is None and not self._in_head:
             self.complete = True
         self._transport = None
@@ -188,7 +188,7 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             if not on_chunk(b"".join(self._chunks)):
                 return False
-        except Exception as error:  # noqa: BLE001 - it belongs to the reader
+        except Exception as error:  # noqa: BLE001 - the task in ``read`` raises it
             if not waiter.done():
                 waiter.set_exception(error)
         self._chunks.clear()
@@ -196,7 +196,7 @@ class UpstreamConnection(asyncio.Protocol):
         return True
 
 
-IDLE_S = 2.0  # less than the keep-alive of servers (uvicorn: 5 s): no connection closes while it is being reused
+IDLE_S = 2.0  # below the keep-alive of servers (uvicorn: 5 s), so that a reused connection is rarely closed
 
 
 class ConnectionPool:
@@ -221,7 +221,7 @@ class ConnectionPool:
         self.busy: set[UpstreamConnection] = set()
 
     def take_idle(self) -> UpstreamConnection | None:
-        """Return an idle open connection, or None if there is none."""
+        """Return an open connection that has been idle for less than IDLE_S, or None if there is none."""
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()
@@ -232,7 +232,7 @@ class ConnectionPool:
         return None
 
     async def connect(self) -> UpstreamConnection:
-        """Open a connection. Raises OSError (of which TimeoutError is a subclass) if that fails."""
+        """Open a connection. Raises OSError if that fails, or its subclass TimeoutError after ``connect_s``."""
         if self._closed:
             raise ConnectionError("the engine is not in use any more")
         if self._secure and self._tls is None:
@@ -251,7 +251,7 @@ class ConnectionPool:
         return b"%b%b%bContent-Length: %d\r\n\r\n" % (start, self._fixed_headers, _encode_headers(headers), length)
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Take a connection back, or close it if the response is incomplete, so that the engine aborts the request."""
+        """Make a connection idle, or close it if the response is incomplete, so that the engine aborts the request."""
         self.busy.discard(connection)
         if not connection.at_end or self._closed:
             connection.abort()
@@ -292,7 +292,7 @@ REQUEST_ENDED, SLOW_READER = "request ended", "slow reader"
 
 
 class Attempt:
-    """One try of a request. It ends if the engine sends nothing for long, or the client reads nothing for long."""
+    """One try of a request. It ends if the engine is silent for ``first_byte_s`` (then ``stall_s``), or the client."""
 
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
@@ -325,7 +325,7 @@ class Attempt:
                 if idle is None or error.response_started or self._interrupt_cause:
                     reason = MALFORMED if error.malformed else "closed early"
                     raise self._interruption_error("no answer") or UpstreamError(reason, str(error)) from None
-                # The server closed an idle connection while it was being reused: the request never arrived.
+                # The engine closed an idle connection before it got the request, which a new connection sends again.
                 pool.release(idle)
                 idle = None
             else:
@@ -340,7 +340,7 @@ class Attempt:
             silence = UpstreamError("no connection", f"within {self._resilience.connect_s:g} s")
             raise self._interruption_error("no answer") or silence from None
         except OSError as error:
-            # Without free file descriptors the gateway, not the engine, is at fault.
+            # If no file descriptor is free, the gateway is at fault, not the engine.
             engine_fault = error.errno not in (errno.EMFILE, errno.ENFILE)
             raise UpstreamError("no connection", str(error), engine_fault=engine_fault) from None
         finally:
@@ -428,7 +428,7 @@ class Attempt:
 
 
 async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]) -> bytes:
-    """Call ``read`` until it returns nothing or ``max_bytes`` have been read. Return these bytes."""
+    """Call ``read`` until it returns nothing or ``max_bytes`` have been read. Return at most ``max_bytes`` of them."""
     parts, size = [], 0
     while size < max_bytes and (part := await read()):
         parts.append(part)
@@ -437,7 +437,7 @@ async def read_up_to(max_bytes: int, read: Callable[[], Awaitable[bytes | None]]
 
 
 async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return at most ``max_bytes`` of a body, and read no more of it."""
+    """Return at most ``max_bytes`` of a body. Close the response if there is more."""
     body = await read_up_to(max_bytes, response.content.readany)
     if not response.content.at_eof():
         response.close()
@@ -445,7 +445,7 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 
 def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.ClientSession:
-    """Open a session for health checks, with a pool for requests. Raises InputError for unreadable certificates."""
+    """Open a session for health checks, with a pool for clients' requests. Raises InputError for bad certificates."""
     tls: ssl.SSLContext | None = None
     try:
         if engine.tls is not None:
@@ -465,7 +465,7 @@ def open_session(engine: Engine, resilience: ResilienceConfig) -> aiohttp.Client
 
 
 class PooledConnector(aiohttp.TCPConnector):
-    """Connector to one engine. ``pool`` has the connections for clients' requests."""
+    """Connector of aiohttp to one engine. ``pool`` has the connections for clients' requests."""
 
     def __init__(self, pool: ConnectionPool, **options: Any) -> None:
         super().__init__(**options)

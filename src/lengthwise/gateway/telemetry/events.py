@@ -17,9 +17,9 @@ from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
 
 LOGGER = "lengthwise.gateway.requests"
-MAX_REFUSALS_PER_S = 50  # further refusals of the same second are only counted
+MAX_REFUSALS_PER_S = 50  # of further refusals in the same second only the number is logged
 _MAX_LENGTH = 120
-_ENGINE_FAILED = "The engine failed"  # a colon and one of the relay's reasons ("stalled", "http 500") follow
+_ENGINE_FAILED = "The engine failed"  # followed by a colon and a reason of the relay ("stalled", "http 500")
 _SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
 _RECORD_FIELDS = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) | {"message", "asctime"}
 
@@ -53,7 +53,7 @@ def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> loggi
 
 
 class EventLog(Listener):
-    """Logs phases (mode rra), and requests that are refused, return to the queue or end."""
+    """Logs the ends of phases (mode rra), and requests that are refused, return to the queue or end."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock, self._logger = clock, logging.getLogger(LOGGER)
@@ -98,10 +98,10 @@ class EventLog(Listener):
 def safe_detail(outcome: str, detail: str) -> str:
     """Return the part of ``detail`` that may be logged without prompts of clients, at most 120 characters.
 
-    ``detail`` says how a request ended. A detail of the gateway's own (the request expired, or its client left) is
-    returned entire. A failure's detail continues after a colon with an engine's words, which may repeat the prompt: it
-    is cut before them ("The engine failed: http 500: ..." becomes "The engine failed: http 500"). Other outcomes
-    return "".
+    ``detail`` describes the end of a request. The gateway itself writes it if the request expired or its client left:
+    then the complete detail is safe. After a failure, a message of the engine may follow a colon and repeat the prompt:
+    the detail is cut before it ("The engine failed: http 500: ..." becomes "The engine failed: http 500"). For other
+    outcomes the result is "".
     """
     if outcome in _SAFE_OUTCOMES:
         return detail[:_MAX_LENGTH]
@@ -119,8 +119,8 @@ class Tracing(Listener):
     """Creates an OpenTelemetry span for each request, and exports spans in batches from a thread.
 
     ``endpoint`` is the collector's OTLP/HTTP address ("http://collector:4318/v1/traces"; the path is optional).
-    ``exporter`` replaces the OTLP exporter. ``epoch`` returns seconds since 1970 and is called once. Raises
-    MissingExtraError if the extra ``tracing`` is not installed.
+    ``exporter`` replaces the OTLP exporter. ``epoch`` returns the seconds since 1970, and is called once, at the start.
+    Raises MissingExtraError if the extra ``tracing`` is not installed.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Tracing(Listener):
         self._spans: dict[int, Any] = {}
 
     def traced(self, serve: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-        """Wrap ``serve`` so that each call has a span: a child of the client's span and the parent of the engine's."""
+        """Wrap ``serve`` so that each call has a span, as child of the client's span and parent of the engine's."""
 
         async def traced(client_request: Any) -> Any:
             span = self._start(client_request)

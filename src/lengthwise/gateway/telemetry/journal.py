@@ -1,4 +1,4 @@
-"""Append requests that have ended to a journal of JSON lines, in batches, on a thread."""
+"""Append requests that have ended to a journal of JSON lines, in batches on a thread, and read journals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lengthwise.schema.errors import InputError, OutputError
 
 Reprediction = tuple[int, float]  # (tokens generated so far, predicted total)
 PrefixKey = tuple[int, int]  # (leading tokens of a prompt, salted hash of these tokens)
-_MAX_INTEGER = 1 << 53  # larger integers lose digits in JSON readers that use doubles
+_MAX_INTEGER = 1 << 53  # JSON readers that use doubles round larger integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +29,31 @@ class Row:
 
     id: int  # in order of arrival
     model: str
-    tenant: str
-    priority: int  # class; smaller ones are scheduled earlier
+    tenant: str  # name of the tenant
+    priority: int  # priority class; a smaller one is served earlier
     arrival_s: float  # when the body was complete
     prompt_tokens: int  # counted or estimated
-    max_tokens: int  # 0: the client sets none below the gateway's limit
-    predicted_tokens: float  # predicted before the first token, by ``source``
-    source: str
-    predicted_level: float  # predicted CDF at the true length (PIT); uniform over requests if calibrated
+    max_tokens: int  # requested maximum; 0 if the client requests none below the gateway's limit
+    predicted_tokens: float  # length predicted before the first token, by ``source``
+    source: str  # as in ``LengthPrediction``
+    predicted_level: float  # predicted CDF at the output length (PIT); uniform over requests if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
-    queued_for_s: float  # total time in the gateway's queue; ``served_s`` is the total time at workers
-    dispatched_s: float  # first dispatch to a worker; ``worker`` is the last one
+    queued_for_s: float  # total time in the gateway's queue
+    dispatched_s: float  # first dispatch to a worker
     first_token_s: float  # NaN if the engine sent the response in one chunk
     finished_s: float
-    served_s: float
-    worker: str
+    served_s: float  # total time at workers
+    worker: str  # last worker; "" if the request was never dispatched
     preemptions: int
-    resumed_tokens: int  # sum of the tokens retained each time that it returned to the queue
+    resumed_tokens: int  # tokens retained at returns to the queue, summed over the returns
     failovers: int  # moves from a worker that was lost, or failed after the request's first token
-    outcome: str
-    # requests of one session, and prompts that begin alike, have equal hashes within a run of the gateway
-    session: int = 0  # salted hash of its name; 0: none
+    outcome: str  # a value of ``Outcome``
+    # within a run of the gateway, requests of one session and prompts with a common prefix have equal hashes
+    session: int = 0  # salted hash of the session's name; 0: none
     prefix: tuple[PrefixKey, ...] = ()
-    cached_tokens: float = math.nan  # prompt tokens that were cached, as the engine reports them; NaN: it does not
-    kv_tokens: int = 0  # size of the worker's KV cache, as the engine reports it; 0: it does not
+    cached_tokens: float = math.nan  # cached prompt tokens; NaN: not reported by the engine
+    kv_tokens: int = 0  # size of the worker's KV cache; 0: not reported by the engine
 
     @property
     def jct_s(self) -> float:
@@ -68,12 +68,7 @@ class Row:
 
 _TIMES = ("arrival_s", "dispatched_s", "first_token_s", "finished_s")
 _TYPES = {field.name: field.type for field in fields(Row)}
-_DEFAULTS = {
-    "session": 0,
-    "prefix": (),
-    "cached_tokens": None,
-    "kv_tokens": 0,
-}  # of journals that were written before these existed
+_DEFAULTS = {"session": 0, "prefix": (), "cached_tokens": None, "kv_tokens": 0}  # for journals of earlier versions
 
 
 def as_dict(row: Row) -> dict[str, Any]:
@@ -111,17 +106,17 @@ FORMAT = "lengthwise-journal"
 VERSION = 1
 FLUSH_S = 0.5
 MAX_BYTES = 256 << 20
-MAX_OLD_FILES = 16  # read_all looks for so many older files
-MAX_BUFFERED_ROWS = 100_000  # while a disk rejects writes; beyond it the oldest rows are dropped and counted
+MAX_OLD_FILES = 16  # number of the oldest file that ``read_all`` looks for
+MAX_BUFFERED_ROWS = 100_000  # while a disk rejects writes; beyond it the older half is dropped and counted
 _log = logging.getLogger("lengthwise.gateway")
 
 
 class Journal:
     """Appends rows to a file, which is created if necessary. Flushed rows survive a crash of the process.
 
-    Every start writes a line that relates the gateway's clock to the time of day (``epoch`` returns seconds since
-    1970). When the file exceeds ``max_bytes``, a new one begins: NAME becomes NAME.1, NAME.1 becomes NAME.2, up to
-    ``num_old``. ``written`` and ``lost`` are numbers of rows.
+    A file's first line, and one at every start, relates the gateway's clock to the time of day (``epoch`` returns the
+    seconds since 1970). When the file exceeds ``max_bytes``, a new one begins: NAME becomes NAME.1, NAME.1 becomes
+    NAME.2, up to ``num_old``. Rows are flushed every ``flush_s``. ``written`` and ``lost`` are numbers of rows.
     """
 
     def __init__(
@@ -181,7 +176,7 @@ class Journal:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._write_rows, rows)
         except OSError as error:
             self._rows = rows + self._rows
-            if not self._failed:  # a warning at each attempt would come twice a second
+            if not self._failed:  # not at each attempt, as these follow twice a second
                 _log.warning("the journal %s cannot be written: %s", self.path, error.strerror or error)
             self._failed = True
         else:
@@ -253,8 +248,8 @@ def _runs(files: Iterable[Path]) -> Iterator[tuple[int, Row]]:
         is_journal, shift_s = False, math.nan
         for line, values in _lines(file):
             if values.get("format") == FORMAT:
-                run += is_journal or line != head  # a rotated file repeats the head of the run that it continues
-                is_journal, head, shift_s = True, line, math.nan  # without valid times all rows of the run are skipped
+                run += is_journal or line != head  # a rotated file starts with the head of the run that it continues
+                is_journal, head, shift_s = True, line, math.nan  # if NaN stays, all rows of the run are skipped
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     shift_s = float(values["unix_s"]) - float(values["clock_s"])
                 continue

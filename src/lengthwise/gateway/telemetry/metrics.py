@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Histogram:
-    """Counts values in buckets with ascending upper edges, and sums them. The last bucket has no upper edge."""
+    """Counts values in buckets, and sums them. ``edges`` are the buckets' upper edges; a last bucket has none."""
 
     __slots__ = ("counts", "edges", "sum")
 
@@ -60,14 +60,14 @@ OTHER = "other"
 
 
 class Labels:
-    """Labels for names without a bound: the first ``limit`` names are their own labels, all others are "other"."""
+    """Labels for an unbounded set of names: the first ``limit`` names, cut to 128 characters; for others "other"."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """Return the label of a name. A new name is added if there are fewer than the limit."""
+        """Return the label of a name. A new name is added while there are fewer than the limit."""
         if name not in self._known and len(self._known) < self._limit:
             self._known[name] = name[:128]
         return self.known(name)
@@ -89,7 +89,7 @@ _PHASE_HISTOGRAMS = (
 
 
 class PhaseCounts(Listener):
-    """Counts phases by worker (mode rra). ``plan`` is the schedule in use, or None in other modes."""
+    """Counts phases by worker. ``plan`` is the schedule in use in mode rra, or None in all other modes."""
 
     def __init__(self, plan: Phases | None) -> None:
         self.plan = plan
@@ -144,7 +144,7 @@ class Metrics(Listener):
     """Counts requests, and collects all metrics of the gateway for a Prometheus registry.
 
     ``statistics`` returns the scheduler's numbers at each collection. Without it there are no metrics of queue and
-    workers. ``phases`` is the schedule in use, None in other modes.
+    workers. ``phases`` is the schedule in use in mode rra, or None in all other modes.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Metrics(Listener):
         self._models, self._tenants = Labels(MAX_MODELS), Labels(MAX_TENANTS)
 
     def inter_token_s(self, model: str) -> Histogram:
-        """Return the histogram of a dispatched request's times between tokens."""
+        """Return the histogram of the times between tokens of a model's requests."""
         return self._of(model).inter_token_s
 
     def on_admission(self, request: Request) -> None:  # noqa: D102 - as Listener
@@ -177,7 +177,7 @@ class Metrics(Listener):
 
     def dispatched(self, request: Request, worker: str, now_s: float) -> None:  # noqa: D102
         del worker, now_s
-        self._models.of(request.model)  # an engine serves it; a name that a client invents takes no label
+        self._models.of(request.model)  # only here, where an engine serves the model: clients may send any name
         if cached_tokens := request.dispatch.cached_tokens:
             self.counts["prefix_hits"] += 1
             self.counts["prefix_tokens"] += cached_tokens
@@ -213,7 +213,7 @@ class Metrics(Listener):
         return counts
 
     def collect(self) -> Iterator[Any]:
-        """Yield all metric families, as Prometheus's registry expects of a collector."""
+        """Yield all metric families. Prometheus's registry calls this at each scrape."""
         from importlib.metadata import version
 
         c, (written, lost) = self.counts, self.journal() if self.journal else (0, 0)
@@ -254,7 +254,7 @@ class Metrics(Listener):
             yield from _scheduler_families(self.statistics())
 
     def registry(self) -> CollectorRegistry:
-        """Return a registry of these metrics and the process's. Raises MissingExtraError without prometheus-client."""
+        """Return a registry of these metrics and of the process's metrics. Raises MissingExtraError."""
         try:
             from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
         except ImportError as error:

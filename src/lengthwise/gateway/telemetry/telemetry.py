@@ -21,7 +21,7 @@ from lengthwise.gateway.telemetry.events import EventLog, Tracing
 from lengthwise.gateway.telemetry.journal import Journal, PrefixKey, Reprediction, Row
 from lengthwise.gateway.telemetry.metrics import Histogram, Metrics
 
-MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, so that the rest covers the same span
+MAX_REPREDICTIONS = 64  # of a request; beyond it every second one is dropped, so that the others cover the same span
 FAILED_OVER = "failed_over"
 
 
@@ -29,8 +29,8 @@ class RequestTimeline:
     """Times and predictions of a live request."""
 
     __slots__ = (
-        "dispatched_s", "failovers", "first_prediction", "first_token_s", "inter_token_s", "last_s",
-        "length_prediction", "repredictions", "request", "resumed_tokens", "sent_s", "served_s", "worker",
+        "at_worker_since_s", "dispatched_s", "failovers", "first_prediction", "first_token_s", "inter_token_s",
+        "last_s", "length_prediction", "repredictions", "request", "resumed_tokens", "served_s", "worker",
     )  # fmt: skip
 
     def __init__(self, request: Request) -> None:
@@ -38,7 +38,7 @@ class RequestTimeline:
         self.inter_token_s: Histogram | None = None
         self.first_prediction = self.length_prediction = request.length_prediction
         self.repredictions: list[Reprediction] = []
-        self.dispatched_s = self.first_token_s = self.last_s = self.sent_s = math.nan
+        self.dispatched_s = self.first_token_s = self.last_s = self.at_worker_since_s = math.nan
         self.served_s, self.worker = 0.0, ""
         self.failovers = self.resumed_tokens = 0
 
@@ -54,9 +54,9 @@ class RequestTimeline:
 
     def leave_worker(self, now_s: float) -> None:
         """If the request is at a worker, record that it leaves the worker now."""
-        if not math.isnan(self.sent_s):
-            self.served_s += now_s - self.sent_s
-            self.sent_s = math.nan
+        if not math.isnan(self.at_worker_since_s):
+            self.served_s += now_s - self.at_worker_since_s
+            self.at_worker_since_s = math.nan
 
     def row(
         self,
@@ -70,7 +70,7 @@ class RequestTimeline:
     ) -> Row:
         """Return the journal's row of the request, which ends now, with hashes of its session and its prompt.
 
-        ``max_tokens`` is the gateway's limit. The row has 0 as its own if the request's limit is not below that.
+        ``max_tokens`` is the gateway's limit. The row's ``max_tokens`` is 0 if the request's limit is not below it.
         """
         request = self.request
         return Row(
@@ -104,7 +104,7 @@ class RequestTimelines(Listener):
     """Records the timelines of all live requests, and calls the subscribers with the row of each request that ends.
 
     ``tenant`` returns a tenant's name by its number, ``inter_token_s`` the histogram of a model's times between tokens.
-    Rows have the hashes of prompts' beginnings if ``prefixes`` is set. ``max_tokens`` is the gateway's limit.
+    Rows have the hashes of prompts' prefixes if ``prefixes`` is set. ``max_tokens`` is the gateway's limit.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RequestTimelines(Listener):
         self._subscribers: list[Callable[[Row], None]] = []
 
     def subscribe(self, on_row: Callable[[Row], None]) -> None:
-        """Call a function with every row from now on. The function must be quick and must not raise."""
+        """Call a function with every later row, on the event loop. It must return soon and must not raise."""
         self._subscribers.append(on_row)
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class RequestTimelines(Listener):
             timeline.update_prediction(request.length_prediction)
         if math.isnan(timeline.dispatched_s):
             timeline.dispatched_s = now_s
-        timeline.sent_s, timeline.worker = now_s, worker
+        timeline.at_worker_since_s, timeline.worker = now_s, worker
         if self._inter_token_s is not None:
             timeline.inter_token_s = self._inter_token_s(request.model)
 
@@ -193,7 +193,7 @@ class RequestTimelines(Listener):
 
 
 def level_of(length_prediction: LengthPrediction, output_tokens: int) -> float:
-    """Return the predicted probability of at most ``output_tokens``, or NaN if the prediction has no quantiles."""
+    """Return the predicted probability that the length is at most ``output_tokens``, or NaN without quantiles."""
     if length_prediction.quantiles is None or output_tokens < 1:
         return math.nan
     from lengthwise.predict import LEVELS
@@ -207,9 +207,9 @@ LAG_INTERVAL_S = 0.2
 class Telemetry(Listeners):
     """Metrics, log, journal and traces of a gateway, as an async context manager.
 
-    It uses ``listen``, ``order.mode``, ``dispatch.phases`` and ``limits.max_tokens``. ``statistics`` returns the
-    scheduler's numbers. ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal.
-    Raises OutputError if the journal is not writable, and MissingExtraError if traces lack the extra ``tracing``.
+    ``statistics`` returns the scheduler's numbers, and ``tenants`` are the names of tenants by number.
+    ``refusal_subscribers`` are called with reason, refusal, tenant and model of every refusal. Raises OutputError if
+    the journal is not writable, and MissingExtraError if traces are configured without the extra ``tracing``.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Telemetry(Listeners):
             await asyncio.to_thread(self.tracing.close)
 
     def configure(self, config: GatewayConfig) -> None:
-        """Show the schedule of another configuration in the metrics, and use its limit of outputs in the journal."""
+        """Apply ``dispatch.phases`` of another configuration to the metrics, ``limits.max_tokens`` to the journal."""
         self.timelines.max_tokens = config.limits.max_tokens
         if config.order.mode == "rra":
             self.metrics.phases.plan = config.dispatch.phases

@@ -1,1 +1,1 @@
-"""Scripts that run in an engine's environment; the gateway does not import them."""
+"""Scripts that run in an engine's environment. The gateway does not import them."""

@@ -2,7 +2,7 @@
 
 Start vLLM with ``--middleware forced_length.ForcedLength`` and this folder on PYTHONPATH. ``vllm_xargs`` has the total
 output length (``output_tokens``) and the original limit (``max_tokens``). If a request resumes after a preemption, its
-limit is lower by the tokens so far, and the middleware shortens the output by as many.
+limit is lower by the tokens so far, and the middleware shortens the output by the same number.
 """
 
 from __future__ import annotations
