@@ -59,6 +59,18 @@ def column_distribution(values: Floats, level: float) -> Distribution:
     return _distribution(n, total, half)
 
 
+def ratio_estimate(part: Floats | Ints, total: Floats | Ints, level: float) -> Estimate:
+    """Return sum(part) / sum(total) with a batch-means interval, for columns in order of arrival; NaN for 0 / 0."""
+    if not total.sum() > 0:
+        return UNKNOWN
+    value = float(part.sum() / total.sum())
+    if len(total) < MIN_VALUES or not part.any():
+        return Estimate(value)
+    split = (np.array_split(column, BATCHES) for column in (part, total))
+    batches = np.array([[a.sum() / b.sum()] for a, b in zip(*split, strict=True)])
+    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
+
+
 def gap_distribution(gaps: TokenGaps, mean_half_width: float) -> Distribution:
     """Return statistics of the times between tokens, exact if all were recorded and otherwise from a histogram.
 

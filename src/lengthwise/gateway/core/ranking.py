@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.gateway.request import Floats, LengthPrediction, Request
-from lengthwise.policy.compile import key_of, keys
+from lengthwise.policy.compile import interpreted, keys
 from lengthwise.policy.contracts import SERVICE_OUTPUT_WEIGHT, Policy
 
 PREFILL_WEIGHT = 0.1  # cost of a prompt token in output tokens: a batch computes prompts about ten times as fast
@@ -135,7 +135,7 @@ class Ranker:
     def __init__(self, rank: Policy, service: TenantService) -> None:
         self.rank, self._service = rank, service
         self._entries: list[Entry | None] = [None] * _MIN_ROWS
-        self._key_of = key_of(rank)
+        self._key_of = interpreted(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
         self._uses_gittins, self._uses_service = rank.uses("gittins_rank"), rank.uses("service_tokens")
         self._columns = np.zeros(_MIN_ROWS, _COLUMNS)
