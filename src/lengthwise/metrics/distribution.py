@@ -48,7 +48,7 @@ def column_distribution(values: Floats, level: float) -> Distribution:
     n = len(values)
     if n == 0:
         return Distribution(0)
-    # Partitioning the one copy in place keeps memory low; batches come first, as it destroys the order.
+    # ``values`` is partitioned in place to save memory. Batches come first, because that destroys the order.
     batches = [_partitioned_statistics(b) for b in np.array_split(values, BATCHES)] if n >= MIN_VALUES else None
     total = _partitioned_statistics(values)
     half = np.full(len(STATISTICS), np.nan)

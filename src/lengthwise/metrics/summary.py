@@ -60,7 +60,7 @@ class Hardware:
     """Use of the deployment's hardware over the complete run, including warm-up and idle time."""
 
     busy_share: Estimate  # share of time with a step in flight, mean over replicas
-    replica_busy_share: tuple[Estimate, ...]  # the same for each replica
+    replica_busy_share: tuple[Estimate, ...]  # share of time with a step in flight, by replica
     batch_seqs: Estimate  # sequences in a step, weighted by the step's time
     mfu: Estimate  # model FLOPs a second over the GPUs' peak (:func:`model_flops`)
     mbu: Estimate  # bytes a second that must move, over the GPUs' bandwidth (:func:`moved_bytes`)
@@ -178,7 +178,7 @@ _LIMITS = ("ttft_s", "tpot_s", "jct_s")
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits that a request must meet to count as good. None means no limit.
+    """Limits in seconds that a request must meet to count as good. None means no limit.
 
     A request without a second token has no TPOT and meets that limit. Times between tokens (TBT) are pooled over
     requests, so a limit on them does not apply to single requests: compare ``Summary.tbt_s`` with it instead.
@@ -429,7 +429,7 @@ def bucket_counts(r: RequestRecords) -> Counts:
         rejected_over_kv_memory=int(by_reason[Rejection.REFUSED_BY_MEMORY_POLICY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
-    assert buckets == counts.arrivals, f"the buckets hold {buckets} requests, {counts.arrivals} arrived"
+    assert buckets == counts.arrivals, f"{buckets} requests are counted by status, {counts.arrivals} arrived"
     return counts
 
 

@@ -97,7 +97,7 @@ def _checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     if matrix.shape != (bins, bins):
         raise InputError(f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}")
     if not ((matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-9)):
-        raise InputError("each row of a confusion matrix must hold probabilities that add up to 1")
+        raise InputError("each row of a confusion matrix must be probabilities that add up to 1")
     return matrix
 
 

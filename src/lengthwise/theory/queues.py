@@ -59,7 +59,7 @@ def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
     """Return the sojourn if all requests share one server equally: E[S] / (1 - load) for any distribution.
 
-    It models an unlimited batch whose step time is proportional to the batch.
+    This models a batch without a limit, whose step time is proportional to its number of requests.
     """
     slowdown = 1 / (1 - load_of(times, rate_rps))
     return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
@@ -210,7 +210,7 @@ class QueueStudy:
     orders: Mapping[str, Sequence[Sojourn]]  # sojourn of each order of service at each load
     sigmas: Floats  # [s] errors of the predictor (standard deviation of ln(predicted / true))
     retained: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPRPT retains
-    retained_nonpreemptive: Mapping[float, Floats]  # the same for SPJF
+    retained_nonpreemptive: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPJF retains
     metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
 
