@@ -306,7 +306,7 @@ def _add_expected_ends(S, r, slot):
 
 @jit_cold
 def _add_expected_end(S, r, slot, is_sorted):
-    """Add a request's remaining tokens to ``tmp_key`` and what its end frees to ``tmp_tie``, the shortest first.
+    """Add a request's remaining tokens to ``tmp_key`` and its tokens so far to ``tmp_tie``, the shortest first.
 
     If ``is_sorted`` is false, insert it before equal ones, and before the last one even if that is shorter (SGLang).
     """

@@ -109,7 +109,7 @@ class _PrefillPass:
     def resume(self, q: Request) -> bool:
         """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt.
 
-        Where SGLang would run out of memory, the chunk is cut to what is free.
+        Where SGLang would run out of memory, the chunk is cut to the free tokens.
         """
         assert self.left_chunk is not None
         left, tokens = q.context - q.rules.kv_tokens, min(self.left_chunk, int(self.left_total))
@@ -222,7 +222,7 @@ class SglangReplica:
 
     @property
     def free_rows(self) -> int:
-        """Return how many more requests may hold memory, up to ``max_running_requests``."""
+        """Return how many more requests may have memory, up to ``max_running_requests``."""
         pending = self._pending
         members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
         chunked = [] if self.chunked is None else [self.chunked]
@@ -289,7 +289,7 @@ class SglangReplica:
                 step.decodes, self.running = self.running, []
 
     def _leave_out_ending(self) -> bool:
-        """Remove from ``running`` what the pending step ends by ``max_tokens``. Return whether any was removed."""
+        """Remove from ``running`` sequences that the pending step ends by max_tokens. Return whether there were any."""
         pending = self._pending
         if pending is None:
             return False

@@ -37,7 +37,7 @@ def deploy(
     Args:
         model: Catalog name, Hugging Face ``config.json``, or spec.
         gpu: Catalog name, TOML file of one GPU, or spec.
-        node: Machine that holds the GPUs. None takes a common machine for this GPU.
+        node: Machine of the GPUs. None takes a common machine for this GPU.
         tp: Tensor-parallel degree.
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.

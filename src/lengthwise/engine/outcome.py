@@ -26,7 +26,7 @@ class EngineOutput:
 
     The arrays are ``arrival_s`` and ``results`` [requests], ``replicas`` [replicas], ``series`` [replicas, bins, 6] and
     ``histogram`` of gaps between tokens [``GAP_BINS``]. The logs ``steps`` and ``gaps`` are None if the run had more
-    rows than they hold.
+    rows than fit.
     """
 
     arrival_s: Array

@@ -464,9 +464,9 @@ class Reference:
         self._send_next(q.index, status, now)
 
     def _cache_blocks(self, rep: Replica, q: Request, tokens: int, event: str) -> None:
-        """Let other requests find the full blocks of the request's first ``tokens`` tokens, if ``caches_when`` has it.
+        """Let other requests find the full blocks of a request's first ``tokens`` tokens, if the pool caches them now.
 
-        ``event`` is the occasion: these tokens were "scheduled" or "computed", or the request "preempted" or "ended".
+        ``event`` is "scheduled" or "computed" (these tokens), or "preempted" or "ended" (the request).
         """
         if rep.s.params.prefix_caching and event in rep.pool.caches_when:
             size, prompt = rep.s.params.block_size, int(self.s.columns.prompt[q.index])

@@ -62,7 +62,7 @@ Functions = ByAxis[Function]
 
 
 class PredictionRows(NamedTuple):
-    """Predictions that are renewed while a request runs. The rows of request 0 come first, then those of request 1.
+    """Predictions that are renewed while a request runs, as rows: those of request 0, then those of request 1, ...
 
     Row ``start[i] + w`` is the prediction for request i after ``w * window`` tokens (``schema.workload.Predictions``).
     With ``window`` 0 there are no rows, and ``Columns.predicted`` has one prediction for each request.
@@ -293,7 +293,7 @@ class Setup:
         return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
 
     def needs(self, q: Any) -> tuple[float, int, int]:
-        """Return (predicted remaining tokens, tokens that its limit leaves, tokens so far) of a request."""
+        """Return (predicted remaining tokens, further tokens that its limit allows, tokens so far) of a request."""
         return self.remaining(q), int(self.columns.max_tokens[q.index]) - int(q.generated), q.context
 
     def remaining_integer(self, q: Any, more: int = 0) -> int:
