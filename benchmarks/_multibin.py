@@ -277,7 +277,7 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
         np.fill_diagonal(spread, accuracy)
         found[str(bins)] = {
             "known": theory.gain(times, cuts, BATCH),
-            "neighbours first": theory.gain(times, cuts, BATCH, theory.of_accuracy(bins, accuracy)),
+            "neighbours first": theory.gain(times, cuts, BATCH, theory.confusion_of_accuracy(bins, accuracy)),
             "spread evenly": theory.gain(times, cuts, BATCH, spread),
         }
     return found

@@ -287,7 +287,10 @@ class _Words:
 
 
 def _add_frexp(module: Any) -> None:
-    """Define Numba's ``math.frexp``, which is in a library of Numba, as that of the C library."""
+    """Define ``numba_frexp``, which compiled code calls for ``math.frexp``, as a call of the C library's ``frexp``.
+
+    The machine code then needs no symbol of Numba's own library.
+    """
     kind = ir.FunctionType(_DOUBLE, [_DOUBLE, ir.IntType(32).as_pointer()])
     function = ir.Function(module, kind, "numba_frexp")
     builder = ir.IRBuilder(function.append_basic_block())

@@ -239,7 +239,7 @@ def test_a_trace_that_contradicts_itself_is_refused(cli, chat, tmp_path, rows, w
 def test_a_router_that_needs_prefixes_is_refused_without_them(cli, tmp_path, router):
     (tmp_path / "plain.toml").write_text(PLAIN)
     finished = cli("simulate", tmp_path / "plain.toml", "--set", f"scheduler.router={router}")
-    refused(finished, "this workload says nothing about them; take a trace with hash_ids, or sessions")
+    refused(finished, "this workload has none; take a trace with hash_ids, or sessions")
 
 
 SEARCH = """

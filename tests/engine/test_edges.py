@@ -14,8 +14,7 @@ import pytest
 
 from lengthwise import _jit, policy
 from lengthwise.engine import simulate
-from lengthwise.engine._reference_state import gap_bin
-from lengthwise.engine.kernel_layout import GAP_BINS
+from lengthwise.engine.kernel_layout import GAP_BINS, gap_bin
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError, PolicyError
 from lengthwise.schema.records import Status

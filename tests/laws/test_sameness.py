@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from observers import LAW, longest_output, run, uses
 from worlds import deployments, workloads
 
-from lengthwise.policy import PREDICTED, known
+from lengthwise.policy import PREDICTION_ARGUMENTS, known
 from lengthwise.policy.contracts import ARGUMENTS
 from lengthwise.schema.records import Status
 
@@ -84,7 +84,7 @@ def test_no_policy_is_given_the_true_output(axis):
 @LAW
 @given(workloads(), deployments(), st.integers(0, 2**32 - 1))
 def test_unused_predictions_change_nothing(workload, deployment, seed):
-    assume(not any(uses(deployment, argument) for argument in (*PREDICTED, "service_tokens", "tokens")))
+    assume(not any(uses(deployment, argument) for argument in (*PREDICTION_ARGUMENTS, "service_tokens", "tokens")))
     predicted = np.random.default_rng(seed).uniform(0, 500, len(workload))
     other = dataclasses.replace(workload, predicted_tokens=predicted, predictions=None)
     without = dataclasses.replace(workload, predicted_tokens=None, predictions=None)

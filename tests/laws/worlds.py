@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lengthwise.policy import known, named, scheduler
-from lengthwise.policy.contracts import OF_PREFIXES
+from lengthwise.policy.contracts import PREFIX_ARGUMENTS
 from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, CostTables, Front, OtherDegree, grid_axis
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
@@ -43,7 +43,7 @@ LINK = LinkSpec("link", 1e9, 1e-6, "made up")
 GPU = GpuSpec("gpu", {"bfloat16": 1e12}, 1e9, 1e11, 100.0, 10.0, 1.0, "made up", "made up")
 NODE = NodeSpec("node", 8, LINK, 8, LINK, LINK, "made up")
 
-ROUTERS = sorted(name for name, router in known("router").items() if not router.uses(*OF_PREFIXES))
+ROUTERS = sorted(name for name, router in known("router").items() if not router.uses(*PREFIX_ARGUMENTS))
 """Those that any workload may have; test_prefix_cache.py has the others."""
 
 

@@ -101,7 +101,7 @@ async def bursting(
     """The same in a loop.
 
     Args:
-        seats: Of the engine that ``url`` leads to, taken: they are let go when it has all.
+        max_num_seqs: Occupied slots of the engine behind ``url``, which are freed once the engine has all requests.
     """
     import aiohttp
 

@@ -1,7 +1,8 @@
-"""vLLM's real scheduler classes held to phases, without a model: run in the engine's environment.
+"""Run vLLM's real scheduler classes in RRA's phases, without a model, in the engine's environment.
 
 python scheduled_rra.py MODEL_DIR: asynchronous scheduling (which vLLM's CPU build turns off) and the plain one, both
-scheduling policies, with room for all, and with want of memory, of seats and aborts. Prints one JSON object.
+scheduling policies; with enough memory for all requests, with too little, with a small max_num_seqs, and with aborts.
+Prints one JSON object.
 """
 
 import itertools

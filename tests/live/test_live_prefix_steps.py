@@ -127,10 +127,10 @@ class Recorder(Reference):
         }
         return nodes.difference(rep.tier.pool.chunks)
 
-    def _touch_ended(self, rep):
-        just_ended = rep.just_ended
-        super()._touch_ended(rep)
-        for q in just_ended:
+    def _complete_offloading(self, rep):
+        pending_stores = rep.pending_stores
+        super()._complete_offloading(rep)
+        for q in pending_stores:
             self.filled.pop(q, None)
 
     def _store(self, rep, q, tokens, computed_s):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lengthwise.policy import COLUMNS, key_of, keys, known, rank, resolve
+from lengthwise.policy import COLUMNS, interpreted, keys, known, rank, resolve
 from lengthwise.policy.compile import INTEGER_COLUMNS
 from lengthwise.policy.contracts import RANK_ARGUMENTS
 from lengthwise.schema.errors import PolicyError
@@ -25,7 +25,7 @@ def some(n, seed=0):
 @pytest.mark.parametrize("name", RANKS)
 def test_every_row_has_the_key_it_has_alone(name):
     policy, columns = resolve("rank", name), some(50)
-    one = key_of(policy)
+    one = interpreted(policy)
     alone = [one(12.5, *(columns[name][i].item() for name in COLUMNS)) for i in range(50)]
     assert keys(policy, columns, 12.5).tolist() == alone
 

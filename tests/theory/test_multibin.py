@@ -176,8 +176,8 @@ def test_figure_1b():
         (lambda: theory.uniform_bins_for(UNIFORM, 8, 1.0), "capacity"),
         (lambda: theory.bins_for(UNIFORM, 8, 8 / 10.5, lambda k: theory.equal_mass(UNIFORM, k)), "capacity"),
         (lambda: theory.neighbours(4, 0.6), "together at most 1"),
-        (lambda: theory.of_accuracy(4, 0.9, 0.8), "accuracy"),
-        (lambda: theory.of_predictions([0, 4], [0, 1], 4), "within 0 to 3"),
+        (lambda: theory.confusion_of_accuracy(4, 0.9, 0.8), "accuracy"),
+        (lambda: theory.confusion_of_predictions([0, 4], [0, 1], 4), "within 0 to 3"),
         (lambda: theory.multibin_study(UNIFORM, 8, [2], rule="best"), "optimal, equal, learned"),
     ],
 )
@@ -189,15 +189,15 @@ def test_bad_input_is_named(call, states):
 def test_confusion_matrices():
     np.testing.assert_allclose(theory.neighbours(3, 0.1, 0.2), [[0.8, 0.2, 0], [0.1, 0.7, 0.2], [0, 0.1, 0.9]])
     for bins, accuracy in ((2, 0.8614), (4, 0.6297), (8, 0.4229)):
-        matrix = theory.of_accuracy(bins, accuracy)
+        matrix = theory.confusion_of_accuracy(bins, accuracy)
         np.testing.assert_allclose(matrix.sum(axis=1), 1)
         assert np.trace(matrix) / bins == pytest.approx(accuracy)
         assert np.trace(matrix[:, 1:]) + np.trace(matrix) + np.trace(matrix[1:]) == pytest.approx(bins)
-    far = theory.of_accuracy(8, 0.4229, 0.85)
+    far = theory.confusion_of_accuracy(8, 0.4229, 0.85)
     assert np.trace(far) / 8 == pytest.approx(0.4229)
     np.testing.assert_allclose(far.sum(axis=1), 1)
     true = np.array([0, 0, 0, 1, 1, 3])
-    matrix = theory.of_predictions(true, [0, 1, 0, 1, 1, 2], 4)
+    matrix = theory.confusion_of_predictions(true, [0, 1, 0, 1, 1, 2], 4)
     np.testing.assert_allclose(matrix[0], [2 / 3, 1 / 3, 0, 0])
     np.testing.assert_allclose(matrix[2], [0, 0, 1, 0])
 
@@ -206,7 +206,7 @@ def test_confusing_follows_the_matrix():
     rng = np.random.default_rng(0)
     true, wrong = rng.integers(0, 4, 40_000), theory.neighbours(4, 0.3, 0.1)
     put = theory.confuse(true, wrong, rng.random(40_000))
-    np.testing.assert_allclose(theory.of_predictions(true, put, 4), wrong, atol=0.02)
+    np.testing.assert_allclose(theory.confusion_of_predictions(true, put, 4), wrong, atol=0.02)
     np.testing.assert_array_equal(theory.confuse(true, np.eye(4), rng.random(40_000)), true)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lengthwise.policy import PREDICTED, resolve
+from lengthwise.policy import PREDICTION_ARGUMENTS, resolve
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, dtype_name
@@ -239,7 +239,7 @@ def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:
             'plug-in that reserves so (--scheduler-cls, "reserve": true), behind a gateway that predicts.'
         )
     rank = resolve("rank", d.scheduler.rank)
-    if rank.uses(*PREDICTED):
+    if rank.uses(*PREDICTION_ARGUMENTS):
         updates = " Updated predictions cannot reach a request that the engine already has."
         yield (
             f"Rank {rank.name} orders by predicted lengths, which no engine knows. A gateway can order requests so: it "

@@ -33,7 +33,7 @@ from lengthwise.engine._kernel_tiers import (
 from lengthwise.policy import contracts
 
 COMPUTE, STARTED, DEFERRED, SHORT = range(4)
-"""What ``_try_load`` has done. SHORT: blocks are short, and no other request may be admitted."""
+"""Results of ``_try_load``. COMPUTE: there is nothing to load. SHORT: blocks are short, so that admission ends."""
 BAD_PREEMPTION = kernel_layout.BAD_PREEMPTION
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
@@ -49,14 +49,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     w.flight = r * stride + (rep.first_flight + rep.in_flight) % stride
     flight = S.flights[w.flight]
     flight.rests = 0
-    w.seqs = 0
-    w.decodes = 0
-    w.prompts = 0
-    w.prompt_tokens = 0
-    w.longest = 0
-    w.preempted_for_blocks = 0
-    w.plan_flags = 0
-    w.is_served = 0
+    w.seqs = w.decodes = w.prompts = w.prompt_tokens = w.longest = 0
+    w.preempted_for_blocks = w.plan_flags = w.is_served = 0
     w.swap_s = 0.0
     expire(S, r, now_s)
     if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
@@ -70,7 +64,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         rep.phase_steps = 0
         rep.phase_rounds = 0
     if admit > 0:
-        rep.steps_since_admit = 0  # Since admissions were last allowed, even if no request was admitted.
+        rep.steps_since_admit = 0  # Counts from when the plan last allowed admissions, even if none took place.
         rep.ended_since_admit = 0
         _rank_and_preempt(S, r, now_s, rank, memory, preemption)
     if flags & DECODES_WAIT == 0:
@@ -121,7 +115,7 @@ def _rank_and_preempt(S, r, now_s, rank, memory, preemption):
 
 @jit_cold
 def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
-    """Preempt running requests so that waiting requests of a better rank get memory and a place in the batch."""
+    """Preempt running requests so that waiting requests of smaller keys get memory and a slot of ``max_num_seqs``."""
     rep, params = S.replicas[r], S.params[0]
     ranked, candidates, sorted_from, left = False, 0, 0, 0
     free_blocks, free_seqs = rep.free_blocks, params.max_num_seqs - S.running[r]
@@ -161,7 +155,7 @@ def preempt_for_waiting(S, r, now_s, rank, memory, preemption):
     for i in range(candidates - 1, left - 1, -1):
         preempt(S, r, S.tmp_slot[i], now_s, rank)
     rep.margin = margin
-    S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions have another reason.
+    S.work[0].preempted_for_blocks = 0  # ``preempt`` sets it, but these preemptions were by rank.
     rep.check_preemption = 0
     rep.steps_since_check = 0
 
@@ -181,7 +175,7 @@ def _worst_to_end(S, count):
 
 @jit
 def _blocks_if_free(S, slot, free_blocks, free_seqs, memory):
-    """Return a waiting request's blocks if these blocks and places are free, or -1 if the request must wait."""
+    """Return the blocks that a waiting request gets if so many blocks and slots are free, or -1 if it must wait."""
     if free_seqs < 1:
         return -1
     q, params = S.slots[slot], S.params[0]
@@ -236,7 +230,7 @@ def _by_tokens(cost, tokens, column):
 
 @jit_cold
 def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
-    """Serve the residents by vLLM's priority, after taking back what the step has. It admits nothing any more."""
+    """Take back the decodes of the step, and serve the residents by vLLM's priority."""
     rep, w = S.replicas[r], S.work[0]
     flight = S.flights[w.flight]
     if w.decodes > 0:
@@ -323,7 +317,7 @@ def chunk_for(S, context, preempted_before, prompt_budget, flags):
 
 @jit
 def _take_blocks(S, r, q, blocks, found, tokens):
-    """Give an admitted request ``blocks`` blocks, ``found`` of them from the cache, to compute up to ``tokens``."""
+    """Give an admitted request ``blocks`` blocks, ``found`` of them cached, and cache those of its first ``tokens``."""
     params = S.params[S.replicas[r].side]
     S.replicas[r].free_blocks -= blocks - found
     q.blocks = blocks
@@ -371,10 +365,10 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
 
 @jit_cold
 def _try_load(S, r, slot, found, shared, now_s, memory):
-    """Start the load of the offloaded blocks that continue a waiting request's ``found`` cached blocks, if any.
+    """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
 
-    ``shared`` of the cached blocks have other holders. STARTED and DEFERRED pop the request from the queue. It is
-    deferred while these blocks are stored, read or loaded for another request, and queued again after admission.
+    Other requests use ``shared`` of the cached blocks. STARTED and DEFERRED pop the request from the queue: it is
+    deferred, until the step is formed, while its chunks are being stored, read or loaded for another request.
     """
     q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
     count = count_loadable(S, r, q, found, now_s)

@@ -1,6 +1,6 @@
-"""The records of cached contents in the kernel, and the hash table that finds them by node.
+"""The records of cached blocks in the kernel, and the hash table that finds them by node.
 
-Row r is the cache of replica r. ``_kernel_prefix`` states what the further rows are.
+Row r of ``State.cached`` is the cache of replica r. ``_kernel_prefix`` describes the further rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _home(S, node):
 
 @jit
 def place_of(S, r, node):
-    """Return the place of a node in the hash table, or the free place where it belongs."""
+    """Return the index of a node in the hash table, or the free index for it."""
     at, mask = _home(S, node), S.cache_table.shape[1] - 1
     while S.cache_table[r, at] != NONE and S.cached[r, S.cache_table[r, at]].node != node:
         at = (at + 1) & mask
@@ -27,7 +27,7 @@ def place_of(S, r, node):
 
 @jit
 def new_record(S, r, node):
-    """Return a record for a content with one holder. It is not in the hash table yet."""
+    """Return a record for a block that one request uses. It is not in the hash table yet."""
     pool = S.pools[r]
     record = pool.free_record
     if record == NONE:
@@ -50,7 +50,7 @@ def free_record(S, r, record):
 
 @jit
 def clear_place(S, r, at):
-    """Free a place of the table, and move back later entries that it separated from their homes."""
+    """Free index ``at`` of the hash table, and close the gap: move back later entries of the same probe sequence."""
     mask = S.cache_table.shape[1] - 1
     gap, at = at, (at + 1) & mask
     while S.cache_table[r, at] != NONE:

@@ -1,9 +1,9 @@
 """Groups of sequences that decode together: a step updates only the group's sums, in O(1); a change is O(log members).
 
-The heap of a group has one entry for each member. Its key is the group step of the member's final token. A member with
-a spare block (allocated, still empty) has instead the group step at which it needs one more block, if that is earlier.
-Members without a spare block are counted in ``block_needs`` by the step (modulo the block size) of their next block. A
-*cohort* counts the members whose most recent token came at the same time.
+The heap of a group has one entry for each member. Its key is the group step of the member's final token. For a member
+with a spare block (allocated, still empty), the key is the group step at which it needs one more block, if that is
+earlier. Members without a spare block are counted in ``block_needs`` by the step (modulo the block size) of their next
+block. A *cohort* is the members whose most recent token came at the same time.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def update(S, g, slot):
 
 @jit
 def assign_return_number(S, slot):
-    """Give a request that becomes idle (is in no step any more) the next return number.
+    """Give a request that returns from a step to the idle residents the next return number.
 
-    Return numbers break ties between victims. Members of a group retain their numbers while no other sequence is idle,
+    Return numbers break ties between victims. Members of a group retain their numbers while no other resident is idle,
     because their order does not change.
     """
     S.counters[0].returns += 1
@@ -101,9 +101,7 @@ def merge(S, source, target):
         update(S, source, slot)
         _uncount_block(S, source, S.slots[slot])
         join(S, target, slot)
-    group.members = 0
-    group.kv_tokens = 0
-    group.cohorts = 0
+    group.members = group.kv_tokens = group.cohorts = 0
 
 
 @jit
@@ -113,7 +111,7 @@ def member(S, g, i):
 
 @jit
 def next_event_step(S, g):
-    """Return at which step of the group a member next ends or needs a block. The group must not be empty."""
+    """Return the first step of the group at which a heap entry is due. The group must not be empty."""
     return S.heaps[g, 0] >> _SHIFT
 
 

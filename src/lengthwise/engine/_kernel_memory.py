@@ -1,4 +1,4 @@
-"""Memory of a replica at admission, preemption, timeout and end of requests; entry into queues; tenants' service."""
+"""KV blocks at admission, preemption, timeout and end of requests; entry into queues; tenants' service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lengthwise.engine._kernel_queue import (
     rank_key,
     release_children,
 )
-from lengthwise.engine._kernel_tiers import is_loaded, leave_loading, note_end
+from lengthwise.engine._kernel_tiers import end_offloading, is_loaded, leave_loading
 from lengthwise.policy import contracts, reservation
 from lengthwise.schema.records import Status
 
@@ -26,7 +26,7 @@ TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
 MARGIN_STEP = reservation.MARGIN_STEP
 INFINITY = float("inf")
-UNSERVED, UNTOUCHABLE = -1, -2
+UNSERVED, EXCLUDED = -1, -2
 
 
 @jit
@@ -50,7 +50,7 @@ def end_request(S, r, slot, status, now_s):
 
 @jit
 def free_blocks_of(S, r, q, has_ended):
-    """Free the blocks of a resident that is in no step and has ended or is preempted. Its record is up to date."""
+    """Free the blocks of a request that has ended or is preempted. Call ``update`` first for a member of a group."""
     if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side == 0:
         if has_ended or S.params[0].prefix_caching != RADIX:
             cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
@@ -99,7 +99,7 @@ def _leave_backlog(S, tenant):
 
 @jit_cold
 def join_backlog(S, tenant):
-    """Count a waiting request of a tenant. If the tenant had none, raise its service to the lowest of others (VTC)."""
+    """Count a waiting request of a tenant. For its only one, raise its service to the lowest of other tenants (VTC)."""
     if S.backlog[tenant] == 0:
         minimum = INFINITY
         for t in range(len(S.service)):
@@ -131,7 +131,7 @@ def remaining_tokens(predicted, generated):
 
 @jit
 def send_next(S, i, status, now_s):
-    """Send what waited for the end of request ``i``: the next request of a closed loop, and the children of ``i``."""
+    """Send the requests that waited for the end of ``i``: the next one of a closed loop, and the children of ``i``."""
     counters = S.counters[0]
     if S.params[0].closed_loop == 1 and counters.released < len(S.arrival_s):
         S.arrival_s[counters.released] = now_s
@@ -206,7 +206,7 @@ def _expire_idle(S, r, now_s):
 
 @jit_cold
 def _time_out(S, r, slot, now_s):
-    note_end(S, r, S.slots[slot])
+    end_offloading(S, r, S.slots[slot])
     free_blocks_of(S, r, S.slots[slot], True)
     S.running[r] -= 1
     end_request(S, r, slot, TIMED_OUT, now_s)
@@ -230,7 +230,7 @@ def _expire_waiting(S, r, now_s):
         slot = S.queued_slot[at]
         if S.slots[slot].arrival_s + timeout_s <= now_s:
             S.waiting[rep.queue] -= 1
-            note_end(S, r, S.slots[slot])
+            end_offloading(S, r, S.slots[slot])
             end_request(S, r, slot, TIMED_OUT, now_s)
             continue
         first = min(first, S.slots[slot].arrival_s)
@@ -337,7 +337,10 @@ def add_prompt(S, slot, chunk):
 
 @jit_cold
 def preempt(S, r, slot, now_s, rank):
-    """Move a resident that is in no step back to the queue. Its cache is recomputed or swapped in later."""
+    """Move a resident back to the queue. Its KV cache is recomputed or swapped in later.
+
+    Under asynchronous scheduling, a resident whose last token is in flight does not return to the queue.
+    """
     rep, q, w = S.replicas[r], S.slots[slot], S.work[0]
     params = S.params[rep.side]
     if q.last_flight >= 0:
@@ -383,7 +386,7 @@ def preempt(S, r, slot, now_s, rank):
 def _preempt_in_flight(S, r, slot):
     """Free the blocks of a resident that may be in the step in flight. Return whether that step gives its last token.
 
-    The contents of a decode in flight are not known yet. Its token comes at the end of the step all the same.
+    A token in flight is not known yet, so that its block is not cached. The request gets it when the step ends.
     """
     rep, q = S.replicas[r], S.slots[slot]
     decodes = rep.in_flight > 0 and q.decoding == 1 and q.prompt + q.generated > q.context + 1
@@ -400,7 +403,7 @@ def _preempt_in_flight(S, r, slot):
 
 @jit_cold
 def add_ending(S, r, slot, flight):
-    """Note that a request gets its last token at the end of the step ``flight`` in flight."""
+    """Note in ``State.ending`` that a request gets its last token when the step in flight ``flight`` ends."""
     rep = S.replicas[r]
     S.slots[slot].last_flight = flight
     S.ending[r, rep.ending] = slot
@@ -409,7 +412,7 @@ def add_ending(S, r, slot, flight):
 
 @jit_cold
 def _order_victims(S, r, now_s, victim):
-    """Sort the idle residents into ``tmp_slot``, the next victim last. Return how many there are."""
+    """Sort the idle residents into ``tmp_slot``, the next victim last. Return their number."""
     count = 0
     for at in range(_update_idle(S, r) + S.replicas[r].ending):
         slot = _idle(S, r, at)
@@ -448,7 +451,7 @@ def rank_residents(S, r, now_s, rank):
 
 @jit_cold
 def _update_idle(S, r):
-    """Update the records of idle decodes. Return how many residents are idle, including half-computed prompts."""
+    """Update the records of idle decodes. Return the number of idle residents, including half-computed prompts."""
     g = S.replicas[r].idle_group
     for i in range(S.groups[g].members):
         update(S, g, member(S, g, i))
@@ -468,8 +471,8 @@ def _idle(S, r, i):
 def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
     """Give idle decodes the blocks for their next tokens, and preempt others while blocks are short.
 
-    Residents are served in the order of victims, in which the last one is preempted first. Return how many decodes got
-    their blocks. Their slots come first in ``tmp_slot``. Half-computed prompts get no blocks here.
+    The order is that of victims, of which the last is preempted first. Return the number of decodes that got their
+    blocks. Their slots are the first in ``tmp_slot``. Half-computed prompts get no blocks here.
     """
     rep = S.replicas[r]
     count = _order_victims(S, r, now_s, victim)
@@ -495,17 +498,18 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 
 @jit_cold
 def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one sequence
-    """Give residents their blocks in the order of admission, and preempt by priority, as vLLM does.
+    """Give residents their blocks in the order of admission, and preempt by priority while blocks are short (vLLM).
 
-    The victim may have been served already. A request that is its own victim ends the loop for this step. Return how
-    many decodes are served. Their slots come first in ``tmp_slot``. The step may have up to ``tokens`` tokens.
+    The victim may have its blocks already. If a request is its own victim, no further resident is served. Return the
+    number of decodes that got their blocks. Their slots are the first in ``tmp_slot``. The step may have up to
+    ``tokens`` tokens.
     """
     rep, w, block_size = S.replicas[r], S.work[0], S.params[0].block_size
     count, served, at, goes_on = _order_by_admission(S, r, now_s, victim), 0, 0, True
     while goes_on and at < count:
         slot = S.tmp_slot[at]
         q, chunk = S.slots[slot], 0
-        if S.tmp_tie[at] == UNTOUCHABLE:
+        if S.tmp_tie[at] == EXCLUDED:
             at += 1
             continue
         end = q.prompt + q.generated
@@ -521,7 +525,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
                 S.slots[S.tmp_slot[worst]].blocks += S.tmp_tie[worst]
                 served -= 1
             preempt(S, r, S.tmp_slot[worst], now_s, rank)
-            S.tmp_tie[worst] = UNTOUCHABLE
+            S.tmp_tie[worst] = EXCLUDED
             goes_on = worst != at
         if goes_on:
             rep.free_blocks -= need
@@ -529,7 +533,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
                 S.tmp_tie[at] = need
                 served += 1
             else:
-                S.tmp_tie[at] = UNTOUCHABLE
+                S.tmp_tie[at] = EXCLUDED
                 q.blocks += need
                 if S.params[0].prefix_caching == 1:
                     cache_blocks(S, r, q, end)
@@ -546,10 +550,10 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
 
 @jit_cold
 def _order_by_admission(S, r, now_s, victim):
-    """Store the idle decodes by admission, then prompts, in ``tmp_slot``, and their victim keys in ``tmp_key``.
+    """Sort the idle residents into ``tmp_slot``, decodes by admission and then prompts. ``tmp_key`` has victim keys.
 
-    Return their number. ``tmp_tie`` is ``UNSERVED``. It becomes the blocks that a decode is given, or ``UNTOUCHABLE``
-    for a resident that is preempted, and for a prompt of the step.
+    Return their number. ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, or
+    ``EXCLUDED`` for residents that can be no victims: preempted ones, and prompts of the step.
     """
     count = 0
     for at in range(_update_idle(S, r)):
@@ -568,10 +572,10 @@ def _order_by_admission(S, r, now_s, victim):
 
 @jit_cold
 def _worst(S, count):
-    """Return the place of the largest key in ``tmp_key``, of equal ones the latest arrival, of these the first."""
+    """Return the index of the next victim: the largest ``tmp_key``, among equal keys the latest arrival."""
     worst = -1
     for i in range(count):
-        if S.tmp_tie[i] == UNTOUCHABLE:
+        if S.tmp_tie[i] == EXCLUDED:
             continue
         later = worst >= 0 and S.slots[S.tmp_slot[i]].arrival_s > S.slots[S.tmp_slot[worst]].arrival_s
         if worst < 0 or S.tmp_key[i] > S.tmp_key[worst] or (S.tmp_key[i] == S.tmp_key[worst] and later):
@@ -581,7 +585,7 @@ def _worst(S, count):
 
 @jit
 def _blocks_short(S, r, need, reserve):
-    """Return whether blocks are short. A replica's only request needs a reserve by Vidur's FORM_ONCE alone."""
+    """Return whether blocks are short. A replica's only request needs no ``reserve``, except with FORM_ONCE (Vidur)."""
     free = S.replicas[r].free_blocks
     applies = S.running[r] > 1 or S.work[0].plan_flags & FORM_ONCE != 0
     return free < need or (applies and free < reserve)
@@ -612,8 +616,8 @@ def preempt_for_partial(S, r, need, slot, now_s, rank, victim):
 def blocks_to_admit(S, r, slot, chunk, shared, memory):
     """Return the blocks that a request gets at its admission, or -1 if the request must wait.
 
-    Of its cached blocks, other requests hold ``shared``. To the policy these are free: the request takes none for them.
-    So are the blocks that it already has, from its own load.
+    The memory policy counts two kinds of blocks as free, because the request takes no new ones for them: the ``shared``
+    cached blocks, which other requests use, and the blocks that the request has from its own load.
     """
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]
@@ -649,7 +653,7 @@ def _peak_tokens(S, r, candidate):
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert_remaining(S, 0, candidate)
     count = _insert_group(S, count, rep.idle_group)
-    for i in range(rep.partials + rep.incoming):  # A replica has either half-computed prompts or incoming transfers.
+    for i in range(rep.partials + rep.incoming):  # A replica has half-computed prompts or transfers, never both.
         count = _insert_remaining(S, count, S.partials[r, i])
     for i in range(S.tiers[r].loading):
         if S.loading[r, i] != candidate:
@@ -663,7 +667,7 @@ def _peak_tokens(S, r, candidate):
         count = _insert_group(S, count, S.flights[w.flight].group)
     for i in range(w.prompts):
         count = _insert_remaining(S, count, S.prompt_slot[w.flight, i])
-    in_use, peak = 0, 0  # Here ``tmp_tie`` holds tokens in use and ``tmp_slot`` remaining tokens.
+    in_use, peak = 0, 0  # Here ``tmp_tie`` has tokens in use and ``tmp_slot`` remaining tokens.
     for i in range(count):
         in_use += S.tmp_tie[i]
         peak = max(peak, in_use + S.tmp_slot[i] * (i + 1))

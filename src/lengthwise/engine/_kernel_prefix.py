@@ -1,12 +1,12 @@
-"""vLLM's prefix cache in the kernel: which blocks have a content, who holds them, and in which order they are evicted.
+"""vLLM's prefix cache in the kernel: which blocks have contents, how many requests use them, which is evicted next.
 
 ``_reference_state.BlockPool`` states the rules. A block has a record only while it has a content; blocks without
-content are counts. A decode group takes its blocks without looking here, so contents of taken blocks may remain.
-``evict_excess`` evicts them before the cache is read or grows.
+content are only counted. A decode group takes free blocks without evicting contents, so that more blocks may have
+contents than are free. ``evict_excess`` evicts the excess before the cache is read or grows.
 
 Row r of the pools is the cache of replica r. Row ``params.replicas`` + r is the router's index of the prompts that it
-sent to replica r (``_reference_state.PrefixIndex``): a cache that no request holds. From row ``params.tier_row`` on
-are the replicas' tiers (``_kernel_tiers``).
+sent to replica r (``_reference_state.PrefixIndex``): a cache whose blocks no request uses. From row ``params.tier_row``
+on, the rows are the CPU memories of the replicas (``_kernel_tiers``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, n
 from lengthwise.engine._kernel_radix import count_in_use, count_matched, evict_leaf, hold, insert_pages, match_prefix
 
 RADIX = 2
-"""``prefix_caching`` of SGLang's radix tree."""
+"""Value of ``Params.prefix_caching`` for SGLang's radix tree."""
 
 
 @jit
 def add_content(S, r, node):
-    """Give a taken block a content. Return its record, which one request uses."""
+    """Give a block that one request uses a content. Return the block's record."""
     block, at = new_record(S, r, node), place_of(S, r, node)
     if S.cache_table[r, at] == NONE:
         S.cache_table[r, at] = block
@@ -53,7 +53,7 @@ def uncache(S, r, block):
 
 @jit
 def evict_excess(S, r):
-    """Evict the least recently used contents whose blocks have been taken."""
+    """Evict contents, in the cache's order, until no more blocks have them than are free."""
     while S.pools[r].evictable > S.replicas[r].free_blocks:
         if S.params[0].prefix_caching == RADIX:
             evict_leaf(S, r)
@@ -97,9 +97,10 @@ def append(S, r, block):
 
 @jit_cold
 def find_cached(S, r, q):
-    """Find the cached blocks with which a waiting request begins, into its rows of ``request_blocks``.
+    """Find the cached blocks with which a waiting request begins. Return (their number, how many of them are in use).
 
-    Return (their number, how many of them other requests hold). At least the last token is left to compute.
+    Their records are in the request's part of ``State.request_blocks``, or end with ``work.found_segment`` in a radix
+    tree. The block of the request's last token is never among them, so that there is a token to compute.
     """
     evict_excess(S, r)
     most = (q.prompt + q.generated - 1) // S.params[S.replicas[r].side].block_size
@@ -119,7 +120,7 @@ def find_cached(S, r, q):
 
 @jit_cold
 def reuse_found(S, r, q, found):
-    """Use the blocks that ``find_cached`` found. Blocks that no request used are not free any more."""
+    """Count the request as a user of the ``found`` blocks of ``find_cached``. Blocks without users were free before."""
     q.cached = found
     if S.params[0].prefix_caching == RADIX:
         q.cached_segment = S.work[0].found_segment
@@ -136,7 +137,7 @@ def reuse_found(S, r, q, found):
 
 @jit_cold
 def cache_blocks(S, r, q, tokens):
-    """Let other requests find the full blocks of the request's first ``tokens`` tokens, which it has taken."""
+    """Let other requests find the full blocks of the request's first ``tokens`` tokens. It must have these blocks."""
     evict_excess(S, r)
     full, base, passed = tokens // S.params[S.replicas[r].side].block_size, S.request_blocks_start[q.index], 0
     if S.params[0].prefix_caching == RADIX:
@@ -175,7 +176,7 @@ def release_blocks(S, r, q, blocks):
 
 @jit_cold
 def count_shared(S, r, q):
-    """Return how many of a resident's blocks other requests hold, too."""
+    """Return how many of a resident's blocks other requests use, too."""
     if S.params[0].prefix_caching == RADIX:
         return count_in_use(S, r, q.cached_segment, 2)
     shared, base = 0, S.request_blocks_start[q.index]
@@ -198,7 +199,7 @@ def count_cached(S, r, i):
 
 @jit_cold
 def index_prompt(S, r, i):
-    """Add the prompt of request ``i`` to the router's index of replica ``r``, its first block as the last used one."""
+    """Mark the blocks of request i's prompt, from the last to the first, as used in the router's index of a replica."""
     row, passed, most = S.params[0].replicas + r, 0, S.prompt[i] // S.params[0].block_size
     for run in range(S.node_start[i], S.node_start[i + 1]):
         passed += S.node_length[run]
@@ -218,7 +219,7 @@ def index_prompt(S, r, i):
 
 @jit_cold
 def set_router_arrays(S, i):
-    """Set the arrays of ``State`` that the router sees of the prefill replicas' memory for request ``i``."""
+    """Set the router's arguments ``free_blocks``, ``prefix_tokens`` and ``index_tokens`` for request ``i``."""
     params = S.params[0]
     for r in range(params.replicas):
         S.router_free_blocks[r] = S.replicas[r].free_blocks
@@ -235,9 +236,9 @@ def set_router_arrays(S, i):
 
 @jit
 def previous_replica(routed, previous_turn, i):
-    """Return the replica of the last turn before request ``i`` that a side's router has placed, or -1 if there is none.
+    """Return the replica that a side's router chose for the latest turn before request ``i``, or -1 if there is none.
 
-    ``routed`` and ``previous_turn`` are empty if the router does not see sessions.
+    ``routed`` and ``previous_turn`` are empty if the router does not take ``previous_replica``.
     """
     if len(previous_turn) == 0:
         return -1

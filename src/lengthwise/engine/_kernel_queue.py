@@ -1,4 +1,4 @@
-"""Binary heaps: of waiting requests by (key, order of arrival), of events, and of sent children."""
+"""Binary heaps: of waiting requests by (key, index), of events by (time, number), and of sent children by arrival."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _move_down(S, offset, length, i, key, index, slot):
 
 @jit
 def key_before(key_a, index_a, key_b, index_b):
-    """Return whether the request or event a precedes b: by key, and of equal keys by index."""
+    """Return whether request or event a precedes b: by key, and among equal keys by index."""
     return key_a < key_b or (key_a == key_b and index_a < index_b)
 
 
@@ -136,15 +136,15 @@ def _gittins_rank(S, i, generated, remaining):
 
 @jit
 def remaining_of(S, q):
-    """Return the predicted remaining tokens, at least 1. Call ``_kernel_groups.update`` first for a decoding member."""
+    """Return the predicted remaining tokens, at least 1. Call ``_kernel_groups.update`` first for a group member."""
     return max(1.0, predicted_total(S, q.index, q.generated) - q.generated)
 
 
 @jit_cold
 def key_of(S, function, now_s, q):
-    """Return the key that a rank or victim policy gives a request. NaN is noted as a problem.
+    """Return the key that a rank or victim policy gives a request. For NaN, set ``problem`` and return 0.
 
-    For a decoding member of a group, call ``_kernel_groups.update`` first.
+    Call ``_kernel_groups.update`` first for a member of a group.
     """
     predicted = predicted_total(S, q.index, q.generated)
     remaining = max(1.0, predicted - q.generated)
@@ -163,7 +163,7 @@ def key_of(S, function, now_s, q):
 
 @jit
 def push_event(S, end_s, r):
-    """Add the end of a step of replica ``r``, or, if ``r`` >= replicas, event ``r - replicas`` of ``handle_event``."""
+    """Add the end of a step of replica ``r``, or for ``r`` >= replicas, event ``r - replicas`` of ``handle_event``."""
     i = S.counters[0].events
     S.counters[0].events += 1
     while i > 0:
@@ -204,7 +204,7 @@ def pop_event(S):
 
 @jit
 def next_request(S):
-    """Return the request that reaches the front end next, perhaps in the future, or -1 if none is known."""
+    """Return the request that reaches the front end next, now or later, or -1 if none is known."""
     counters = S.counters[0]
     if S.params[0].has_dependents == 0:
         return counters.next if counters.next < counters.released else -1

@@ -1,9 +1,9 @@
-"""SGLang's radix tree in the kernel: segments of pages, who holds them, and which leaf is evicted next.
+"""SGLang's radix tree in the kernel: segments of pages, how many requests use them, which leaf is evicted next.
 
-``_reference_state.RadixCache`` states the rules. A segment is a record of ``State.cached`` (the node of its first page
-and its holders) and of ``State.segments``. Its pages are those of its ``owner`` from page ``start`` on, so that no page
-has a record: requests that begin alike have the same runs of nodes, and two lists of pages are compared run by run.
-The evictable leaves are a heap.
+``_reference_state.RadixCache`` states the rules. A segment has a record of ``State.cached`` (node of its first page,
+number of ``holders``) and one of ``State.segments``. Its pages are ``length`` pages of the request ``owner``, from page
+``start`` on. A single page has no record: requests that begin alike have the same runs of nodes, so that two lists of
+pages are compared run by run. The evictable leaves are a heap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _page(S, i, at):
 
 @jit_cold
 def _follow(S, r, i, depth, pages):
-    """Return (the segment that begins with page ``depth`` of request ``i``, the page at which the two part).
+    """Return (segment that begins with page ``depth`` of request ``i``, first page in which they differ).
 
     Only the first ``pages`` pages of the request count. Without such a segment, return (NONE, depth).
     """
@@ -53,7 +53,7 @@ def _follow(S, r, i, depth, pages):
 
 @jit
 def _order(S, r, segment):
-    """Return the key by which evictable leaves are ordered, the next one to evict first."""
+    """Return the sort key of an evictable leaf. The smallest is evicted first."""
     entry, policy = S.segments[r, segment], S.params[0].radix_policy
     group, time = 0, entry.used
     if policy == LFU:
@@ -73,7 +73,7 @@ def _order(S, r, segment):
 
 @jit_cold
 def _update_leaf(S, r, segment):
-    """Put a segment in its place among the evictable leaves, or remove it if it is none."""
+    """Add a segment to the heap of evictable leaves, move it to its position there, or remove it if it is none."""
     pool, entry = S.pools[r], S.segments[r, segment]
     at = entry.place
     if entry.children == 0 and S.cached[r, segment].holders == 0:
@@ -111,10 +111,10 @@ def _set_leaf(S, r, at, segment):
 
 @jit_cold
 def evict_leaf(S, r):
-    """Evict the leaf that is first in the order of the eviction policy."""
+    """Evict the first leaf by the eviction policy."""
     pool, segment = S.pools[r], S.leaves[r, 0]
     entry = S.segments[r, segment]
-    S.cached[r, segment].holders = 1  # So that it leaves the heap.
+    S.cached[r, segment].holders = 1  # ``_update_leaf`` then removes it from the heap.
     _update_leaf(S, r, segment)
     clear_place(S, r, place_of(S, r, S.cached[r, segment].node))
     free_record(S, r, segment)
@@ -164,10 +164,10 @@ def _split(S, r, child, at):
 
 @jit_cold
 def _visit(S, r, i, pages, priority, inserted):
-    """Use the segments of the first pages of request ``i``, and split the last one where the pages leave it.
+    """Mark the segments of request i's first ``pages`` pages as used now. Return (number of pages found, last segment).
 
-    Segments get at least the priority, and those that end after ``inserted`` pages a hit. Return (number of pages in
-    the tree, last segment).
+    The last segment is split at the end of these pages. Each segment's priority becomes at least ``priority``. Segments
+    that end after the first ``inserted`` pages count a hit.
     """
     depth, last, now = 0, NONE, S.pools[r].clock + 1
     S.pools[r].clock = now
@@ -189,9 +189,9 @@ def _visit(S, r, i, pages, priority, inserted):
 
 @jit_cold
 def match_prefix(S, r, i, pages):
-    """Find the first pages of request ``i`` that the tree has. Their last segment is ``work.found_segment``.
+    """Find the longest prefix of request i's first ``pages`` pages that is in the tree, and mark it as used now.
 
-    Return (their number, how many of them requests hold). They count as used now.
+    Return (number of pages found, how many of them requests use). ``work.found_segment`` is the last segment.
     """
     depth, last = _visit(S, r, i, pages, -ALL, ALL) if pages > 0 else (0, NONE)
     S.work[0].found_segment = last
@@ -200,7 +200,7 @@ def match_prefix(S, r, i, pages):
 
 @jit_cold
 def count_in_use(S, r, segment, requests):
-    """Return how many pages from the root to the end of a segment are held by at least ``requests`` requests."""
+    """Return how many pages from the root to the end of a segment at least ``requests`` requests use."""
     count = 0
     while segment != NONE:
         if S.cached[r, segment].holders >= requests:
@@ -211,7 +211,7 @@ def count_in_use(S, r, segment, requests):
 
 @jit_cold
 def count_matched(S, r, i, pages):
-    """Return how many of the first pages of request ``i`` the tree has, without using them."""
+    """Return how many of request i's first ``pages`` pages are in the tree, without marking them as used."""
     depth = 0
     while depth < pages:
         segment, end = _follow(S, r, i, depth, pages)
@@ -225,7 +225,7 @@ def count_matched(S, r, i, pages):
 
 @jit_cold
 def hold(S, r, segment, change):
-    """Count ``change`` (1 or -1) holders more on the way from the root to a segment."""
+    """Add ``change`` (1 or -1) to the number of holders of a segment and of all segments above it."""
     rep, pool = S.replicas[r], S.pools[r]
     while segment != NONE:
         entry, length = S.cached[r, segment], S.segments[r, segment].length
@@ -240,9 +240,9 @@ def hold(S, r, segment, change):
 
 @jit_cold
 def insert_pages(S, r, q, pages):
-    """Insert a request's first pages, and free those that others have inserted in the meantime.
+    """Insert a request's first ``pages`` pages, and free its copies of pages that others inserted in the meantime.
 
-    The end of the prompt is the end of a segment, so that the output can be evicted without it.
+    A segment ends at the end of the prompt, so that the output can be evicted without the prompt.
     """
     i, priority, prompt = q.index, -S.priority[q.index], S.prompt[q.index] // S.params[0].block_size
     known, last = _visit(S, r, i, pages, priority, q.inserted)

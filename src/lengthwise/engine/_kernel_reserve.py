@@ -1,4 +1,4 @@
-"""Memory reserved by predicted length (``policy.reservation``): whether a waiting request fits beside the residents.
+"""Admission test of memory reserved by predicted length (``policy.reservation``).
 
 The kernel gets ``admit_by_reserve`` as an argument, so that only runs that reserve compile it.
 """
@@ -20,10 +20,10 @@ def admit_by_reserve(S, r, _now_s, _rank):
 
 @jit_cold
 def fits_reserved(S, r, candidate, taken):
-    """Return whether the predicted peak of KV tokens fits with a waiting request.
+    """Return whether the predicted peak of KV tokens fits with the waiting request ``candidate``.
 
-    Beside the residents count those requests of the first ``taken`` in ``tmp_slot`` that are about to be admitted.
-    ``tmp_waiting_key`` gets what each request reserves, and ``tmp_waiting`` its tokens so far, the largest first.
+    Besides the residents, those of the first ``taken`` requests in ``tmp_slot`` count that are about to be admitted.
+    ``tmp_waiting_key`` gets each request's reserved tokens, in descending order, and ``tmp_waiting`` its tokens so far.
     """
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert(S, r, 0, candidate)

@@ -36,7 +36,7 @@ def form_as_sglang(S, r, now_s, rank):
 
 
 def no_rules(_S, _r, _now_s, _rank):
-    """Take the place of ``form_as_sglang`` where policies form the steps. It is never called."""
+    """Serve as the kernel's argument ``rules`` in runs whose steps policies form. The kernel never calls it."""
     return 0
 
 
@@ -51,7 +51,7 @@ def lower_ratio(S, r):
 def merge_prompts(S, r, f, is_mixed, is_alone):
     """Append the prompts that a step has completed to the order of decodes.
 
-    If ``is_mixed`` (the step also decoded), put them first. ``is_alone``: no sequence decodes outside of the step.
+    If the step also decoded (``is_mixed``), put the prompts first. ``is_alone``: no sequence decodes outside of it.
     """
     rep, prompts, merged = S.replicas[r], S.flights[f].prompts, 0
     if is_alone:
@@ -180,7 +180,7 @@ def _add(S, slot, tokens, new_tokens):
 
 @jit_cold
 def _resume(S, r):
-    """Add the next chunk of the prompt that is computed in part. Return False if none fits."""
+    """Add the next chunk of the half-computed prompt. Return False if none fits."""
     rep, w, slot = S.replicas[r], S.work[0], S.partials[r, 0]
     q, size = S.slots[slot], S.params[0].block_size
     left, tokens = q.context - q.prefilled, min(w.left_chunk, int(_unreserved_tokens(S, r)))
@@ -232,7 +232,7 @@ def _has_prompt_budget(S):
 
 @jit
 def _try(S, r, slot):
-    """Add a waiting request to the step, or its first chunk."""
+    """Add a waiting request or its first chunk to the step. Return ADMITTED, NO_TOKENS or NO_MEMORY."""
     q, w, params = S.slots[slot], S.work[0], S.params[0]
     size, max_tokens = params.block_size, S.max_tokens[q.index]
     q.context = q.prompt + q.generated
@@ -306,9 +306,9 @@ def _add_expected_ends(S, r, slot):
 
 @jit_cold
 def _add_expected_end(S, r, slot, is_sorted):
-    """Add a request's remaining tokens to ``tmp_key`` and what its end frees to ``tmp_tie``, the shortest first.
+    """Add a request's remaining tokens to ``tmp_key`` and its tokens so far to ``tmp_tie``, the shortest first.
 
-    Without ``is_sorted``, insert it before its equals, and before the last one even if it is longer (SGLang's rule).
+    If ``is_sorted`` is false, insert it before equal ones, and before the last one even if that is shorter (SGLang).
     """
     q, w = S.slots[slot], S.work[0]
     share = 1.0 if S.ignore_eos[q.index] else S.replicas[r].new_token_ratio

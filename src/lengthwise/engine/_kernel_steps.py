@@ -1,8 +1,6 @@
-"""Sends a step through the pipeline, records it and ends it; starts and ends transfers to decode replicas."""
+"""Runs a step through the pipeline, records it and ends it; starts and ends KV transfers to decode replicas."""
 
 from __future__ import annotations
-
-import math
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
@@ -25,6 +23,7 @@ from lengthwise.engine._kernel_memory import (
     expire,
     free_blocks_of,
     move_load,
+    note_admission,
     release_transfer_blocks,
     requeue,
     update_ranks,
@@ -32,13 +31,12 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.engine._kernel_sglang import lower_ratio, merge_prompts
-from lengthwise.engine._kernel_tiers import LOADING, end_load, note_end, store_prompts, touch_ended, wake
+from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
 from lengthwise.schema.records import Status
 
 BAD_DECODE_ROUTE = kernel_layout.BAD_DECODE_ROUTE
 FINISHED = int(Status.FINISHED)
-GAP_BINS, GAP_SUBBINS = kernel_layout.GAP_BINS, kernel_layout.GAP_SUBBINS
-GAP_SMALLEST_EXPONENT = kernel_layout.GAP_SMALLEST_EXPONENT
+gap_bin = jit(kernel_layout.gap_bin)
 
 
 @jit
@@ -57,7 +55,7 @@ def launch(S, D, r, now_s):
     _record_step(S, r, now_s, end_s, w.decodes + completed)
     if S.params[0].offload_blocks > 0 and rep.side == 0:
         store_prompts(S, r, now_s, end_s)
-        touch_ended(S, r, now_s)
+        complete_offloading(S, r, now_s)
     flight.end_s = end_s
     flight.prompts = w.prompts
     _count_rounds(rep, w.prompts)
@@ -209,12 +207,12 @@ def _table_rows(S, cost):
 
 @jit
 def _count_rounds(rep, prompts):
-    """Count the step that starts, and the rounds. In a round each micro-batch of the pipeline has one turn.
+    """Count a step that starts, and the rounds. In a round each micro-batch of the pipeline runs one step.
 
     ``marked_step`` is the latest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
-    which they enter it. A step that starts after the marked step has left begins the marked micro-batch's next turn: a
-    round is counted, and the starting step is marked. If the step after the marked one has left as well, the marked
-    micro-batch has become empty: its round is counted at the step before the starting one.
+    which they enter it. The first step that starts after the marked step has left is the marked micro-batch's next one:
+    it is marked, and a round is counted. If the step after the marked one has left as well, the marked micro-batch has
+    no requests left: a round is counted for the step before the starting one, too.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
@@ -272,16 +270,6 @@ def _double_bin_width(S, r):
 
 
 @jit
-def gap_bin(gap_s):
-    """Return the histogram bin of a gap. Each octave has ``GAP_SUBBINS`` equal bins. Bin 0 is below all octaves."""
-    mantissa, exponent = math.frexp(gap_s)
-    octave = exponent - 1 - GAP_SMALLEST_EXPONENT
-    if octave < 0 or mantissa == 0:
-        return 0
-    return min(1 + octave * GAP_SUBBINS + int((mantissa - 0.5) * 2 * GAP_SUBBINS), GAP_BINS - 1)
-
-
-@jit
 def _count_gap(S, r, gap_s, count):
     """Count ``count`` tokens, each ``gap_s`` after the previous token of its request."""
     if count == 0:
@@ -307,7 +295,7 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def _finish_decodes(S, r, g, now_s):
-    """Finish the group's requests that have all their tokens. Their blocks are freed in the order of admission."""
+    """Finish the group's requests that have all their tokens, in the order of admission."""
     finished, slot = 0, pop_finished(S, g)
     while slot >= 0:
         i = finished
@@ -323,9 +311,9 @@ def _finish_decodes(S, r, g, now_s):
 
 @jit
 def end_step(S, D, r, now_s, rank, router):
-    """End the replica's oldest step in flight. Under disaggregation ``router`` chooses the decode replicas."""
+    """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[0].async_scheduling == 1:
-        _end_ahead(S, r, now_s)
+        _end_async_step(S, r, now_s)
         return
     rep, stride = S.replicas[r], S.params[0].stride
     f = r * stride + rep.first_flight
@@ -363,10 +351,11 @@ def end_step(S, D, r, now_s, rank, router):
 
 
 @jit_cold
-def count_ahead(S, r, end_s):
-    """Count the tokens of the step just launched, which ends at ``end_s``: the next step is formed before its end.
+def count_at_start(S, r, end_s):
+    """Count the tokens of the step just launched, which ends at ``end_s`` (asynchronous scheduling).
 
-    A request that ends by EOS decodes once more in the step after its last token, for nothing.
+    The next step is formed before this end. A request that ends by EOS also decodes in the step after its last token,
+    and that result is lost.
     """
     rep, w = S.replicas[r], S.work[0]
     flight, idle_tokens = S.flights[w.flight], 0
@@ -404,8 +393,8 @@ def count_ahead(S, r, end_s):
 
 
 @jit_cold
-def _end_ahead(S, r, now_s):
-    """End the oldest step in flight, whose tokens are counted. It gives them also to requests preempted meanwhile."""
+def _end_async_step(S, r, now_s):
+    """End the oldest step in flight, whose tokens ``count_at_start`` counted, also for requests preempted meanwhile."""
     rep, stride = S.replicas[r], S.params[0].stride
     f, group = r * stride + rep.first_flight, S.groups[rep.idle_group]
     rep.first_flight = (rep.first_flight + 1) % stride
@@ -425,7 +414,7 @@ def _end_ahead(S, r, now_s):
         q.last_token_s = now_s
     S.flights[f].prompts = 0
     if rep.in_flight == 0 and group.members > 0:
-        _end_unseen(S, r, f)
+        _note_uncounted_ends(S, r, f)
     count, left = 0, 0
     for at in range(rep.ending):
         slot, i = S.ending[r, at], count
@@ -447,8 +436,8 @@ def _end_ahead(S, r, now_s):
 
 
 @jit_cold
-def _end_unseen(S, r, f):
-    """Note the requests that end with step ``f``. It took no time, so that no other step was formed during it."""
+def _note_uncounted_ends(S, r, f):
+    """Note the requests that end with step ``f``, if no other step was formed while it ran, because it took no time."""
     g, at = S.replicas[r].idle_group, 0
     while at < S.groups[g].members:
         slot = member(S, g, at)
@@ -483,7 +472,7 @@ def _end_prompt(S, D, r, slot, now_s, rank, router):
 def _finish(S, r, slot, now_s):
     q = S.slots[slot]
     if S.params[0].offload_blocks > 0:
-        note_end(S, r, q)
+        end_offloading(S, r, q)
     free_blocks_of(S, r, q, True)
     S.running[r] -= 1
     S.results[q.index].finished_s = now_s
@@ -506,7 +495,7 @@ def _add_partial(S, r, slot):
 def _queue_for_decode(S, D, r, slot, now_s, rank, router):
     """Queue a prefilled request at a decode replica. Its blocks remain on ``r`` until they are fetched."""
     q, first = S.slots[slot], S.params[0].replicas
-    note_end(S, r, q)
+    end_offloading(S, r, q)
     q.prefill_replica = r
     q.transfer_blocks = q.blocks
     q.blocks = 0
@@ -532,7 +521,7 @@ def _queue_for_decode(S, D, r, slot, now_s, rank, router):
 
 @jit_cold
 def start_transfers(S, D, r, now_s, rank, memory):
-    """Start KV transfers to a decode replica, in the order of its queue, while places and memory are free."""
+    """Start KV transfers to a decode replica, in the order of its queue, while ``max_num_seqs`` and memory allow."""
     expire(S, r, now_s)
     rep = S.replicas[r]
     params, queue = S.params[rep.side], S.queues[rep.queue]
@@ -542,7 +531,7 @@ def start_transfers(S, D, r, now_s, rank, memory):
     while queue.length > 0 and S.running[r] < params.max_num_seqs:
         slot = S.queued_slot[queue.offset]
         q = S.slots[slot]
-        if q.transfer_blocks == 0:  # Swapped out: it returns with a step.
+        if q.transfer_blocks == 0:  # A swapped request returns with a step, not by a transfer.
             return
         q.context = q.prompt + q.generated
         S.work[0].decodes = 0
@@ -553,15 +542,8 @@ def start_transfers(S, D, r, now_s, rank, memory):
         queue_pop(S, rep.queue)
         rep.free_blocks -= blocks
         q.blocks = blocks
-        S.counters[0].admissions += 1
-        q.admission = S.counters[0].admissions
-        q.generated_at_admission = q.generated
-        q.waiting = 0
-        q.queued_for_s += now_s - q.queued_at_s
-        S.results[q.index].replica = r
+        note_admission(S, r, slot, now_s, rank)
         q.decode_replica = r
-        S.running[r] += 1
-        S.waiting[rep.queue] -= 1
         end_s = _transfer_end_s(S, r, q, now_s)
         if end_s <= now_s:
             _receive(S, r, slot)
@@ -586,9 +568,10 @@ def _transfer_end_s(S, r, q, now_s):
 
 @jit_cold
 def handle_event(S, D, i):
-    """End the transfer of request ``i`` to a decode replica, or its load from CPU memory.
+    """Process event ``i``: the end of a KV transfer or load, or the time at which a replica may form a step again.
 
-    With n requests, number ``n + i`` wakes the replica of deferred request ``i``, and ``2 n + r`` replica ``r``.
+    With n requests, events below n are ends of request i's transfer to a decode replica or load from CPU memory. Event
+    n + i wakes the replica of deferred request i, and event 2 n + r wakes replica r, whose host is free again.
     """
     if i >= 2 * len(S.results):
         r = i - 2 * len(S.results)
@@ -623,7 +606,7 @@ def _receive(S, r, slot):
 
 @jit_cold
 def may_form(S, r, now_s):
-    """Return whether a replica forms a step now, under asynchronous scheduling."""
+    """Return whether a replica may form a step now under asynchronous scheduling (``Reference._may_form``)."""
     rep = S.replicas[r]
     if rep.host_free_s > now_s:
         if rep.wakes == 0:
@@ -635,7 +618,7 @@ def may_form(S, r, now_s):
 
 @jit
 def can_repeat(S, r, end_s, until_s):
-    """Return whether the step just launched, of decodes only, must be followed by one of the same sequences."""
+    """Return whether the next step certainly has the same sequences as the step of decodes just launched."""
     rep, queue = S.replicas[r], S.queues[S.replicas[r].queue]
     params = S.params[rep.side]
     g = S.flights[S.work[0].flight].group
@@ -653,7 +636,7 @@ def can_repeat(S, r, end_s, until_s):
 
 @jit
 def end_in_place(S, r, end_s):
-    """End the step in ``work`` without an event, and claim the blocks of the next step of the same sequences."""
+    """End the step in ``work`` without an event, and take the blocks for the next step of the same sequences."""
     rep, w = S.replicas[r], S.work[0]
     g = S.flights[w.flight].group
     S.counters[0].last_s = max(S.counters[0].last_s, end_s)

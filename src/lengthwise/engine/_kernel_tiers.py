@@ -1,8 +1,9 @@
-"""CPU memory and storage behind the prefix cache: loads before admission, stores of computed blocks, and their recency.
+"""CPU memory and storage behind the prefix cache: loads before admission, stores of computed blocks, order of use.
 
-``_reference_state.Tier`` states the rules. Row ``params.tier_row`` + r of the pools is the tier of replica r: all its
-chunks are in the list of its evictable blocks, the least recently used first, and ``holders`` counts their loads. A
-request is ``S.offloads[i]``; while it waits for its load, and then for a step, its slot is in ``S.loading[r]``.
+``_reference_state.Tier`` states the rules. Row ``params.tier_row`` + r of the pools is the CPU memory of replica r: all
+its chunks are in the list of its evictable blocks, the least recently used first, and ``holders`` counts their loads.
+``S.offloads[i]`` is the state of request i; while the request waits for its load, and then for a step, its slot is in
+``S.loading[r]``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LOADING, LOADED, CACHED = 1, 2, 3
 USED, READ = 1, 3
 """Values of ``State.is_used``. READ: read from storage, which is a use, too."""
 PRESENT, ENTERING = 1, 2
-"""States of a node in storage. ENTERING: there will be a chunk if there is room."""
+"""States of a node in storage. ENTERING: the node gets a chunk if the storage has room."""
 INFINITY = float("inf")
 
 
@@ -59,7 +60,7 @@ def start_load(S, r, slot, first, end, now_s):
 def count_loadable(S, r, q, found, now_s):
     """Return how many chunks continue the ``found`` blocks, 0 if computing them is faster, or -1 to defer the request.
 
-    The block of the last token can be loaded: then that token alone is computed.
+    The chunk with the last token of the context counts: if it is loaded, the step computes that token alone.
     """
     params, offload = S.params[0], S.offloads[q.index]
     reads = params.storage_blocks > 0 and offload.num_reads < MAX_READS
@@ -97,9 +98,10 @@ def count_loadable(S, r, q, found, now_s):
 
 @jit_cold
 def _estimate_load(S, r, q, found, reads, now_s):
-    """Return (the end of the chunks that continue ``found`` blocks, when their load would end, whether others load).
+    """Return (end of the chunks that continue the ``found`` blocks, when their load would end, is one being loaded).
 
-    With ``reads``, chunks of the storage continue them. Others' loads count only before the first chunk to be read.
+    With ``reads``, chunks of the storage count, too. Loads of other requests count only before the first chunk that
+    must be read from storage.
     """
     params, row, srow, tier = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r]
     at, passed, read, loads, start_s, most = found, 0, 0, False, now_s, q.context // S.params[0].block_size
@@ -137,7 +139,7 @@ def _is_stored(S, srow, node, now_s):
 
 @jit_cold
 def _read(S, r, q, found, now_s):  # noqa: C901  two passes over a request's blocks
-    """Start to read what only the storage has of the chunks that continue ``found`` blocks. Return their number."""
+    """Start to read the chunks that continue the ``found`` blocks and are in storage alone. Return their number."""
     params, row, srow, tier = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r]
     at, passed, read, most = found, 0, 0, q.context // S.params[0].block_size
     for run in range(S.node_start[q.index], S.node_start[q.index + 1]):
@@ -189,7 +191,7 @@ def wake(S, i):
 
 @jit_cold
 def _count_loads(S, r, i, first, end, more):
-    """Add ``more`` to the loads of the chunks of blocks ``first`` to ``end`` of request ``i``, where there are any."""
+    """Add ``more`` to the loads of those blocks from ``first`` to ``end`` of request ``i`` that have a chunk."""
     row, passed = S.params[0].tier_row + r, 0
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(first, passed), min(end, passed + S.node_length[run])):
@@ -266,7 +268,7 @@ def is_loaded(S, q):
 
 @jit_cold
 def cache_loaded(S, r, q):
-    """Let requests find the loaded blocks of a request in the GPU's prefix cache. The last token is left to compute."""
+    """Let requests find the loaded blocks of a request in the GPU pool. Its last token remains to be computed."""
     offload, block_size = S.offloads[q.index], S.params[0].block_size
     if offload.state == LOADED:
         offload.state = CACHED
@@ -276,7 +278,7 @@ def cache_loaded(S, r, q):
 
 @jit_cold
 def leave_loading(S, r, at):
-    """Take the request at place ``at`` out of the loading ones. Its load has ended."""
+    """Remove the request at index ``at``, whose load has ended, from the row of ``State.loading``."""
     tier = S.tiers[r]
     S.offloads[S.slots[S.loading[r, at]].index].state = 0
     tier.loading -= 1
@@ -297,7 +299,7 @@ def _move_to(S, i, r):
 
 @jit_cold
 def store_prompts(S, r, now_s, end_s):
-    """Store the blocks that the prompts of the step in ``work`` fill. Their blocks are computed by ``end_s``."""
+    """Store the blocks that the prompts of the step in ``work`` fill. They are computed by ``end_s``."""
     w = S.work[0]
     for k in range(w.prompts):
         q = S.slots[S.prompt_slot[w.flight, k]]
@@ -311,35 +313,35 @@ def _storable_tokens(S, i, tokens):
 
 
 @jit_cold
-def note_end(S, r, q):
-    """Note a request that ends or is prefilled. ``touch_ended`` stores its last blocks and counts them as used."""
+def end_offloading(S, r, q):
+    """Add a request that ends or moves to a decode replica to its replica's pending stores."""
     i = q.index
     if S.params[0].offload_blocks == 0 or S.replicas[r].side == 1 or S.offloads[i].replica < 0:
         return
     offload = S.offloads[i]
     tier = S.tiers[offload.replica]
     offload.tokens = _storable_tokens(S, i, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
-    before, after = NONE, tier.first_ended  # In the order of arrival.
+    before, after = NONE, tier.first_pending_store  # The list is sorted by request.
     while after != NONE and after < i:
-        before, after = after, S.offloads[after].next_ended
-    offload.next_ended = after
+        before, after = after, S.offloads[after].next_pending_store
+    offload.next_pending_store = after
     if before == NONE:
-        tier.first_ended = i
+        tier.first_pending_store = i
     else:
-        S.offloads[before].next_ended = i
+        S.offloads[before].next_pending_store = i
 
 
 @jit_cold
-def touch_ended(S, r, now_s):
-    """Store the last blocks of requests that have ended. Count their chunks as used, each request's first one last."""
+def complete_offloading(S, r, now_s):
+    """Store the last blocks of the replica's pending stores, and mark all their used chunks as used now."""
     tier = S.tiers[r]
-    i = tier.first_ended
+    i = tier.first_pending_store
     while i != NONE:
         _store(S, r, i, S.offloads[i].tokens, now_s, now_s)
-        i = S.offloads[i].next_ended
-    while tier.first_ended != NONE:
-        _touch(S, r, tier.first_ended)
-        tier.first_ended = S.offloads[tier.first_ended].next_ended
+        i = S.offloads[i].next_pending_store
+    while tier.first_pending_store != NONE:
+        _touch(S, r, tier.first_pending_store)
+        tier.first_pending_store = S.offloads[tier.first_pending_store].next_pending_store
 
 
 @jit_cold
@@ -371,7 +373,7 @@ def _store(S, r, i, tokens, now_s, computed_s):
             if block == NONE or S.chunk_ready_s[r, block] <= now_s:
                 S.is_used[base + k] |= USED
         passed += S.node_length[run]
-    _count_loads(S, r, i, offload.stored, end, 1)  # So that they are not evicted here.
+    _count_loads(S, r, i, offload.stored, end, 1)  # ``_evict`` does not take chunks with loads.
     fits = _evict(S, r, new - (S.params[0].offload_blocks - S.pools[row].evictable), now_s)
     _count_loads(S, r, i, offload.stored, end, -1)
     if not fits:
@@ -387,7 +389,7 @@ def _store(S, r, i, tokens, now_s, computed_s):
 
 @jit_cold
 def _insert(S, r, i, first, end):
-    """Enter the chunks that a store adds. They are busy (infinity) until ``_write`` sets the end."""
+    """Add the chunks of a store. They are busy (until infinity) until ``_write`` sets the end."""
     row, passed = S.params[0].tier_row + r, 0
     for run in range(S.node_start[i], S.node_start[i + 1]):
         for k in range(max(first, passed), min(end, passed + S.node_length[run])):
@@ -409,7 +411,7 @@ def _enter(S, r, node, ready_s):
 
 @jit_cold
 def _write(S, r, i, first, end, now_s):
-    """Write the chunks that ``_insert`` has entered to the storage, if it does not have them and has room."""
+    """Write the chunks that ``_insert`` added and the storage lacks, if it has room. Set until when they are busy."""
     params, row, srow, tier, missing = S.params[0], S.params[0].tier_row + r, _storage_row(S, r), S.tiers[r], 0
     passed, busy_until_s = 0, tier.stores_until_s
     for run in range(S.node_start[i], S.node_start[i + 1]):

@@ -1,8 +1,8 @@
-"""Forms a step by TensorRT-LLM's rules: who fits in memory, then who fits in the step (``_reference_trtllm``).
+"""Forms a step by TensorRT-LLM's rules: which requests fit in memory, then which fit in the step.
 
-The kernel gets ``form_as_trtllm`` as an argument, so that only runs with these rules compile them. All residents that
-decode are in the idle group while a step is formed, since a replica has one step at a time. The prompts that may run
-are in ``State.tmp_slot``, and the tokens of each that are in the step in ``State.tmp_tie``.
+``_reference_trtllm`` states the rules. The kernel gets ``form_as_trtllm`` as an argument, so that only runs with these
+rules compile them. All residents that decode are in the idle group while a step is formed, since a replica has one step
+at a time. ``State.tmp_slot`` has the prompts that may run, ``State.tmp_tie`` how many tokens of each are in the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def form_as_trtllm(S, r, now_s, rank):
     _start(S, r, prompts, now_s, rank)
     if group.members > 0:
         take_decodes(S, r)
-    # While only the same sequences decode, those that wait still do not fit. In order, they also count for residents.
+    # While the same sequences decode, waiting requests still do not fit. In order, residents may be paused for them.
     is_settled = not in_order and params.central_queue == 0 and params.rank_every_step == 0 and params.reserve == 0
     rep.batch_is_full = 1 if is_settled and w.prompts == 0 else 0
     return 1 if w.seqs > 0 else 0
@@ -43,14 +43,14 @@ def form_as_trtllm(S, r, now_s, rank):
 
 @jit
 def _precedes(S, slot, key, index):
-    """Return whether a request of this key and index is before the resident in ``slot``."""
+    """Return whether a request of this key and index precedes the resident in ``slot``."""
     q = S.slots[slot]
     return key_before(key, index, q.queue_key, q.index)
 
 
 @jit
 def _precedes_resident(S, r):
-    """Return whether the first waiting request may be before a resident: before the last one so far."""
+    """Return whether the first waiting request may precede a resident: whether it precedes the last one so far."""
     rep = S.replicas[r]
     at = S.queues[rep.queue].offset
     return S.running[r] > 0 and key_before(S.queued_key[at], S.queued_index[at], rep.last_key, rep.last_index)
@@ -64,7 +64,7 @@ def _blocks_for(S, tokens):
 
 @jit
 def _take_first(S, r, prompts):
-    """Take the first request out of the queue, and put it behind the first ``prompts`` ones."""
+    """Move the first request of the queue behind the ``prompts`` requests in ``tmp_slot``."""
     queue = S.queues[S.replicas[r].queue]
     slot = S.queued_slot[queue.offset]
     S.slots[slot].queue_key = S.queued_key[queue.offset]
@@ -74,7 +74,7 @@ def _take_first(S, r, prompts):
 
 @jit
 def _is_admissible(S, r, prompts):
-    """Return whether the first waiting request fits by predicted length, if memory is reserved so."""
+    """Return whether the first waiting request fits by predicted length, or True if memory is not reserved."""
     if S.params[0].reserve == 0:
         return True
     return fits_reserved(S, r, S.queued_slot[S.queues[S.replicas[r].queue].offset], prompts)
@@ -82,9 +82,9 @@ def _is_admissible(S, r, prompts):
 
 @jit_cold
 def _fit_after_residents(S, r, left, room):
-    """Put the prompts of residents into ``tmp_slot``, and up to ``room`` waiting requests while blocks are ``left``.
+    """Put the prompts of residents into ``tmp_slot``, and up to ``room`` waiting requests that fit in ``left`` blocks.
 
-    No request is paused. Return their number.
+    No request is paused. Return the number of prompts.
     """
     rep, params = S.replicas[r], S.params[0]
     queue, prompts = S.queues[rep.queue], rep.partials
@@ -121,7 +121,7 @@ def _fit_after_residents(S, r, left, room):
 
 @jit
 def _size(S, tokens, budget):
-    """Return how many of a prompt's tokens are in a step, first come, first served."""
+    """Return how many of a prompt's ``tokens`` fit in the step's ``budget``: without chunking all or 0."""
     if tokens <= budget:
         return tokens
     unit = S.params[0].block_size
@@ -132,14 +132,14 @@ def _size(S, tokens, budget):
 def _pause_until_fit(S, r, now_s, room, rank):  # noqa: C901  one sequence
     """Go through residents and waiting requests in order, and put the prompts that fit for a step into ``tmp_slot``.
 
-    For one that does not fit, the last residents are paused. Return the number of prompts.
+    If a request does not fit, residents are paused for it, the last in order first. Return the number of prompts.
     """
     rep, queue = S.replicas[r], S.queues[S.replicas[r].queue]
     _order_residents(S, r)
     first, end, waiting, prompts, left = 0, rep.ordered, 0, 0, rep.free_blocks
     while True:
         is_waiting = waiting < room and queue.length > 0
-        if is_waiting and first < rep.ordered:  # Behind a paused request nothing is tried.
+        if is_waiting and first < rep.ordered:  # No request behind a paused one is tried.
             before = S.batch_order[r, first]
             is_waiting = _precedes(S, before, S.queued_key[queue.offset], S.queued_index[queue.offset])
         if is_waiting and not _is_admissible(S, r, prompts):
@@ -196,7 +196,7 @@ def _order_residents(S, r):
 
 @jit_cold
 def _divide(S, prompts, budget):
-    """Put the tokens of each prompt that are in the step into ``tmp_tie``."""
+    """Set in ``tmp_tie`` how many tokens of each prompt are in the step."""
     chunking, total, taken = S.params[0].trtllm_chunking, 0, False
     for i in range(prompts):
         q = S.slots[S.tmp_slot[i]]
@@ -217,7 +217,7 @@ def _divide(S, prompts, budget):
 
 @jit_cold
 def _divide_equally(S, prompts, budget):
-    """Give the prompts a block each in turn, while something fits in the budget."""
+    """Give each prompt a block in turn, until no block fits in the budget."""
     more = 1
     for i in range(prompts):
         S.tmp_tie[i] = 0
@@ -258,7 +258,7 @@ def _start(S, r, prompts, now_s, rank):
 
 @jit
 def _note_place(S, r, slot):
-    """Note the blocks that are reserved for a request that starts, or its place among the residents."""
+    """Reserve the blocks of a request that starts or, with MAX_UTILIZATION, add it to the residents in order."""
     rep, q = S.replicas[r], S.slots[slot]
     if S.params[0].trtllm != MAX_UTILIZATION:
         q.reserved = _blocks_for(S, q.prompt + S.max_tokens[q.index])

@@ -20,8 +20,9 @@ INITIAL_RATIO, MIN_RATIO_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 class NewTokenRatio:
     """Share of the running requests' remaining limits for which an admission reserves memory.
 
-    It begins at 0.7 times ``schedule_conservativeness`` (at most 1) and falls with each decode step, in 600 steps to
-    0.14 of that. A retraction sets it to the share of the limits that the remaining requests are expected to reach.
+    The ratio begins at 0.7 times ``schedule_conservativeness`` (at most 1) and falls with each decode step, in 600
+    steps to 0.14 of its first value. A retraction sets it to the share of the remaining requests' limits that these
+    have generated or are expected to generate in the next ``RETRACT_STEPS`` steps.
     """
 
     conservativeness: float = 1.0
@@ -108,7 +109,7 @@ class _PrefillPass:
     def resume(self, q: Request) -> bool:
         """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt.
 
-        Where SGLang would run out of memory, the chunk is cut to what is free.
+        Where SGLang would run out of memory, the chunk is cut to the free tokens.
         """
         assert self.left_chunk is not None
         left, tokens = q.context - q.rules.kv_tokens, min(self.left_chunk, int(self.left_total))
@@ -119,9 +120,9 @@ class _PrefillPass:
         return tokens == left
 
     def admit(self, q: Request) -> bool | None:
-        """Add a waiting request, or its first chunk. Return None if memory is short, False if other budgets are.
+        """Add a waiting request or its first chunk. Return None if memory is short, False if another budget is.
 
-        Memory that is reserved by predicted length is such a budget. It replaces what SGLang reserves by limits.
+        Memory reserved by predicted length is such a budget. It takes the place of SGLang's reservation by limits.
         """
         if admissible := self.replica.admissible:
             chunked = [self.replica.chunked] if self.replica.chunked else []
@@ -179,15 +180,16 @@ class _PrefillPass:
 class SglangReplica:
     """A replica that forms steps as SGLang does. ``form`` forms a step, and ``end`` notes that it has ended.
 
-    With overlap (SGLang's default), ``end`` of a step comes after ``form`` of the next one. That one therefore decodes
-    sequences which have just ended, except where ``max_tokens`` ends them; what it computes for those is lost, as is
-    the last token of a retracted request. A request that ends has its ``rules.kv_tokens`` set to 0.
+    With overlap (SGLang's default), the caller forms the next step before the step in flight ends. The next step
+    therefore also decodes sequences that the step in flight ends, except those that end by ``max_tokens``; these
+    decodes are lost, and so is the last token of a retracted request. The caller sets ``rules.kv_tokens`` of an ended
+    request to 0.
 
     Attributes:
         waiting: The queue, in the order of entry. A request with a smaller ``wait.key`` is admitted first.
         running: Sequences that decode, in the order in which their prefills have ended.
-        is_full: Whether an admission failed since the last request left ``running``: the queue is not tried again.
-        chunked: The request whose prompt is computed in part.
+        is_full: Whether an admission has failed since the last request left ``running``. Then no other is tried.
+        chunked: The request whose prompt is half-computed, or None.
     """
 
     def __init__(
@@ -220,7 +222,7 @@ class SglangReplica:
 
     @property
     def free_rows(self) -> int:
-        """Return how many more requests may hold memory, up to ``max_running_requests``."""
+        """Return how many more requests may have memory, up to ``max_running_requests``."""
         pending = self._pending
         members = [*(q for q, _ in pending.prompts), *pending.decodes] if pending else []
         chunked = [] if self.chunked is None else [self.chunked]
@@ -250,7 +252,7 @@ class SglangReplica:
         q.blocks, q.rules.kv_tokens = pages, kv_tokens
 
     def _merge(self) -> None:
-        """Move the prompts of the last step to ``running``, and take out what has ended."""
+        """Move the prompts of the last step to ``running``, and remove sequences that have ended."""
         last, self._last = self._last, None
         if last is not None and last.prompts:
             members = [*(q for q, _ in last.prompts), *(last.decodes)]
@@ -287,7 +289,7 @@ class SglangReplica:
                 step.decodes, self.running = self.running, []
 
     def _leave_out_ending(self) -> bool:
-        """Take out of ``running`` what the pending step ends by ``max_tokens``. Return whether there was something."""
+        """Remove from ``running`` sequences that the pending step ends by max_tokens. Return whether there were any."""
         pending = self._pending
         if pending is None:
             return False
@@ -298,7 +300,7 @@ class SglangReplica:
         return is_any
 
     def _tries_queue(self) -> bool:
-        """Return whether a prompt may run: one that is computed in part always continues."""
+        """Return whether a prompt may run. A half-computed prompt always continues."""
         self.is_full = self.is_full and bool(self.running)
         if self.chunked is not None:
             return True
@@ -350,7 +352,7 @@ class SglangReplica:
     def _retract(self, step: Step) -> None:
         """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first.
 
-        The last one fits alone, by its limit, once the prompt that is computed in part is retracted, too.
+        The last one fits alone, by its limit, once the half-computed prompt is retracted, too.
         """
         order = sorted(self.running, key=lambda q: (q.generated, -q.prompt), reverse=True)
         retracted = False

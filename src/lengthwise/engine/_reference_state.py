@@ -1,15 +1,16 @@
-"""State of the reference engine: requests, steps, queues, replicas and their totals."""
+"""State of the reference engine: requests, steps, queues, prefix caches, CPU memory and storage, replicas."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from lengthwise.engine.kernel_layout import GAP_BINS, GAP_SMALLEST_EXPONENT, GAP_SUBBINS, SERIES_COLUMNS
+from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
 from lengthwise.engine.step_time import CostReader, StepCost
 from lengthwise.policy.reservation import MemoryGate
@@ -17,12 +18,12 @@ from lengthwise.policy.reservation import MemoryGate
 
 @dataclass
 class Wait:
-    """A request's place in a queue, and how long it has waited.
+    """Position of a request in a queue, and the time that it has waited.
 
     Attributes:
         since_s: Start of the current wait, or None while the request is resident.
         before_s: Seconds of the earlier waits.
-        key: Key in the queue, as last ranked. The smallest key is admitted first.
+        key: Key from the last ranking. The smallest key is admitted first.
         bin_batch: Number of the batch that its bin became, or 0 without bins.
         last_preemption: Number of its last preemption among all preemptions, or 0.
     """
@@ -37,6 +38,7 @@ class Wait:
         return self.before_s + (0.0 if self.since_s is None else now_s - self.since_s)
 
     def overdue_at_s(self, max_wait_s: float) -> float:
+        """Return when the waits sum up to ``max_wait_s``. For a resident, -infinity if they already do, or infinity."""
         if self.since_s is None:
             return -math.inf if self.before_s >= max_wait_s else math.inf
         return self.since_s + (max_wait_s - self.before_s)
@@ -55,7 +57,7 @@ class Admission:
 
 @dataclass(eq=False)
 class CachedBlock:
-    """A full block whose content can be found by its node. ``holders`` requests hold it."""
+    """A full block whose content can be found by its node. ``holders`` is the number of requests that use the block."""
 
     node: int
     holders: int = 1
@@ -68,11 +70,11 @@ class BlockPool:
     request are freed last block first, so that a prefix loses its end first.
 
     Attributes:
-        caches_when: When a request's full blocks get their contents: once a step that computes them is formed. Outputs
-            get theirs when the request frees them: no request looks them up earlier.
-        free: Blocks that no request holds.
+        caches_when: Events at which a request's full blocks get their contents: a step that computes them is formed, or
+            the request frees them (blocks of its output, which no request looks up earlier).
+        free: Number of blocks that no request uses, with and without content.
         copies: Cached blocks of each node, the oldest first. A lookup finds the oldest.
-        evictable: Cached blocks that no request holds, the least recently used first.
+        evictable: Cached blocks that no request uses, the least recently used first.
     """
 
     caches_when = frozenset({"scheduled", "preempted", "ended"})
@@ -94,23 +96,18 @@ class BlockPool:
 
     def find(self, nodes: list[int]) -> list[CachedBlock]:
         """Return the cached blocks of the nodes from the first on, up to the first node that is not cached."""
-        found = []
-        for node in nodes:
-            if node not in self.copies:
-                break
-            found.append(self.copies[node][0])
-        return found
+        return [self.copies[node][0] for node in takewhile(self.copies.__contains__, nodes)]
 
     def count(self, nodes: list[int]) -> int:
         """Return how many of the nodes, from the first on, are cached."""
         return len(self.find(nodes))
 
     def in_use(self, blocks: list[CachedBlock], requests: int = 1) -> int:
-        """Return how many of the blocks are held by at least ``requests`` requests."""
+        """Return how many of the blocks at least ``requests`` requests use."""
         return sum(block.holders >= requests for block in blocks)
 
     def hold(self, found: list[CachedBlock]) -> None:
-        """Hold cached blocks for one more request."""
+        """Count one more request that uses the cached blocks."""
         for block in found:
             if block.holders == 0:
                 del self.evictable[block]
@@ -120,14 +117,14 @@ class BlockPool:
     def cache(
         self, cached: list[CachedBlock], nodes: list[int], _prompt_blocks: int, _priority: int
     ) -> list[CachedBlock]:
-        """Give a request's blocks their contents: ``nodes``, the first of which are ``cached``. Return all of them."""
+        """Give a request's first blocks the contents ``nodes``. Return them; the first are ``cached`` already."""
         added = [CachedBlock(node) for node in nodes[len(cached) :]]
         for block in added:
             self.copies.setdefault(block.node, []).append(block)
         return cached + added
 
     def release(self, cached: list[CachedBlock], others: int = 0) -> None:
-        """Free a request's cached blocks (in the order of their tokens) and ``others``, which have no content."""
+        """Free a request's cached blocks, given in the order of their tokens, and ``others`` blocks without content."""
         self.free += others
         for block in reversed(cached):
             block.holders -= 1
@@ -138,9 +135,10 @@ class BlockPool:
 
 @dataclass(eq=False)
 class RadixSegment:
-    """A segment of SGLang's radix tree. ``pages`` are the nodes of its consecutive pages; ``holders`` requests hold it.
+    """A segment of SGLang's radix tree. ``pages`` are the nodes of its consecutive pages.
 
-    ``used`` and ``created`` are times of the tree's own clock, ``hits`` the requests that inserted the segment.
+    ``holders`` is the number of requests that use the segment, ``hits`` of those that inserted it. ``used`` and
+    ``created`` are times of the tree's own clock.
     """
 
     pages: list[int]
@@ -192,12 +190,13 @@ class RadixCache:
 
     The tree has each page once. Pages that a request has computed enter it when a step with a part of the request's
     prompt ends, and when the request ends. Preemption inserts nothing, so the decoded tokens of a preempted request do
-    not enter. Only leaves that no request holds are evicted, a complete segment at a time.
+    not enter. Only leaves that no request uses are evicted, a complete segment at a time.
 
     Attributes:
-        caches_when: When a request's full pages are inserted.
-        free: Pages that no request holds.
-        evictable: Pages of the tree that no request holds.
+        caches_when: Events at which a request's full pages are inserted.
+        free: Number of pages that no request uses, in the tree or not.
+        evictable: Number of pages of the tree that no request uses.
+        clock: Number of uses so far, the time of ``RadixSegment.used``.
     """
 
     caches_when = frozenset({"computed", "ended"})
@@ -230,18 +229,18 @@ class RadixCache:
         return next((count for count, node in enumerate(nodes) if node not in known), len(nodes))
 
     def find(self, nodes: list[int]) -> RadixPrefix:
-        """Return the longest prefix of the nodes that is in the tree. It counts as used now."""
+        """Return the longest prefix of the nodes that is in the tree, and mark it as used now."""
         if not nodes:
             return RadixPrefix(self.root)
         path = self._visit(nodes)
         return RadixPrefix(path[-1] if path else self.root, sum(len(segment.pages) for segment in path))
 
     def in_use(self, prefix: RadixPrefix, requests: int = 1) -> int:
-        """Return how many pages of the prefix are held by at least ``requests`` requests."""
+        """Return how many pages of the prefix at least ``requests`` requests use."""
         return sum(len(segment.pages) for segment in prefix.last.path() if segment.holders >= requests)
 
     def hold(self, found: RadixPrefix) -> None:
-        """Hold a prefix for one more request."""
+        """Count one more request that uses the prefix."""
         for segment in found.last.path():
             if segment.holders == 0:
                 self.evictable -= len(segment.pages)
@@ -249,10 +248,10 @@ class RadixCache:
             segment.holders += 1
 
     def cache(self, cached: RadixPrefix, nodes: list[int], prompt_pages: int, priority: int) -> RadixPrefix:
-        """Insert a request's first pages, of which the request holds ``cached``. Return them as cached.
+        """Insert a request's first pages, and return them as a prefix of the tree. The first are ``cached`` already.
 
-        Pages of the request that another one has inserted in the meantime are freed. The end of the prompt is the end
-        of a segment, so that the output can be evicted without it.
+        If another request has inserted the same pages in the meantime, this request's copies are freed. A segment ends
+        at the end of the prompt, so that the output can be evicted without the prompt.
         """
         known = self._insert(nodes, priority, cached.inserted)
         self.evictable += len(nodes) - known
@@ -266,7 +265,7 @@ class RadixCache:
         return found
 
     def release(self, cached: RadixPrefix, others: int = 0) -> None:
-        """Free a request's cached pages, and ``others``, which are not in the tree."""
+        """Free a request's cached pages, and ``others`` pages that are not in the tree."""
         self.free += others
         for segment in cached.last.path():
             segment.holders -= 1
@@ -279,7 +278,7 @@ class RadixCache:
         return self.clock
 
     def _visit(self, nodes: list[int]) -> list[RadixSegment]:
-        """Return the path of the nodes' longest known prefix. The last segment is split where they leave it."""
+        """Return the segments of the nodes' longest prefix in the tree. Split the last one at the end of the prefix."""
         now, segment, at, path = self._now(), self.root, 0, []
         while at < len(nodes) and nodes[at] in segment.children:
             segment = segment.children[nodes[at]]
@@ -300,7 +299,7 @@ class RadixCache:
         return upper
 
     def _insert(self, nodes: list[int], priority: int, inserted: int) -> int:
-        """Insert nodes and return how many of them the tree had.
+        """Insert nodes and return how many of them the tree had before.
 
         A segment counts a hit if it ends after the ``inserted`` pages that the same request has inserted before.
         """
@@ -318,9 +317,9 @@ class RadixCache:
 
 
 class PrefixIndex:
-    """A router's memory of the prompts that it sent to a replica: the ``size`` last used nodes, the oldest first.
+    """A router's index of the prompts that it sent to a replica: the ``size`` last used nodes, the oldest first.
 
-    Of one prompt the last block counts as used first, so that a prefix loses its end first.
+    The blocks of a prompt count as used from the last to the first, so that a prefix loses its end first.
     """
 
     def __init__(self, size: int) -> None:
@@ -344,7 +343,7 @@ class PrefixIndex:
 class Chunk:
     """A block in CPU memory or in storage. It can be read from ``ready_s`` on.
 
-    ``loads`` is the number of loads that read it now; all its other transfers end by ``busy_until_s``.
+    ``loads`` is the number of loads into the GPU pool that read it now. Its other transfers end by ``busy_until_s``.
     """
 
     ready_s: float
@@ -360,7 +359,10 @@ class ChunkPool:
         self.chunks: dict[int, Chunk] = {}
 
     def make_room(self, count: int, now_s: float, offered: Collection[int] = ()) -> bool:
-        """Evict chunks until ``count`` more fit, but none in transfer or of ``offered``. Return whether they fit."""
+        """Evict chunks so that ``count`` more fit, and return True, or evict none and return False.
+
+        Chunks in transfer and those of the nodes ``offered`` stay.
+        """
         short = count - (self.size - len(self.chunks))
         idle = [
             node for node, chunk in self.chunks.items()
@@ -373,7 +375,7 @@ class ChunkPool:
         return True
 
     def touch(self, nodes: list[int]) -> None:
-        """Count a prompt's nodes as used now, the first as the last used one."""
+        """Mark a prompt's nodes as used now, from the last to the first."""
         for node in reversed(nodes):
             if node in self.chunks:
                 self.chunks[node] = self.chunks.pop(node)
@@ -381,14 +383,14 @@ class ChunkPool:
 
 @dataclass
 class Link:
-    """One direction of a link. It moves one job at a time: ``latency_s``, and ``block_s`` for each block."""
+    """One direction of a link. It moves one job at a time, in ``latency_s`` plus ``block_s`` for each block."""
 
     block_s: float
     latency_s: float
     until_s: float = 0.0  # end of the last job
 
     def end_s(self, blocks: int, from_s: float) -> float:
-        """Return when a job ends that may start at ``from_s``."""
+        """Return when a job of ``blocks`` blocks would end, if it may start at ``from_s`` at the earliest."""
         return max(from_s, self.until_s) + (self.latency_s + blocks * self.block_s)
 
     def move(self, blocks: int, from_s: float) -> float:
@@ -398,10 +400,10 @@ class Link:
 
 
 class Tier:
-    """CPU memory behind a replica's pool, and storage behind that, as vLLM keeps them (0.32, v1/kv_offload).
+    """CPU memory behind a replica's GPU pool, and storage behind it, by vLLM's rules (0.32, v1/kv_offload).
 
-    Every chunk that is stored in CPU memory is written to the storage next. What only the storage has is read into CPU
-    memory before it can be loaded. Several replicas may share the ``storage``, each with its own link to it.
+    A chunk that is stored in CPU memory is then written to the storage. A chunk that only the storage has is read into
+    CPU memory before it can be loaded. Several replicas may share the ``storage``, each with its own link to it.
     """
 
     def __init__(self, params: Params, storage: ChunkPool) -> None:
@@ -412,12 +414,7 @@ class Tier:
 
     def find(self, nodes: list[int]) -> list[Chunk]:
         """Return the chunks of CPU memory of the nodes from the first on, up to the first node that has none."""
-        found = []
-        for node in nodes:
-            if node not in self.pool.chunks:
-                break
-            found.append(self.pool.chunks[node])
-        return found
+        return [self.pool.chunks[node] for node in takewhile(self.pool.chunks.__contains__, nodes)]
 
     def count(self, nodes: list[int], now_s: float, *, reads: bool) -> int:
         """Return how many of the nodes, from the first on, are in CPU memory or, with ``reads``, in storage."""
@@ -439,7 +436,8 @@ class Tier:
     def read(self, nodes: list[int], now_s: float) -> list[int]:
         """Start to read into CPU memory the nodes that only the storage has. Return their positions.
 
-        It stops at a node that is in neither or has no room. Making room may evict what it found before (vLLM's rule).
+        The search stops at a node that neither has, or for which CPU memory has no room. To make room, it may evict
+        nodes that it found before (vLLM's rule).
         """
         found = []
         for k, node in enumerate(nodes):
@@ -458,7 +456,7 @@ class Tier:
         return found
 
     def store(self, nodes: list[int], now_s: float, computed_s: float) -> bool:
-        """Store the nodes that have no chunk, all or none. Their blocks are computed by ``computed_s``.
+        """Store the nodes that CPU memory lacks, all or none. Their blocks are computed by ``computed_s``.
 
         Return False if they do not fit.
         """
@@ -475,9 +473,9 @@ class Tier:
         return node in self.storage.chunks and self.storage.chunks[node].ready_s <= now_s
 
     def _write(self, nodes: list[int], now_s: float, stored_s: float) -> None:
-        """From ``stored_s`` on, write the nodes that the storage lacks, if they fit.
+        """From ``stored_s`` on, write the nodes that the storage lacks, if all of them fit.
 
-        Until the write ends, all nodes stay in CPU memory. The first node written counts as the last used.
+        Until the write ends, no node is evicted from CPU memory. The first node written counts as the last used.
         """
         missing = [node for node in nodes if node not in self.storage.chunks]
         if missing and self.storage.make_room(len(missing), now_s):
@@ -489,19 +487,20 @@ class Tier:
 
 @dataclass
 class Offload:
-    """What a request has stored in and loaded from the tier of ``replica``, in blocks from its start.
+    """Blocks that a request has stored in and loaded from the ``Tier`` of ``replica``. Block 0 is the request's first.
 
     Attributes:
-        stored: Blocks that are stored or were found there.
-        used: Blocks that count as used at its end: those that it reads from storage or loads, and those that it stores
-            or finds stored.
-        read: Blocks that it has read from storage.
-        num_reads: How often it has begun to read from storage.
-        load_range: First block and end of its load, or None if it has no load.
-        end_s: When its load ends, or infinity.
-        is_loaded: Whether its load has ended.
-        is_cached: Whether the loaded blocks can be found in the GPU's pool.
-        tokens: Tokens whose blocks may be stored at its end.
+        replica: Number of the replica, or -1 at first.
+        stored: How many of its first blocks the request has stored or found stored.
+        used: Blocks that count as used when the request ends: those that it reads from storage or loads, and those that
+            it stores or finds stored.
+        read: Blocks that the request has read from storage.
+        num_reads: Number of reads from storage that the request has started.
+        load_range: (first block, end) of the request's load, or None if it has no load.
+        end_s: When the load ends, or infinity.
+        is_loaded: Whether the load has ended.
+        is_cached: Whether other requests can find the loaded blocks in the GPU pool.
+        tokens: How many of its first tokens are in blocks that may be stored when the request ends.
     """
 
     replica: int = -1
@@ -516,14 +515,14 @@ class Offload:
     tokens: int = 0
 
     def move_to(self, replica: int) -> None:
-        """Begin again if the request is on another replica than before."""
+        """Forget all blocks if the request is on another replica than before."""
         if self.replica != replica:
             self.replica, self.stored, self.used, self.read = replica, 0, set(), set()
 
 
 @dataclass
 class Transfer:
-    """The KV blocks of a request that prefill replica ``source`` holds, or 0 once they are fetched or freed."""
+    """A request's ``blocks`` on prefill replica ``source``, the first of them ``cached``; 0 once fetched or freed."""
 
     source: Replica
     blocks: int
@@ -538,9 +537,9 @@ class Transfer:
 
 @dataclass
 class LastStep:
-    """When a request got its last token, and the number of its last return from a step to the idle residents.
+    """Time of a request's last token, and sequence number of its last return from a step to the idle residents.
 
-    The number breaks ties between victims.
+    The sequence number breaks ties between victims.
     """
 
     token_s: float | None = None
@@ -549,9 +548,9 @@ class LastStep:
 
 @dataclass
 class RulesState:
-    """What an engine's own rules know of a request: its client's limits.
+    """Data of a request for the rules of SGLang and TensorRT-LLM: the client's limits.
 
-    For SGLang's rules also the tokens for which it holds KV memory.
+    ``kv_tokens`` (SGLang alone) are the tokens for which the request has KV memory.
     """
 
     max_tokens: int = 0
@@ -563,9 +562,9 @@ class RulesState:
 class Request:
     """A request that has passed the front end. In the kernel it is a ``kernel_layout.slot_t``.
 
-    ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. Of its ``blocks``, the
-    first are ``cached``, so that other requests find them (``BlockPool`` and ``RadixCache`` each have their own
-    record of them). The cache of a ``swapped`` request is in host memory.
+    ``prefilled`` counts the computed tokens of the context until the request is ``decoding``. The first of its
+    ``blocks`` are ``cached``, so that other requests find them: a list of ``CachedBlock`` or a ``RadixPrefix``. The KV
+    cache of a ``swapped`` request is in host memory.
     """
 
     index: int
@@ -586,30 +585,37 @@ class Request:
 
     @property
     def context(self) -> int:
-        """Return how many tokens the cache must hold before the next token."""
+        """Return how many tokens the KV cache must have before the next token can be computed."""
         return self.prompt + self.generated
 
     @property
     def computed(self) -> int:
-        """Return how many tokens of the context the cache of a resident holds between two steps."""
+        """Return how many tokens of the context are in a resident's KV cache between two steps."""
         return self.context - 1 if self.decoding else self.prefilled
 
     def queue_order(self) -> tuple[float, int]:
-        """Return (key, number), by which waiting requests are sorted."""
+        """Return the sort key of a waiting request. The smallest is admitted first."""
         return self.wait.key, self.index
 
     def admission_order(self) -> tuple[bool, int]:
-        """Return (is half-computed, number), by which vLLM's priority sorts residents: it has one prompt in part."""
+        """Return the sort key of a resident under vLLM's priority: by admission, half-computed prompts last."""
         return not self.decoding, self.admission.number
 
 
 @dataclass(eq=False)
 class Step:
-    """A step that is being formed or is in flight. While it computes prompts, ``paused`` decodes get no token.
+    """A step that is being formed or is in flight.
 
-    While it is formed, ``deferred`` requests are out of the queue: what they look for is in transfer. Under
-    asynchronous scheduling, ``emitting`` requests get a token at its end, the last one if they are ``finishing``.
-    By vLLM's priority, residents are served no more (``is_served``) once one was preempted while it is formed.
+    Attributes:
+        prompts: (request, tokens of its prompt that the step computes).
+        paused: Residents that decode, but get no token from this step, because it computes prompts (DECODES_REST).
+        deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
+        emitting: Under asynchronous scheduling, requests that get a token when the step ends.
+        finishing: Those of ``emitting`` for which it is the last token.
+        is_served: Whether no further resident joins the step: vLLM's priority has preempted one for lack of blocks.
+        swap_s: Seconds in which the step moves KV cache between GPU and host memory.
+        preempted_for_blocks: Whether a resident was preempted for lack of blocks.
+        flags: Flags of the batching policy's plan (``policy.contracts``).
     """
 
     start_s: float
@@ -656,19 +662,20 @@ class Replica:
 
     Attributes:
         s: Setup of the replica's side (prefill or decode).
-        idle: Residents that are in no step; under asynchronous scheduling, those in a step in flight, too.
+        idle: Residents that are in no step. Under asynchronous scheduling, also those in a step in flight.
         flights: Steps in the pipeline, the oldest first.
-        round_steps: The marked step, whose end ends a round, and the steps started after it.
+        round_steps: The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
-        loading: Requests that wait outside of ``running``: for their load from ``tier`` or, after its end, for a step.
-        just_ended: Requests that have ended, or are prefilled for another replica, since the last step was formed.
-        sglang: What forms its steps by SGLang's rules, or None.
-        trtllm: What forms its steps by TensorRT-LLM's rules, or None.
-        host_free_s: When its host is free to form another step.
-        wake_s: When it forms a step for which its host was not free before, or infinity.
-        is_blocked: Whether it has found no step to form before the end of the oldest step in flight.
-        gate: What reserves memory by predicted length, or None.
-        totals: Sums over its steps, a record of ``kernel_layout.replica_t``.
+        loading: Requests with a load from ``tier``: until its end, and then until they join a step. None is a resident.
+        pending_stores: Requests that have ended or moved to a decode replica, whose last blocks are not stored yet.
+        sglang: The ``SglangReplica`` that forms the steps, or None.
+        trtllm: The ``TrtllmReplica`` that forms the steps, or None.
+        pending: Whether the replica is to be scheduled at this instant.
+        host_free_s: When the host is free to form another step.
+        wake_s: When the host becomes free for a step that had to wait for it, or infinity.
+        is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
+        gate: The admission test of memory reserved by predicted length, or None.
+        totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
     """
 
     def __init__(self, setup: Setup, number: int, queue: Queue, histogram: Any, storage: ChunkPool) -> None:
@@ -682,7 +689,7 @@ class Replica:
         self.flights: list[Step] = []
         self.incoming: dict[Request, float] = {}
         self.loading: dict[Request, Offload] = {}
-        self.just_ended: list[Request] = []
+        self.pending_stores: list[Request] = []
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None
@@ -703,21 +710,21 @@ class Replica:
 
     @property
     def running(self) -> list[Request]:
-        """Return the residents and the requests in transfer, without requests of a step that is being formed."""
+        """Return the residents and the requests in transfer to this replica, without those of a step being formed."""
         if self.s.params.async_scheduling:
             return list(self.idle)
         in_flight = [q for s in self.flights for q in (*s.decodes, *s.paused, *(p for p, _ in s.prompts))]
         return self.idle + in_flight + list(self.incoming)
 
     def admissible(self, waiting: list[Request], residents: list[Request]) -> int:
-        """Return for how many of the first waiting requests the predicted peak fits beside the residents."""
+        """Return how many of the first waiting requests fit beside the residents by predicted length."""
         assert self.gate is not None
         size = self.s.params.block_size
         return self.gate.admissible(waiting, residents, self.s.params.total_blocks * size, size)
 
     @property
     def loaded(self) -> list[Request]:
-        """Return the requests whose load has ended, and which wait for a step."""
+        """Return the requests that have ended their load and wait for a step."""
         return [q for q, offload in self.loading.items() if offload.is_loaded]
 
     def count_gap(self, gap_s: float, count: int) -> None:
@@ -729,6 +736,7 @@ class Replica:
         self.gaps.append((count, gap_s))
 
     def run_step(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
+        """Set the end of a step, and record it. Its decodes read ``kv_tokens`` in total."""
         end_s, row = step.start_s, self.totals
         if self.s.params.hide_host:
             self.host_free_s = end_s = max(end_s, self.host_free_s) + cost.host_s
@@ -764,12 +772,3 @@ class Replica:
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
         self.steps.append((self.number, decodes, prompts, prompt_tokens, in_use, waiting, step.start_s, end_s))
-
-
-def gap_bin(gap_s: float) -> int:
-    """Return the histogram bin of a gap. Each octave has ``GAP_SUBBINS`` equal bins. Bin 0 is below all octaves."""
-    mantissa, exponent = math.frexp(gap_s)
-    octave = exponent - 1 - GAP_SMALLEST_EXPONENT
-    if octave < 0 or mantissa == 0:
-        return 0
-    return min(1 + octave * GAP_SUBBINS + int((mantissa - 0.5) * 2 * GAP_SUBBINS), GAP_BINS - 1)

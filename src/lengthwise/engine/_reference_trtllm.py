@@ -1,4 +1,4 @@
-"""TensorRT-LLM's scheduler on one replica: first who fits in memory, then who fits in the step.
+"""TensorRT-LLM's scheduler on one replica: which requests fit in memory, then which of them fit in the step.
 
 The rules are those of the Python scheduler of its PyTorch backend (July 2026): ``GuaranteedNoEvictPolicy``,
 ``MaxUtilizationPolicy`` and ``PyMicroBatchScheduler``, without reuse of blocks and without overlap of steps. A test
@@ -31,8 +31,8 @@ class TrtllmLimits:
 class TrtllmReplica:
     """A replica that forms steps as TensorRT-LLM does.
 
-    It looks at its residents and at the first waiting requests, up to ``max_batch_size`` together, in order of their
-    keys. A request retains the key with which it first started, so that it returns to its place when it is paused.
+    It considers its residents and the first waiting requests, up to ``max_batch_size`` together, in order of their
+    keys. A request retains the key with which it first started, so that a paused request returns to its position.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrtllmReplica:
         preempt: Callable[[Step, Request], None],
         admissible: Callable[[list[Request], list[Request]], int] | None = None,
     ) -> None:
-        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again.
+        """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks and queues it again.
 
         ``admissible`` returns how many of the first waiting requests may join the residents, if memory is reserved by
         predicted length.
@@ -76,13 +76,14 @@ class TrtllmReplica:
                 self.waiting.remove(q)
 
     def _fit_until_completion(self, active: list[Request]) -> list[Request]:
-        """Return the decoding requests, and those prompts that fit until their limits, up to the first that does not.
+        """Return the decoding requests, and the prompts up to the first whose ``max_tokens`` do not fit.
 
-        GUARANTEED_NO_EVICT: blocks are reserved for every limit, so that no request is paused.
+        GUARANTEED_NO_EVICT: blocks are reserved for the ``max_tokens`` of each request, so that none is paused.
         """
         fitting, left = [q for q in active if q.decoding], self.pool.free
         left -= sum(map(self._blocks_until_completion, fitting))
-        for q in sorted(active, key=lambda q: q.blocks == 0):  # By other ranks a prompt could wait for one behind it.
+        # Started prompts first: by ranks other than FCFS, one might wait behind a new prompt that does not fit.
+        for q in sorted(active, key=lambda q: q.blocks == 0):
             if not q.decoding:
                 left -= self._blocks_until_completion(q)
                 if left < 0:
@@ -96,7 +97,7 @@ class TrtllmReplica:
     def _pause_until_fit(self, step: Step, active: list[Request]) -> list[Request]:
         """Return the requests that fit for one step, up to the first that does not.
 
-        MAX_UTILIZATION: for a request that does not fit, the last ones that have started are paused.
+        MAX_UTILIZATION: for a request that does not fit, started requests are paused, the last in order first.
         """
         fitting: list[Request] = []
         left = self.pool.free
@@ -116,7 +117,7 @@ class TrtllmReplica:
         return fitting
 
     def _prompt_tokens(self, prompts: list[Request], budget: int) -> Iterator[int]:
-        """Return how many tokens of each prompt are in the step: the first ones, if not all have a number."""
+        """Return how many tokens of each prompt are in the step. Prompts without a number at the end have none."""
         left = [q.context - q.prefilled for q in prompts]
         if self.limits.context_chunking_policy is None:
             return self._complete(left, budget)
@@ -129,8 +130,8 @@ class TrtllmReplica:
     def _complete(self, left: list[int], budget: int) -> Iterator[int]:
         """Take complete prompts up to the first one above the budget.
 
-        TensorRT-LLM stops with an error where a paused request has become longer than a step; here it runs as the only
-        prompt.
+        If a paused request has become longer than a step, it runs as the only prompt (TensorRT-LLM stops with an
+        error).
         """
         for i, tokens in enumerate(left):
             if tokens > budget and (i > 0 or tokens <= self.limits.max_num_tokens):
@@ -139,7 +140,7 @@ class TrtllmReplica:
             yield tokens
 
     def _first_come_first_served(self, left: list[int], budget: int) -> Iterator[int]:
-        """Give each prompt what it needs, or complete blocks of what the budget has left."""
+        """Give each prompt the tokens that it needs or, if fewer are left in the budget, complete blocks of those."""
         unit = self.limits.tokens_per_block
         for tokens in left:
             size = tokens if tokens <= budget else budget // unit * unit
@@ -147,7 +148,7 @@ class TrtllmReplica:
             yield size
 
     def _equal_progress(self, left: list[int], budget: int) -> Iterator[int]:
-        """Give the prompts a block each in turn, while something fits in the budget."""
+        """Give each prompt a block in turn, until no block fits in the budget."""
         sizes, more = [0] * len(left), [1]
         while budget > 0 and any(more):
             more = []

@@ -1,8 +1,9 @@
 """Continuous batching as a live object: requests enter, produce tokens and leave while time passes.
 
 The rules are those of the scheduler ``vllm_v1``, optionally by priority: one token budget for each step, decodes first,
-prompts in chunks, KV blocks on demand, preemption by recompute. ``simulate`` serves a complete workload at once; this
-batch serves requests whose arrivals and lengths are unknown beforehand. Tests compare the two request by request.
+prompts in chunks, KV blocks on demand, preemption by recompute. ``simulate`` has all requests before it starts; a
+``ContinuousBatch`` serves requests whose arrivals and lengths are unknown in advance. Tests compare both for each
+request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Limits:
 
     Attributes:
         block_size: KV tokens of a block.
-        watermark: Share of the blocks that must be free after an admission.
+        watermark: Share of the blocks that an admission must leave free, except to an empty batch.
         max_num_queued_reqs: Queue length above which the server refuses requests. None sets no limit.
         by_priority: Serve the smallest priority first. Otherwise serve first come, first served.
     """
@@ -48,15 +49,15 @@ class Limits:
 
 @dataclass(eq=False, slots=True)
 class SequenceOrder:
-    """What decides the position of a sequence in the queue, and in the order of preemption.
+    """Properties of a sequence that determine its position in the queue and in the order of preemption.
 
     Attributes:
         number: Position in the order of arrival, which breaks ties in the queue.
         arrival_s: Arrival in engine time.
-        priority: The batch serves the smallest first if its limits say ``by_priority``.
-        admission: Number of its last admission among all admissions.
-        last_preemption: Number of its last preemption among all preemptions, or 0 if it was never preempted.
-        last_chunk: Number of its last prompt chunk among all computed chunks, which breaks ties among victims.
+        priority: Smaller numbers are served first if ``Limits.by_priority``.
+        admission: Sequence number of its last admission, or -1 before the first.
+        last_preemption: Sequence number of its last preemption, or 0 if it was never preempted.
+        last_chunk: Sequence number of its last computed prompt chunk, which breaks ties among victims.
     """
 
     number: int
@@ -86,6 +87,7 @@ class BatchSequence:
     Attributes:
         output_tokens: Length of the output, or None if ``on_token`` decides when the output ends.
         on_token: Called with the time of every token. Returns True for the last token.
+        on_finish: Called after the last token, but not after an abort.
         generated: Output tokens so far. While it decodes without ``on_token``, see ``ContinuousBatch.generated``.
         prefilled: Computed tokens of the context during prefill.
         blocks: KV blocks in use during prefill.
@@ -137,9 +139,9 @@ class Step:
 class ContinuousBatch:
     """Scheduler and KV memory of one engine, without a clock.
 
-    Successive decode steps of the same sequences run as one, at the mean of their costs, unless a sequence listens to
-    its tokens (``on_token``). Decoding sequences are counted in sums, because each of them gets a token in every step:
-    its context is a constant plus ``steps``, and it needs a new block whenever ``steps`` has a certain remainder.
+    Successive decode steps of the same sequences run as one, each at the mean of their costs, unless a sequence has
+    ``on_token``. The batch only has sums over decoding sequences, because each gets a token in every step: its context
+    is a constant plus ``steps``, and it needs a new block whenever ``steps`` modulo the block size has a certain value.
 
     Attributes:
         waiting: Requests in the engine's queue, in the order of admission.
@@ -159,7 +161,8 @@ class ContinuousBatch:
         self._decodes: dict[BatchSequence, None] = {}  # in the order in which they started to decode
         self._listeners = 0
         self._kv_tokens = 0
-        self._crossings = [0] * limits.block_size  # decodes by the remainder of the steps in which they need a block
+        # Number of decodes by the value of ``-steps`` modulo the block size at which they need a block.
+        self._block_needs = [0] * limits.block_size
         self._ends: list[tuple[int, int, BatchSequence]] = []
         self._admissions = self._chunks = 0
 
@@ -185,7 +188,7 @@ class ContinuousBatch:
         return q.generated + self.steps - q.joined_step + (self.step.passed(now_s) if self.step else 0)
 
     def enter(self, q: BatchSequence) -> None:
-        """Let a request arrive at its ``order.arrival_s``. Requests must enter in the order of arrival."""
+        """Add a request, which arrives at its ``order.arrival_s``. Requests must be added in the order of arrival."""
         self._arriving.append(q)
 
     def next_s(self) -> float:
@@ -197,8 +200,8 @@ class ContinuousBatch:
         """Process all events up to ``until_s`` in order. At one instant, arrivals precede the end of a step."""
         while (now_s := self.next_s()) <= until_s and now_s < math.inf:
             while self._arriving and self._arriving[0].order.arrival_s <= now_s:
-                self._cut(now_s)
-                self._wait(self._arriving.popleft())
+                self._shorten_run(now_s)
+                self._enqueue(self._arriving.popleft())
             if self.step and self.step.end_s <= now_s:
                 self._end(now_s)
             if self.step is None:
@@ -214,12 +217,12 @@ class ContinuousBatch:
         elif q.state == "waiting":
             self.waiting.remove(q)
         else:
-            self._cut(now_s)
+            self._shorten_run(now_s)
             self._remove(q)
         q.state = "aborted"
         return True
 
-    def _wait(self, q: BatchSequence) -> None:
+    def _enqueue(self, q: BatchSequence) -> None:
         q.state = "waiting"
         insort(self.waiting, q, key=lambda q: q.order.in_queue(by_priority=self.limits.by_priority))
 
@@ -277,7 +280,7 @@ class ContinuousBatch:
         return prompts
 
     def _grow_decodes(self) -> None:
-        need = self._crossings[-self.steps % self.limits.block_size]
+        need = self._block_needs[-self.steps % self.limits.block_size]
         if need <= self.free_blocks:
             self.free_blocks -= need
             return
@@ -308,7 +311,7 @@ class ContinuousBatch:
         self.preemptions += 1
         q.preemptions += 1
         q.order.last_preemption, q.prefilled = self.preemptions, 0
-        self._wait(q)
+        self._enqueue(q)
 
     def _steps_until_change(self) -> int:
         while not self._is_end(*self._ends[0]):
@@ -316,27 +319,28 @@ class ContinuousBatch:
         cycles, free = divmod(self.free_blocks, len(self._decodes))
         count = 1 + cycles * self.limits.block_size
         for k in range(1, self.limits.block_size):
-            free -= self._crossings[-(self.steps + k) % self.limits.block_size]
+            free -= self._block_needs[-(self.steps + k) % self.limits.block_size]
             if free < 0:
                 break
             count += 1
         return min(count, self._ends[0][0] - self.steps)
 
-    def _cut(self, now_s: float) -> None:
+    def _shorten_run(self, now_s: float) -> None:
+        """If several decode steps run as one, complete the steps that have passed and let only the next one run."""
         step = self.step
         if step is None or step.count == 1:
             return
         passed, each_s = min(step.passed(now_s), step.count - 1), (step.end_s - step.start_s) / step.count
-        self._skip(passed)
+        self._complete_steps(passed)
         step.start_s += passed * each_s
         step.count, step.end_s = 1, step.start_s + each_s
 
-    def _skip(self, count: int) -> None:
+    def _complete_steps(self, count: int) -> None:
         """Complete ``count`` decode steps in which no sequence starts or ends, and take the blocks they need."""
         size, decodes = self.limits.block_size, len(self._decodes)
         self.free_blocks -= decodes * (count // size)
         for k in range(1, count % size + 1):
-            self.free_blocks -= self._crossings[-(self.steps + k) % size]
+            self.free_blocks -= self._block_needs[-(self.steps + k) % size]
         self.steps += count
         self._kv_tokens += decodes * count
         self.tokens += decodes * count
@@ -344,14 +348,14 @@ class ContinuousBatch:
     def _end(self, now_s: float) -> None:
         step = self.step
         assert step is not None
-        self._skip(step.count - 1)
+        self._complete_steps(step.count - 1)
         self.step = None
         self.steps += 1
         self._kv_tokens += len(self._decodes)
         self.tokens += len(self._decodes)
         for q in list(self._decodes) if self._listeners else ():
             if q.on_token is not None:
-                self._settle(q)
+                self._update_generated(q)
                 if q.on_token(now_s):
                     self._finish(q, now_s)
         while self._ends and self._ends[0][0] <= self.steps:
@@ -380,20 +384,20 @@ class ContinuousBatch:
         self._decodes[q] = None
         self._listeners += q.on_token is not None
         self._kv_tokens += q.context
-        self._crossings[(q.context - 1 - self.steps) % self.limits.block_size] += 1
+        self._block_needs[(q.context - 1 - self.steps) % self.limits.block_size] += 1
         if q.on_token is None:
             assert q.output_tokens is not None
             q.last_step = self.steps + q.output_tokens - q.generated
             heapq.heappush(self._ends, (q.last_step, q.order.last_chunk, q))
 
     def _is_end(self, last_step: int, _: int, q: BatchSequence) -> bool:
-        """Return whether an entry of ``_ends`` still holds, since the sequence may have been preempted."""
+        """Return whether an entry of ``_ends`` is valid. It is not if the sequence was preempted since."""
         return q.decoding and q.last_step == last_step
 
     def _context(self, q: BatchSequence) -> int:
         return q.context + self.steps - q.joined_step
 
-    def _settle(self, q: BatchSequence) -> None:
+    def _update_generated(self, q: BatchSequence) -> None:
         q.generated += self.steps - q.joined_step
         q.joined_step = self.steps
 
@@ -406,11 +410,11 @@ class ContinuousBatch:
     def _remove(self, q: BatchSequence) -> None:
         if q.decoding:
             del self._decodes[q]
-            self._settle(q)
+            self._update_generated(q)
             q.decoding = False
             self._listeners -= q.on_token is not None
             self._kv_tokens -= q.context
-            self._crossings[(q.context - 1 - self.steps) % self.limits.block_size] -= 1
+            self._block_needs[(q.context - 1 - self.steps) % self.limits.block_size] -= 1
             # The newest token has its block only while the step that reads it is under way.
             self.free_blocks += self._blocks(q.context if self.step else q.context - 1)
         else:
@@ -432,9 +436,9 @@ class Loop(Protocol):
 class ClockedBatch:
     """A batch whose time follows the clock of an event loop, ``speed`` times as fast.
 
-    In engine time each step starts when the step before it ends. If the loop wakes late, tokens are handed out late,
-    but the engine does not become slower, and ``simulate`` can reproduce its work from the arrivals. Requests that
-    enter at one instant are admitted together.
+    In engine time each step starts when the step before it ends. If the loop wakes late, the callbacks come late, but
+    the engine does not become slower, and ``simulate`` can reproduce its work from the arrivals. Requests that enter at
+    one instant are admitted together.
     """
 
     def __init__(self, limits: Limits, step_time: StepTime, loop: Loop, *, speed: float = 1.0) -> None:
@@ -457,12 +461,12 @@ class ClockedBatch:
         on_finish: Callable[[], None] | None = None,
         priority: int = 0,
     ) -> BatchSequence:
-        """Let a request arrive now, and return its sequence."""
+        """Add a request that arrives now, and return its sequence."""
         order = SequenceOrder(self._entered, self.now_s(), priority)
         q = BatchSequence(order, prompt_tokens, output_tokens, on_token, on_finish)
         self._entered += 1
         self.batch.enter(q)
-        self._arm()
+        self._set_timer()
         return q
 
     def generated(self, q: BatchSequence) -> int:
@@ -472,16 +476,16 @@ class ClockedBatch:
     def abort(self, q: BatchSequence) -> bool:
         """Remove a request now. Return False if the request had already ended."""
         found = self.batch.abort(q, self.now_s())
-        self._arm()
+        self._set_timer()
         return found
 
     def stop(self) -> None:
-        """Stop the engine. Its time does not pass any more."""
+        """Stop the engine: no further event is processed by the clock."""
         if self._timer is not None:
             self._timer.cancel()
         self._deadline_s = -math.inf
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         deadline_s = self.batch.next_s()
         if self._deadline_s == -math.inf or (deadline_s == self._deadline_s and self._timer is not None):
             return
@@ -493,6 +497,6 @@ class ClockedBatch:
 
     def _on_time(self) -> None:
         self._timer = None
-        # The timer may be early by the rounding of its time; without ``max`` it would be set again and again.
+        # The timer may be early by the rounding of its time. Without ``max`` it would be set again without progress.
         self.batch.advance(max(self.now_s(), self._deadline_s))
-        self._arm()
+        self._set_timer()

@@ -1,4 +1,4 @@
-"""Builds deployments from catalog names and limits: plans their memory and computes their cost tables."""
+"""Builds deployments from catalog names and limits: plans memory and computes cost tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from lengthwise import catalog, policy
 from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
+from lengthwise.engine.setup import resolve_policies
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -36,7 +37,7 @@ def deploy(
     Args:
         model: Catalog name, Hugging Face ``config.json``, or spec.
         gpu: Catalog name, TOML file of one GPU, or spec.
-        node: Machine that holds the GPUs. None takes a common machine for this GPU.
+        node: Machine of the GPUs. None takes a common machine for this GPU.
         tp: Tensor-parallel degree.
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.
@@ -45,21 +46,25 @@ def deploy(
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
             "tables:FILE" (an npz file), or ``CostTables``.
-        host: Host overhead of a step, and delay of a request in front of the engine: "vllm", "sglang" or "trtllm"
-            (``cost.ENGINE_HOSTS``), or seconds, which replace the values of ``cost``. "default" keeps them.
-            Tables from a file that already contain a host overhead (calibrated tables) accept "default" only.
+        host: Host overhead of a step and delay of a request in front of the engine, which replace those of ``cost``:
+            the measured ones of "vllm", "sglang" or "trtllm" (``cost.ENGINE_HOSTS``), or seconds. "default" retains
+            those of ``cost``. Tables from a file that contain a host overhead (calibrated tables) accept "default"
+            only.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: Usable KV blocks of a replica. None takes the blocks that the memory planner finds.
 
     Raises:
         InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the
-            deployment needs. The message says which and what to do.
+            deployment needs. The message has the cause and what to do.
+        PolicyError: The scheduler has a policy of another axis, or wrong parameters of a policy.
     """
     for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
         if not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a whole number of at least 1; it is {value!r}")
     parallel = Parallelism(tp, pp, replicas)
-    costs.host_overhead(host)  # Reject a wrong one before the tables are computed, which takes longer.
+    scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
+    resolve_policies(scheduler)
+    costs.host_overhead(host)  # Reject a wrong host before the tables are computed, which takes longer.
     model = catalog.model(model) if isinstance(model, str) else model
     gpu = catalog.gpu(gpu) if isinstance(gpu, str) else gpu
     if node is None:
@@ -87,23 +92,12 @@ def deploy(
         node=node,
         parallel=parallel,
         limits=limits,
-        scheduler=_scheduler(scheduler),
+        scheduler=scheduler,
         cost=costs.with_host(tables, host, is_mla=model.attention.is_mla),
         kv=kv,
         max_model_len=max_len,
         name=f"{model.name} on {parallel.gpus} x {gpu.name}",
     )
-
-
-def _scheduler(scheduler: str | Scheduler) -> Scheduler:
-    scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
-    for axis in ("rank", "victim", "batching", "memory", "router", "preemption"):
-        policy.resolve(axis, getattr(scheduler, axis))
-    if scheduler.binning is not None:
-        policy.resolve("binning", scheduler.binning)
-    if scheduler.preemption_mode not in policy.PREEMPTION_MODES:
-        raise UnknownNameError("preemption mode", scheduler.preemption_mode, policy.PREEMPTION_MODES)
-    return scheduler
 
 
 def _tables(
@@ -138,8 +132,8 @@ def _tables(
 def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfer | None = None) -> Deployment:
     """Return a disaggregated deployment: replicas of ``prefill`` prefill requests, replicas of ``decode`` decode them.
 
-    Requests are limited by the shorter ``max_model_len``. The decode side uses batching, memory, preemption mode and
-    router of its scheduler. Rank, waits, bins, timeouts and front end are those of the prefill side.
+    The smaller ``max_model_len`` applies to both sides. The decode side uses batching, memory, preemption mode and
+    router of its scheduler. Rank, victim, waits, bins, timeouts and front end are those of the prefill side.
 
     Args:
         prefill: Prefill side. Its router chooses where a request is prefilled.
@@ -175,9 +169,9 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
 
 
 def kv_transfer_over(link: LinkSpec | None, prefill: Deployment, decode: Deployment) -> KVTransfer:
-    """Return a KV transfer in which every GPU sends a share of the cache over its own link.
+    """Return a KV transfer in which every GPU sends its share of the KV cache over a link of its own.
 
-    ``link`` connects the GPUs of both sides. If it is None, GPUs write to host memory and the receiver reads there.
+    ``link`` connects the GPUs of both sides. If it is None, GPUs write to host memory, and the receivers read from it.
     """
     sent, received = (side.kv.kv_bytes_per_block / side.kv.block_size for side in (prefill, decode))
     if link is None:

@@ -1,9 +1,9 @@
 """The event loop: arrivals, ends of steps and schedulers are processed in one total order.
 
-At one instant come the requests that leave the front end, the expired bins, the ends of steps (by replica), and the
-ends of KV transfers and of loads from CPU memory (by request). A request that an end sends enters right after it. Then
-follow the schedulers of the pending replicas by number, decode replicas first. If requests wait in a central queue, all
-replicas are scheduled, the least loaded first.
+At one instant the order is: requests that leave the front end; expired bins; ends of steps, by replica; ends of KV
+transfers and of loads from CPU memory, by request; schedulers of the pending replicas, by number, decode replicas
+first. If requests wait in a central queue, all replicas are scheduled, the least loaded first. If a step's end finishes
+a request, and the request that is sent next leaves the front end at the same instant, it enters right after that end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lengthwise.engine._kernel_prefix import index_prompt, previous_replica, set
 from lengthwise.engine._kernel_queue import next_request, pop_event, predicted_total, push_event, take_request
 from lengthwise.engine._kernel_steps import (
     can_repeat,
-    count_ahead,
+    count_at_start,
     end_in_place,
     end_step,
     handle_event,
@@ -33,7 +33,7 @@ from lengthwise.engine._kernel_steps import (
     may_form,
     start_transfers,
 )
-from lengthwise.engine._kernel_tiers import touch_ended
+from lengthwise.engine._kernel_tiers import complete_offloading
 from lengthwise.policy import contracts
 from lengthwise.schema.records import Rejection, Status
 
@@ -54,9 +54,9 @@ def run(
 ):  # fmt: skip
     """Process events until none is left or the time limit is reached. Return a status code of ``kernel_layout``.
 
-    ``decode_state`` and the last three policies belong to the decode side, if there is one. Decode replicas are
-    scheduled first. ``rules`` forms the steps of an engine that has its own rules instead of policies, or admits
-    requests where memory is reserved by predicted length.
+    ``decode_state`` and the last three policies belong to the decode side, if there is one. ``rules`` forms the steps
+    of an engine that has its own rules instead of policies, or tests admissions where memory is reserved by predicted
+    length.
     """
     S, D = by_pointer(state), by_pointer(decode_state)
     params, counters = S.params[0], S.counters[0]
@@ -72,7 +72,8 @@ def run(
                 return OK
             counters.last_s = max(counters.last_s, now_s)
             _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, decode_router)
-        # Two passes: decode, then prefill replicas; with a central queue the second offers preempted requests again.
+        # Two passes: decode, then prefill replicas. With a central queue, the second is for requests preempted in the
+        # first.
         passes = 2 if params.central_queue == 1 or params.decode_replicas > 0 else 1
         while passes > 0:
             passes -= 1
@@ -163,9 +164,8 @@ def _rejection(S, i, memory, decode_memory):
         if prompt > params.longest_prompt:
             return OVER_BUDGET
         return REFUSED if S.max_tokens[i] < 1 else NONE
-    S.work[0].prompts = 0  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
-    S.work[0].prompt_tokens = 0
-    S.work[0].longest = 0
+    w = S.work[0]  # ``chunk_for`` reads the step in ``work``; on an empty replica it has no prompts.
+    w.prompts = w.prompt_tokens = w.longest = 0
     chunk = chunk_for(S, prompt, False, params.empty_replica_tokens, params.empty_replica_flags)
     if chunk <= 0:
         return OVER_BUDGET
@@ -194,32 +194,14 @@ def _new_slot(S, i):
     q.output = S.output[i]
     q.priority = S.priority[i]
     q.tenant = S.tenant[i] if S.params[0].tracks_service == 1 else 0
-    q.generated = 0
-    q.context = 0
-    q.prefilled = 0
-    q.blocks = 0
-    q.admission = -1
-    q.last_preemption = 0
-    q.return_number = 0
-    q.last_token_s = 0.0
-    q.join_step = 0
-    q.in_block_needs = 0
-    q.decoding = 0
-    q.swapped = 0
+    q.generated = q.context = q.prefilled = q.blocks = q.last_preemption = q.return_number = q.join_step = 0
+    q.in_block_needs = q.decoding = q.swapped = q.bin_batch = q.generated_at_admission = 0
+    q.cached = q.inserted = q.transfer_blocks = q.reserved = 0
+    q.admission = q.cached_segment = q.last_flight = q.place = -1
+    q.last_token_s = q.queued_for_s = q.charged_tokens = 0.0
     q.waiting = 1
-    q.bin_batch = 0
-    q.generated_at_admission = 0
-    q.cached = 0
-    q.cached_segment = -1
-    q.inserted = 0
-    q.transfer_blocks = 0
-    q.extra_steps = 1 - S.ends_certain[i] if S.params[0].async_scheduling == 1 else 0
-    q.last_flight = -1
-    q.place = -1
-    q.reserved = 0
+    q.extra_steps = 1 - S.ends_at_limit[i] if S.params[0].async_scheduling == 1 else 0
     q.queued_at_s = q.arrival_s
-    q.queued_for_s = 0.0
-    q.charged_tokens = 0.0
     return slot
 
 
@@ -278,7 +260,7 @@ def _complete_oldest_bin(S, now_s, rank):
 
 @jit
 def _order_replicas(S, decoding):
-    """Store the replicas to schedule in ``tmp_order``, in the order that the module describes. Return how many."""
+    """Store the replicas to schedule in ``tmp_order``, in the order of the module's docstring. Return their number."""
     if S.params[0].central_queue == 1 and S.queues[0].length > 0:
         _order_by_load(S)
         S.pending[:] = 0
@@ -339,7 +321,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
             rep.is_blocked = 1 if ahead and rep.in_flight > 0 else 0
             if w.preempted_for_blocks == 0 or retried or w.plan_flags & FORM_ONCE != 0 or rep.is_blocked == 1:
                 if params.offload_blocks > 0:
-                    touch_ended(S, r, now_s)
+                    complete_offloading(S, r, now_s)
                 return
             retried = True
             swap_s = w.swap_s
@@ -348,7 +330,7 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
         if ahead:
-            count_ahead(S, r, end_s)
+            count_at_start(S, r, end_s)
         decodes_alone = params.max_in_flight == 1 and w.prompts == 0
         repeating = decodes_alone and can_repeat(S, r, end_s, _independent_until_s(S, left, preemptions))
         if repeating:
@@ -363,8 +345,8 @@ def _independent_until_s(S, left, preemptions):
     """Return the time before which no other replica and no arrival can change the decisions of this replica.
 
     Any arrival can change them. In a closed loop or with dependents, the end of any request can, too; with a central
-    queue, any preemption; under disaggregation, the end of any prompt or transfer. The replicas that are still to be
-    scheduled at this instant have no events yet.
+    queue, any preemption; under disaggregation, the end of any prompt or transfer. In these cases the result is
+    -infinity while ``left`` replicas are still to be scheduled at this instant, because their steps have no events yet.
     """
     counters, params = S.counters[0], S.params[0]
     until_s = min(counters.entry_s, counters.bin_deadline_s)

@@ -1,12 +1,13 @@
 """Memory layout of the kernel's state: one record per slot, decode group, replica and step in flight.
 
-A *slot* holds a request from its arrival at a queue to its end; slots are reused, so that the working set grows with
-the requests in the system, not with the workload. A *group* is a set of sequences that decode together: a step
-updates the group's totals, not each member.
+A *slot* is the record of a request from its entry into a queue or bin to its end; slots are reused, so that the working
+set grows with the requests in the system, not with the workload. A *group* is a set of sequences that decode together:
+a step updates the group's totals, not each member.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,20 @@ RADIX_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "filo")
 """Eviction policies of a radix tree (``schema.deployment.RADIX_EVICTION_POLICIES``) in the order of their codes."""
 
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
+"""Columns of a replica's time series. Those in ``_s`` are integrals over the time in steps."""
 GAP_SUBBINS = 128
 GAP_SMALLEST_EXPONENT = -20
 GAP_OCTAVES = 44
 GAP_BINS = GAP_SUBBINS * GAP_OCTAVES + 1
+
+
+def gap_bin(gap_s: float) -> int:
+    """Return the histogram bin of a gap. Each octave has ``GAP_SUBBINS`` equal bins. Bin 0 is below all octaves."""
+    mantissa, exponent = math.frexp(gap_s)
+    octave = exponent - 1 - GAP_SMALLEST_EXPONENT
+    if octave < 0 or mantissa == 0:
+        return 0
+    return min(1 + octave * GAP_SUBBINS + int((mantissa - 0.5) * 2 * GAP_SUBBINS), GAP_BINS - 1)
 
 
 def _record(ints: str, floats: str = "") -> np.dtype[Any]:
@@ -38,20 +49,23 @@ slot_t = _record(
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
 """A request. ``context`` is the prompt plus the output at the last admission, which a prefill must compute; it does not
-grow with decodes. ``transfer_blocks`` stay at ``prefill_replica`` until a decode replica has fetched them. Of its
-blocks (or ``transfer_blocks``), the first ``cached`` have contents that others find; in a radix tree they end with
-``cached_segment`` (-1: there is none), and the request has inserted the first ``inserted``. ``admission``,
-``last_preemption`` and ``return_number`` are sequence numbers within the run: of the request's last admission, last
-preemption, and last return from a step to the idle residents. Return numbers break ties of victims. With
-``in_block_needs`` 1, the group's ``block_needs`` count the next block. ``queued_at_s`` is when the current wait
-began, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the number of the batch that the request's
-bin became. Under the rules of SGLang and TensorRT-LLM, ``place`` is that in ``State.batch_order``, counted through
-all rows, or -1; under those of TensorRT-LLM, ``reserved`` are the blocks for a resident's complete output, and
-``queue_key`` is the key with which it first left the queue. Under asynchronous scheduling, a request takes
-``extra_steps`` steps after its last token (1 if it ends by EOS), ``last_flight`` is the step in flight that gives it
-its last token (-1: none yet), and ``resumed_token_s`` is when it got the token before the prompt in flight."""
+grow with decodes. The first ``cached`` of its blocks have contents that other requests find; in a radix tree these
+blocks end with ``cached_segment`` (-1: there is none), and the request itself has inserted the first ``inserted``.
+After its prefill for a decode replica, its blocks are the ``transfer_blocks`` at ``prefill_replica`` until the decode
+replica has fetched them. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
+of the request's last admission, last preemption, and last return from a step to the idle residents. Return numbers
+break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
+``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
+number of the batch that the request's bin became.
+
+Rules of SGLang and TensorRT-LLM: ``place`` is the request's index in ``State.batch_order``, counted through all rows,
+or -1. TensorRT-LLM alone: ``reserved`` are the blocks for a resident's complete output, and ``queue_key`` is the key
+with which the request first left the queue. Asynchronous scheduling: a request takes ``extra_steps`` steps after its
+last token (1 if it ends by EOS), ``last_flight`` is the step in flight that gives it its last token (-1: none yet), and
+``resumed_token_s`` is the time of the token before the prompt in flight."""
 
 group_t = _record("steps members kv_tokens cohorts", "last_end_s")
+"""A decode group (``_kernel_groups``). The next step reads ``kv_tokens``; the last one ended at ``last_end_s``."""
 
 replica_t = _record(
     """
@@ -65,55 +79,60 @@ replica_t = _record(
     last_key host_free_s margin
     """,
 )
-"""A replica. Its residents (also called running) are the requests that hold KV blocks; blocks that wait for a transfer
-(``transfer_blocks``) have no resident. ``idle_group`` is the number of the group of decoding residents that are not
-in flight. ``partials`` counts half-computed prompts; ``incoming``, at a decode replica, counts transfers, which use its
-row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first timeout of a resident.
-``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token embedding.
-``batch_is_full``, ``new_token_ratio`` and the ``ordered`` places of ``State.batch_order`` are of engines' own rules
-(``_kernel_sglang``, ``_kernel_trtllm``), as are the sum of its residents' ``reserved`` blocks and the queue key and
-index of the last one in order (``last_key``, ``last_index``). Under asynchronous scheduling, ``ending`` requests of
-``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the oldest step in flight, its
-host is free at ``host_free_s``, and ``wakes`` is 1 if an event for that is pending. ``margin``: see ``reservation``."""
+"""A replica. Its residents (also called running) are the requests that have KV blocks on it, without the owners of
+``transfer_blocks``. ``idle_group`` is the number of the group of decoding residents that are not in flight.
+``partials`` is the number of half-computed prompts. ``incoming``, at a decode replica, is the number of transfers to
+it, whose slots are in its row of ``State.partials``. ``side`` is 1 for a decode replica. ``deadline_s`` is the first
+timeout of a resident. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the
+token embedding. ``margin`` is that of ``policy.reservation``.
+
+Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
+number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
+key and index of the last resident in order (``last_key``, ``last_index``). Asynchronous scheduling: ``ending`` requests
+of ``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
+in flight, the host is free at ``host_free_s``, and ``wakes`` is 1 if an event at that time is pending."""
 
 cached_t = np.dtype(
     [("node", "i8")] + [(name, "i4") for name in ("holders", "next", "previous", "next_copy")], align=True
 )
-"""A block with a content. ``next`` and ``previous`` link the blocks without ``holders``, the least recently used first;
-``next_copy`` links the blocks with the same content, the oldest first."""
+"""A block with a content, which ``holders`` requests use. ``next`` and ``previous`` link the blocks that none uses, the
+least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
 
 segment_t = np.dtype(
     [(name, "i8") for name in ("used", "created", "priority")]
     + [(name, "i4") for name in ("owner", "start", "length", "parent", "children", "hits", "place")],
     align=True,
 )
-"""A segment of a radix tree, beside its record of ``State.cached``: ``length`` pages of request ``owner`` from page
-``start`` on. ``parent`` is -1 at the root. ``used`` and ``created`` are times of the pool's ``clock``, and ``place`` is
-that among the evictable leaves, or -1."""
+"""A segment of a radix tree, which also has a record of ``State.cached``: ``length`` pages of request ``owner`` from
+page ``start`` on. ``parent`` is -1 below the root. ``used`` and ``created`` are times of the pool's ``clock``, and
+``place`` is the index in the heap of evictable leaves, or -1."""
 
 pool_t = _record("evictable oldest newest records free_record leaves clock")
-"""A row of ``State.cached``. ``evictable`` blocks have no holder: ``oldest`` and ``newest`` are the ends of their list,
--1 if it is empty. ``records`` records have been used; ``free_record`` begins the list of those free again. A radix tree
-has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
+"""A row of ``State.cached``. No request uses ``evictable`` blocks; ``oldest`` and ``newest`` are the ends of their
+list, -1 if it is empty. The first ``records`` records have been in use; ``free_record`` is the first in the list of
+those that are free again. A radix tree has ``leaves`` evictable leaves, and a ``clock`` that counts its uses."""
 
 MAX_READS = 16
-"""Most times that a request begins to read from storage. vLLM has no limit: two requests can evict each other's blocks
-without end."""
+"""Maximum number of reads from storage that a request starts. vLLM has no limit, so that two requests can evict each
+other's blocks without end."""
 
 CLIP_TOKENS = 4096
-"""SGLang's rules: output tokens beyond which a limit reserves no more memory (``CLIP_MAX_NEW_TOKENS``)."""
+"""SGLang's rules: maximum output tokens for which an admission reserves memory (``CLIP_MAX_NEW_TOKENS``)."""
 
 RETRACT_STEPS = 20
 """SGLang's rules: decode steps of every remaining request that the ratio after a retraction covers."""
 
-offload_t = _record("state slot replica load_first load_end stored offered tokens next_ended num_reads wakes")
-"""What a request has stored and loads, in blocks (``_reference_state.Offload``). ``state`` is that of its load
-(``_kernel_tiers``), 0 without; ``next_ended`` links the requests that have ended since the last step, in the order of
-arrival. ``wakes`` is 1 while an event is pending that marks its replica to be scheduled."""
+offload_t = _record("state slot replica load_first load_end stored offered tokens next_pending_store num_reads wakes")
+"""The blocks that a request has stored and loads (``_reference_state.Offload``). ``state`` is that of its load
+(``_kernel_tiers``), or 0 without a load. ``offered`` is how many of its first blocks ``State.is_used`` covers.
+``next_pending_store`` links the requests of a replica whose last blocks are not stored yet, by their number. ``wakes``
+is 1 while an event is pending that marks the replica to be scheduled."""
 
-tier_t = _record("loading loaded first_ended", "loads_until_s stores_until_s reads_until_s writes_until_s")
-"""A replica's tier. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a step. Its link to CPU
-memory is free from ``loads_until_s`` and ``stores_until_s`` on, that to storage from the others on."""
+tier_t = _record("loading loaded first_pending_store", "loads_until_s stores_until_s reads_until_s writes_until_s")
+"""The CPU memory and storage of a replica. ``loading`` requests are in ``State.loading``; ``loaded`` of them wait for a
+step. ``first_pending_store`` is the first request whose last blocks are not stored yet (-1: none). The link to CPU
+memory is free from ``loads_until_s`` and ``stores_until_s`` on, the link to storage from ``reads_until_s`` and
+``writes_until_s`` on."""
 
 stored_t = np.dtype(
     [(name, "f8") for name in ("ready_s", "busy_until_s")] + [(name, "i4") for name in ("next", "previous", "state")],
@@ -123,17 +142,17 @@ stored_t = np.dtype(
 first."""
 
 storage_t = _record("chunks oldest newest")
-"""A row of ``State.stored``: how many ``chunks`` it has, and the ends of their list, -1 if it is empty."""
+"""A row of ``State.stored``: its number of ``chunks``, and the ends of their list, -1 if it is empty."""
 
 flight_t = _record("group rests prompts tokens", "end_s")
-"""A step in flight; ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
-asynchronous scheduling, its decodes get ``tokens`` tokens at its end, and a chunk that completes its prompt is noted as
-1, another one as 0."""
+"""A step in flight. ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
+asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
+that completes its prompt, and 0 for any other."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
-"""A queue. Its ``room`` places of ``State.queued_*`` begin at ``offset``; ``length`` of them are in use. ``deadline_s``
-is the first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has
-waited ``max_wait_s``). Both may be of a request that has left."""
+"""A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
+first timeout of a request, ``overdue_at_s`` the earliest time at which a waiting request becomes overdue (has waited
+``max_wait_s``). Both may be those of a request that has left."""
 
 step_t = _record("replica decode_seqs prefill_seqs prefill_tokens kv_blocks waiting", "start_s end_s")
 gap_t = _record("count", "gap_s")
@@ -161,8 +180,9 @@ counter_t = _record(
     "last_s bin_deadline_s last_service front_free_s entry_s",
 )
 """Global counters. ``next`` is the next request without parents. ``sent_children`` is the size of the heap of requests
-whose last parent has finished. ``entries`` counts entries into queues under SGLang's rules. The front end is free at
-``front_free_s``; at ``entry_s`` the next request leaves the front end (infinity: no request is on its way)."""
+whose last parent has finished. ``entries`` counts entries into queues under SGLang's rules. ``problem`` is a status
+code and ``problem_value`` its number (``setup.error_of``). ``last_s`` is the time of the last event. The front end is
+free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: no request is in it or known to come)."""
 
 param_t = _record(
     """
@@ -181,9 +201,9 @@ param_t = _record(
     initial_token_ratio least_token_ratio token_ratio_decay margin_decrease
     """,
 )
-"""Parameters, one row per side: ``replicas`` of this side, ``decode_replicas`` of the decode side (0: none). ``stride``
-is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the
-batching policy's plan for one request on an empty replica."""
+"""Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode
+side (0: there is none). ``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens``
+and ``empty_replica_flags`` are the batching policy's plan for one request on an empty replica."""
 
 work_t = _record(
     """
@@ -192,9 +212,11 @@ work_t = _record(
     """,
     "swap_s reserved",
 )
-"""The step that is being formed. ``found_segment`` ends the prefix that the last look-up found in a radix tree, and
-``deferred`` requests are in ``State.deferred``. By SGLang's rules, ``left_input`` and ``left_chunk`` are what the step
-has left of ``max_prefill_tokens`` and ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the pool,
-``reserved`` are kept for these and the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``. By
-vLLM's priority, ``is_served`` is 1 once residents were served one by one, because blocks were short. ``candidate`` is
-the slot of the request for which memory by predicted length is tested."""
+"""The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
+segment of the prefix that the last look-up found in a radix tree. ``deferred`` requests are in ``State.deferred``.
+``is_served`` is 1 once vLLM's priority has served the residents one by one, because blocks were short. ``candidate`` is
+the slot of the request that the test of memory by predicted length is for.
+
+SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
+``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for
+these and for the rest of all outputs, and ``ends`` expected ends are in ``State.tmp_key``."""

@@ -24,24 +24,26 @@ Array = npt.NDArray[Any]
 
 
 class State(NamedTuple):
-    """The state of a run. ``new_state`` gives the shapes.
+    """The state of a run. ``new_state`` gives the shapes, and ``kernel_layout`` describes the records.
 
-    Records are those of ``kernel_layout``. ``other`` holds the costs of the stages whose ``stage_other`` is 1. The bins
-    of all queues are the rows of ``bin_slot``. ``waiting``, ``running`` and ``outstanding_tokens`` are counts for each
-    replica, which routers see. ``cached`` holds each replica's blocks with a content, and ``cache_table`` finds them by
-    node; in a radix tree these are ``segments``, of which ``leaves`` is the heap of those that can be evicted.
-    ``tiers`` [replicas] and ``offloads`` [n] are the CPU memory behind the prefix caches. A chunk can be read from
-    ``chunk_ready_s`` on, and a transfer uses it until ``chunk_busy_until_s``. At a request's end, its blocks
-    with a nonzero ``is_used`` become the most recently used of the CPU memory (see ``_kernel_tiers``). ``storages`` and
-    ``stored``, by node, are the storage behind the CPU memory. ``loading`` are slots of requests that wait for a load,
-    and ``deferred`` those that are out of the queue while a step is formed. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``. ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` are
-    arguments of routers, and ``no_tokens`` zeros in their place. ``previous_turn`` [n] is the session's previous
-    request, and ``routed`` [n] the replica that the router chose; both are empty if it does not see sessions.
+    Costs: ``cost``, and ``other`` for the pipeline stages whose ``stage_other`` is 1. Queues: ``queued_*`` are the
+    heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
+    ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens``, or
+    the zeros ``no_tokens``. ``previous_turn`` [n] is the session's previous request, and ``routed`` [n] the replica
+    that the router chose; both are empty if the router does not see sessions.
+
+    Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
+    radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
+    ``request_blocks[request_blocks_start[i] + k]``. ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU
+    memory behind the prefix caches (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
+    it until ``chunk_busy_until_s``, and blocks with a nonzero ``is_used`` count as used when their request ends.
+    ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
+    a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
+
     ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
-    ``ends_certain`` [n] without asynchronous scheduling; ``ending`` [replicas, 2 sequences] are slots of requests whose
-    last token is in flight; ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those that
-    decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
+    ``ends_at_limit`` [n] without asynchronous scheduling. ``ending`` [replicas, 2 sequences] has slots of requests
+    whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those
+    that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -84,7 +86,7 @@ class State(NamedTuple):
     predicted: Array
     max_tokens: Array
     ignore_eos: Array
-    ends_certain: Array
+    ends_at_limit: Array
     ending: Array
     batch_order: Array
     predicted_start: Array
@@ -137,9 +139,9 @@ class State(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """State of the decode side: costs, draws and turns, and ``slot_of``, the slot of each request in transfer.
+    """State of the decode side. ``slot_of`` [n] is the slot of each request in transfer.
 
-    ``prefill_*`` and ``decode_*`` are one side's part of the counts that routers see.
+    ``prefill_*`` [prefill replicas] and ``decode_*`` [decode replicas] are the parts of the counts that routers see.
     """
 
     cost: PackedCost
@@ -164,7 +166,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
-    loads = n if params.offload_blocks else 0  # most requests that wait for loads at a time, and most that are deferred
+    loads = n if params.offload_blocks else 0  # maximum number of requests with a load at a time, and of deferred ones
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.
@@ -224,7 +226,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         predicted=columns.predicted,
         max_tokens=columns.max_tokens,
         ignore_eos=columns.ignore_eos,
-        ends_certain=columns.ends_certain,
+        ends_at_limit=columns.ends_at_limit,
         ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
@@ -267,7 +269,7 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     requests = np.zeros(n, kernel_layout.offload_t)
     requests["replica"] = -1
     tiers = np.zeros(setup.all_replicas, kernel_layout.tier_t)
-    tiers["first_ended"] = -1
+    tiers["first_pending_store"] = -1
     storages = np.full(1 if params.storage_shared else tier_rows, -1, kernel_layout.storage_t)
     storages["chunks"] = 0
     places = 1 << (2 * blocks - 1).bit_length()
@@ -364,7 +366,7 @@ def _replica_rows(setup: Setup) -> Array:
 
 
 def _stride(setup: Setup) -> int:
-    """Return how many places each replica has in the arrays of steps in flight and of stages."""
+    """Return how many entries each replica has in the arrays of steps in flight and of stages."""
     return max(max(side.params.max_in_flight, side.params.pp) for side in setup.sides)
 
 
@@ -407,7 +409,10 @@ def _rules_signature(state_type: Any) -> Any:
 
 
 def _rules(state: State, engine: str) -> Any:
-    """Return an engine's own rules, or what admits by "reserve", compiled unless the compiler is disabled."""
+    """Return the rules of ``engine`` ("sglang", "trtllm" or ""), or for "reserve" the test of admissions.
+
+    They are compiled unless the compiler is disabled.
+    """
     known = {"sglang": form_as_sglang, "trtllm": form_as_trtllm, "reserve": admit_by_reserve, "": no_rules}
     function = known[engine]
     if _jit.DISABLED:

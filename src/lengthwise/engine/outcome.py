@@ -24,8 +24,9 @@ _TOTALS = (
 class EngineOutput:
     """The output of a run of the kernel or of the reference.
 
-    The arrays are ``results`` [requests], ``replicas`` [replicas] and ``series`` [replicas, bins, 6]. The logs
-    ``steps`` and ``gaps`` are None if the run had more rows than they hold.
+    The arrays are ``arrival_s`` and ``results`` [requests], ``replicas`` [replicas], ``series`` [replicas, bins, 6] and
+    ``histogram`` of gaps between tokens [``GAP_BINS``]. The logs ``steps`` and ``gaps`` are None if the run had more
+    rows than fit.
     """
 
     arrival_s: Array
@@ -41,7 +42,7 @@ class EngineOutput:
 def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) -> float:
     """Return when a run ended. If every request has ended, this is the time of the last event.
 
-    A run that was interrupted by the time limit ends at the limit, or when the steps in flight end, whichever is later.
+    A run that the time limit interrupted ends at the limit, or when the steps in flight end, whichever is later.
     """
     if not (results["status"] == Status.UNFINISHED).any():
         return last_s
@@ -49,7 +50,7 @@ def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) ->
 
 
 def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) -> Records:
-    """Return the records of a run. Its steps are sorted, so that kernel and reference give the same records."""
+    """Return the records of a run. Steps are sorted by start, so that kernel and reference give the same records."""
     results, replicas, steps = outcome.results, outcome.replicas, outcome.steps
     if steps is not None:
         steps = steps[np.lexsort((np.arange(len(steps)), steps["replica"], steps["start_s"]))]
@@ -98,7 +99,7 @@ def _gaps(outcome: EngineOutput) -> TokenGaps:
 
 
 def gap_edges() -> Array:
-    """Return the edges of the gap histogram ([bins + 1]). Bin 0 starts at zero, and each octave has equal bins."""
+    """Return the edges of the gap histogram in seconds ([bins + 1]). Bin 0 starts at 0; an octave has equal bins."""
     low = 2.0 ** (GAP_SMALLEST_EXPONENT + np.arange(GAP_OCTAVES))
     inside = low[:, None] * (1 + np.arange(GAP_SUBBINS) / GAP_SUBBINS)
     return np.concatenate([[0.0], inside.ravel(), [2.0 ** (GAP_SMALLEST_EXPONENT + GAP_OCTAVES)]])
@@ -109,7 +110,7 @@ def _series(outcome: EngineOutput) -> TimeSeries:
     bins = outcome.series.shape[1]
     total = np.zeros((bins, len(SERIES_COLUMNS)))
     for replica, rows in zip(outcome.replicas, outcome.series, strict=True):
-        # A replica that ended early has narrower bins.
+        # A replica whose last step ended earlier may have narrower bins.
         factor = min(int(width / float(replica["series_bin_s"])), bins)
         total[: bins // factor] += rows.reshape(bins // factor, factor, -1).sum(axis=1)
     used = min(bins, int(outcome.end_s / width) + 1)

@@ -1,7 +1,7 @@
 """Identity of KV blocks: every full block of every request has the number of a node in one tree of block contents.
 
-Two blocks have the same node exactly if they hold the same tokens after the same tokens, which is when vLLM gives them
-the same hash. No tokens are needed: ``SharedPrefixes`` tells which prompts begin alike.
+Two blocks have the same node if and only if they hold the same tokens after the same tokens: vLLM gives such blocks the
+same hash. No tokens are needed, because ``SharedPrefixes`` has which prompts begin alike.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int64]
 class PrefixNodes(NamedTuple):
     """Nodes of the full blocks of n requests, prompt and output, as runs of consecutive numbers.
 
-    Request i has the runs ``start[i] : start[i + 1]``. Run k is ``length[k]`` blocks with the nodes ``first[k]``,
-    ``first[k] + 1``, and so on. ``blocks[i]`` is the sum of the request's lengths.
+    Request i has the runs ``start[i] : start[i + 1]``. Run k has ``length[k]`` blocks, whose nodes are ``first[k]``,
+    ``first[k] + 1``, and so on. ``blocks[i]`` is the number of blocks of request i.
     """
 
     start: Ints
@@ -42,7 +42,7 @@ _KNOWN: dict[int, tuple[Ints, Ints, int, PrefixNodes]] = {}
 
 
 def nodes_of_run(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
-    """Return ``prefix_nodes``, from memory if the last run with these prefixes had the same lengths and block size."""
+    """Return ``prefix_nodes``. The last result for the same prefixes is reused if lengths and block size are equal."""
     if prefixes is None:
         return prefix_nodes(prompt, output, None, block_size)
     known = _KNOWN.get(id(prefixes))
@@ -58,7 +58,8 @@ def nodes_of_run(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, bl
 def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, block_size: int) -> PrefixNodes:
     """Return the nodes of all requests, for blocks of ``block_size`` tokens.
 
-    ``prompt`` and ``output`` are tokens ([n]). Raises InputError if neither block size divides the other.
+    ``prompt`` and ``output`` are numbers of tokens ([n]). Without ``prefixes``, no two blocks have the same node.
+    Raises InputError if neither of ``block_size`` and ``prefixes.block_tokens`` divides the other.
     """
     n, blocks = len(prompt), (prompt + output) // block_size
     if prefixes is None:
@@ -95,10 +96,11 @@ def prefix_nodes(prompt: Ints, output: Ints, prefixes: SharedPrefixes | None, bl
 
 
 def _shared_nodes(prompt: Ints, prefixes: SharedPrefixes, ids_per_node: int) -> tuple[Ints, Ints, int]:
-    """Give shared prefixes their nodes. Return (start [n + 1], nodes by request, count of numbers given).
+    """Number the nodes of shared prefixes. Return (start [n + 1], nodes, how many numbers are used).
 
-    A prefix of k block ids gets the number of its pair (number of the prefix of k - 1 ids, last id). A node covers
-    ``ids_per_node`` ids, and has the number of the prefix that ends with its last id.
+    Request i has the nodes ``start[i] : start[i + 1]``. Each distinct prefix of k block ids has a number: that of the
+    pair (number of its first k - 1 ids, last id). A node covers ``ids_per_node`` ids, and has the number of the prefix
+    that ends with its last id.
     """
     usable = np.minimum(np.diff(prefixes.start), prompt // prefixes.block_tokens) // ids_per_node * ids_per_node
     start = np.concatenate([[0], np.cumsum(usable)])
@@ -132,6 +134,6 @@ def _depth(turns: Ints) -> Ints:
 
 
 def _positions(start: Ints, counts: Ints) -> Ints:
-    """Return ``start[i], start[i] + 1, ...``, ``counts[i]`` numbers for each i, one i after the other."""
+    """Return the concatenated ranges ``start[i], ..., start[i] + counts[i] - 1`` of all i."""
     ends = np.cumsum(counts)
     return np.repeat(start - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)

@@ -1,4 +1,4 @@
-"""The specification of the engine in plain Python: one object per request, one obvious step after another.
+"""The specification of the engine in plain Python: one object for each request, and no optimization.
 
 The compiled kernel must agree with this file to the last bit (tests/laws). ``kernel.py`` states the order of
 events at one instant.
@@ -75,9 +75,9 @@ class Reference:
         self.indexes = [PrefixIndex(INDEX_TOKENS // params.block_size) for _ in self.prefill_replicas]
         self.offloads = [Offload() for _ in range(n)]
         self.wakes_s: dict[int, float] = {}
-        """Time from which a deferred request's chunks can be loaded. An idle replica then forms a step."""
+        """By deferred request, when its chunks can be loaded: its replica then forms a step, even if it was idle."""
         self.load_replica: dict[int, Replica] = {}
-        """The replica whose load for routers includes the request."""
+        """By request, the replica whose ``outstanding_tokens`` include it."""
         self.service = [0.0] * setup.tenants
         self.backlog = [0] * setup.tenants
         self.last_service = 0.0
@@ -117,7 +117,7 @@ class Reference:
         return TrtllmReplica(limits, *self._rule_inputs(rep))
 
     def _rule_inputs(self, rep: Replica) -> tuple[Any, ...]:
-        """Return the pool and the queue on which an engine's own rules work, and how they rank and preempt."""
+        """Return the arguments of ``SglangReplica`` and ``TrtllmReplica`` after the limits."""
 
         def preempt(step: Step, q: Request) -> None:
             self._preempt(rep, step, q)
@@ -186,7 +186,7 @@ class Reference:
         )
 
     def _output_tokens(self, q: Request) -> int:
-        """Return the produced tokens, without the prompt tokens that a restart counts as output (RESTART_AS_DECODE)."""
+        """Return the generated tokens, without the prompt tokens that became output by RESTART_AS_DECODE."""
         return max(0, min(q.generated, q.output) + q.prompt - int(self.s.columns.prompt[q.index]))
 
     def _next_event(self) -> float:
@@ -242,7 +242,7 @@ class Reference:
             self._add_to_bin_or_queue(rep.queue, q, now)
 
     def _rejection(self, q: Request) -> Rejection:
-        """Return why even an empty replica could not serve the request, or ``NONE`` if it could."""
+        """Return the reason for which even an empty replica cannot serve the request, or ``NONE`` if it can."""
         if q.prompt >= self.s.params.max_model_len:
             return Rejection.PROMPT_REACHES_MAX_MODEL_LEN
         if self.s.params.sglang or self.s.params.trtllm:
@@ -351,13 +351,13 @@ class Reference:
         step = rep.flights.pop(0)
         rep.pending = True
         if rep.s.params.async_scheduling:
-            self._end_ahead(rep, step, now)
+            self._end_async_step(rep, step, now)
         else:
-            self._end_behind(rep, step, now)
+            self._end_sync_step(rep, step, now)
         return True
 
-    def _end_behind(self, rep: Replica, step: Step, now: float) -> None:
-        """End a step whose tokens count from now on."""
+    def _end_sync_step(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step and count its tokens (without asynchronous scheduling)."""
         if rep.sglang is not None:
             rep.sglang.end(step)
         rep.steps_since_admit += 1
@@ -381,10 +381,10 @@ class Reference:
                 rep.count_gap(now - q.last.token_s, 1)
             self._emit(rep, q, now)
 
-    def _count_ahead(self, rep: Replica, step: Step) -> None:
-        """Count a step's tokens at its start: the next step is formed before its end (asynchronous scheduling).
+    def _count_at_start(self, rep: Replica, step: Step) -> None:
+        """Count a step's tokens at its start, because the next step is formed before it ends (asynchronous scheduling).
 
-        A request that ends by EOS decodes once more in the step after its last token, for nothing.
+        A request that ends by EOS also decodes in the step after its last token, and that result is lost.
         """
         step.emitting = [q for q in step.decodes if q.generated < q.output]
         for q in step.decodes:
@@ -399,8 +399,8 @@ class Reference:
             self._to_idle(rep, q)
         step.finishing = [q for q in step.emitting if q.generated == q.output]
 
-    def _end_ahead(self, rep: Replica, step: Step, now: float) -> None:
-        """End a step whose tokens are counted. It gives them also to requests that were preempted meanwhile."""
+    def _end_async_step(self, rep: Replica, step: Step, now: float) -> None:
+        """End a step whose tokens ``_count_at_start`` counted. Requests preempted meanwhile get their tokens, too."""
         rep.is_blocked = False
         decodes = [q for q in step.emitting if q in step.decodes]
         for last in sorted(times := Counter(q.last.token_s for q in decodes)):  # type: ignore[type-var]
@@ -427,7 +427,7 @@ class Reference:
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
             self._end_request(rep, q, Status.FINISHED, now)
-        elif self.s.decode_side and rep in self.prefill_replicas:  # The blocks remain here until they are fetched.
+        elif self.s.decode_side and rep in self.prefill_replicas:  # ``rep`` has the blocks until they are fetched.
             self._end_offloading(q)
             q.transfer = Transfer(rep, q.blocks, q.cached)
             q.blocks, q.cached = 0, ()
@@ -464,9 +464,9 @@ class Reference:
         self._send_next(q.index, status, now)
 
     def _cache_blocks(self, rep: Replica, q: Request, tokens: int, event: str) -> None:
-        """Let other requests find the full blocks of the request's first ``tokens`` tokens.
+        """Let other requests find the full blocks of a request's first ``tokens`` tokens, if the pool caches them now.
 
-        ``event`` is what has happened to them: "scheduled", "computed", "preempted" or "ended".
+        ``event`` is "scheduled" or "computed" (these tokens), or "preempted" or "ended" (the request).
         """
         if rep.s.params.prefix_caching and event in rep.pool.caches_when:
             size, prompt = rep.s.params.block_size, int(self.s.columns.prompt[q.index])
@@ -479,7 +479,7 @@ class Reference:
 
     def _free_blocks(self, rep: Replica, q: Request, event: str) -> None:
         if q.blocks:
-            # What a decode in flight computes is not known yet (asynchronous scheduling).
+            # The token of a decode in flight is not known yet (asynchronous scheduling).
             unknown = sum(q in step.decodes for step in rep.flights) if event == "preempted" else 0
             self._cache_blocks(rep, q, q.computed - unknown, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
@@ -505,7 +505,8 @@ class Reference:
             for child in self._children(i):
                 self.parents_left[child] -= 1
                 if self.parents_left[child] == 0:
-                    self.arrival_s[child] = max(float(self.arrival_s[child]), now + self._delay_s(child))
+                    delay_s = float(self.s.dependents.delay_s[child]) if self.s.dependents else 0.0
+                    self.arrival_s[child] = max(float(self.arrival_s[child]), now + delay_s)
                     heapq.heappush(self.sent_children, (float(self.arrival_s[child]), child))
                     self._update_entry_time()
             return
@@ -517,9 +518,6 @@ class Reference:
                     self.results[child]["rejection"] = Rejection.PARENT_NOT_FINISHED
                     self.arrival_s[child] = now
                     unfinished.append(child)
-
-    def _delay_s(self, child: int) -> float:
-        return float(self.s.dependents.delay_s[child]) if self.s.dependents else 0.0
 
     def _children(self, i: int) -> list[int]:
         found = self.s.dependents
@@ -571,12 +569,15 @@ class Reference:
                 step = self._form(rep, now)
                 step.swap_s += swap_s
             if not step.seqs:
-                self._touch_ended(rep)
+                self._complete_offloading(rep)
                 return
             self._launch(rep, step)
 
     def _may_form(self, rep: Replica, now: float) -> bool:
-        """Return whether a replica forms a step now. Only under asynchronous scheduling it may have to wait."""
+        """Return whether a replica may form a step now. Under asynchronous scheduling it may have to wait.
+
+        It waits for its host or, after an empty step, for the end of the oldest step in flight.
+        """
         if rep.host_free_s > now:
             rep.wake_s = rep.host_free_s
             return False
@@ -640,10 +641,10 @@ class Reference:
         return int(admit), int(tokens), int(flags)
 
     def _preempt_for_waiting(self, rep: Replica, step: Step) -> None:
-        """Preempt residents that have produced a token since admission, for waiting requests of a better rank."""
+        """Rank the queue. Preempt residents with a token since their admission for waiting requests of smaller keys."""
         params = rep.s.params
         may_free_seqs = params.preempts_by_policy or step.flags & contracts.ADMIT_AFTER_PREEMPTION
-        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Else no place becomes free.
+        if may_free_seqs or len(rep.running) < params.max_num_seqs:  # Otherwise no request can be admitted.
             self._update_ranks(rep.queue)
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts_by_policy and check and rep.queue.waiting):
@@ -667,7 +668,7 @@ class Reference:
             break
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
-        step.preempted_for_blocks = rep.check_preemption = False  # These preemptions had another reason.
+        step.preempted_for_blocks = rep.check_preemption = False  # These preemptions were by rank.
         if rep.gate:
             rep.gate.margin = margin
         rep.steps_since_check = 0
@@ -697,7 +698,7 @@ class Reference:
     def _rank_key(self, q: Request) -> float:
         late = q.wait.overdue_at_s(self.s.params.max_wait_s) <= self.now_s
         if not late and self.s.params.trtllm and q.admission.number >= 0:
-            return q.wait.key  # A paused request returns to its place.
+            return q.wait.key  # A paused request returns to its position.
         return -math.inf if late else self._key(self.s.functions.rank, q)
 
     def _key(self, function: Function, q: Request) -> float:
@@ -733,9 +734,9 @@ class Reference:
             self._flag_preemption_check(queue)
 
     def _serve_by_priority(self, rep: Replica, step: Step, tokens: int) -> None:
-        """Give residents their blocks in the order of admission, and preempt by priority, as vLLM does.
+        """Put residents into the step in the order of admission, and preempt by priority while blocks are short (vLLM).
 
-        The victim may have been served already. A request that is its own victim ends the loop for this step.
+        The victim may be in the step already. If a request is its own victim, no further resident joins the step.
         """
         pool = rep.pool
         for q in sorted(rep.idle, key=Request.admission_order):
@@ -774,8 +775,10 @@ class Reference:
         if flags & contracts.UNIFORM_SHARES:
             residents = len(rep.running) - len(rep.incoming) + step.seqs
             limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
-        # Asynchronous scheduling leaves out those whose last token, surely the last, is in flight.
-        decodes = [q for q in rep.idle if q.decoding and (q.generated < q.output or not self._ends_certain(q))]
+        # Asynchronous scheduling leaves out requests whose last token is in flight, if they end at a limit.
+        decodes = [
+            q for q in rep.idle if q.decoding and (q.generated < q.output or not self.s.columns.ends_at_limit[q.index])
+        ]
         for q in sorted(decodes, key=self._victim_order):
             if step.seqs == limit:
                 return
@@ -784,9 +787,6 @@ class Reference:
                 if self._claim_blocks(rep, step, q, need, reserve, reserve_when_alone=reserve_when_alone):
                     rep.idle.remove(q)
                     step.decodes.append(q)
-
-    def _ends_certain(self, q: Request) -> bool:
-        return bool(self.s.columns.ends_certain[q.index])
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
         if step.is_served:
@@ -807,7 +807,8 @@ class Reference:
     ) -> bool:
         """Give a request ``need`` blocks, preempting idle residents for them. Return False if it was preempted itself.
 
-        A replica's only request needs no reserve, or it could never run. By Vidur's rule (FORM_ONCE) it needs one.
+        At least ``reserve`` blocks must be free before. A replica's only request is exempt, as it might never run,
+        except with ``reserve_when_alone`` (Vidur's FORM_ONCE).
         """
         pool = rep.pool
         while pool.free < need or (pool.free < reserve and (reserve_when_alone or len(rep.running) + step.seqs > 1)):
@@ -842,7 +843,7 @@ class Reference:
                 q.output = total - q.prompt
             q.decoding, q.prefilled = False, 0
         self.results[q.index]["preemptions"] += 1
-        if any(q in flight.finishing for flight in rep.flights):  # Its last token is on its way.
+        if any(q in flight.finishing for flight in rep.flights):  # Its last token is in flight.
             return
         to = rep
         if q.transfer and not q.swapped:  # Its prompt is recomputed on a replica that prefills.
@@ -955,8 +956,8 @@ class Reference:
     def _loadable(self, rep: Replica, q: Request, found: int) -> tuple[list[Chunk], bool]:
         """Return the chunks of CPU memory that continue the ``found`` blocks, and whether the request is deferred.
 
-        It is deferred while a chunk is being stored, read from storage or loaded into the pool by another request. With
-        ``load_if_faster``, none is loaded if to compute all of them is faster, unless another request loads one.
+        A request is deferred while a chunk is being stored, read from storage, or loaded by another request. With
+        ``load_if_faster``, the result has no chunks if computing them is faster, unless another request loads one.
         """
         params, tier, offload = rep.s.params, rep.tier, self.offloads[q.index]
         nodes = self._prefix_nodes(q)[found : q.context // params.block_size]
@@ -984,9 +985,10 @@ class Reference:
         return chunks, bool(read) or ready_s > self.now_s or any(chunk.loads for chunk in chunks)
 
     def _load(self, rep: Replica, step: Step, q: Request, found: Any, chunks: list[Chunk]) -> bool:
-        """Start a load that continues the ``found`` blocks. Return False if blocks are short.
+        """Start a load of chunks that continue the ``found`` blocks. Return False if blocks are short.
 
-        A load cannot be preempted. It therefore leaves the blocks that prompts in progress and other loads still need.
+        A load cannot be preempted. Therefore it must leave free the blocks that prompts in progress and other loads
+        still need.
         """
         params, first, end = rep.s.params, len(found), len(found) + len(chunks)
         blocks = self._blocks_to_admit(rep, step, q, end * params.block_size, found)
@@ -1030,7 +1032,7 @@ class Reference:
             chunk.loads -= 1
 
     def _store(self, rep: Replica, q: Request, tokens: int, computed_s: float) -> None:
-        """Store the full blocks of a request's first ``tokens`` tokens that it has not stored yet, if they fit."""
+        """Store the not yet stored full blocks of a request's first ``tokens`` tokens, if CPU memory has room."""
         params, offload = rep.s.params, self.offloads[q.index]
         offload.move_to(rep.number)
         end = tokens // params.block_size
@@ -1044,20 +1046,21 @@ class Reference:
             offload.stored = end
 
     def _end_offloading(self, q: Request) -> None:
-        """Let its replica store the request's blocks and count them as used when it next forms a step or finds none."""
+        """Add a request that ends or moves to a decode replica to its replica's ``pending_stores``."""
         offload = self.offloads[q.index]
         if offload.replica >= 0:
             offload.tokens = self._storable_tokens(q, q.computed)
-            self.replicas[offload.replica].just_ended.append(q)
+            self.replicas[offload.replica].pending_stores.append(q)
 
     def _storable_tokens(self, q: Request, tokens: int) -> int:
         return tokens if self.s.params.offload_outputs else min(tokens, int(self.s.columns.prompt[q.index]))
 
-    def _touch_ended(self, rep: Replica) -> None:
-        just_ended, rep.just_ended = sorted(rep.just_ended, key=lambda q: q.index), []
-        for q in just_ended:
+    def _complete_offloading(self, rep: Replica) -> None:
+        """Store the last blocks of the replica's ``pending_stores``, and mark all their used chunks as used now."""
+        pending_stores, rep.pending_stores = sorted(rep.pending_stores, key=lambda q: q.index), []
+        for q in pending_stores:
             self._store(rep, q, self.offloads[q.index].tokens, self.now_s)
-        for q in just_ended:
+        for q in pending_stores:
             nodes = self._prefix_nodes(q)
             rep.tier.pool.touch([nodes[k] for k in sorted(self.offloads[q.index].used)])
 
@@ -1074,13 +1077,13 @@ class Reference:
             step.prompts.append((q, chunk_tokens))
 
     def _find_cached(self, rep: Replica, q: Request, flags: int) -> Any:
-        """Return the cached blocks with which a waiting request begins. At least its last token is computed."""
+        """Return the cached blocks with which a waiting request begins. Its last token is never among them."""
         if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
             return rep.pool.find([])
         return rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // rep.s.params.block_size])
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
-        """Return how many prompt tokens after the cached ones the step computes, or 0 if the prompt must wait."""
+        """Return how many tokens after the ``cached`` ones the step computes of a prompt, or 0 if it must wait."""
         left = prompt_budget - step.prompt_tokens
         if flags & contracts.CHUNKED:
             return min(q.context - cached, left)
@@ -1094,8 +1097,8 @@ class Reference:
     def _blocks_to_admit(self, rep: Replica, step: Step, q: Request, chunk_tokens: int, found: Any = None) -> int:
         """Return the blocks that a request gets, ``found`` included, or -1 if it must wait.
 
-        To the memory policy, found blocks that other requests hold are free, since the request takes none for them, and
-        so are the blocks that a loaded request has.
+        The memory policy counts two kinds of blocks as free, because the request takes no new ones for them: found
+        blocks that other requests use, and the blocks that a loaded request has.
         """
         free = rep.pool.free + (rep.pool.in_use(found) if found else 0) + q.blocks
         residents = [*rep.running, *step.decodes, *(p for p, _ in step.prompts)]
@@ -1112,7 +1115,7 @@ class Reference:
         return blocks
 
     def _peak_tokens(self, requests: list[Request]) -> int:
-        """Return the peak of KV tokens in use if all predicted lengths are exact (Past-Future, ASPLOS '25)."""
+        """Return the peak of KV tokens in use if all predictions are exact (Past-Future, ASPLOS '25)."""
         in_use, peak = 0, 0
         remaining = {q.index: self.s.remaining_integer(q) for q in requests}
         for position, q in enumerate(sorted(requests, key=lambda q: -remaining[q.index]), start=1):
@@ -1127,9 +1130,9 @@ class Reference:
         if rep.s.params.offload_blocks:
             for q, chunk_tokens in step.prompts:
                 self._store(rep, q, self._storable_tokens(q, q.prefilled + chunk_tokens), step.end_s)
-        self._touch_ended(rep)
-        # Count rounds: ``round_steps[0]`` is the marked step, which at first is the step that prefilled. When it has
-        # left the pipeline, a round ends and the step launched now is marked.
+        self._complete_offloading(rep)
+        # Count rounds: ``round_steps[0]`` is the marked step, at first the step that prefilled. Once it has left the
+        # pipeline, a round ends, and the step launched now is marked.
         rep.phase_steps += 1
         rep.round_steps.append(step)
         if rep.phase_steps == 1 or step.prompts:
@@ -1137,7 +1140,7 @@ class Reference:
         else:
             marked, after = rep.round_steps[:2]
             if marked not in rep.flights and after is not step and after not in rep.flights:
-                # The micro-batch of the marked step has no requests left: mark the previous step instead.
+                # The marked step's micro-batch has no requests left: mark the step before this one instead.
                 rep.phase_rounds += 1
                 rep.round_steps = rep.round_steps[-2:]
             if rep.round_steps[0] not in rep.flights:
@@ -1145,7 +1148,7 @@ class Reference:
                 rep.round_steps = [step]
         rep.flights.append(step)
         if rep.s.params.async_scheduling:
-            self._count_ahead(rep, step)
+            self._count_at_start(rep, step)
 
     def _start_transfers(self, rep: Replica, now: float) -> None:
         self._expire(rep, now)
@@ -1154,7 +1157,7 @@ class Reference:
             self._update_ranks(rep.queue)
         while rep.queue.waiting and len(rep.running) < max_num_seqs:
             q = rep.queue.first
-            if not (q.transfer and q.transfer.blocks):  # Swapped out: it returns with a step.
+            if not (q.transfer and q.transfer.blocks):  # A swapped request returns with a step, not by a transfer.
                 return
             blocks = self._blocks_to_admit(rep, Step(now), q, q.context, [])
             if blocks < 0:

@@ -1,18 +1,18 @@
-"""The inputs of a run, resolved and checked: parameters, request columns and policies, for kernel and reference."""
+"""Resolves and checks the inputs of a run for kernel and reference: parameters, request columns and policies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
-from lengthwise.policy import CHUNKED, PREDICTED, PREEMPTION_MODES, Policy, interpreted, known, resolve
+from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.reservation import MARGIN_STEP
 from lengthwise.schema.deployment import (
@@ -33,42 +33,36 @@ from lengthwise.schema.workload import UNCAPPED, After, Workload
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
+T = TypeVar("T")
 
 _SERIES_BINS = 2048
 _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
 UNLIMITED_BLOCKS = 2**62
-STEPS_AHEAD = 2
+ASYNC_STEPS_IN_FLIGHT = 2
 """Steps in flight under asynchronous scheduling: the one that runs, and the next one (vLLM's batch queue)."""
 
 
-class Policies(NamedTuple):
-    """Policies of a run, in the order in which the kernel takes their functions."""
+class ByAxis(NamedTuple, Generic[T]):
+    """One item for each axis, in the order in which the kernel takes the policies' functions."""
 
-    rank: Policy
-    victim: Policy
-    batching: Policy
-    memory: Policy
-    router: Policy
-    preemption: Policy
-    binning: Policy
+    rank: T
+    victim: T
+    batching: T
+    memory: T
+    router: T
+    preemption: T
+    binning: T
 
 
-class Functions(NamedTuple):
-    """The functions of the policies. Each takes all arguments that its kind of policy may use."""
-
-    rank: Function
-    victim: Function
-    batching: Function
-    memory: Function
-    router: Function
-    preemption: Function
-    binning: Function
+Policies = ByAxis[Policy]
+Functions = ByAxis[Function]
+"""The functions of the policies. Each takes all arguments of its axis."""
 
 
 class PredictionRows(NamedTuple):
-    """Predictions that are renewed while a request runs. The rows of all requests follow one another.
+    """Predictions that are renewed while a request runs, as rows: those of request 0, then those of request 1, ...
 
     Row ``start[i] + w`` is the prediction for request i after ``w * window`` tokens (``schema.workload.Predictions``).
     With ``window`` 0 there are no rows, and ``Columns.predicted`` has one prediction for each request.
@@ -96,10 +90,10 @@ class Dependents(NamedTuple):
 class Columns:
     """The requests as columns [n]. ``draws`` [n, 2] are uniform random numbers for routers.
 
-    ``previous_turn`` is the session's previous request, or -1; it is empty if no router asks for it. ``max_tokens``
-    (cut to the KV cache) and ``ignore_eos`` are empty unless SGLang or TensorRT-LLM schedules, or memory is reserved.
-    ``ends_certain`` is 1 if the output ends at its max_tokens or at max_model_len; it is empty without asynchronous
-    scheduling.
+    ``previous_turn`` is the session's previous request, or -1; it is empty if no router takes it. ``max_tokens`` (cut
+    to the KV cache) and ``ignore_eos`` are empty unless the rules of SGLang or TensorRT-LLM form the steps, or memory
+    is reserved by predicted length. ``ends_at_limit`` is 1 if the output ends at its max_tokens or at max_model_len,
+    and 0 if it ends by EOS; it is empty without asynchronous scheduling.
     """
 
     arrival_s: Array
@@ -113,7 +107,7 @@ class Columns:
     previous_turn: Array
     max_tokens: Array
     ignore_eos: Array
-    ends_certain: Array
+    ends_at_limit: Array
 
 
 class Params:
@@ -124,29 +118,32 @@ class Params:
         bins: Bins of each queue, or 0 if arrivals join the queue at once.
         preempts_by_policy: Whether a preemption policy may preempt. A lack of blocks preempts in any case.
         bin_wait_s: Maximum wait of the first request of a bin: the least of batch_wait_s, max_wait_s and timeout_s.
-        index_blocks: Size of a router's index of the prompts sent to a replica.
-        router_prefix: Where the router's prefix_tokens come from: 0 nowhere, 1 the replicas' caches, 2 its own index.
-        prefix_caching: Whose prefix cache: 0 none, 1 vLLM's, 2 SGLang's.
+        index_blocks: Maximum number of blocks in a router's index of the prompts that it sent to a replica.
+        router_prefix: Source of the router's prefix_tokens: 0 none, 1 the replicas' caches, 2 its own index.
+        prefix_caching: Rules of the prefix cache: 0 no cache, 1 vLLM's, 2 SGLang's.
         radix_policy: Position of SGLang's eviction policy in ``kernel_layout.RADIX_POLICIES``.
-        offload_blocks: Blocks that the CPU memory behind a replica's prefix cache holds, or 0 without.
+        offload_blocks: Maximum number of blocks in the CPU memory behind a replica's prefix cache; 0: there is none.
         offload_block_s: Seconds in which a replica's link to CPU memory moves a block in one direction.
-        storage_blocks: Blocks that the storage behind the CPU memory of a replica (or of all) holds, or 0 without.
+        storage_blocks: Maximum number of blocks in the storage behind that memory (one for each replica, or one for
+            all: ``storage_shared``); 0: there is none.
         storage_read_block_s: Seconds in which a replica reads a block from the storage.
         preemption_interval_steps: Steps after which a replica considers preemptions by policy again.
         series_bins: Bins of a replica's time series: a power of two, fewer where there are many replicas.
         tracks_service: Whether the service that each tenant has received is counted.
+        counts_steps: Whether the batching policy takes a count of steps, so that its plan can change at every step.
         sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
-        chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
-        clip_tokens: Tokens of a request's output beyond which SGLang's own admission reserves no more.
+        chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
+        clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
-        margin_decrease: How much an admission then lowers the margin.
-        trtllm: Whose capacity scheduler of TensorRT-LLM forms steps: 0 none, else 1 + its position in the schema.
-        trtllm_chunking: How TensorRT-LLM's rules divide prompts: 0 not at all, else 1 + its position in the schema.
+        margin_decrease: By how much an admission lowers the margin of ``reserve``.
+        trtllm: TensorRT-LLM's capacity scheduler: 0 none, else 1 + its position in ``CAPACITY_POLICIES``.
+        trtllm_chunking: TensorRT-LLM's division of prompts: 0 none, else 1 + its position in ``CHUNKING_POLICIES``.
         longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
         async_scheduling: Whether a step is formed before the step before it has ended (vLLM's asynchronous scheduling).
-        vllm_priority: Whether memory goes to residents in the order of admission, as vLLM gives it by priority.
-        hide_host: Whether the host then prepares a step while the step before it runs.
+        vllm_priority: Whether residents get blocks in the order of admission, and the request of the lowest priority is
+            preempted, even if it has its blocks already (vLLM's policy "priority").
+        hide_host: Whether, with ``async_scheduling``, the host prepares a step while the step before it runs.
     """
 
     def __init__(
@@ -156,7 +153,7 @@ class Params:
         self.replicas = deployment.parallel.replicas
         self.pp = len(deployment.cost.stage_layers)
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
-        self.max_in_flight = STEPS_AHEAD if self.async_scheduling else limits.max_in_flight or self.pp
+        self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
         self.total_blocks = kv.num_blocks
         self.block_size = kv.block_size
         self.watermark_blocks = int(deployment.watermark * kv.num_blocks)
@@ -232,12 +229,12 @@ class Setup:
         deployment: The deployment. For the decode side, this is that side as a deployment of its own.
         functions: The functions of ``policies``, compiled or interpreted.
         empty_replica_plan: (admissions, tokens, flags) of the batching policy for one request on an empty replica.
-        concurrency: Requests in the system in a closed loop, or 0 if the workload gives the arrival times.
+        concurrency: Number of requests in the system in a closed loop, or 0 if the workload has arrival times.
         dependents: Requests that are sent when other requests have finished.
-        nodes: Nodes of the requests' blocks. Without prefix caching it has no blocks.
+        nodes: Identities of the contents of the requests' blocks; without prefix caching, of no blocks.
         first_replica: Number of the side's first replica.
         decode_side: Setup of the decode side for the same requests, or None without disaggregation.
-        kv_transfer: Transfer of requests to this side.
+        kv_transfer: Cost of the transfer of a request's KV cache to this side.
     """
 
     deployment: Deployment
@@ -296,7 +293,7 @@ class Setup:
         return max(1.0, self.predicted_at(q.index, q.generated)[0] - int(q.generated))
 
     def needs(self, q: Any) -> tuple[float, int, int]:
-        """Return (predicted remaining tokens, tokens that its limit leaves, tokens so far) of a request."""
+        """Return (predicted remaining tokens, further tokens that its limit allows, tokens so far) of a request."""
         return self.remaining(q), int(self.columns.max_tokens[q.index]) - int(q.generated), q.context
 
     def remaining_integer(self, q: Any, more: int = 0) -> int:
@@ -369,12 +366,12 @@ def _side(
     compiled: bool,
     **side_fields: Any,
 ) -> Setup:
-    policies = _policies(deployment)
+    policies = resolve_policies(deployment.scheduler)
     _check(workload, deployment, policies)
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
     deployment.require_known_rules(workload)
-    _check_steps_ahead(deployment, policies)
+    _check_async_scheduling(deployment, policies)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -402,7 +399,7 @@ def _side(
         previous_turn=_column(workload.previous_turn if sees_sessions else np.zeros(0, np.int64)),
         max_tokens=_column(max_tokens),
         ignore_eos=_column(ignore_eos),
-        ends_certain=_column(_ends_certain(workload, deployment, output)),
+        ends_at_limit=_column(_ends_at_limit(workload, deployment, output)),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -421,8 +418,8 @@ def _side(
     )
 
 
-def _ends_certain(workload: Workload, deployment: Deployment, output: Array) -> Array:
-    """Return 1 for outputs whose end a scheduler knows before it sees the last token, 0 for those that end by EOS."""
+def _ends_at_limit(workload: Workload, deployment: Deployment, output: Array) -> Array:
+    """Return [n] 1 for outputs that end at a limit, which a scheduler knows in advance, and 0 for the others (EOS)."""
     if not deployment.scheduler.async_scheduling:
         return np.zeros(0, np.int64)
     certain = workload.prompt_tokens + output >= deployment.max_model_len
@@ -431,7 +428,7 @@ def _ends_certain(workload: Workload, deployment: Deployment, output: Array) -> 
     return certain.astype(np.int64)
 
 
-def _check_steps_ahead(deployment: Deployment, policies: Policies) -> None:
+def _check_async_scheduling(deployment: Deployment, policies: Policies) -> None:
     if not deployment.scheduler.async_scheduling:
         return
     parts = {
@@ -448,7 +445,7 @@ def _check_steps_ahead(deployment: Deployment, policies: Policies) -> None:
 
 
 def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Array) -> Array:
-    """Return ``max_tokens`` cut to what the engine can admit on an empty replica. Below 1, it refuses the prompt."""
+    """Return [n] ``max_tokens``, cut so that an empty replica can admit the request. Values below 1 mean: refused."""
     prompt, size = workload.prompt_tokens, deployment.kv.block_size
     room = deployment.kv.num_blocks * size - prompt
     if deployment.scheduler.sglang is not None:
@@ -458,8 +455,8 @@ def _limits_in_cache(workload: Workload, deployment: Deployment, ignore_eos: Arr
     return limits
 
 
-def _policies(deployment: Deployment) -> Policies:
-    scheduler = deployment.scheduler
+def resolve_policies(scheduler: Scheduler) -> Policies:
+    """Return the policies of a scheduler. Raises UnknownNameError or PolicyError for a name or object that is none."""
     if scheduler.preemption_mode not in PREEMPTION_MODES:
         raise UnknownNameError("preemption mode", scheduler.preemption_mode, PREEMPTION_MODES)
     binning = "one" if scheduler.binning is None else scheduler.binning
@@ -518,7 +515,7 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             'priority, or take radix_eviction_policy = "lru"'
         )
     for policy in policies:
-        if policy.uses(*PREDICTED) and workload.predicted_tokens is None:
+        if policy.uses(*PREDICTION_ARGUMENTS) and workload.predicted_tokens is None:
             raise PolicyError(
                 f"{policy.axis} policy {policy.name!r} needs predicted output lengths, and this workload has none; "
                 'give predicted_tokens ([predictor] kind = "oracle" in a scenario predicts the true lengths)'
@@ -555,8 +552,8 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
     """Raise PolicyError if a router needs shared prefixes, or sessions, and the workload has none."""
     if router.uses("prefix_tokens") and not has_prefixes:
         raise PolicyError(
-            f"router {router.name!r} chooses by prefixes that prompts share, and this workload says nothing about "
-            "them; take a trace with hash_ids, or sessions"
+            f"router {router.name!r} chooses by prefixes that prompts share, and this workload has none; take a trace "
+            "with hash_ids, or sessions"
         )
     if router.uses("previous_replica") and not has_sessions:
         raise PolicyError(
@@ -566,7 +563,7 @@ def check_router(router: Policy, *, has_prefixes: bool, has_sessions: bool) -> N
 
 
 def _check_max_tokens(workload: Workload, max_model_len: int) -> None:
-    """Raise InputError if an engine would refuse a request for its max_tokens. A too long prompt is rejected later."""
+    """Raise InputError if an engine would refuse a request's max_tokens. The run itself rejects too long prompts."""
     prompt, cap = workload.prompt_tokens, workload.max_tokens
     if cap is None:
         return
@@ -628,7 +625,7 @@ def _empty_replica_plan(batching: Policy, deployment: Deployment) -> tuple[int, 
 
 
 def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
-    """Return the error for a status code. ``number`` is the request, replica, bin or count of blocks at fault."""
+    """Return the error of a status code. ``number`` is the wrong request, replica, bin or number of blocks."""
     policies, params = setup.policies, setup.params
     match code:
         case kernel_layout.BAD_RANK:

@@ -32,18 +32,19 @@ def simulate(
     Args:
         workload: Requests. Only the engine sees their true output lengths. Policies do not.
         deployment: Replicas that serve them.
-        seed: Seed of the random numbers of routers. Equal inputs give bit-identical records.
+        seed: Seed of the routers' random numbers. Equal inputs give bit-identical records.
         time_limit_s: Simulated seconds after which the run stops. Requests that are not finished by then are
             UNFINISHED. A step in flight at the limit counts completely in the sums over steps, and the run lasts until
             the step ends, but no request gets a token from it.
-        strict: Raise InputError after the run if a request could never fit.
-        max_log_steps: The kernel returns the logs only if the run has at most this many steps, and at most twice as
-            many rows of gaps (one row for each step and cohort of equal gaps).
+        strict: Raise InputError after the run if even an idle replica could not serve a request.
+        max_log_steps: The kernel returns its logs (``Records.steps``, exact gaps between tokens) only if the run has at
+            most this many steps, and twice as many rows of gaps: one for each step and distinct gap in it.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:
         InputError: The workload and the deployment do not fit together.
-        PolicyError: A policy raised or returned an invalid value.
+        PolicyError: A policy raised or returned an invalid value, needs data that the workload lacks, or lets a request
+            wait forever.
     """
     from lengthwise.engine.outcome import to_records
     from lengthwise.engine.setup import policy_error, prepare
@@ -82,7 +83,7 @@ def simulate(
 
 
 def ready() -> bool:
-    """Return whether the kernel needs no compilation. A user's policies and an engine's own rules may need it."""
+    """Return whether the kernel is compiled. A user's policies and an engine's own rules may still need compilation."""
     from lengthwise.engine.kernel_runner import ready as compiled_ready
 
     return compiled_ready()

@@ -45,7 +45,7 @@ class CostReader:
     """Reads the cost of one step at a time from cost tables.
 
     With ``by_stage`` it sums the stages one after the other even if all are alike, as the kernel does for the decode
-    side, so that both round alike. With ``hide_host``, ``stages_s`` leave out the host.
+    side, so that both round alike. With ``hide_host``, ``stages_s`` leave out the host's seconds.
     """
 
     def __init__(self, cost: CostTables, *, by_stage: bool = False, hide_host: bool = False) -> None:
@@ -86,7 +86,7 @@ class CostReader:
         return StepCost(layer, comm, prefill, decode, host, head, embedding, send, stages)
 
     def recompute_steps(self, tokens: int, swap_s: float | None, decodes: int, kv_tokens: int) -> float:
-        """Return what a preemption costs, in decode steps of the replica's batch.
+        """Return the cost of a preemption, in decode steps of the replica's batch.
 
         The seconds to recompute ``tokens`` tokens in one layer are divided by a decode step's seconds in one layer. If
         ``swap_s`` is given, the cache is swapped instead, and ``swap_s`` is divided by a decode step in all layers.
@@ -177,7 +177,7 @@ def _step_lookup(table: Floats, i: int, j: int) -> float:
 
 
 def step_time(cost: CostTables) -> StepTime:
-    """Return a function that gives the seconds of a step through all pipeline stages of a replica."""
+    """Return a function for the seconds of a step through all pipeline stages of a replica."""
     reader = CostReader(cost)
 
     def seconds(decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:

@@ -1,4 +1,4 @@
-"""What length-aware scheduling is worth at a load: policies, predictors, loads and batch sizes in one table."""
+"""Value of length-aware scheduling: policies, predictors, loads and batch sizes in one table, with verdicts."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
 from .experiment import Bench as Bench
 from .experiment import Contestant as Contestant
-from .experiment import Each as Each
 from .experiment import Question as Question
+from .experiment import TaskRunner as TaskRunner
 from .experiment import answer as answer
 from .experiment import baselines as baselines
 from .experiment import decision as decision

@@ -1,4 +1,4 @@
-"""The laboratory: simulates policies with predictors on the same requests, and decides whether any is worth it."""
+"""Simulates policies with predictors on the same requests, and decides whether length-aware scheduling is worth it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lengthwise.statistics import Floats, joint_widening, mean_estimate, t_half_
 Run = dict[str, float]
 RATIOS = ("jct.mean", "jct.p50", "jct.p99")
 
-MIN_FULL_SHARE = 0.01  # if fewer requests find all slots in use, requests do not queue for slots
-MIN_WAITING_SHARE = 0.05  # if requests wait for less of their JCT, they do not queue for memory either
+MIN_FULL_SHARE = 0.01  # share of requests that find all slots in use; below it, requests do not queue for slots
+MIN_WAITING_SHARE = 0.05  # share of JCT spent waiting; below it, requests do not queue for memory either
 MIN_GAIN = 0.01  # a smaller gain in mean JCT is not worth the effort, even if significant
-OPEN_GAIN = 0.1  # an interval that allows none as well as this gain decides nothing
+OPEN_GAIN = 0.1  # a gain that is not significant is undecided if its interval includes this gain
 MAX_SERVED_DIFFERENCE = 0.01  # if served shares differ by more, the means are of different requests
 IMPROVEMENT, IDLE, MATCHING, NONE, TAIL = "worth it", "no queue", "lengths alike", "no gain", "the tail pays"
 
 
 def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], level: float) -> dict[str, Estimate]:
-    """Return the values of a cell (a policy at a load) from the runs of the policy, FCFS and the oracle by seed."""
+    """Return the values of a cell (a policy at a load). The runs of the policy, FCFS and the oracle are by seed."""
 
     def column(runs: Sequence[Run], name: str) -> npt.NDArray[np.float64]:
         return np.array([run[name] for run in runs])
@@ -47,7 +47,7 @@ def estimates(own: Sequence[Run], fcfs: Sequence[Run], oracle: Sequence[Run], le
 
 
 def gap_closed(own: npt.ArrayLike, fcfs: npt.ArrayLike, oracle: npt.ArrayLike, level: float) -> Estimate:
-    """Return (FCFS - own) / (FCFS - oracle) of means over seeds, unknown if FCFS - oracle is not significant."""
+    """Return (FCFS - own) / (FCFS - oracle) of means over seeds, or UNKNOWN if FCFS - oracle is not significant."""
     f, x, o = (np.asarray(v, float) for v in (fcfs, own, oracle))
     gap = mean_estimate(f - o, level)
     # A gap is significant, and at least a millionth of FCFS' mean.
@@ -71,8 +71,9 @@ def decision(cells: Sequence[Cell], *, seeds: int, level: float = 0.95) -> Verdi
     """Return the verdict on the cells of one load and batch size. The first two cells are FCFS and the oracle.
 
     Length-aware scheduling is worth it if some policy, with a predictor that exists, is significantly faster than FCFS
-    in the mean, by at least 1 %, and raises the 99th percentile by no more than it reduces the mean. The significance
-    level applies to all candidates together (Bonferroni), because the best is chosen. One seed shows no significance.
+    in the mean, by at least 1 %, and raises the 99th percentile by no more than it reduces the mean (both in percent).
+    The significance level applies to all candidates together (Bonferroni), because the best is chosen. With one seed,
+    means are compared without a test of significance, and the verdict says so.
     """
     fcfs, oracle = cells[0], cells[1]
     tried = [cell for cell in cells[2:] if cell.policy != FCFS]
@@ -153,7 +154,7 @@ def _compare(fcfs: Cell, oracle: Cell, candidates: list[Cell]) -> tuple[str, str
 
 
 def answer(decisions: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
-    """Return a text for each reason of a verdict, with the loads to which it applies and one verdict in full."""
+    """Return a text for each reason among the verdicts, with the loads to which it applies and an example."""
     lines = []
     for reason in (IMPROVEMENT, ONE_SEED, UNDECIDED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
         if matching := [v for v in decisions if v.reason == reason]:
@@ -224,10 +225,10 @@ class Question:
     """The grid of policies, predictors, loads and batch sizes to compare."""
 
     policies: tuple[Contestant, ...]  # candidates; FCFS and the oracle always run
-    predictors: tuple[str, ...]  # names that the bench knows; "oracle" knows the lengths
+    predictors: tuple[str, ...]  # names of the bench's predictors; "oracle" predicts the true lengths
     loads: tuple[float, ...]  # in ``unit``
     batch_sizes: tuple[int, ...]  # concurrency limits of a replica
-    seeds: int = 5  # runs of each cell, each on other requests
+    seeds: int = 5  # runs of each cell; each seed has its own requests
     unit: LoadUnit = LoadUnit.CAPACITY
     # Batching and memory of FCFS and the oracle, which differ only in rank.
     base: Scheduler = Scheduler(rank="fcfs_preempted_first", memory="paged_by_chunk")  # noqa: RUF009 - frozen
@@ -273,7 +274,7 @@ class Bench(Protocol):
         """Return the deployment that runs at most ``batch`` requests at a time on a replica."""
 
 
-class Each(Protocol):
+class TaskRunner(Protocol):
     """Interface of functions that run tasks, possibly in parallel."""
 
     def __call__(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
@@ -286,7 +287,7 @@ def one_by_one(tasks: Sequence[Any], work: Callable[[Any], Any]) -> Iterator[tup
         yield i, work(task)
 
 
-WARMUP_SHARE = 0.2  # of the requests from a full queue, left out of its rate: the batch fills up
+WARMUP_SHARE = 0.2  # share of the requests that capacity leaves out, while the batch fills up
 
 
 def at_rate(workload: Workload, rate_rps: float) -> Workload:
@@ -310,10 +311,7 @@ def isolated_s(workload: Workload, deployment: Deployment, engine_name: str) -> 
 
 
 def saturated_rps(workload: Workload, deployment: Deployment, engine_name: str) -> float:
-    """Return the capacity in requests per second: the rate of ends while requests wait, if all arrive at once.
-
-    ``engine_name`` is "kernel" or "reference".
-    """
+    """Return the capacity in requests per second: the rate of finishes while requests wait, if all arrive at once."""
     burst = replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
     r = engine.simulate(burst, deployment, max_log_steps=0, engine=engine_name).requests
     finished_s = np.sort(r.finished_s[np.isfinite(r.finished_s)])
@@ -329,9 +327,9 @@ def saturated_rps(workload: Workload, deployment: Deployment, engine_name: str) 
 def run_values(
     records: Records, max_num_seqs: int, isolated: Floats, deployment: Deployment | None = None
 ) -> dict[str, float]:
-    """Return one run's values, named as in ``schema.lab.Cell``. ``isolated`` has the requests' times alone ([n]).
+    """Return one run's values, named as in ``schema.lab.Cell``. ``isolated`` [n] is the result of ``isolated_s``.
 
-    ``deployment`` is given where prompts share prefixes: its cache then has a hit rate.
+    ``deployment`` is given if prompts share prefixes; the values then include the hit rate of its prefix cache.
     """
     r = records.requests
     done = r.status == Status.FINISHED
@@ -341,7 +339,7 @@ def run_values(
     slowdown = jct_s / isolated[done]
     left_s = np.sort(np.where(np.isfinite(r.finished_s), r.finished_s, r.arrival_s))
     in_system = np.arange(len(left_s)) - np.searchsorted(left_s, r.arrival_s, side="right")
-    # Tokens that are computed once each: all but the last output token, and those that were cached or loaded.
+    # Each token is computed once, except the last output token and tokens that were cached or loaded.
     once = (r.prompt_tokens + np.maximum(r.output_tokens, 1) - 1)[done].sum()
     found: Run = {}
     if deployment is not None and deployment.limits.enable_prefix_caching:
@@ -380,7 +378,7 @@ def lab(
     question: Question,
     bench: Bench,
     *,
-    each: Each = one_by_one,
+    each: TaskRunner = one_by_one,
     progress: Progress = lambda *_: None,
     engine_name: str = "kernel",
 ) -> LabTable:
@@ -408,11 +406,11 @@ def lab(
 
 @dataclass
 class _Runner:
-    """Runs all simulations of a table: creates requests, measures times alone and capacities, then fills the cells."""
+    """Runs all simulations of a table: first those of single requests and of capacities, then those of the cells."""
 
     question: Question
     bench: Bench
-    each: Each
+    each: TaskRunner
     progress: Progress
     engine_name: str
     workloads: dict[tuple[int, str], Workload] = field(default_factory=dict)
@@ -423,7 +421,7 @@ class _Runner:
     total: int = 0
 
     def prepare(self) -> None:
-        """Create the requests with predictions, and find their times alone and the request rate of each load."""
+        """Create the requests with predictions. Simulate their times alone, and the request rate of each load."""
         q = self.question
         seeds, batches = range(q.seeds), list(dict.fromkeys(q.batch_sizes))
         sources = [(seed, name) for seed in seeds for name in dict.fromkeys(("", ORACLE, *q.predictors))]

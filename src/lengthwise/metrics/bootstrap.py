@@ -13,10 +13,11 @@ from lengthwise.statistics import Floats, Ints, lag_one_correlation, t_quantile
 
 MIN_REQUESTS = 20  # runs with fewer requests have no intervals
 SPANS = 24  # equal spans of time in which events are counted, for rates
-GROUPS = 2048  # more sorted values than this are drawn in groups: quantiles are exact to 1/2048 of requests
+GROUPS = 2048  # if there are more values, they are drawn in groups: quantiles are exact to 1/2048 of requests
 MIN_BLOCKS = 8
-JOIN_CORRELATION = 0.3  # blocks whose correlation with the one before is larger are joined with it
-MAX_CORRELATION, DRIFT_CORRELATION = 0.8, 0.95  # upper limit; beyond the second, a run drifts throughout
+JOIN_CORRELATION = 0.3  # if neighbouring blocks correlate more, each two are joined
+MAX_CORRELATION = 0.8  # upper limit of the correlation by which intervals are widened
+DRIFT_CORRELATION = 0.95  # above it a run drifts throughout, and has no interval
 
 
 @dataclass(frozen=True)

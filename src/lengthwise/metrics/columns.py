@@ -45,13 +45,13 @@ def request_column(requests: RequestRecords, name: str) -> Array:
 
 
 def request_columns(records: Records) -> dict[str, Array]:
-    """Return the times of every request as columns [n], in the order of the workload.
+    """Return recorded and derived columns [n] of the requests, in the order of the workload.
 
-    Recorded columns are the arrays of the records, derived ones are new arrays. NaN marks events that never happened.
+    Recorded columns are the records' arrays. NaN marks events that never happened. Derived columns are new arrays:
 
     * ``queueing_delay_s``: from the arrival to the first step of the request.
     * ``ttft_s``: from the arrival to the first token.
-    * ``tpot_s``: (finished - first token) / (output tokens - 1); NaN for one token.
+    * ``tpot_s``: from the first to the last token, over (output tokens - 1); NaN for a single token.
     * ``jct_s``: from the arrival to the last token (end-to-end latency).
     * ``normalized_latency_s``: ``jct_s`` per output token, as in Orca and vLLM.
     """
@@ -94,7 +94,7 @@ _FRAMES: dict[str, Callable[[dict[str, Array]], Any]] = {
 }
 
 
-END_SLACK_S = 1.0
+END_SLACK_S = 1.0  # a request that finishes this long after the end of the run is no sign of a wrong clock
 
 
 def clock_warning(r: RequestRecords, end_s: float) -> str:

@@ -24,14 +24,14 @@ from lengthwise.statistics import Floats, Ints
 _Q = np.array(list(QUANTILES.values()))
 _UNKNOWN = (math.nan, math.nan)
 
-_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3  # of equal arrivals: share of the run, seconds
+_MAX_RELATIVE_SHIFT, _MAX_SHIFT_S = 1e-3, 5e-3  # arrivals count as equal up to this share of the run or these seconds
 MAX_GAPS = 20_000_000  # more would not fit in memory: no interval for the time between tokens
 _GAP_TOLERANCE, _GAP_QUANTILES = 0.02, np.array([0.5, 0.9, 0.99])
 
-MIN_TAIL_REQUESTS = 100  # with fewer requests tails (P95, P99) rest on a few of them
+MIN_TAIL_REQUESTS = 100  # with fewer requests, few of them determine the tails (P95, P99)
 MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
-MAX_RATIO = 100.0  # an upper end above this multiple of the ratio shows that the reference is nearly 0
-NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of its mean is no reference (tokens of one chunk)
+MAX_RATIO = 100.0  # if the interval of a / b ends above this multiple of a / b, the reference b is nearly 0
+NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of the mean is no reference (gaps in a chunk of tokens are 0)
 _DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
 
 
@@ -248,7 +248,7 @@ def _latency_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricErro
 
 
 def _tbt_errors(a: Run, b: Run, bootstrap: Bootstrap) -> Iterator[MetricError]:
-    """Yield the errors of the times between tokens. Intervals need to know each gap's request (``request_gaps``)."""
+    """Yield the errors of the times between tokens. Intervals need the request of each gap (``request_gaps``)."""
     pooled = [run.records.gaps for run in (a, b)]
     if not all(gaps.total for gaps in pooled):
         return
@@ -287,7 +287,8 @@ def _rate_errors(a: Run, b: Run, slo: Slo | None, bootstrap: Bootstrap) -> Itera
 def _hit_rate_errors(a: Run, b: Run, bootstrap: Bootstrap, *, counted: bool) -> Iterator[MetricError]:
     """Yield the error of the share of prompt tokens that were cached, unless both runs cached none.
 
-    A run without cached tokens for each request has the server's counts of the complete run, if they are ``counted``.
+    A run without cached tokens for each request has the server's counts, which cover warm-up, too: they are used only
+    if ``counted``.
     """
     shares, samples = zip(*(_hit_rate(run, counted=counted) for run in (a, b)), strict=True)
     if not all(map(math.isfinite, shares)) or not any(shares):

@@ -48,7 +48,7 @@ def column_distribution(values: Floats, level: float) -> Distribution:
     n = len(values)
     if n == 0:
         return Distribution(0)
-    # Partitioning the one copy in place keeps memory low; batches come first, as it destroys the order.
+    # ``values`` is partitioned in place to save memory. Batches come first, because that destroys the order.
     batches = [_partitioned_statistics(b) for b in np.array_split(values, BATCHES)] if n >= MIN_VALUES else None
     total = _partitioned_statistics(values)
     half = np.full(len(STATISTICS), np.nan)
@@ -57,6 +57,18 @@ def column_distribution(values: Floats, level: float) -> Distribution:
         has_interval = [True, True, False, *(n / BATCHES * (1 - _Q) >= _MIN_ABOVE), False]
         half = np.where(has_interval, batch_half_width(np.array(batches), total, level), np.nan)
     return _distribution(n, total, half)
+
+
+def ratio_estimate(part: Floats | Ints, total: Floats | Ints, level: float) -> Estimate:
+    """Return sum(part) / sum(total) with a batch-means interval, for columns in order of arrival; NaN for 0 / 0."""
+    if not total.sum() > 0:
+        return UNKNOWN
+    value = float(part.sum() / total.sum())
+    if len(total) < MIN_VALUES or not part.any():
+        return Estimate(value)
+    split = (np.array_split(column, BATCHES) for column in (part, total))
+    batches = np.array([[a.sum() / b.sum()] for a, b in zip(*split, strict=True)])
+    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
 
 
 def gap_distribution(gaps: TokenGaps, mean_half_width: float) -> Distribution:

@@ -60,10 +60,10 @@ _WORDS = {
 def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolation, ...]:
     """Return the bounds of the measured range that a run exceeds, with how often and by how much.
 
-    The measurements are the ones behind the cost tables. Numbers that the records lack are taken at their upper limit.
-    The longest chunk is assumed to have all prompt tokens of a step, less one for each other prompt. KV tokens fill the
-    blocks in use. The longest prompts are assumed to be the split ones. Without step records, sequences and KV tokens
-    are means over spans of time, and tokens and chunks are the engine's limits.
+    The measurements are those behind the cost tables. For numbers that the records lack, the largest possible value is
+    taken: the longest chunk of a step has all its prompt tokens, less one for each other prompt; KV tokens fill the
+    blocks in use; the longest prompts are the split ones. Without step records, sequences and KV tokens are means over
+    spans of time, and tokens and chunks are the engine's limits.
     """
     reach, r = deployment.cost.evidence.reach, records.requests
     served = np.isfinite(r.scheduled_s)
@@ -108,9 +108,9 @@ def merge_extrapolations(runs: Sequence[tuple[Extrapolation, ...]]) -> tuple[Ext
 
 
 def _cached_before_chunks(records: Records, deployment: Deployment) -> Array:
-    """Return [served] how many tokens of each prompt can be cached before its last chunk, longest prompts first.
+    """Return [served] how many tokens of each prompt can be in the KV cache before its last chunk, longest first.
 
-    They are of the prefix cache or of earlier chunks. Unsplit prompts without a cached prefix have 0.
+    These tokens are from the prefix cache or from earlier chunks: 0 for a prompt in one piece without a cached prefix.
     """
     r, budget = records.requests, deployment.limits.max_num_batched_tokens
     served = np.isfinite(r.scheduled_s)

@@ -26,10 +26,10 @@ def combine(summaries: Sequence[Summary]) -> Summary:
     """Return the means of several summaries over their seeds, with Student t intervals over the seeds.
 
     Counts are summed. A value that is NaN for one seed is NaN. The ends of model intervals are averaged, because the
-    cost model has the same error at every seed. A share within the SLO that is equal at all seeds has the score
-    interval of that share over the requests of all seeds. A single summary is returned with its batch-means intervals.
-    All summaries must have the same confidence level, which is not checked. Raises InputError if there is no summary, a
-    seed occurs twice, SLOs differ, or only some have a deployment.
+    cost model has the same error at every seed. If the share of requests within an SLO is equal at all seeds, it has
+    the score interval of that share over the requests of all seeds. A single summary is returned as it is, with its
+    batch-means intervals. All summaries must have the same confidence level, which is not checked. Raises InputError if
+    there is no summary, one covers several seeds, a seed occurs twice, SLOs differ, or only some have a deployment.
     """
     _check_seeds(summaries)
     if len(summaries) == 1:
@@ -58,11 +58,11 @@ def combine(summaries: Sequence[Summary]) -> Summary:
 
 
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:
-    """Return the differences a - b over common seeds, with paired t intervals.
+    """Return the means over seeds of the differences a - b, with paired t intervals. Both sides have the same seeds.
 
     Runs of the same seed have the same requests at the same times, so that most of the noise cancels. Therefore
-    differences can be significant even if the variants' own intervals overlap. Counts are differences of sums.
-    ``relative`` returns (a - b) / b for each seed. Raises InputError if the seeds of both sides differ, or a seed
+    differences can be significant even if the variants' own intervals overlap. Counts are differences of sums. With
+    ``relative``, the differences are (a - b) / b. Raises InputError if the seeds of both sides differ, or a seed
     repeats.
     """
     _check_seeds(a)

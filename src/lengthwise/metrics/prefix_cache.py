@@ -1,4 +1,4 @@
-"""What the prefix cache of a run saved: hit rate, prefill time, and latency by turn of the session."""
+"""Statistics of a run's prefix cache: hit rate, saved prefill time, and TTFT by turn of the session."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.cost import prompt_seconds
-from lengthwise.metrics.distribution import BATCHES, MIN_VALUES
+from lengthwise.metrics.distribution import ratio_estimate
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.records import RequestRecords
-from lengthwise.statistics import Floats, Ints, batch_half_width
+from lengthwise.statistics import Floats, Ints
 
 TURNS = {"1": 1, "2": 2, "3": 3, "4": 4, "5-8": 5, "9-16": 9, "17+": 17}
 """Turns of a session that are reported together, by the first of them. The first request of a session is turn 1."""
@@ -31,17 +31,17 @@ class TurnStatistics:
 
 @dataclass(frozen=True)
 class PrefixCacheStatistics:
-    """What the prefix cache saved, over the requests that were admitted; NaN where it is off.
+    """Statistics of the prefix cache over the admitted requests; NaN if the cache is off.
 
     Attributes:
-        hit_rate: Share of their prompt tokens that were in the cache at the first admission.
-        loaded_share: Share of their prompt tokens that were loaded from CPU memory then; NaN without offloading.
-        storage_share: Share of their prompt tokens that were read from storage before; part of ``loaded_share``. NaN
-            without storage.
-        load_s: Mean seconds from the start of their loads to the end, of the requests that loaded tokens.
-        saved_prefill_s: Seconds of a replica that the cached and the loaded tokens would have cost: for each request
-            the time of its prompt alone on an idle replica, less the time of the tokens after these.
-        saved_share: These seconds as a share of the time of all prompts, each alone and without a cache.
+        hit_rate: Share of the requests' prompt tokens that were in the cache at their first admission.
+        loaded_share: Share of the prompt tokens that were loaded from CPU memory then; NaN without offloading.
+        storage_share: Share of the prompt tokens that were read from storage before they were loaded; part of
+            ``loaded_share``. NaN without storage.
+        load_s: Mean seconds that a request's loads took, over the requests that loaded tokens.
+        saved_prefill_s: Seconds that the cached and loaded tokens would have cost: for each request the time of its
+            complete prompt alone on an idle replica, less the time of its remaining tokens.
+        saved_share: ``saved_prefill_s`` over the time of all complete prompts, each alone on an idle replica.
         turns: By turn of the session, with the keys of ``TURNS``; empty without sessions of several requests.
     """
 
@@ -59,7 +59,7 @@ def prefix_cache_statistics(
 ) -> PrefixCacheStatistics:
     """Return the statistics of requests with known ``cached_tokens``. Without a deployment the time is unknown.
 
-    ``turn`` [n] numbers the requests of a session from 0; None: there are no sessions.
+    ``turn`` [n] numbers the requests of each session from 0; None means that there are no sessions.
     """
     assert r.cached_tokens is not None
     by_turn = {} if turn is None else _by_turn(r, turn, level)
@@ -77,14 +77,15 @@ def prefix_cache_statistics(
         found = cached + r.loaded_tokens[admitted]
         load_s = r.load_s[r.load_s > 0]
         assert r.storage_tokens is not None
-        read = _ratio(r.storage_tokens[admitted], prompt, level) if deployment.storage_blocks else unknown
-        loads = _ratio(r.loaded_tokens[admitted], prompt, level), read, _ratio(load_s, np.ones(len(load_s)), level)
+        read = ratio_estimate(r.storage_tokens[admitted], prompt, level) if deployment.storage_blocks else unknown
+        mean_load_s = ratio_estimate(load_s, np.ones(len(load_s)), level)
+        loads = ratio_estimate(r.loaded_tokens[admitted], prompt, level), read, mean_load_s
     if deployment is not None:
         step_tokens = deployment.limits.max_num_batched_tokens
         full_s = prompt_seconds(deployment.cost, prompt, np.zeros_like(prompt), step_tokens)
         saved_s = full_s - prompt_seconds(deployment.cost, prompt, found, step_tokens)
-        saved = Estimate(float(saved_s.sum())), _ratio(saved_s, full_s, level)
-    return PrefixCacheStatistics(_ratio(cached, prompt, level), *loads, *saved, by_turn)
+        saved = Estimate(float(saved_s.sum())), ratio_estimate(saved_s, full_s, level)
+    return PrefixCacheStatistics(ratio_estimate(cached, prompt, level), *loads, *saved, by_turn)
 
 
 def _by_turn(r: RequestRecords, turn: Ints, level: float) -> dict[str, TurnStatistics]:
@@ -98,26 +99,14 @@ def _by_turn(r: RequestRecords, turn: Ints, level: float) -> dict[str, TurnStati
         ttft_s = (r.first_token_s - r.arrival_s)[rows]
         found[name] = TurnStatistics(
             Estimate(float(share)),
-            _ratio(ttft_s, np.ones(len(ttft_s)), level),
-            _ratio(r.cached_tokens[rows], r.prompt_tokens[rows], level),
+            ratio_estimate(ttft_s, np.ones(len(ttft_s)), level),
+            ratio_estimate(r.cached_tokens[rows], r.prompt_tokens[rows], level),
         )
     return found
 
 
-def _ratio(part: Floats | Ints, total: Floats | Ints, level: float) -> Estimate:
-    """Return sum(part) / sum(total), with an interval from batches of consecutive requests."""
-    if not total.sum() > 0:
-        return Estimate(math.nan)
-    value = float(part.sum() / total.sum())
-    if len(total) < MIN_VALUES or not part.any():
-        return Estimate(value)
-    split = (np.array_split(column, BATCHES) for column in (part, total))
-    batches = np.array([[a.sum() / b.sum()] for a, b in zip(*split, strict=True)])
-    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
-
-
 def hit_rate_over_time(r: RequestRecords, edges_s: npt.NDArray[Any]) -> Floats:
-    """Return the hit rate of the prompts that were scheduled first between neighbouring ``edges_s``; NaN for none."""
+    """Return [edges - 1] the hit rate of requests first scheduled between neighbouring ``edges_s``; NaN for none."""
     assert r.cached_tokens is not None
     admitted = np.isfinite(r.scheduled_s)
     found, looked_up = (

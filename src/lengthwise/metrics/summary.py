@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from lengthwise.catalog import active_parameters, embedding_parameters, kv_bytes_per_token, parameters, weight_bytes
 from lengthwise.metrics.columns import request_column
-from lengthwise.metrics.distribution import BATCHES, MIN_VALUES, Distribution, column_distribution, gap_distribution
+from lengthwise.metrics.distribution import (
+    BATCHES,
+    MIN_VALUES,
+    Distribution,
+    column_distribution,
+    gap_distribution,
+    ratio_estimate,
+)
 from lengthwise.metrics.prefix_cache import PrefixCacheStatistics, prefix_cache_statistics
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
@@ -53,7 +60,7 @@ class Hardware:
     """Use of the deployment's hardware over the complete run, including warm-up and idle time."""
 
     busy_share: Estimate  # share of time with a step in flight, mean over replicas
-    replica_busy_share: tuple[Estimate, ...]  # the same for each replica
+    replica_busy_share: tuple[Estimate, ...]  # share of time with a step in flight, by replica
     batch_seqs: Estimate  # sequences in a step, weighted by the step's time
     mfu: Estimate  # model FLOPs a second over the GPUs' peak (:func:`model_flops`)
     mbu: Estimate  # bytes a second that must move, over the GPUs' bandwidth (:func:`moved_bytes`)
@@ -125,8 +132,8 @@ def moved_bytes(
 
     Activations and writes to the cache are left out, as is usual for MBU. A step of T evenly routed tokens reads a
     share 1 - (1 - visited / all)^T of the experts. The ``num_decodes`` decode tokens are spread evenly over all steps.
-    The other tokens are prompts, in at most ``num_prompts`` steps, or as many as the token budget requires. A step with
-    a prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
+    The other tokens are prompt tokens, in ``num_prompts`` steps, or in more if the token budget requires more. A step
+    with a prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
     """
     model, limits = deployment.model, deployment.limits
     steps, tokens = float(totals.steps.sum()), float(totals.tokens.sum())
@@ -171,7 +178,7 @@ _LIMITS = ("ttft_s", "tpot_s", "jct_s")
 
 @dataclass(frozen=True)
 class Slo:
-    """Limits that a request must meet to count as good. None means no limit.
+    """Limits in seconds that a request must meet to count as good. None means no limit.
 
     A request without a second token has no TPOT and meets that limit. Times between tokens (TBT) are pooled over
     requests, so a limit on them does not apply to single requests: compare ``Summary.tbt_s`` with it instead.
@@ -283,7 +290,7 @@ class Summary:
 
     @property
     def is_steady(self) -> bool:
-        """Return whether the load is steady for STEADY_SHARE of the window, as it always is without sessions."""
+        """Return whether the load is steady for at least STEADY_SHARE of the window. It always is without sessions."""
         return not self.rates.steady_share.value < STEADY_SHARE
 
 
@@ -344,7 +351,7 @@ SENT_SHARE = 0.95  # once sessions had time to send this share of their requests
 def session_times(records: Records, workload: Workload) -> tuple[float, float] | None:
     """Return (start, end) in seconds of the period in which the number of running sessions is about constant.
 
-    It rises for as long as sessions take to send SENT_SHARE of their requests, and falls after the last session has
+    The number rises while the first sessions send SENT_SHARE of their requests, and falls after the last session has
     started. Without sessions that start over time, return None.
     """
     if workload.after is None or workload.concurrency is not None:
@@ -422,7 +429,7 @@ def bucket_counts(r: RequestRecords) -> Counts:
         rejected_over_kv_memory=int(by_reason[Rejection.REFUSED_BY_MEMORY_POLICY]),
     )
     buckets = counts.finished + counts.rejected + counts.timed_out + counts.unfinished
-    assert buckets == counts.arrivals, f"the buckets hold {buckets} requests, {counts.arrivals} arrived"
+    assert buckets == counts.arrivals, f"{buckets} requests are counted by status, {counts.arrivals} arrived"
     return counts
 
 
@@ -459,19 +466,10 @@ def _goodput(r: RequestRecords, slo: Slo, window: tuple[float, float], level: fl
 
 
 def _share(good: Bools, level: float) -> Estimate:
-    value = float(good.mean())
-    if len(good) < MIN_VALUES or value in {0.0, 1.0}:
-        return Estimate(value)
-    batches = np.array([[b.mean()] for b in np.array_split(good, BATCHES)])
-    return Estimate(value, float(batch_half_width(batches, np.array([value]), level)[0]))
+    return Estimate(1.0) if good.all() else ratio_estimate(good.astype(np.int64), np.ones(len(good), np.int64), level)
 
 
 def _mean_gap_half_width(r: RequestRecords, level: float) -> float:
     has_gaps = (r.status == Status.FINISHED) & (r.output_tokens > 1)
-    if int(has_gaps.sum()) < MIN_VALUES:
-        return math.nan
     elapsed_s = (r.finished_s - r.first_token_s)[has_gaps]
-    gaps = r.output_tokens[has_gaps] - 1
-    split = (np.array_split(column, BATCHES) for column in (elapsed_s, gaps))
-    batches = np.array([[s.sum() / g.sum()] for s, g in zip(*split, strict=True)])
-    return float(batch_half_width(batches, np.array([elapsed_s.sum() / gaps.sum()]), level)[0])
+    return ratio_estimate(elapsed_s, r.output_tokens[has_gaps] - 1, level).half_width

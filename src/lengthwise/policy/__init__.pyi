@@ -1,7 +1,6 @@
 from .compile import COLUMNS as COLUMNS
 from .compile import compiled as compiled
 from .compile import interpreted as interpreted
-from .compile import key_of as key_of
 from .compile import keys as keys
 from .contracts import ADMIT_AFTER_PREEMPTION as ADMIT_AFTER_PREEMPTION
 from .contracts import CHUNKED as CHUNKED
@@ -12,7 +11,7 @@ from .contracts import NEW_PHASE as NEW_PHASE
 from .contracts import ONE_BATCH as ONE_BATCH
 from .contracts import ONE_BY_ONE as ONE_BY_ONE
 from .contracts import PADDED as PADDED
-from .contracts import PREDICTED as PREDICTED
+from .contracts import PREDICTION_ARGUMENTS as PREDICTION_ARGUMENTS
 from .contracts import RESERVE_BLOCK as RESERVE_BLOCK
 from .contracts import RESTART_AS_DECODE as RESTART_AS_DECODE
 from .contracts import SERVICE_OUTPUT_WEIGHT as SERVICE_OUTPUT_WEIGHT
@@ -27,8 +26,8 @@ from .contracts import router as router
 from .families import aged as aged
 from .families import aged_gittins as aged_gittins
 from .families import bins as bins
-from .families import call_of as call_of
 from .families import mlfq as mlfq
+from .families import parse_call as parse_call
 from .families import prefill as prefill
 from .families import rra as rra
 from .families import worth as worth

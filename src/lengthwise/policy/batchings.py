@@ -67,7 +67,7 @@ def unified(token_budget, max_num_seqs):
 
 @batching
 def even(token_budget, max_num_seqs):
-    """As ``unified``, but decodes are divided into equal micro-batches, one for each step in flight (WAA)."""
+    """As ``unified``, but decodes are divided into equal micro-batches, one for each possible step in flight (WAA)."""
     return max_num_seqs, token_budget, CHUNKED + UNIFORM_SHARES
 
 
@@ -79,5 +79,5 @@ def vidur_vllm(token_budget, max_num_seqs):
 
 @batching
 def vidur_sarathi(token_budget, max_num_seqs):
-    """As chunked, with a reserve block per decode, Vidur's restarts and no second attempt (Vidur's Sarathi)."""
+    """As chunked, but a decode needs a free block, and a half-computed prompt restarts as decode (Vidur's Sarathi)."""
     return max_num_seqs, token_budget, CHUNKED + _VIDUR + ADMIT_AFTER_PREEMPTION + RESTART_AS_DECODE

@@ -27,7 +27,7 @@ _CONVERSIONS = {"rank": "float", "batching": "integers", "memory": "integer", "r
 def _integer(value: Any) -> int:
     """Return a number as an integer. NaN raises an error, because its conversion depends on the processor."""
     if value != value:  # noqa: PLR0124
-        raise ValueError("it returned NaN where a whole number must stand")
+        raise ValueError("it must return whole numbers; it returned NaN")
     return int(value)
 
 
@@ -50,7 +50,7 @@ def _adapter(policy: Policy, function: Function, integer: Function, integers: Fu
 
 
 def signatures() -> dict[str, Any]:
-    """Return for each axis (rank, router, ...) numba's signature of a policy that takes all arguments of the axis."""
+    """Return by axis (rank, router, ...) Numba's signature of a policy that takes all arguments of the axis."""
     from lengthwise import _jit as j
 
     return {
@@ -65,10 +65,9 @@ def signatures() -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def interpreted(policy: Policy) -> Function:
-    """Return the policy as a plain Python function that takes all arguments of its axis, and not only its own.
+    """Return the policy as a plain Python function of all arguments of its axis (``contracts.ARGUMENTS``), in order.
 
-    An axis is a kind of decision: rank, batching, memory, router, preemption or binning. The result is converted as
-    in the compiled policy, so that both engines decide alike.
+    The result is converted as in the compiled policy, so that both engines decide alike.
     """
     return _adapter(policy, policy.function, _integer, _three_integers(_integer))
 
@@ -77,7 +76,7 @@ def compiled(policy: Policy) -> Any:
     """Return the policy compiled for the kernel. Built-in policies come from the disk cache.
 
     Raises:
-        PolicyError: The policy cannot be compiled. The message says why.
+        PolicyError: The policy cannot be compiled. The message has the reason.
     """
     if policy.parameters:  # The code does not depend on their values: compile it once.
         policy = replace(policy, name=policy.function.__name__, parameters=(1,) * len(policy.parameters))
@@ -140,7 +139,7 @@ def keys(policy: Policy, columns: Mapping[str, npt.ArrayLike], now_s: float) -> 
     from lengthwise import _jit
 
     if policy.axis != "rank":
-        raise PolicyError(f"keys are a rank's; {policy.name!r} is a policy of axis {policy.axis!r}")
+        raise PolicyError(f"keys need a policy of axis 'rank'; {policy.name!r} is of axis {policy.axis!r}")
     missing = [name for name in policy.arguments if name != "now_s" and name not in columns]
     if missing:
         raise PolicyError(f"rank {policy.name!r} takes {', '.join(missing)}; no such column was given")
@@ -156,11 +155,6 @@ def keys(policy: Policy, columns: Mapping[str, npt.ArrayLike], now_s: float) -> 
     rows = [arrays[name] if name in arrays else np.zeros(shape, kind) for name, kind in types.items()]
     _loop()(interpreted(policy) if _jit.DISABLED else compiled(policy), float(now_s), *rows, out)
     return out
-
-
-def key_of(policy: Policy) -> Callable[..., float]:
-    """Return the rank as a plain function of all RANK_ARGUMENTS, in their order, for single requests."""
-    return interpreted(policy)
 
 
 @cache

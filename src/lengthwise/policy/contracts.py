@@ -1,4 +1,4 @@
-"""The contract of a policy: one small pure function on one axis.
+"""The contract of a policy: one small pure function on one axis (rank, batching, memory, router, ...).
 
 A policy function takes any of its axis' arguments *by name* and returns a number (for batching, three). The same
 function runs compiled in the engine's kernel and interpreted in the reference. No argument has the true output length.
@@ -37,7 +37,7 @@ ROUTER_ARGUMENTS = (
 )  # fmt: skip
 ROUTER_ARRAYS = ROUTER_ARGUMENTS[6:]
 """The arguments of routers that have one entry per replica."""
-OF_PREFIXES = ("prefix_tokens", "previous_replica")
+PREFIX_ARGUMENTS = ("prefix_tokens", "previous_replica")
 """The arguments of routers that need shared prefixes or sessions in the workload."""
 PREEMPTION_ARGUMENTS = (
     "waiting_key", "running_key", "waiting_remaining_tokens", "running_remaining_tokens", "running_generated_tokens",
@@ -53,25 +53,27 @@ ARGUMENTS = {
     "preemption": PREEMPTION_ARGUMENTS,
     "binning": BINNING_ARGUMENTS,
 }
-PREDICTED = (
+PREDICTION_ARGUMENTS = (
     "predicted_tokens", "remaining_tokens", "gittins_rank", "peak_tokens", "waiting_remaining_tokens",
     "running_remaining_tokens",
 )  # fmt: skip
+"""The arguments of all axes that need predicted output lengths in the workload."""
 
 CHUNKED = 1
-"""A prompt may be cut to the rest of the step's prompt tokens."""
+"""If a prompt exceeds the prompt tokens that the step has left, the step computes the first part of it."""
 PADDED = 2
-"""Prompts count as a padded batch: (prompts) x (longest prompt)."""
+"""The prompts of a step count as a padded batch: number of prompts x tokens of the longest prompt."""
 DECODES_WAIT = 4
 """Decodes run only in steps without prompts."""
 RESERVE_BLOCK = 8
 """A decode runs only while a block is free, whether it needs one or not (vLLM v0, Vidur)."""
 ADMIT_AFTER_PREEMPTION = 16
-"""A step that preempted may still admit (Vidur's Sarathi)."""
+"""A step may admit requests although it preempted others for lack of blocks (Vidur's Sarathi)."""
 FORM_ONCE = 32
-"""A step that preempted all candidates waits for the next event; even a single request needs the reserve (Vidur)."""
+"""A step that preemptions leave empty is formed again only at the next event. A replica's only request needs the block
+of RESERVE_BLOCK, too (Vidur)."""
 RESTART_AS_DECODE = 64
-"""If a prompt is preempted half computed, the computed part becomes the prompt and the rest is decoded (Vidur)."""
+"""If a request is preempted within its prompt, the computed part becomes its prompt, the rest its output (Vidur)."""
 ONE_BATCH = 128
 """Only requests of one completed bin are admitted together (Multi-Bin Batching)."""
 DECODES_REST = 256
@@ -81,7 +83,7 @@ NEW_PHASE = 512
 ONE_BY_ONE = 1024
 """The policy is called again before each admission, with the current prompts of the step."""
 UNIFORM_SHARES = 2048
-"""A step takes at most 1 / (steps that may be in flight) of the residents: equal micro-batches (ExeGPT)."""
+"""A step takes at most 1 / (maximum number of steps in flight) of the residents: equal micro-batches (ExeGPT)."""
 
 SERVICE_OUTPUT_WEIGHT = 2.0
 """Weight of an output token in a tenant's service; a prompt token counts 1 (VTC, OSDI '24)."""
@@ -96,12 +98,13 @@ class Policy:
         name: Name in tables and scenario files.
         function: The plain Python function.
         arguments: Names of the arguments that it takes, a subset of those of its axis.
-        every_step: For ranks: keys change with time, so the queue is ranked again at every step.
-        builtin: Whether it belongs to the package; its machine code is then cached on disk.
+        every_step: For ranks: keys change with time, so the queue is ranked again at every step that may admit.
+        builtin: Whether its machine code is cached on disk: that of this package's functions, without the ones that
+            ``families`` defines anew for each set of parameters.
         bins: For binnings: number of bins.
         parameters: For batchings: at most 6 integers, passed as ``parameter_0`` and so on. Policies that differ only in
             these (and their names) are compiled once.
-        prefix: For routers: where ``prefix_tokens`` come from, "cache" or "index"; empty if it does not take them.
+        prefix: For routers: source of ``prefix_tokens``, "cache" or "index"; empty if it does not take them.
         starvation: Which requests may precede another one under this policy alone, whatever is predicted
             (tests/laws/test_starvation.py). If empty, only ``Scheduler.max_wait_s`` limits a wait.
     """
@@ -161,12 +164,12 @@ def rank(*, every_step: bool = ..., starvation: str = ...) -> Decorator: ...
 def rank(function: Function | None = None, *, every_step: bool = False, starvation: str = "") -> Any:
     """Decorate a function of RANK_ARGUMENTS that returns a key. The request with the smallest key runs first.
 
-    Keys are computed when a request joins the queue or, with ``every_step=True``, at every step. Requests with equal
-    keys run in order of arrival. ``generated_tokens`` counts the output tokens so far, which a preempted request
-    retains. ``predicted_tokens`` is the latest predicted output length (renewed after each window), and
-    ``remaining_tokens`` the part of it still to come (at least 1). ``gittins_rank`` is the Gittins rank of the
-    predicted distribution. ``queued_for_s`` is the total time in queues, ``service_tokens`` the service of the
-    request's tenant (prompt tokens + 2 x output tokens). ``batch`` is the number of the request's completed bin (0:
+    A key is computed when the request joins the queue and, with ``every_step=True``, again at every step that may admit
+    requests. Requests with equal keys run in the order of the workload. ``generated_tokens`` counts the output tokens
+    so far, which a preempted request retains. ``predicted_tokens`` is the latest predicted output length (renewed after
+    each window), and ``remaining_tokens`` the part of it still to come (at least 1). ``gittins_rank`` is the Gittins
+    rank of the predicted distribution. ``queued_for_s`` is the total time in queues, ``service_tokens`` the service of
+    the request's tenant (prompt tokens + 2 x output tokens). ``batch`` is the number of the request's completed bin (0:
     none). ``admission`` is the sequence number of the request's last admission (-1: never), ``last_preemption`` the
     sequence number of its last preemption (0: never). As ``victim`` the function chooses victims: the largest key is
     preempted first, and among equal keys the request that returned from a step last.
@@ -179,11 +182,12 @@ def rank(function: Function | None = None, *, every_step: bool = False, starvati
 def preemption(function: Function) -> Policy:
     """Decorate a function of PREEMPTION_ARGUMENTS that returns the gain if a waiting request preempts a running one.
 
-    If the gain is above 0, the engine preempts. It calls the function at the first step after a new arrival is first in
-    the queue, and then at the interval of ``Scheduler``. Each call pairs the next waiting request that lacks a slot or
-    memory with the last running one, both by ``rank``. The calls end when one returns at most 0. ``recompute_steps`` is
-    the cost of resuming the running request, in decode steps of the current batch. These steps delay all
-    ``num_running`` and ``num_waiting`` requests. ``preemptions`` is how often the running request has been preempted.
+    If the gain is above 0, the engine preempts. It calls the function at the first step after a request has entered the
+    queue as its first one, and then every ``Scheduler.preemption_interval_steps``. Each call pairs the next waiting
+    request that lacks a slot or memory with the last running one, both by ``rank``, if the waiting one has the smaller
+    key. The calls end when one returns at most 0. ``recompute_steps`` is the cost of resuming the running request, in
+    decode steps of the current batch. These steps delay all ``num_running`` and ``num_waiting`` requests.
+    ``preemptions`` is how often the running request has been preempted.
     """
     return make("preemption", function)
 
@@ -216,9 +220,10 @@ def batching(function: Function) -> Policy:
 def memory(function: Function) -> Policy:
     """Decorate a function of MEMORY_ARGUMENTS that returns the blocks to take at admission, or -1 to wait.
 
-    ``context_tokens`` must be computed, ``chunk_tokens`` of them in this step. ``peak_tokens`` is the maximum of KV
-    tokens that the replica would ever use with this request if all predictions were exact (Past-Future). A running
-    sequence that outgrows its blocks takes one more at a time.
+    ``context_tokens`` are the prompt and the output so far, and the KV cache has the first ``chunk_tokens`` of them
+    after this step (found, loaded or computed). ``peak_tokens`` is the maximum of KV tokens that the replica would ever
+    use with this request if all predictions were exact (Past-Future). A running sequence that outgrows its blocks takes
+    one more at a time.
     """
     return make("memory", function)
 
@@ -230,12 +235,12 @@ def router(*, name: str = ..., prefix: str = ...) -> Decorator: ...
 def router(function: Function | None = None, *, name: str = "", prefix: str = "") -> Any:
     """Decorate a function of ROUTER_ARGUMENTS that returns the replica of an arriving request.
 
-    ``waiting`` and ``running`` (requests), ``tokens`` (outstanding prompt and predicted tokens) and ``free_blocks``
-    (of ``total_blocks``; those that can be evicted are free) have one entry per replica. ``prefix_tokens`` says how
-    many of the ``prompt_tokens`` each replica has: those in its prefix cache (``prefix="cache"``), or those in the
-    router's own index of the prompts that it sent there (``prefix="index"``), which holds ``index_tokens`` tokens.
-    ``previous_replica`` is the replica of the session's last earlier turn that this side's router has placed, or -1 if
-    there is none. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
+    These have one entry per replica: ``waiting`` and ``running`` (requests), ``tokens`` (prompt and predicted output
+    tokens of both), ``free_blocks`` (of ``total_blocks``; those that can be evicted are free), ``prefix_tokens`` and
+    ``index_tokens``. ``prefix_tokens`` is how many of the ``prompt_tokens`` a replica has: those in its prefix cache
+    (``prefix="cache"``), or those in the router's own index of the prompts that it sent there (``prefix="index"``),
+    which has ``index_tokens`` tokens. ``previous_replica`` is the replica that this router chose for the session's
+    latest earlier turn, or -1 if there is none. ``draw_a`` and ``draw_b`` are uniform on [0, 1).
     """
     if function is None:
         return lambda f: make("router", f, name=name or f.__name__, prefix=prefix)

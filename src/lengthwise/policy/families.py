@@ -48,8 +48,8 @@ def aged_gittins(weight: float = 10.0) -> Policy:
         return gittins_rank + weight * arrival_s
 
     bound = (
-        "passed only by requests that arrived at most (its index / weight) seconds after it, and by no later one of a "
-        "larger index"
+        "passed only by requests that arrived at most (its Gittins rank / weight) seconds after it, and by no later "
+        "one of a larger Gittins rank"
     )
     return _named("rank", f"aged_gittins(weight={weight:g})", key, starvation=bound)
 
@@ -115,8 +115,8 @@ def rra(
     Each micro-batch gets its part of the new requests. Finished requests leave at once; others join in the next phase.
 
     With a ``threshold``, a share, each micro-batch gets as many new requests as make the work uniform (section 5.2).
-    The prompts of a phase deviate from their mean, ``prompt_tokens``, by at most that share. As far as that allows, so
-    does the decode batch from its mean, ``decode_batch``.
+    The prompt tokens of a phase then differ from their mean, ``prompt_tokens``, by at most that share, and where they
+    leave a choice, the decode batch differs from its mean, ``decode_batch``, by at most that share, too.
     """
     sizes = {"prefill_batch": prefill_batch, "decode_steps": decode_steps, "micro_batches": micro_batches}
     if threshold is None:
@@ -128,7 +128,7 @@ def rra(
 def prefill(prefill_batch: int, threshold: float | None = None, prompt_tokens: int = 0) -> Policy:
     """The prefill side of ExeGPT's WAA: batches of at most ``prefill_batch`` complete prompts.
 
-    With a ``threshold``, a share, the batches are adjusted (section 5.2): their prompt tokens deviate from their mean,
+    With a ``threshold``, a share, the batches are adjusted (section 5.2): their prompt tokens differ from their mean,
     ``prompt_tokens``, by at most that share.
     """
     if threshold is None:
@@ -192,16 +192,16 @@ FAMILIES: dict[str, dict[str, Callable[..., Policy]]] = {
 
 
 def from_text(axis: str, text: str) -> Policy | None:
-    """Return the policy that a text names: ``name(key=value, ...)`` or a family's bare name. None for other names.
+    """Return the policy for ``name(key=value, ...)`` or a family's bare name, or None for any other name.
 
     Raises:
         UnknownNameError: The axis has no family of this name.
-        PolicyError: The text is not written like a call, or its parameters are wrong.
+        PolicyError: The text has a parenthesis but is no such call, or its parameters are wrong.
     """
     families = FAMILIES.get(axis, {})
     if "(" not in text and text not in families:
         return None
-    name, parameters = call_of(axis, text) if "(" in text else (text, {})
+    name, parameters = parse_call(axis, text) if "(" in text else (text, {})
     if name not in families:
         raise UnknownNameError(f"{axis} policy", name, [f"{one}(...)" for one in families])
     try:
@@ -218,8 +218,8 @@ def parameters_of(make: Callable[..., Policy]) -> str:
     return ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters)
 
 
-def call_of(axis: str, text: str) -> tuple[str, dict[str, Any]]:
-    """Return name and parameters of a text such as ``name(key=value, ...)``. The values must be plain literals.
+def parse_call(axis: str, text: str) -> tuple[str, dict[str, Any]]:
+    """Return (name, parameters) of a text such as ``name(key=value, ...)``, with literals as values.
 
     Raises:
         PolicyError: The text is not such a call.

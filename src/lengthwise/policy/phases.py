@@ -10,9 +10,9 @@ _UNBOUNDED = 1 << 60
 def rra(num_waiting, num_running, in_flight, stages, phase_steps, phase_rounds, parameter_0, parameter_1, parameter_2):
     """Phases: B_E new requests are prefilled, then N_D decode iterations follow (ExeGPT's RRA).
 
-    Parameters: B_E, N_D, M micro-batches (0: as many as stages). A phase starts with prefills of B_E / M new requests
-    in each micro-batch, whose running decodes pause. N_D rounds of the micro-batches follow. The phase ends when every
-    remaining micro-batch has had its N_D iterations, or no request is left. The next phase starts when a request waits.
+    Parameters: B_E, N_D, M (number of micro-batches; 0: as many as stages). A phase starts with a prefill of B_E / M
+    new requests in each micro-batch, whose running decodes pause. Each micro-batch then runs N_D decode iterations, in
+    turn. The phase ends after these, or when no request is left. The next phase starts when a request waits.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     parts = min(most, parameter_0)
@@ -33,7 +33,8 @@ def rra_steady(
 
     Further parameters: the threshold in thousandths, the mean prompt tokens of a phase, the mean decode batch. A
     micro-batch gets its part of the B_E new requests, or as many as bring its size within the threshold of its mean.
-    Where their prompt tokens would miss the threshold of their mean, it gets the number that comes closest, at least 1.
+    If these requests' prompt tokens differ from their mean by more than the threshold, the micro-batch gets the number
+    of requests that comes closest to it, at least 1.
     """
     most = min(parameter_2, stages) if parameter_2 > 0 else stages
     parts = min(most, parameter_0)

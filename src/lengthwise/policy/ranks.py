@@ -67,7 +67,7 @@ def vtc(service_tokens):
     return service_tokens
 
 
-@rank(starvation="batches run in the order in which their bins filled; no bin holds a request beyond batch_wait_s")
+@rank(starvation="batches run in the order in which their bins filled; no request is in a bin beyond batch_wait_s")
 def completed_batches(batch):
     """Multi-Bin: batches in the order in which their bins filled. Without bins, first come, first served."""
     return float(batch)

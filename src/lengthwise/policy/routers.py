@@ -77,8 +77,9 @@ def session_affinity(previous_replica, waiting, running):
 def cache_aware(prompt_tokens, waiting, running, prefix_tokens, index_tokens):
     """The longest indexed prefix, the fewest indexed tokens, or the least load (SGLang's and vLLM's router).
 
-    With the defaults of both: the load decides while the most loaded replica has over 64 requests more than the least
-    loaded and over 1.5 times as many. Otherwise the longest prefix decides if it is over 0.3 of the prompt.
+    With the defaults of both routers: the least loaded replica gets the request while the most loaded has over 64
+    requests more and over 1.5 times as many. Otherwise the replica with the longest prefix gets it if that prefix is
+    over 0.3 of the prompt, and else the replica with the fewest indexed tokens.
     """
     low, high, longest, smallest = 0, 0, 0, 0
     for replica in range(1, len(waiting)):
@@ -129,7 +130,7 @@ def uncached_work(prompt_tokens, waiting, running, prefix_tokens):
 
 @router(prefix="cache")
 def uncached_load(prompt_tokens, waiting, running, tokens, prefix_tokens):
-    """The least u^2 r t: u uncached prompt tokens, r requests and t their prompt and predicted output tokens."""
+    """The least u^2 r t: u uncached prompt tokens, r requests with this one, t their prompt and predicted tokens."""
     best, least = 0, 0.0
     for replica in range(len(waiting)):
         uncached = 1.0 * (prompt_tokens - prefix_tokens[replica])

@@ -42,9 +42,9 @@ def sentences(plan: SchedulePlan) -> list[str]:
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
-    held_share = min((spread.held_share for spread in plan.uncertainty.spreads), default=1.0)
-    if is_bounded and held_share < SURE_SHARE:
-        made.append(f"These are point estimates: the bound is met in {percent(held_share)} of draws of their errors.")
+    met_share = min((spread.met_share for spread in plan.uncertainty.spreads), default=1.0)
+    if is_bounded and met_share < SURE_SHARE:
+        made.append(f"These are point estimates: the bound is met in {percent(met_share)} of draws of their errors.")
     if plan.parts is not None:
         parts = plan.parts
         made.append(
@@ -103,10 +103,10 @@ def _spread_sentence(spread: Spread, bound: LatencyBound) -> str:
         f"requests/s, latency {_interval(latency_s)} s{' in the worst case' if bound.worst_case else ''} "
         f"({percent(spread.level)} interval)"
     )
-    share = percent(spread.held_share)
+    share = percent(spread.met_share)
     if math.isfinite(bound.limit_s):
         return f"{text}; the bound is met in {share} of {spread.draws} draws."
-    return f"{text}." if spread.held_share == 1 else f"{text}; the memory suffices in {share} of {spread.draws} draws."
+    return f"{text}." if spread.met_share == 1 else f"{text}; the memory suffices in {share} of {spread.draws} draws."
 
 
 def _interval(ends: tuple[float, float]) -> str:
@@ -197,7 +197,7 @@ def spread_cells(spread: Spread) -> list[str]:
         SPREAD_CAUSES[spread.source].format(requests=spread.requests),
         *(_interval(ends) for ends in (spread.throughput_rps, spread.latency_s, spread.latency_high_s)),
         f"{percent(spread.level)} of {spread.draws}",
-        percent(spread.held_share),
+        percent(spread.met_share),
     ]
 
 

@@ -261,7 +261,7 @@ def _spread(
         draws=len(rows),
         level=level,
         requests=requests,
-        held_share=float((np.isfinite(latency_s) & (latency_s <= bound_s)).mean()),
+        met_share=float((np.isfinite(latency_s) & (latency_s <= bound_s)).mean()),
         **ends,
     )
 

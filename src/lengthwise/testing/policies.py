@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise import policy as policies
 from lengthwise.engine import simulate
 from lengthwise.policy import Policy
-from lengthwise.policy.contracts import ARGUMENTS, OF_PREFIXES, ROUTER_ARRAYS
+from lengthwise.policy.contracts import ARGUMENTS, PREFIX_ARGUMENTS, ROUTER_ARRAYS
 from lengthwise.schema.cost_tables import CostTables, grid_axis
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler
 from lengthwise.schema.errors import LengthwiseError
@@ -136,7 +136,7 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
     scheduler, kv = replace(scheduler, **axis), KvPlan(blocks, 4, 0.0, 0.0, 0.0, 0.0, swap_s_per_block=1e-5)
     deployment = Deployment(_MODEL, _GPU, _NODE, parallelism, limits, scheduler, _costs(), kv, max_model_len=_MAX_LEN)
     workload = _workload(rng, _PREDICTIONS[number % len(_PREDICTIONS)], number)
-    if policy.uses(*OF_PREFIXES):
+    if policy.uses(*PREFIX_ARGUMENTS):
         deployment = replace(deployment, limits=replace(limits, enable_prefix_caching=True))
         blocks_shared = rng.integers(0, 1 + workload.prompt_tokens // limits.block_size)
         start = np.concatenate([[0], np.cumsum(blocks_shared)])

@@ -1,4 +1,4 @@
-"""What formulas answer without an engine: Multi-Bin Batching, and queues with different knowledge of the lengths."""
+"""Closed forms and small simulations: Multi-Bin Batching, M/G/1 queues under several orders of service, LRU caches."""
 
 import lazy_loader
 

@@ -6,6 +6,8 @@ from .multibin import MultiBinStudy as MultiBinStudy
 from .multibin import bins_for as bins_for
 from .multibin import capacity_rps as capacity_rps
 from .multibin import confuse as confuse
+from .multibin import confusion_of_accuracy as confusion_of_accuracy
+from .multibin import confusion_of_predictions as confusion_of_predictions
 from .multibin import cuts_of as cuts_of
 from .multibin import expected_batch_s as expected_batch_s
 from .multibin import exponential_bound_s as exponential_bound_s
@@ -14,8 +16,6 @@ from .multibin import gain as gain
 from .multibin import latency_s as latency_s
 from .multibin import multibin_study as multibin_study
 from .multibin import neighbours as neighbours
-from .multibin import of_accuracy as of_accuracy
-from .multibin import of_predictions as of_predictions
 from .multibin import runs as runs
 from .multibin import throughput_rps as throughput_rps
 from .multibin import token_boundaries as token_boundaries

@@ -1,4 +1,4 @@
-"""Simulation of Multi-Bin Batching without random draws: bins fill, batches queue, servers run them."""
+"""Simulation of Multi-Bin Batching for given arrivals and service times: bins fill, batches queue, servers run them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Served:
 
     @property
     def throughput_rps(self) -> float:
-        """Return the number of served requests over the time from the first arrival to the last end."""
+        """Return the served requests per second from the first arrival to the last end."""
         done = self.served
         span_s = self.end_s[done].max() - self.arrival_s[0] if done.any() else math.nan
         return float(np.count_nonzero(done) / span_s)
@@ -66,9 +66,9 @@ def serve(
         service_s: [n] seconds that each request takes alone, at least 0.
         bins: [n] the bin of each request, 0 to ``num_bins`` - 1.
         servers: Number of servers. None means infinitely many.
-        max_wait_s: A bin is dispatched when its oldest request has waited this long, before new arrivals join it.
+        max_wait_s: A bin becomes a batch when its oldest request has waited this long, before new arrivals join it.
         drain: Whether to dispatch partial batches at the last arrival, if ``max_wait_s`` is infinite.
-        engine: "reference" runs the same in plain Python.
+        engine: "reference" gives the same result in plain Python.
     """
     check_counts(batch, num_bins)
     arrival = np.ascontiguousarray(arrival_s, np.float64)

@@ -1,4 +1,4 @@
-"""Multi-Bin Batching: throughput, capacity, bins needed for a target, latency, simulations and studies.
+"""Multi-Bin Batching (Guldogan et al., 2024): throughput, capacity, bins needed for a target, latency, simulations.
 
 Requests arrive as a Poisson process and wait in the bin of their (predicted) service time. A bin with ``batch``
 requests becomes a batch, which takes as long as its longest member. Batches are served in the order in which they
@@ -22,13 +22,13 @@ from lengthwise.theory.batch_server import Served, serve
 from lengthwise.theory.service import ExponentialTimes, Floats, ServiceTimes, UniformTimes, check_counts
 
 LEVEL = 0.95  # confidence level of the intervals
-RULES = ("optimal", "equal", "learned")  # "optimal" is proven for the paper's distributions, and learned for others
-MAX_BINS = 1024  # with more bins one takes too long to fill, and tables grow with the square of their number
-ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of a neighbouring bin: the range of Figure 8
+RULES = ("optimal", "equal", "learned")  # "optimal": the paper's for uniform and exponential times, otherwise learned
+MAX_BINS = 1024  # with more bins, a bin takes too long to fill, and tables grow with the square of their number
+ERRORS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # probabilities of each neighbouring bin: the range of Figure 8
 
 
 def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
-    """Return a confusion matrix [k, k] for probabilities ``below`` of one bin too low and ``above`` of one too high."""
+    """Return the confusion matrix [true bin, predicted bin] with these probabilities of one bin too low or too high."""
     check_counts(1, bins)
     above = below if above is None else above
     if not (below >= 0 and above >= 0 and below + above <= 1):
@@ -40,9 +40,9 @@ def neighbours(bins: int, below: float, above: float | None = None) -> Floats:
     return np.asarray(matrix + np.diag(1 - matrix.sum(axis=1)))
 
 
-def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
-    """Return a confusion matrix [k, k] with a mean accuracy of ``accuracy``. Raises InputError if there is none."""
-    # ``within_one`` is the share of predictions in the true bin or a neighbour; the rest is spread evenly.
+def confusion_of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
+    """Return a confusion matrix [k, k] with this mean accuracy, and this share of predictions at most one bin off."""
+    # Raises InputError if there is no such matrix. All other predictions are spread evenly.
     check_counts(1, bins)
     if not 0 <= accuracy <= within_one <= 1:
         raise InputError(f"need 0 <= accuracy <= within one bin <= 1; they are {accuracy:g} and {within_one:g}")
@@ -63,7 +63,7 @@ def of_accuracy(bins: int, accuracy: float, within_one: float = 1.0) -> Floats:
     return np.asarray(spread + near + np.diag(np.maximum(correct, 0.0)))
 
 
-def of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
+def confusion_of_predictions(true_bin: npt.ArrayLike, predicted_bin: npt.ArrayLike, bins: int) -> Floats:
     """Return the observed confusion matrix [k, k]. A bin without requests counts as predicted correctly."""
     check_counts(1, bins)
     true, predicted = np.asarray(true_bin, np.int64), np.asarray(predicted_bin, np.int64)
@@ -97,7 +97,7 @@ def _checked_confusion(confusion: npt.ArrayLike, bins: int) -> Floats:
     if matrix.shape != (bins, bins):
         raise InputError(f"a confusion matrix of {bins} bins has shape ({bins}, {bins}); this has {matrix.shape}")
     if not ((matrix >= 0).all() and np.allclose(matrix.sum(axis=1), 1, atol=1e-9)):
-        raise InputError("each row of a confusion matrix must hold probabilities that add up to 1")
+        raise InputError("each row of a confusion matrix must be probabilities that add up to 1")
     return matrix
 
 
@@ -123,13 +123,13 @@ def expected_batch_s(
 def throughput_rps(
     times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: npt.ArrayLike | None = None, *, servers: int = 1
 ) -> float:
-    """Return the requests per second of ``servers`` that always have a batch, B / E[T_k] each (Proposition 4.1)."""
+    """Return the requests per second of servers that always have a batch: servers x B / E[T_k] (Proposition 4.1)."""
     service.check_count("servers", servers)
     return servers * batch / expected_batch_s(times, cuts_s, batch, confusion)
 
 
 def capacity_rps(times: ServiceTimes, batch: int, *, servers: int = 1) -> float:
-    """Return the throughput with infinitely many bins, B / mean service time (c_max, Remark 4.3)."""
+    """Return the throughput with infinitely many bins: servers x B / mean service time (c_max, Remark 4.3)."""
     check_counts(batch)
     service.check_count("servers", servers)
     return servers * batch / times.mean_s
@@ -222,7 +222,7 @@ def _harmonic(n: int) -> float:
 
 
 def gain(times: ServiceTimes, cuts_s: npt.ArrayLike, batch: int, confusion: Floats | None = None) -> float:
-    """Return by which share the throughput exceeds the throughput with a single bin."""
+    """Return (throughput with these bins) / (throughput with a single bin) - 1."""
     return expected_batch_s(times, [], batch) / expected_batch_s(times, cuts_s, batch, confusion) - 1
 
 
@@ -240,7 +240,7 @@ def cuts_of(times: ServiceTimes, batch: int, bins: int, rule: str) -> Floats:
 
 
 def token_boundaries(tokens: npt.ArrayLike, batch: int, bins: int, rule: str = "learned") -> list[float]:
-    """Return up to k - 1 boundaries in tokens. Each is half a token above the longest length of its bin."""
+    """Return up to k - 1 boundaries for lengths ``tokens`` [n], each half a token above the longest of its bin."""
     lengths = np.asarray(tokens, float)
     if lengths.size and (lengths != np.rint(lengths)).any():
         raise InputError("tokens must be whole numbers; round predicted lengths first")
@@ -260,9 +260,9 @@ def runs(
     seeds: Iterable[int] = range(5),
     confusion: npt.ArrayLike | None = None,
 ) -> list[Served]:
-    """Simulate one run per seed, with Poisson arrivals at ``rate_rps`` or, if it is infinite, all arrivals at once.
+    """Simulate one run for each seed, with Poisson arrivals at ``rate_rps`` or, if it is infinite, all at once.
 
-    Each request is in its true bin or, with ``confusion``, in a bin that is drawn by this matrix.
+    Each request is in its true bin or, with ``confusion``, in a bin drawn from the matrix's row of its true bin.
     """
     # The same seed draws the same requests for all bins, rates and confusions.
     if requests < 1 or math.isnan(rate_rps) or rate_rps <= 0:
@@ -285,7 +285,7 @@ class Bins:
     """Results for one number of bins."""
 
     bins: int
-    cuts_s: Floats  # [k - 1] their boundaries, service times
+    cuts_s: Floats  # [k - 1] their boundaries in service time
     batch_s: float  # expected service time of a batch
     throughput_rps: float  # requests a second of one server that always has a batch
     simulated_rps: Estimate = UNKNOWN
@@ -305,7 +305,7 @@ class MultiBinStudy:
     rows: Sequence[Bins]  # by number of bins
     rate_rps: float = math.nan  # arrival rate for latencies, or NaN
     target_rps: float = math.nan  # throughput to reach, or NaN
-    bins_needed: int | None = None  # smallest number of bins that reaches the target; None if none does
+    bins_needed: int | None = None  # smallest number of bins that reaches the target; None: no number up to MAX_BINS
     # Arrival rates, and by number of bins the throughput of one server there (Figure 3).
     saturation: tuple[Floats, Mapping[int, Sequence[Estimate]]] | None = None
     # Probabilities of a neighbouring bin, and by number of bins the throughput (Figure 8).
@@ -335,8 +335,8 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     """Compute theory and simulation for several numbers of bins.
 
     Args:
-        rate_rps: Arrivals per second, for latencies.
-        target_share: Share of the capacity to reach, below 1.
+        rate_rps: Arrivals per second, for latencies; NaN leaves latencies out.
+        target_share: Share of the capacity to reach, below 1; NaN: no target.
         error: Probability of each neighbouring bin (Section 6.2).
         accuracy: Share of correct predictions, by number of bins. All errors are one bin off.
         requests: Requests of a simulated run. 0 means no simulation.
@@ -359,7 +359,7 @@ def multibin_study(  # noqa: C901 - one branch for each optional part of the stu
     if has_rate and not (math.isfinite(rate_rps) and rate_rps > 0):
         raise InputError(f"the arrival rate must be a number above 0 requests a second; it is {rate_rps:g}")
     cuts = {k: cuts_of(times, batch, k, rule) for k in dict.fromkeys(bins)}
-    confusions = {k: of_accuracy(k, accuracies[k]) if k in accuracies else neighbours(k, error) for k in cuts}
+    confusions = {k: confusion_of_accuracy(k, accuracies[k]) if k in accuracies else neighbours(k, error) for k in cuts}
     capacity = capacity_rps(times, batch)
 
     def simulated_rps(k: int, rate: float, seeds: Iterable[int]) -> Estimate:

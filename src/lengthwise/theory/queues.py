@@ -1,11 +1,11 @@
-"""Mean sojourn times of an M/G/1 queue under several orders of service, which know more or less about the sizes.
+"""Mean sojourn times of an M/G/1 queue under several orders of service.
 
-Requests arrive as a Poisson process and have independent sizes. FCFS knows no sizes; SJF and SRPT know all; SPJF and
-SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") order by predicted sizes.
+Requests arrive as a Poisson process and have independent sizes. FCFS uses no sizes, SJF and SRPT the true sizes. SPJF
+and SPRPT (Mitzenmacher 2019, "Scheduling with predictions and the price of misprediction") use predicted sizes.
 
-A replica that serves ``slots`` requests at a time is modelled as one server that is ``slots`` times as fast. The wait
-at this server is multiplied by Erlang's C over the load (Lee and Longton 1959: exact for FCFS with exponential times);
-the service time is the request's own in a slot. The model leaves out that larger batches slow down steps, that prefills
+A replica that serves ``slots`` requests at a time is modelled as one server that is ``slots`` times as fast as a slot.
+The wait at this server is multiplied by Erlang's C over the load (Lee and Longton 1959: exact for FCFS with exponential
+times); the service time is that in a slot. The model leaves out that larger batches slow down steps, that prefills
 delay decodes, that memory may hold fewer than ``slots`` requests, and that preempted requests are recomputed.
 """
 
@@ -34,8 +34,8 @@ class Sojourn:
     """Expected times of a request in the system and in waiting, and the expected slowdown, in the steady state."""
 
     mean_s: float  # time from arrival to completion
-    wait_s: float  # the same without the service time: all waiting, interruptions included
-    slowdown: float  # mean of (time from arrival to completion) / (service time); near sizes of 0 that of the cells
+    wait_s: float  # ``mean_s`` without the service time: all waiting, interruptions included
+    slowdown: float  # mean over the distribution's cells of (time from arrival to completion) / (service time)
 
 
 def load_of(times: ServiceTimes, rate_rps: float, slots: int = 1) -> float:
@@ -59,7 +59,7 @@ def fcfs(times: ServiceTimes, rate_rps: float, slots: int = 1) -> Sojourn:
 def processor_sharing(times: ServiceTimes, rate_rps: float) -> Sojourn:
     """Return the sojourn if all requests share one server equally: E[S] / (1 - load) for any distribution.
 
-    It models an unlimited batch whose step time is proportional to the batch.
+    This models a batch without a limit, whose step time is proportional to its number of requests.
     """
     slowdown = 1 / (1 - load_of(times, rate_rps))
     return Sojourn(times.mean_s * slowdown, times.mean_s * (slowdown - 1), slowdown)
@@ -125,7 +125,7 @@ def sprpt(sizes_s: npt.ArrayLike, predicted_s: npt.ArrayLike, rate_rps: float, s
 def with_error(
     times: ServiceTimes, sigma: float, rng: np.random.Generator, count: int = MAX_PAIRS
 ) -> tuple[Floats, Floats]:
-    """Return ``count`` true sizes and their predictions, size x exp(sigma Z) with a standard normal Z."""
+    """Return ``count`` true sizes and their predictions: size x exp(sigma Z), with Z standard normal."""
     # Sizes are the means of cells, as often as their shares; errors are quantiles of the normal in random order.
     if not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"the error sigma must be a number of at least 0; it is {sigma:g}")
@@ -140,13 +140,13 @@ def with_error(
 
 
 def share_retained(fcfs: Sojourn, predicted: Sojourn, oracle: Sojourn) -> float:
-    """Return the share of the oracle's gain in mean time over FCFS that predictions retain, or NaN if it has none."""
+    """Return (FCFS - predicted) / (FCFS - oracle) of mean times, or NaN if the oracle gains nothing over FCFS."""
     gap = fcfs.mean_s - oracle.mean_s
     return (fcfs.mean_s - predicted.mean_s) / gap if gap > 1e-12 * fcfs.mean_s else math.nan
 
 
 def erlang_c(load: float, slots: int) -> float:
-    """Return the probability that an arrival finds all ``slots`` busy, in an M/M/slots queue."""
+    """Return the probability that an arrival finds all ``slots`` busy in an M/M/slots queue. ``load`` is below 1."""
     check_count("slots", slots)
     blocked, demand = 1.0, load * slots
     for busy in range(1, slots + 1):
@@ -210,7 +210,7 @@ class QueueStudy:
     orders: Mapping[str, Sequence[Sojourn]]  # sojourn of each order of service at each load
     sigmas: Floats  # [s] errors of the predictor (standard deviation of ln(predicted / true))
     retained: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPRPT retains
-    retained_nonpreemptive: Mapping[float, Floats]  # the same for SPJF
+    retained_nonpreemptive: Mapping[float, Floats]  # by load: [s] share of the gap from FCFS to SRPT that SPJF retains
     metadata: Sequence[str] = field(default_factory=tuple)  # description of the question, for headings
 
 

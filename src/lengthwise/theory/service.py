@@ -14,13 +14,14 @@ from lengthwise.schema.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
-_THRESHOLD = 1e-3  # probability of a batch inside a truncated exponential above which the finite sum is precise
+_THRESHOLD = 1e-3  # where all of a batch is in a bin with a higher probability, the finite sum is precise
 
 
 class ServiceTimes(Protocol):
-    """Interface of a distribution of service times, in seconds, tokens or another unit that can be added."""
+    """Interface of a distribution of service times, in seconds, tokens or another unit that can be added.
 
-    # ``cuts_s`` are k - 1 non-decreasing numbers; bin i has the times above cut i - 1 and up to cut i.
+    ``cuts_s`` are the k - 1 non-decreasing boundaries of k bins: bin i has the times above cut i - 1 and up to cut i.
+    """
 
     @property
     def mean_s(self) -> float:
@@ -37,10 +38,10 @@ class ServiceTimes(Protocol):
         """Return [k] the share of requests in each bin."""
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return the expected longest time of ``batch`` requests, each from bin i with probability ``shares[i]``."""
+        """Return the expected longest time of ``batch`` requests, each in bin i with probability ``shares[i]``."""
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return sizes and probabilities of at most ``count`` points that have the same mean as the distribution."""
+        """Return (times, probabilities) of at most ``count`` points that have the same mean as the distribution."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class ExponentialTimes:
         return -np.diff(self._above(cuts_s))
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Use a closed form if all requests are of one bin (Joshi 1978), or the integral of 1 - F^batch otherwise."""
+        """Return the closed form if all requests are of one bin (Joshi 1978), otherwise the integral of 1 - F^batch."""
         above, mixture = self._above(cuts_s), np.asarray(shares, float)
         ends = np.concatenate(([0.0], np.maximum(check_cuts(cuts_s), 0.0), [np.inf]))
         (used,) = np.nonzero(mixture)
@@ -207,7 +208,7 @@ class SampledTimes:
         return float(np.mean(self._sorted**2))
 
     def quantile(self, level: npt.ArrayLike) -> Floats:
-        """Return the smallest sampled values with at least a share ``level`` of the sample at or below them."""
+        """Return for each level the smallest sampled value that at least this share of the sample does not exceed."""
         place = np.ceil(np.asarray(level, float) * len(self._sorted) - 1e-9).astype(int) - 1
         return np.asarray(self._sorted[np.clip(place, 0, len(self._sorted) - 1)])
 
@@ -216,7 +217,7 @@ class SampledTimes:
         return np.diff(self._counts(cuts_s)) / len(self._sorted)
 
     def expected_max_s(self, cuts_s: npt.ArrayLike, shares: npt.ArrayLike, batch: int) -> float:
-        """Return the expected maximum of members drawn with replacement, the sum of values x the rises of F^batch."""
+        """Return the expected maximum of times drawn with replacement: the sum of value x increase of F^batch there."""
         counts = np.diff(self._counts(cuts_s))
         with np.errstate(divide="ignore", invalid="ignore"):
             weights = np.where(counts > 0, np.asarray(shares, float) / counts, 0.0)
@@ -225,7 +226,7 @@ class SampledTimes:
         return float(self._sorted @ np.diff(cdf**batch, prepend=0.0))
 
     def cells(self, count: int) -> tuple[Floats, Floats]:
-        """Return the distinct values and their shares, or means of ``count`` groups if there are too many values."""
+        """Return the distinct values and their shares, or if there are more than ``count``, means of as many groups."""
         values, counts = self._distinct
         if len(values) <= count:
             return values, counts / counts.sum()
@@ -245,7 +246,7 @@ class SampledTimes:
         return np.concatenate(([0], inner, [len(self._sorted)])).astype(np.int64)
 
 
-MAX_CELLS = 1500  # cells of a distribution among which cuts are learned; the work grows with their square
+MAX_CELLS = 1500  # points of a distribution between which cuts are learned; the work grows with their square
 
 
 def check_counts(batch: int, bins: int = 1) -> None:

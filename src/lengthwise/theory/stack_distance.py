@@ -9,11 +9,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def stack_distances(start: Ints, item: Ints, size: Ints) -> Ints:
-    """Return [m] how many blocks an LRU cache must hold before the first block of each accessed item, or -1.
+    """Return [m] the stack distance of the first block of each accessed item, or -1 at the item's first use.
 
     Request i looks up the items ``item[start[i] : start[i + 1]]``, all different, and then uses them, the last one
-    first. Item k consists of ``size[k]`` blocks, which are used together, the last one first. Block b of it (from 0)
-    is found by every cache of more than ``distance + b`` blocks, and at the item's first use (-1) by none.
+    first. Item k consists of ``size[k]`` blocks, which are used together, the last one first. An LRU cache finds block
+    b (from 0) of an item if it has more than ``distance + b`` blocks; at the item's first use no cache finds it.
     """
     m = len(item)
     begin, end = np.repeat(start[:-1], np.diff(start)), np.repeat(start[1:], np.diff(start))
@@ -25,7 +25,7 @@ def stack_distances(start: Ints, item: Ints, size: Ints) -> Ints:
     before[order[1:][again]] = order[:-1][again]
     since = np.concatenate([[0], np.cumsum(weight)])
     warm = np.flatnonzero(before >= 0)
-    # All blocks used since, less those of items used since for the second time or more.
+    # Distance: all blocks used since, counting each item that was used several times only once.
     repeated = _sums_above(before, weight, begin[warm], before[warm])
     distance = np.full(m, -1, np.int64)
     distance[warm] = since[begin[warm]] - since[before[warm] + 1] - repeated

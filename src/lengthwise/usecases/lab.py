@@ -14,7 +14,7 @@ from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import LabPolicy, LabPredictor, LabSection
 from lengthwise.config.workload import source_of
 from lengthwise.cost import model_error
-from lengthwise.policy import PREDICTED
+from lengthwise.policy import PREDICTION_ARGUMENTS
 from lengthwise.schema.deployment import Deployment, Scheduler
 from lengthwise.schema.errors import InputError, noted
 from lengthwise.schema.lab import ORACLE, LabTable, LoadUnit
@@ -87,7 +87,8 @@ def _contestant(entry: LabPolicy, scenario: Scenario) -> laboratory.Contestant:
     made = scheduler(changed.with_origin(scenario.source, scenario.folder))
     axes = ("rank", "victim", "memory", "preemption", "binning")
     used = [policies.resolve(axis, getattr(made, axis)) for axis in axes if getattr(made, axis) is not None]
-    return laboratory.Contestant(entry.title, made, any(one.uses(*PREDICTED) for one in used), entry.max_wait_factor)
+    predicts = any(policy.uses(*PREDICTION_ARGUMENTS) for policy in used)
+    return laboratory.Contestant(entry.title, made, predicts, entry.max_wait_factor)
 
 
 @dataclass

@@ -273,8 +273,8 @@ def _expected(bound: LatencyBound, report: schedule.Runnable, spread: Spread | N
         uncertainty = (
             f"Within the error of the tables: {rate} requests/s, {latency} s"
             f"{' when batches are heavy' if bound.worst_case else ''} ({percent(spread.level)} of {spread.draws} "
-            f"draws), and **{'the bound holds' if bounded else 'memory suffices'} in {percent(spread.held_share)} of "
-            "the draws**."
+            f"draws), and **{'the bound holds' if bounded else 'memory suffices'} in {percent(spread.met_share)} "
+            "of the draws**."
         )
     return (
         f"{table}\n\nEstimated, not measured, with the cost tables of scenario.toml. Latency counts from the start of "

@@ -15,7 +15,7 @@ from lengthwise import catalog, cost, engine, policy, theory
 from lengthwise.config.files import python_object, resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import DecodeSection
-from lengthwise.policy.contracts import OF_PREFIXES
+from lengthwise.policy.contracts import PREFIX_ARGUMENTS
 from lengthwise.schema.deployment import (
     Deployment,
     EngineLimits,
@@ -149,7 +149,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         deployed = _disaggregated(deployed, section.decode, scenario)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
-    if any(router.uses(*OF_PREFIXES) for router in routers):
+    if any(router.uses(*PREFIX_ARGUMENTS) for router in routers):
         sharing = sharing or sharing_of(scenario)
         for router in routers:
             sharing.require_for(router)
@@ -319,7 +319,7 @@ def _binning(binning: Any, scenario: Scenario) -> Any:
             known = [*error.known, *(f"{rule}(k=8)" for rule in _RULES)]
             raise UnknownNameError(error.kind, error.name, known) from None
         return binning
-    name, given = policy.call_of("binning", binning) if "(" in binning else (name, {})
+    name, given = policy.parse_call("binning", binning) if "(" in binning else (name, {})
     k = given.get("k")
     if set(given) != {"k"} or isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= MAX_BINS:
         raise PolicyError(

@@ -78,7 +78,7 @@ def test_the_phase_under_way_is_not_cut_short(jumped):
     (_, before), (changed_s, _) = world.schedules
     (across,) = [one for one in world.phases if one.started_s < changed_s <= one.finished_s]
     assert across.cause == "steps"
-    assert across.decode_steps >= before.decode_steps, "longer where seats had to become free"
+    assert across.decode_steps >= before.decode_steps, "a phase is longer if sequences must finish first"
 
 
 def test_the_new_schedule_meets_the_bound_on_the_new_lengths(jumped):
@@ -109,7 +109,7 @@ def test_the_planned_batch_does_not_exceed_the_engine_slots(small, jumped):
     after, roomy = world.schedules[-1][1], jumped[1].schedules[-1][1]
     assert len(world.schedules) == 2
     assert after.max_requests <= max_num_seqs
-    assert after.decode_batch <= max_num_seqs < roomy.decode_batch, "it is the seats that bind"
+    assert after.decode_batch <= max_num_seqs < roomy.decode_batch, "max_num_seqs is the limit that binds"
 
 
 @pytest.mark.slow

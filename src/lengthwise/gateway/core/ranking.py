@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from lengthwise.gateway.request import LengthPrediction, Request
-from lengthwise.policy.compile import key_of, keys
+from lengthwise.policy.compile import interpreted, keys
 from lengthwise.policy.contracts import SERVICE_OUTPUT_WEIGHT, Policy
 from lengthwise.statistics import Floats, Ints
 
@@ -134,7 +134,7 @@ class Ranker:
     def __init__(self, rank: Policy, service: TenantService) -> None:
         self.rank, self._service = rank, service
         self._entries: list[Entry | None] = [None] * _MIN_ROWS
-        self._key_of = key_of(rank)
+        self._key_of = interpreted(rank)
         self._arguments = [name for name in rank.arguments if name not in ("now_s", "service_tokens")]
         self._uses_gittins, self._uses_service = rank.uses("gittins_rank"), rank.uses("service_tokens")
         self._columns = np.zeros(_MIN_ROWS, _COLUMNS)

@@ -29,7 +29,7 @@ from lengthwise.gateway.observe.ordering_gain import (
 from lengthwise.gateway.observe.replay import Service, deployment_of, fit
 from lengthwise.gateway.observe.trace import Trace, is_measurable, pools_of
 from lengthwise.policy import resolve
-from lengthwise.policy.contracts import OF_PREFIXES
+from lengthwise.policy.contracts import PREFIX_ARGUMENTS
 from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
@@ -167,7 +167,7 @@ def _fault(name: str, trace: Trace) -> str:
             f"router {name!r} follows sessions, and the journal has none: clients name theirs in X-Session-Id, "
             "prompt_cache_key or user. Choose another router"
         )
-    if policy.uses(*OF_PREFIXES) and not (has_sessions or any(context.prefix for context in trace.contexts)):
+    if policy.uses(*PREFIX_ARGUMENTS) and not (has_sessions or any(context.prefix for context in trace.contexts)):
         return (
             f"router {name!r} chooses by prefixes that prompts share, and the journal has none: gateways record those "
             'of prompts from 256 characters on, unless dispatch.prefixes = "none" (or the gateway is older). Choose '
