@@ -47,7 +47,7 @@ def test_a_spread_names_its_effect_on_the_bound(plan):
     assert "in the worst case, the best" in answer[0]
     assert "even" not in answer[0]
     assert answer[1] == "These are point estimates: the bound is met in 48 % of draws of their errors."
-    sure = replace(plan, uncertainty=Uncertainty((replace(LENGTHS, held_share=0.99),)))
+    sure = replace(plan, uncertainty=Uncertainty((replace(LENGTHS, met_share=0.99),)))
     assert not any("point estimates" in sentence for sentence in sentences(sure))
     unbounded = replace(sampled, bound=replace(plan.bound, limit_s=math.inf))
     (free,) = (s for s in sentences(unbounded) if "behind" in s)

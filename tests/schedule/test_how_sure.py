@@ -75,7 +75,7 @@ def test_the_interval_contains_the_truth_as_often_as_stated(opt_estimator):
 
 def test_how_often_a_bound_is_met_increases_with_the_bound(opt_estimator):
     said_s = spread_of(opt_estimator, 200)[0].latency_high_s
-    shares = [spread_of(opt_estimator, 200, bound_s=by * said_s)[1].held_share for by in (0.5, 1.0, 1.1, 1.5)]
+    shares = [spread_of(opt_estimator, 200, bound_s=by * said_s)[1].met_share for by in (0.5, 1.0, 1.1, 1.5)]
     assert shares[0] == 0.0 < shares[1] <= shares[2] <= shares[3] == 1.0
     assert shares[1] < 1.0
 
@@ -125,13 +125,13 @@ def test_costs_that_are_off_move_every_number_in_proportion(opt_estimator, opt_t
     # of throughput the quantiles are those of the inverse
     low, high = np.quantile(1 / factors, [0.05, 0.95], method="hazen")
     assert spread.throughput_rps == pytest.approx((low * row.throughput_rps, high * row.throughput_rps))
-    assert spread.held_share == 1.0
+    assert spread.met_share == 1.0
 
 
 def test_the_share_that_holds_a_bound_is_of_the_draws(opt_estimator, opt_tables):
     row = estimated(opt_estimator)
     off = [scaled(opt_tables, by) for by in (0.8, 0.9, 1.1, 1.2)]
-    assert spread_over_costs(opt_estimator, row, off, row.latency_high_s).held_share == 0.5
+    assert spread_over_costs(opt_estimator, row, off, row.latency_high_s).met_share == 0.5
     with pytest.raises(InputError, match="needs perturbed tables"):
         spread_over_costs(opt_estimator, row, [])
 

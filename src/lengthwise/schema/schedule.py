@@ -98,7 +98,7 @@ class Spread:
     throughput_rps: tuple[float, float]
     latency_s: tuple[float, float]
     latency_high_s: tuple[float, float]
-    held_share: float  # share of the draws that meet the bound or, without a bound, fit in memory
+    met_share: float  # share of the draws that meet the bound or, without a bound, fit in memory
 
 
 @dataclass(frozen=True)
