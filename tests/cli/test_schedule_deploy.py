@@ -92,7 +92,7 @@ def test_the_readme_states_where_vllm_keeps_phases_itself_and_its_fallback(deplo
     folder, _ = deployed("rra", 1)
     flat = " ".join((folder / "README.md").read_text().split())
     assert f"- vLLM {' or '.join(TESTED)}: the class is tested on no other" in flat
-    assert 'its log contains "keeps its own schedule" and the reason. Then no phases are kept: use the gateway' in flat
+    assert 'its log contains "keeps its own schedule" and the reason. Then nothing runs the phases: use the gateway' in flat
     assert "`lengthwise schedule run` (above) with `--adapt` does so while it serves" in flat
 
 
@@ -113,7 +113,7 @@ def test_phases_that_vllm_does_not_keep_are_kept_by_the_gateway_with_the_reason(
     assert "this schedule has 2 pipeline stages" in reason
     steps = phase_steps(reason)
     assert "vllm-phases.sh" not in steps
-    assert f"does not keep these phases: {reason}. The gateway keeps them from outside" in steps
+    assert f"cannot run these phases: {reason}. The gateway runs them from outside" in steps
     assert plugin_limitation(Runnable(run.row, 1, EngineShape(2))) == ""
 
 
