@@ -127,7 +127,7 @@ def test_quiet_prints_nothing(cli, short):
         (["--set", "engine.max_model_len=908"], "(900 + 9 tokens) must be within engine.max_model_len, 908"),
         (["--bound-for", "10 tokens"], "it is 10 tokens, and the longest output has 9"),
         (["--cost", "tables:none.npz"], "tables of one tensor-parallel degree"),
-        (["--set", "deployment.weight_dtype=fp8"], "take weight_dtype and kv_dtype out"),
+        (["--set", "deployment.weight_dtype=fp8"], "remove weight_dtype and kv_dtype"),
         (["--report", "/nowhere/page.html"], "does not exist"),
     ],
 )
@@ -141,7 +141,7 @@ def test_variants_are_not_compared(cli, short):
     short.write_text(short.read_text() + '[[variants]]\nname = "a"\n[[variants]]\nname = "b"\n')
     finished = cli("schedule", short)
     assert finished.code == 2
-    assert "take the [[variants]] out" in finished.err
+    assert "remove the [[variants]]" in finished.err
 
 
 def test_a_replayed_trace_is_counted(cli, tmp_path):

@@ -105,8 +105,8 @@ def test_one_stage_keeps_phases_inside_vllm(deployed):
 def test_the_readme_states_where_vllm_keeps_phases_itself_and_its_fallback(deployed):
     folder, _ = deployed("rra", 1)
     flat = " ".join((folder / "README.md").read_text().split())
-    assert f"- vLLM {' or '.join(TESTED)}, as the class was run on no other" in flat
-    assert 'its log contains "keeps its own schedule" and the reason. Then no phases are kept: use the gateway' in flat
+    assert f"- vLLM {' or '.join(TESTED)}: the class is tested on no other" in flat
+    assert 'its log contains "keeps its own schedule" and the reason. Then nothing runs the phases: use the gateway' in flat
     assert "`lengthwise schedule run` (above) with `--adapt` does so while it serves" in flat
 
 
@@ -127,7 +127,7 @@ def test_phases_that_vllm_does_not_keep_are_kept_by_the_gateway_with_the_reason(
     assert "this schedule has 2 pipeline stages" in reason
     steps = phase_steps(reason)
     assert "vllm-phases.sh" not in steps
-    assert f"does not keep these phases: {reason}. The gateway keeps them from outside" in steps
+    assert f"cannot run these phases: {reason}. The gateway runs them from outside" in steps
     assert plugin_limitation(Runnable(run.row, 1, EngineShape(2))) == ""
 
 
@@ -139,7 +139,7 @@ def test_what_vllm_does_not_serve_is_planned_but_not_written(cli, tmp_path, stra
     refused = cli(*words, "--deploy", folder)
     assert refused.code == 2
     assert "t5-11b has an encoder" in refused.err
-    assert "Leave --deploy away" in refused.err
+    assert "Leave out --deploy" in refused.err
     assert not folder.exists()
     assert cli(*words).code == 0, "the plan itself stays"
     requested = config.load(path, ["deployment.model=t5-11b", "run.model_draws=0"])

@@ -68,8 +68,8 @@ def test_scores_read_well() -> None:
 
 
 def test_too_few_prompts_are_a_warning(found) -> None:
-    assert not any("too few to tell" in line for line in warnings(found[0]))
-    assert "2 prompts are too few to tell how exact the scores are" in warnings(replace(found[0], prompts=2))[0]
+    assert not any("too few for intervals" in line for line in warnings(found[0]))
+    assert "2 prompts are too few for intervals of the scores" in warnings(replace(found[0], prompts=2))[0]
 
 
 def test_unknown_scores_are_dashes() -> None:

@@ -22,9 +22,9 @@ from lengthwise.schedule import (
     redeployment,
     replan,
 )
-from lengthwise.schedule.adaptation import MIN_COUNTED_REQUESTS, further, late_share, lengths_since
+from lengthwise.schedule.adaptation import MIN_COUNTED_REQUESTS, late_share, lengths_since, repeat_change
 from lengthwise.schedule.drift_monitor import Alarm
-from lengthwise.schedule.length_drift import evaluate_deployed, moments, moved
+from lengthwise.schedule.length_drift import evaluate_deployed, moments, shift_moment
 from lengthwise.schedule.search_space import row_of
 from lengthwise.schema.errors import InputError, ScheduleError
 
@@ -38,7 +38,7 @@ def at(estimator, task):
 
 
 def longer(task, change, what="mean"):
-    return TaskLengths(task.prompt_pmf, moved(task.output_pmf, what, change, 1500))
+    return TaskLengths(task.prompt_pmf, shift_moment(task.output_pmf, what, change, 1500))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,9 @@ def test_the_margin_holds_the_bound_when_lengths_move_on(after, choice, summarie
     chosen = after.best(BOUND_S * (1 - change.margin)).row
     latencies_s = [
         evaluate_deployed(
-            at(after.estimator, further(summaries, after.estimator.setting.task, share, 2048)), chosen, worst_case=True
+            at(after.estimator, repeat_change(summaries, after.estimator.setting.task, share, 2048)),
+            chosen,
+            worst_case=True,
         )[1]
         for share in (1.0, 0.5, 0.25)
     ]

@@ -18,8 +18,10 @@ from lengthwise.schema.deployment import Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.workload import Workload
 
-STREAMING = [name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].static and not SYSTEMS_BY_NAME[name].disaggregated]
-TOGETHER = [name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].disaggregated]
+STREAMING = [
+    name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].is_static and not SYSTEMS_BY_NAME[name].is_disaggregated
+]
+TOGETHER = [name for name in SYSTEMS if not SYSTEMS_BY_NAME[name].is_disaggregated]
 
 
 @pytest.fixture(scope="module")

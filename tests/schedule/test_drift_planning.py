@@ -21,7 +21,7 @@ from lengthwise.schedule import (
     redeployment,
 )
 from lengthwise.schedule.adaptation import DRAM_BYTES_PER_S, SSD_BYTES_PER_S
-from lengthwise.schedule.length_drift import moments, moved
+from lengthwise.schedule.length_drift import moments, shift_moment
 from lengthwise.schema.errors import InputError
 
 MIN_COUNT = (("mean", 0.15), ("mean", 0.30), ("sd", -0.3), ("skewness", 0.4))
@@ -37,7 +37,7 @@ def planned(opt_estimator):
 @pytest.mark.parametrize("change", [-0.3, 0.15, 0.3])
 def test_the_mean_moves_alone(summaries, change):
     before = moments(summaries.output_pmf)
-    after = moments(moved(summaries.output_pmf, "mean", change, 2048))
+    after = moments(shift_moment(summaries.output_pmf, "mean", change, 2048))
     assert after[0] == pytest.approx(before[0] * (1 + change), rel=0.01)
     assert after[1] == pytest.approx(before[1], rel=0.04)
 
@@ -45,7 +45,7 @@ def test_the_mean_moves_alone(summaries, change):
 @pytest.mark.parametrize("change", [-0.3, 0.15])
 def test_the_spread_moves_alone(summaries, change):
     before = moments(summaries.output_pmf)
-    after = moments(moved(summaries.output_pmf, "sd", change, 2048))
+    after = moments(shift_moment(summaries.output_pmf, "sd", change, 2048))
     assert after[0] == pytest.approx(before[0], rel=0.01)
     assert after[1] == pytest.approx(before[1] * (1 + change), rel=0.02)
 
@@ -53,7 +53,7 @@ def test_the_spread_moves_alone(summaries, change):
 @pytest.mark.parametrize("change", [-0.2, 0.2, 0.4])
 def test_the_skewness_moves_alone(change):
     pmf = TaskLengths.from_preset("exegpt-t").output_pmf
-    before, after = moments(pmf), moments(moved(pmf, "skewness", change, 2048))
+    before, after = moments(pmf), moments(shift_moment(pmf, "skewness", change, 2048))
     assert after[2] == pytest.approx(before[2] + change, abs=0.02)
     assert after[:2] == pytest.approx(before[:2], rel=0.01)
 
@@ -62,14 +62,14 @@ def test_moved_lengths_stay_within_the_model():
     pmf = np.zeros(101)
     pmf[[1, 100]] = 0.5
     for what, change in (("mean", 0.3), ("sd", 0.3), ("mean", -0.3)):
-        made = moved(pmf, what, change, 110)
+        made = shift_moment(pmf, what, change, 110)
         assert made.sum() == pytest.approx(1)
         assert made[0] == 0
         assert np.flatnonzero(made).max() <= 110
 
 
 def test_no_move_is_no_change(summaries):
-    assert moved(summaries.output_pmf, "mean", 0.0, 200)[:81] == pytest.approx(summaries.output_pmf)
+    assert shift_moment(summaries.output_pmf, "mean", 0.0, 200)[:81] == pytest.approx(summaries.output_pmf)
 
 
 def test_longer_outputs_take_longer_and_only_then_break_the_bound(planned):
@@ -86,7 +86,7 @@ def test_the_retained_schedule_is_the_deployed_one_at_the_new_lengths(planned, s
     planner, choice, rows = planned
     setting = planner.estimator.setting
     row = rows[1]
-    task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, "mean", 0.30, 1500))
+    task = TaskLengths(setting.task.prompt_pmf, shift_moment(setting.task.output_pmf, "mean", 0.30, 1500))
     got = Estimator(task, setting.cluster, setting.model, setting.tables).estimate(
         [choice.controls], np.array([choice.row.prefill_gpus])
     )
@@ -103,7 +103,9 @@ def test_a_bound_tighter_by_the_margin_would_have_been_met(planned):
     assert broken
     for row in broken:
         sooner = planner.best(choice.bound_s * (1 - row.margin)).row
-        task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, row.changed, row.change, 1500))
+        task = TaskLengths(
+            setting.task.prompt_pmf, shift_moment(setting.task.output_pmf, row.changed, row.change, 1500)
+        )
         estimator = Estimator(task, setting.cluster, setting.model, setting.tables)
         controls = planner.best(choice.bound_s * (1 - row.margin)).controls
         got = estimator.estimate([controls], np.array([sooner.prefill_gpus]))
@@ -146,7 +148,7 @@ def test_phases_longer_than_what_is_left_are_cut(opt, four_a40, opt_tables):
 
 def test_an_unknown_move_is_refused(opt_estimator):
     with pytest.raises(InputError, match="mean, sd or skewness"):
-        moved(opt_estimator.setting.task.output_pmf, "median", 0.1, 100)
+        shift_moment(opt_estimator.setting.task.output_pmf, "median", 0.1, 100)
 
 
 def test_loading_takes_what_the_paper_measured():

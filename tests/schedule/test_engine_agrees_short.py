@@ -44,5 +44,5 @@ def test_prefill_has_as_many_parts_as_stages_or_requests(short_outputs, batch, p
     assert estimates.decode_batch[0] < 1
     assert estimates.micro_batches[0] == parts
     timeline = explain(estimator, Controls(Strategy.RRA, batch, 2), 1).timeline
-    prefills = [visit for visit in timeline if visit.kind == "prefill"]
+    prefills = [visit for visit in timeline if visit.is_prefill]
     assert len(prefills) == parts * STAGES

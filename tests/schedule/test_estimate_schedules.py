@@ -184,7 +184,7 @@ def test_an_explanation_has_prefills_as_large_as_a_threshold_makes_them(summarie
 def drawn_as_estimated(got):
     assert got.estimates.reason[0] == Reason.FITS
     cycle_s, stages = got.estimates.cycle_s[0], got.layout.stages
-    started = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0)
+    started = sorted(v.start_s for v in got.timeline if v.stage == 0 and v.is_prefill and v.micro_batch == 0)
     assert started[0] == 0.0
     assert started[2] - started[1] == pytest.approx(cycle_s, rel=1e-6)
     assert {v.stage for v in got.timeline} == set(range(len(stages)))
@@ -200,7 +200,7 @@ def test_an_explanation_of_few_requests_has_the_cycle_that_is_stated(opt_estimat
     """Late in a phase a micro-batch holds a hundredth of a sequence: the same visits as the estimate's."""
     controls = Controls(R, batch, steps, tp=4 if groups else 1, tp_groups=groups)
     got = explain(opt_estimator, controls, rounds=2)
-    started = [v.start_s for v in got.timeline if v.stage == 0 and v.kind == "prefill" and v.micro_batch == 0]
+    started = [v.start_s for v in got.timeline if v.stage == 0 and v.is_prefill and v.micro_batch == 0]
     assert started[1] - started[0] == pytest.approx(got.estimates.cycle_s[0], rel=1e-6)
     if groups:
         assert got.decode_s.sum() / steps == pytest.approx(got.estimates.decode_s[0], rel=1e-9)

@@ -123,7 +123,7 @@ def test_no_round_is_shorter_than_a_stages_work_or_one_way_through(case):
 @given(st.lists(SECONDS, min_size=1, max_size=4), st.integers(1, 5))
 def test_a_decode_iteration_is_the_closed_form(visit_s, parts):
     many = 400
-    visits = pipelined_visits(visit_s, 0.0, parts, many, "decode")
+    visits = pipelined_visits(visit_s, 0.0, parts, many, is_prefill=False)
     ends = [v.end_s for v in visits if v.stage == len(visit_s) - 1 and v.micro_batch == 0]
     assert (ends[-1] - ends[many // 2 - 1]) / (many // 2) == pytest.approx(max(parts * max(visit_s), sum(visit_s)))
 
@@ -142,5 +142,5 @@ def test_no_two_visits_of_a_stage_or_of_a_micro_batch_overlap(case):
 def test_the_drawn_rounds_are_as_long_as_the_steady_one():
     prefill_s, decode_s = [3.0, 2.0], [[0.5, 0.75], [0.25, 0.5]]
     visits = round_visits(prefill_s, decode_s, 3, 30)
-    ends = [v.end_s for v in visits if v.stage == 1 and v.micro_batch == 2 and v.kind == "decode"][1::2]
+    ends = [v.end_s for v in visits if v.stage == 1 and v.micro_batch == 2 and not v.is_prefill][1::2]
     assert ends[-1] - ends[-2] == pytest.approx(steady_round(prefill_s, decode_s, 3)[0])

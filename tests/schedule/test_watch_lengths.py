@@ -11,7 +11,7 @@ from scipy.stats import binom, kstest
 from lengthwise.schedule import Monitor, TaskLengths, Watcher
 from lengthwise.schedule.adaptation import lengths_since
 from lengthwise.schedule.drift_monitor import BETS, BUCKET, EmpiricalRanks, Evidence, KnownRanks, bet_factors
-from lengthwise.schedule.length_drift import moved
+from lengthwise.schedule.length_drift import shift_moment
 from lengthwise.schema.errors import InputError
 
 PLANNED = TaskLengths.from_preset("exegpt-t")
@@ -93,7 +93,7 @@ def seen_at(seed, what, change, *, side="outputs", before=300, requests=None):
     rng = np.random.default_rng(seed)
     pmfs = {"prompts": PLANNED.prompt_pmf, "outputs": PLANNED.output_pmf}
     lengths = stream(rng, *pmfs.values(), before)
-    pmfs[side] = moved(pmfs[side], what, change, 1500)
+    pmfs[side] = shift_moment(pmfs[side], what, change, 1500)
     lengths += stream(rng, *pmfs.values(), 3000)
     watcher = Watcher(PLANNED, requests, Monitor(min_requests=1, seed=seed))
     for at, pair in enumerate(lengths):
@@ -138,7 +138,7 @@ def test_the_alarm_names_the_changed_side_its_start_and_the_new_lengths(side):
 
 def test_an_alarm_waits_for_enough_requests_with_the_new_lengths():
     rng = np.random.default_rng(2)
-    longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
+    longer = shift_moment(PLANNED.output_pmf, "mean", 0.3, 1500)
     watcher = Watcher(PLANNED, None, Monitor(min_requests=400))
     alarms = reported(watcher, stream(rng, PLANNED.prompt_pmf, longer, 600))
     assert len(alarms[0].output_tokens) == 400
@@ -146,7 +146,7 @@ def test_an_alarm_waits_for_enough_requests_with_the_new_lengths():
 
 def test_after_an_alarm_the_new_lengths_are_the_usual_ones():
     rng = np.random.default_rng(3)
-    longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
+    longer = shift_moment(PLANNED.output_pmf, "mean", 0.3, 1500)
     watcher = Watcher(PLANNED)
     first = reported(watcher, stream(rng, PLANNED.prompt_pmf, longer, 2000))
     assert (len(first), watcher.alarms) == (1, 1)
@@ -168,12 +168,12 @@ def test_ranks_among_what_was_seen_are_counts():
     for tokens, draw in itertools.product([1, 5, BUCKET - 1, BUCKET, 4 * BUCKET], [0.0, 0.5, 1.0]):
         seen.append(tokens)
         expected = (sum(x < tokens for x in seen) + draw * sum(x == tokens for x in seen)) / len(seen)
-        assert ranks.of(tokens, draw) == pytest.approx(expected)
+        assert ranks.rank_of(tokens, draw) == pytest.approx(expected)
 
 
 def test_ranks_in_a_known_distribution_are_its_shares():
     ranks = KnownRanks(np.array([0.0, 0.25, 0.5, 0.25]))
-    assert [ranks.of(tokens, 0.5) for tokens in (1, 2, 3, 9)] == [0.125, 0.5, 0.875, 1.0]
+    assert [ranks.rank_of(tokens, 0.5) for tokens in (1, 2, 3, 9)] == [0.125, 0.5, 0.875, 1.0]
 
 
 def turns(rng, count):
@@ -201,7 +201,7 @@ def test_ranks_of_few_tested_requests_are_even_from_the_first_on():
         seen = rng.choice(len(PLANNED.output_pmf), 41, p=PLANNED.output_pmf)
         planned = TaskLengths.from_samples(seen[:40], seen[:40])
         outputs = Watcher(planned, 40, Monitor(every=10, seed=seed)).ranks[1]
-        ranks.append(outputs.of(int(seen[40]), float(rng.random())))
+        ranks.append(outputs.rank_of(int(seen[40]), float(rng.random())))
     assert kstest(ranks, "uniform").pvalue > 0.01
 
 
@@ -218,7 +218,7 @@ def test_few_tested_requests_raise_no_more_alarms_than_stated():
 
 def test_a_change_is_seen_among_few_tested_requests_and_reported_with_all():
     rng = np.random.default_rng(9)
-    longer = moved(PLANNED.output_pmf, "mean", 0.3, 1500)
+    longer = shift_moment(PLANNED.output_pmf, "mean", 0.3, 1500)
     lengths = stream(rng, *(PLANNED.prompt_pmf, PLANNED.output_pmf), 400)
     lengths += stream(rng, PLANNED.prompt_pmf, longer, 1200)
     (alarm,) = reported(Watcher(PLANNED, None, Monitor(min_requests=1, every=4)), lengths)
@@ -231,7 +231,7 @@ def test_a_change_is_seen_among_few_tested_requests_and_reported_with_all():
 def test_a_side_that_is_not_watched_raises_no_alarm_and_is_not_known_better():
     """Prompts that are only estimated, a third too long: their move is not seen, that of the outputs is."""
     rng = np.random.default_rng(11)
-    prompts, outputs = (moved(pmf, "mean", 0.3, 1500) for pmf in (PLANNED.prompt_pmf, PLANNED.output_pmf))
+    prompts, outputs = (shift_moment(pmf, "mean", 0.3, 1500) for pmf in (PLANNED.prompt_pmf, PLANNED.output_pmf))
     watcher = Watcher(PLANNED, None, Monitor(min_requests=1, sides=("outputs",)))
     assert reported(watcher, stream(rng, prompts, PLANNED.output_pmf, 600)) == []
     (alarm,) = reported(watcher, stream(rng, prompts, outputs, 400), 600)[:1]

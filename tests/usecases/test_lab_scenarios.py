@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_refused_where_it_stands(lab, states) -> None:
     ("text", "states"),
     [
         ("", "needs a table [lab]"),
-        (LAB + '[[variants]]\nname = "a"\n', "take the [[variants]] out"),
+        (LAB + '[[variants]]\nname = "a"\n', "remove the [[variants]]"),
         ('[predictor]\nkind = "oracle"\n' + LAB, "lab.predictors"),
         ('[lab]\npolicies = ["shortest"]', "shortest"),
         ('[lab]\npolicies = ["aged(heavy=1)"]', "has wrong parameters"),

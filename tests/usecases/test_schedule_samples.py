@@ -127,7 +127,7 @@ def test_a_plan_of_another_scenario_is_refused_with_what_to_do(tmp_path):
         with pytest.raises(InputError, match=states) as caught:
             schedule_plan.planned_run(config.loads(other), file)
         assert "it is of " in str(caught.value)
-        assert "plan this one anew" in str(caught.value)
+        assert "plan this one again" in str(caught.value)
 
 
 def test_phases_longer_than_the_outputs_name_plan_and_scenario(tmp_path):

@@ -133,7 +133,7 @@ def evaluate(
 def print_scores(found: Sequence[Evaluation], title: str) -> None:
     """Print the scores, one column per evaluation, and the first evaluation's scores by tokens generated so far."""
     from lengthwise.cli.tables import print_properties, print_table
-    from lengthwise.report.predict import WORDS, r2_text, rereading, score_text, warnings
+    from lengthwise.report.predict import WORDS, r2_text, repredictions, score_text, warnings
 
     for one in found:
         details = [f"{one.requests:,} requests, {one.prompts:,} prompts"]
@@ -161,7 +161,7 @@ def print_scores(found: Sequence[Evaluation], title: str) -> None:
         ]  # fmt: skip
         heads = ["tokens so far", "still running", "MAE", *(["by survival"] * reads), "R2", "tau", "90 % cover"]
         print_table((*heads, "R2 of all"), rows)
-        typer.echo(rereading(found[0]))
+        typer.echo(repredictions(found[0]))
 
 
 def _open(source: str) -> Any:

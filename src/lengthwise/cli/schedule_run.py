@@ -209,11 +209,11 @@ def _followed_text(done: ScheduleRun) -> list[str]:
     if followed is None:
         return []
     monitored = f"Lengths of {followed.observed:,} requests were monitored"
-    if not done.news:
+    if not done.replans:
         alarm = f" {1 / followed.false_positive_rate:,.0f}" if math.isfinite(followed.false_positive_rate) else ""
         return [f"{monitored}: no drift detected; evidence {followed.evidence:.3g}, of{alarm} for an alarm."]
     final = f"{monitored}. Below is the outcome of {done.planned.row.words}, the last schedule, since it was planned."
-    return [*(line for _, news in done.news for line in news.message), final]
+    return [*(line for _, event in done.replans for line in event.message), final]
 
 
 def write(done: ScheduleRun, json: Path | None, out: Path | None, *, quiet: bool) -> None:

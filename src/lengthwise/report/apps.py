@@ -36,7 +36,7 @@ def write_app_html(
     """
     names = list(plan.models if plan is not None else models or ())
     manifest = app_metadata.manifest
-    answers = text.sentences(plan, app_metadata) if plan is not None and manifest is None else []
+    answers = list(text.sentences(plan, app_metadata)) if plan is not None and manifest is None else []
     if manifest is not None:
         answers = list(_outcome(plan, names, app_metadata, manifest))
     context: dict[str, Any] = {"models": [], "stages": [], "idle": [], "methods": [], "what_ifs": [], "assumptions": []}

@@ -129,11 +129,6 @@ def idle_shares(plan: AppPlan, gpus: int) -> list[tuple[str, float]]:
     return sorted(shares, key=lambda one: (-one[1], one[0]))
 
 
-def sentences(plan: AppPlan, app_metadata: AppFacts) -> list[str]:
-    """Return sentences on the makespan and its uncertainty, idle GPUs, other methods, and changes that would help."""
-    return list(_sentences(plan, app_metadata))
-
-
 def sample_note(plan: AppPlan) -> str:
     """Return a note if the plan's stages do not end at the makespan, or "" if they do.
 
@@ -145,7 +140,8 @@ def sample_note(plan: AppPlan) -> str:
     return f"The stages are those of one sample, which ends after {duration_text(end_s)}."
 
 
-def _sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
+def sentences(plan: AppPlan, app_metadata: AppFacts) -> Iterator[str]:
+    """Yield sentences on the makespan and its uncertainty, idle GPUs, other methods, and changes that would help."""
     on = f" on {counted(len(app_metadata.gpus), 'GPU')}" if app_metadata.gpus else ""
     draws = ""
     if len(plan.makespans_s) > 1 and plan.makespan.has_interval:

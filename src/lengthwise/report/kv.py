@@ -1,4 +1,4 @@
-"""What a prefix cache finds at each size: sentences, a table, a page, JSON fields."""
+"""Hit rates of a prefix cache by size, and what its memory saves: sentences, a table, a page, JSON fields."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _signed(value: Estimate) -> TableCell:
 
 
 def answers(study: KvStudy) -> list[str]:
-    """Return sentences on what the study shows."""
+    """Return sentences on hit rates by size, the tiers, loads of prefixes, and the net saving of memory."""
     every = study.curve[-1]
     if not every.token_share.value > 0:
         found = f"begins with the same full block of {counted(study.block_tokens, 'token')} as an earlier request"
@@ -158,7 +158,7 @@ def _price(study: KvStudy, size: CacheSize) -> float:
 
 
 def _costs(price_usd: float, saved_usd: float) -> str:
-    """Return what memory costs and saves in an hour. A billionth of the cost is the rounding of floats."""
+    """Return a phrase on the cost and the saving of memory in an hour. A billionth of the cost is rounding."""
     saves = f"${saved_usd:.2g}/h" if saved_usd > 1e-9 * price_usd else "nothing"
     return f"costs ${price_usd:.2g}/h and saves {saves}"
 

@@ -58,12 +58,10 @@ def r2_text(value: float) -> str:
 
 
 def warnings(one: Evaluation) -> list[str]:
-    """Return what makes the scores of an evaluation unfair, unreliable or useless."""
+    """Return the reasons for which an evaluation's scores are unfair, unreliable or useless."""
     lines = []
     if one.prompts < MIN_PROMPTS:
-        lines.append(
-            f"{one.prompts} prompts are too few to tell how exact the scores are: intervals need {MIN_PROMPTS}"
-        )
+        lines.append(f"{one.prompts} prompts are too few for intervals of the scores, which need {MIN_PROMPTS}")
     if one.seen:
         lines.append(f"not a fair test: {one.seen:,} of these {one.prompts:,} prompts were trained on")
     if one.scores["r2"].value < 0:
@@ -83,7 +81,7 @@ def warnings(one: Evaluation) -> list[str]:
     return lines
 
 
-def rereading(one: Evaluation) -> str:
+def repredictions(one: Evaluation) -> str:
     """Return a phrase on when a predictor reads the output generated so far, with losses on held-out prompts."""
     if one.reads_output is None:
         reason = "reading the output was no better on held-out prompts" if one.held_out else "it reads no output"

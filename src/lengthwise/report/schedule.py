@@ -24,8 +24,8 @@ OTHERS = {  # colours and dashes of other systems
     "vllm-v1": (3, "dot"),
     "vllm-v1-disaggregated": (3, "dash"),
 }
-WRAPPED_HEADS = {"best seen", "why not", "re-planned", "best that meets the bound"}
-"""Columns of words, which break into lines so that the last column stays visible."""
+WRAPPED_HEADS = {"best found", "not chosen because", "re-planned", "best that meets the bound"}
+"""Columns whose words may wrap, so that the last column stays visible."""
 YIELD_NAMES = (
     "requests/s", "latency", "worst case", "a round", "prefill", "a decode iteration", "decode batch", "memory",
 )  # fmt: skip
@@ -132,7 +132,7 @@ def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[s
         "front": [{"strategy": strategy, "points": points} for strategy, points in fields["front"]],
         "stages": timeline["stages"],
         "timeline": timeline["bars"],
-        "spreads": uncertainty["spreads"],
+        "spreads": [{"held_share": one.pop("met_share"), **one} for one in uncertainty["spreads"]],
         "spread_notes": uncertainty["notes"],
     }
     write_whole(path, json_text("schedule", fields).encode())

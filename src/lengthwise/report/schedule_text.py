@@ -20,7 +20,7 @@ from lengthwise.schema.schedule import (
 
 OTHER_HEADS = ("system", "best that meets the bound", "requests/s", "95 %", "latency", "worst case", "x chosen")
 SPREAD_HEADS = ("if", "requests/s", "latency, s", "worst case, s", "within", "bound met in")
-SIDE_HEADS = ("strategy", "TP", "best seen", "requests/s", "latency", "worst case", "at most", "why not")
+SIDE_HEADS = ("strategy", "TP", "best found", "requests/s", "latency", "worst case", "at most", "not chosen because")
 DRIFT_HEADS = (
     "outputs", "mean", "sd", "requests/s", "latency", "bound", "re-planned", "requests/s then", "reload", "margin",
 )  # fmt: skip
@@ -28,7 +28,7 @@ SPREAD_CAUSES = {
     "lengths": "the {requests:,} requests behind the lengths are sampled again",
     "costs": "costs have the estimated errors",
 }
-SURE_SHARE = 0.95  # if the bound holds in a smaller share of the draws, the answer says so
+SURE_SHARE = 0.95  # if a smaller share of the draws meets the bound, the answer warns
 SIMILAR_NEIGHBOURS = 0.15  # rank correlation of neighbours above which a watch may have more false alarms
 
 
@@ -38,7 +38,7 @@ def sentences(plan: SchedulePlan) -> list[str]:
     condition, is_bounded = "Without a latency bound", math.isfinite(bound.limit_s)
     if is_bounded:
         case = "in the worst case" if bound.worst_case else "as expected"
-        condition = f"Within {bound.limit_s:g} s for outputs of {tokens_text(bound.tokens)} {case}"
+        condition = f"Within {bound.limit_s:g} s for outputs of {counted(bound.tokens, 'token')} {case}"
     rate, latency, worst_case = yield_cells(chosen)
     choice = f"the best schedule by these cost tables is {chosen.words}"
     made = [f"{condition}, {choice}: {rate} requests/s, latency {latency}, {worst_case} in the worst case."]
@@ -156,11 +156,6 @@ def _moves(rows: Sequence[DriftRow]) -> str:
     return ", ".join(map(move_text, rows))
 
 
-def tokens_text(tokens: int) -> str:
-    """Return a number of tokens ("1 token", "1,024 tokens")."""
-    return counted(tokens, "token")
-
-
 def move_text(row: DriftRow) -> str:
     """Return a change of lengths ("mean +15 %")."""
     if row.changed == "skewness":
@@ -208,7 +203,7 @@ def side_cells(side: schedule.ScheduleSide) -> list[str]:
     if at_most != UNKNOWN and not side.at_most_proved:
         at_most = f"about {at_most}"
     words = side.best.words if side.best else UNKNOWN
-    return [side.strategy.upper(), str(side.tp), words, *yield_cells(side.best), at_most, side.cause or "chosen"]
+    return [side.strategy.upper(), str(side.tp), words, *yield_cells(side.best), at_most, side.cause or "(chosen)"]
 
 
 def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
@@ -232,7 +227,7 @@ def drift_cells(row: DriftRow, bound_s: float) -> list[str]:
 
 
 def watch_sentences(report: schedule.Watched) -> list[str]:
-    """Return sentences on a replay: what was observed, whether lengths changed, and what not adapting would cause."""
+    """Return sentences on a replay: the requests, the changes of lengths, and the late requests without adaptation."""
     planned = report.planned
     cut_off = f" ({report.left_out:,} more were cut off)" if report.left_out else ""
     threshold = f"the {1 / report.false_positive_rate:,.0f} that raise an alarm"
@@ -266,7 +261,7 @@ def watch_sentences(report: schedule.Watched) -> list[str]:
 
 
 def adaptation_sentences(one: schedule.Adaptation) -> list[str]:
-    """Return sentences on one detected change: the new lengths, what not adapting would cause, and the new schedule."""
+    """Return sentences on one detected change: the new lengths, the unchanged schedule under them, and the new one."""
     change, elsewhere = one.change, one.change.elsewhere
     when = f"Request {one.request:,} ({seconds(one.at_s)})" if one.at_s else f"Request {one.request:,}"
     event = f"planned again, with {one.requests:,} requests to estimate the lengths from"

@@ -193,7 +193,7 @@ def effort_text(effort: Spent) -> str:
 
 @dataclass(frozen=True)
 class Miss:
-    """How close a choice came to the limits: its nearest point, the limit this point breaks most, and the factor."""
+    """A choice's point that is nearest to the limits, the limit that this point breaks most, and by which factor."""
 
     choice: Choice
     point: Point

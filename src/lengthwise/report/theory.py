@@ -21,7 +21,7 @@ SERIES = {"fcfs": 0, "sjf": 1, "spjf": 4, "sprpt": 3, "srpt": 2}  # colours of t
 
 
 def answers(study: MultiBinStudy | QueueStudy) -> list[str]:
-    """Return sentences on what the study shows."""
+    """Return sentences on the gain of bins, or of a scheduling order, and on the loads at which it is small."""
     return _multibin_answers(study) if isinstance(study, MultiBinStudy) else _queue_answers(study)
 
 

@@ -1,7 +1,7 @@
 """A run as a timeline for Perfetto (ui.perfetto.dev) or chrome://tracing, in Chrome's trace-event JSON.
 
-Each replica is a process, and requests without a replica share another one. A request is an asynchronous span with the
-nested spans queued, prefill and decode. An unfinished request lasts to the end of the run, a rejected one is a point.
+Each replica is a process, and requests without a replica share one more. A request is an asynchronous span with the
+nested spans queued, prefill and decode. An unfinished request lasts to the end of the run; a rejected one is a point.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Compiled loops of the estimator: one row of results per schedule.
 
 A visit is the pass of one micro-batch through one pipeline stage. Neighbouring stages with equal visit times form a
-group; ``count`` [groups] is the number of stages of each. Columns of ``groups``: stages, layers of a stage, whether its
-degree is 1, whether it is the first stage, whether the last. ``a`` are the cost tables of the larger tensor-parallel
-degree, ``b`` those of degree 1. The loops allocate nothing: callers pass scratch arrays.
+group; ``count`` [groups] is the number of stages of each group. Columns of ``groups``: stages, layers of a stage,
+whether its tensor-parallel degree is 1, whether it is the first stage, whether it is the last. ``a`` are the cost
+tables of the larger degree, ``b`` those of the smaller (or the same). The loops allocate nothing: callers pass scratch
+arrays.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Floats = npt.NDArray[np.float64]
 MAX_ROUNDS = 64
 _STEADY_TOLERANCE = 1e-10
 _MIN_COUNT = 4.0
-"""A micro-batch with this many sequences on average may be empty (``presence``), one with twice as many never is."""
+"""From this mean number of sequences on, the correction for empty micro-batches fades out (``presence``)."""
 _HALVINGS = 32
 _MAX_BATCHES_BEHIND = 1000.0
-"""Number of batches among which the longest is taken if the pipeline never idles."""
+"""Number of batches that the longest one can delay if the pipeline never idles."""
 
 
 class DegreeTables(NamedTuple):
@@ -52,7 +53,7 @@ class DegreeTables(NamedTuple):
 
 @jit
 def lookup(table, slope, amount, column):
-    """Return a table's value at ``amount`` tokens or sequences. Each one beyond the last row adds ``slope``."""
+    """Return a table's value at ``amount`` tokens or sequences. Each unit beyond the last row adds ``slope``."""
     last = table.shape[0] - 1
     if amount >= last:
         return table[last, column] + (amount - last) * slope[column]
@@ -68,7 +69,7 @@ def _clamped(table, i, j):
 
 @jit
 def decode_attention_s(t, seqs, kv_tokens):
-    """Return the attention seconds of one layer when ``seqs`` sequences decode."""
+    """Return the attention seconds of one layer if ``seqs`` sequences decode, with ``kv_tokens`` cached in total."""
     masked = t.masked_s * max(seqs - 1.0, 0.0) * kv_tokens
     if not t.merged:
         return bilinear(t.decode, seqs, kv_tokens) + masked
@@ -114,7 +115,7 @@ def decode_layer_s(t, seqs, kv_tokens, more_tokens, share):
 
 @jit_cold
 def ends_s(t, seqs, tokens, first, last):
-    """Return the seconds of a visit outside the layers (embedding and host, head, sending), or 0 without sequences."""
+    """Return the seconds of a visit outside the layers (embedding, host, head, send), or 0 without sequences."""
     if seqs <= 0.0:
         return 0.0
     seconds = 0.0
@@ -138,11 +139,12 @@ def prefill_deviation_s(t, seqs, share, layers):
 
 @jit
 def _pass(jobs, count, visit_s, column, scale, ready_s, first_s, last_s, started_s):
-    """Move micro-batches 0 to jobs - 1 through all stages, each of which serves them in this order.
+    """Move micro-batches 0 to ``jobs`` - 1 through all stages. Each stage serves them in this order.
 
-    ``ready_s`` is the time at which each micro-batch can enter the first stage. The loop replaces this by the time at
+    ``ready_s`` is the time at which each micro-batch can enter the first stage. The loop replaces it by the time at
     which the micro-batch leaves the last stage. ``first_s`` and ``last_s`` are the times at which the first and the
-    last stage of each group become free. Inside a group no micro-batch waits, because all its stages are equally fast.
+    last stage of each group become free. ``scale`` multiplies the visits of a prefill (column 0). Inside a group no
+    micro-batch waits, because all stages of the group are equally fast.
     """
     for job in range(jobs):
         now = ready_s[job]
@@ -173,12 +175,13 @@ def _range_of_shifts(values, before, size, low, high):
 def steady_round(
     jobs, prefills, steps, finish, count, visit_s, scale, ready_s, first_s, last_s, started_s, before
 ):  # fmt: skip
-    """Return the seconds of a round, and the latency in it, once rounds no longer change.
+    """Return the seconds of a round, and the latency in it, in the steady state.
 
     A round is a prefill and ``steps`` decode iterations. The latency is from a prefill's start to the end of iteration
     ``finish``. Column 0 of ``visit_s`` [groups, steps + 1] is a prefill visit. ``prefills`` micro-batches prefill, and
-    ``scale`` multiplies the visit of each. A round is steady once all its times are later by the same amount than the
-    times of the round before. If none is steady within ``MAX_ROUNDS``, the seconds are the mean of the second half.
+    ``scale`` multiplies the visits of each. The state is steady once all times of a round are later than those of the
+    round before by the same amount. If no round is steady within ``MAX_ROUNDS``, the seconds are the mean over the
+    second half of the rounds.
     """
     groups = len(count)
     ready_s[:jobs] = 0.0
@@ -208,14 +211,14 @@ def steady_round(
 
 
 def presence(seqs: float, requests: float, isolated: bool) -> tuple[float, float]:
-    """Return the probability that a micro-batch is not empty, and a factor on its number of sequences.
+    """Return the probability that a micro-batch is not empty, and the factor by which its mean size then increases.
 
-    A micro-batch that is sometimes empty has more sequences at other times: the factor is the mean number over
-    non-empty micro-batches, divided by ``seqs``, the mean over all. An empty micro-batch takes no time, so the expected
-    time is the time of a non-empty one times this probability. The requests finish independently: if a share p of
-    ``requests`` is left, the micro-batch is empty with probability (1 - p)^requests. If ``isolated``, one of its
-    requests is known to be present. From ``_MIN_COUNT`` to ``2 * _MIN_COUNT`` sequences the correction fades out, so
-    that the estimate is continuous.
+    The factor is the mean number of sequences of non-empty micro-batches divided by ``seqs``, the mean of all
+    micro-batches. An empty micro-batch takes no time, so the expected time is the time of a non-empty one times the
+    probability. The requests finish independently: if a share p of ``requests`` is left, the micro-batch is empty with
+    probability (1 - p)^requests. If ``isolated``, one of its requests is known to be present, so that the probability
+    is 1. From ``_MIN_COUNT`` to ``2 * _MIN_COUNT`` sequences the correction fades out, so that the estimate is
+    continuous.
     """
     if not 0.0 < seqs < min(requests, 2.0 * _MIN_COUNT):
         return 1.0, 1.0
@@ -227,17 +230,17 @@ def presence(seqs: float, requests: float, isolated: bool) -> tuple[float, float
 
 
 def largest_excess(seqs: float, dispersion: float, score: float) -> float:
-    """Return how many sequences the largest micro-batch has beyond ``seqs``, the mean of non-empty ones.
+    """Return the number of sequences by which the largest micro-batch exceeds ``seqs``, the mean of non-empty ones.
 
-    ``dispersion`` is the variance of a micro-batch's sequences over their mean. ``score`` is the number of standard
-    deviations by which the largest one is expected to exceed the mean. A non-empty micro-batch has one sequence for
-    certain, which does not vary.
+    ``dispersion`` is the variance of a micro-batch's sequences divided by their mean. ``score`` is the expected number
+    of standard deviations by which the largest micro-batch exceeds the mean. One sequence of a non-empty micro-batch is
+    certain and does not vary.
     """
     return score * math.sqrt(max(seqs - 1.0, 0.0) * min(dispersion, 1.0))
 
 
 def part_factor(new: float, parts: int, place: int) -> float:
-    """Return a part's size over the mean if ``new`` requests are divided evenly. The part at ``place`` 0 is least."""
+    """Return the size of part ``place`` over the mean if ``new`` requests are shared evenly. Part 0 is the smallest."""
     requests = math.floor(new + 0.5)
     if requests <= parts:
         return 1.0
@@ -247,15 +250,15 @@ def part_factor(new: float, parts: int, place: int) -> float:
 
 
 def pace_factor(present: float, parts: int, longest: float, largest_s: float, total_s: float) -> float:
-    """Return the factor on visits of non-empty micro-batches that gives an iteration its expected length.
+    """Return the factor on visits of non-empty micro-batches with which an iteration takes its expected time.
 
-    An iteration lasts as long as the slowest stage is busy with all non-empty micro-batches or, if that is longer, as
-    the longest micro-batch takes through all stages: no micro-batch starts its next iteration before that.
+    The time of an iteration is the larger of two: the slowest stage's time for all non-empty micro-batches, and the
+    pass of the longest micro-batch through all stages. No micro-batch starts its next iteration earlier.
 
     Args:
         present: Probability that a micro-batch is not empty.
         parts: Number of micro-batches.
-        longest: Visit of the longest micro-batch over the mean visit.
+        longest: Visit of the longest micro-batch divided by the mean visit.
         largest_s: Seconds of the slowest stage's visit.
         total_s: Seconds of the visits of all stages.
     """
@@ -296,8 +299,9 @@ def _has_two_degrees(groups):
 def _fill_prefill(a, b, groups, count, seqs, share, visit_s, z, max_range):
     """Fill column 0 of ``visit_s``. Return the slowest visit, the sum of all visits, and the slowest visit's range.
 
-    The range is the share by which the slowest visit is longer at ``z`` standard deviations. ``max_range`` limits the
-    range of a batch's tokens under dynamic adjustment and is infinite without adjustment.
+    The range is the share by which the slowest visit takes longer if its work is ``z`` standard deviations above the
+    mean. ``max_range`` limits the range of a batch's tokens under dynamic adjustment; without adjustment it is
+    infinite.
     """
     layer_a_s, layer_b_s = prefill_layer_s(a, seqs, share), prefill_layer_s(b, seqs, share)
     largest, total, slowest = 0.0, 0.0, 0
@@ -321,11 +325,13 @@ def rra_rows(
     Columns: seconds of a round, latency, latency at the quantile, seconds of a prefill and of a decode iteration,
     relative ranges of the two. The prefills of the micro-batches differ in length: ``scores[n]`` are the expected
     deviations, in ascending order, of n standard normal values. Every later stage waits for the longest prefill, so the
-    differences do not average out. If B_E is not a multiple of the micro-batches, the same micro-batches always have
-    one request more. Decodes differ likewise: an iteration takes as long as the pass of the largest micro-batch
-    (``pace_factor``). ``loads`` [sum of steps, 4] are the sequences, the KV tokens and the variances of both, at each
-    iteration and per new request of a phase. The rows of a schedule start at its ``offset``. ``max_range`` [rows] is
-    passed to ``_fill_prefill``.
+    differences do not average out. If B_E is not a multiple of the number of micro-batches, the same micro-batches
+    always have one request more. Decodes differ likewise: an iteration takes at least the pass of the largest
+    micro-batch (``pace_factor``).
+
+    ``seqs_in``, ``steps`` and ``jobs`` are B_E, N_D and B_m. The request whose latency is estimated completes in
+    iteration ``finish`` of phase ``phases``. ``loads`` [sum of steps, 4] are the sequences, the KV tokens and the
+    variances of both, at each iteration and per new request; a schedule's rows start at its ``offset``.
     """
     mixed = _has_two_degrees(groups)
     for row in range(len(seqs_in)):
@@ -353,15 +359,15 @@ def rra_rows(
             total += count[g] * group_s
             if group_s > decode_s:
                 decode_s, slowest = group_s, g
-        seen_round_s = round_s
+        occupied_round_s = round_s
         if sparse:  # The request whose latency is estimated is always present, so none of its iterations is empty.
             _fill_decode(
                 a, b, mixed, groups, count, new, m, n, offset[row], loads, scores[m, m - 1], visit_s, isolated=True
             )
-            seen_round_s, latency_s = _round(
+            occupied_round_s, latency_s = _round(
                 m, prefills, n, finish[row], count, visit_s, scale, ready_s, first_s, last_s, started_s, before
             )
-        latency_s += (phases[row] - 1) * seen_round_s
+        latency_s += (phases[row] - 1) * occupied_round_s
         decode_range = _rra_range(a, b, groups, slowest, new, m, n, offset[row], loads, z, visit_s)
         varying_s = max(latency_s - phases[row] * prefill_s, 0.0)
         out[row, 0], out[row, 1] = round_s, latency_s
@@ -403,7 +409,7 @@ def _longest_over_mean(a, b, mixed, groups, seqs, kv_tokens, more, mean_s):
 
 @jit
 def _rra_range(a, b, groups, g, new, m, n, offset, loads, z, visit_s):
-    """Return by which share decode visits of group ``g`` are longer at ``z`` standard deviations."""
+    """Return the share by which decode visits of group ``g`` take longer at a load ``z`` deviations above the mean."""
     high_s, mean_s = 0.0, 0.0
     for third in range(3):
         u = third * (n - 1) // 2
@@ -433,11 +439,11 @@ def _iteration_s(a, b, mixed, groups, count, m, seqs, kv_tokens, more_tokens, sh
 
 @jit
 def _deviations_behind(spread, idle):
-    """Return by how many standard deviations a batch is late because of longer batches ahead of it.
+    """Return by how many standard deviations longer batches ahead of a batch delay it.
 
-    With buffers between the stages no batch overtakes another. All batches behind the longest one are as late as that
-    one until the gaps of ``idle`` (in batches) between batches add up to the excess of the longest one. The longest of
-    k normally distributed batches is about sqrt(2 ln k) - 0.6 deviations above the mean (k from 2 to 1000).
+    No batch overtakes another. The longest batch delays the batches behind it until the gaps between them add up to its
+    excess. ``spread`` is the standard deviation of a batch and ``idle`` the gap after each, both in batches. The
+    longest of k normally distributed batches is about sqrt(2 ln k) - 0.6 deviations above the mean (k from 2 to 1000).
     """
     batches = _MAX_BATCHES_BEHIND if idle * _MAX_BATCHES_BEHIND <= spread else 1.0 + spread / idle
     return max(math.sqrt(2.0 * math.log(batches)) - 0.6, 0.0)
@@ -449,11 +455,11 @@ def waa_rows(
 ):  # fmt: skip
     """Fill a row of ``out`` for each WAA schedule.
 
-    The columns are as in ``rra_rows``, with the cycle (from one prefill to the next) as the round, and B_D. ``loads``
-    [4] has the columns that it has for ``rra_rows``, at N_D = 1. ``out_s`` and ``in_s`` are the seconds for which one
-    prompt's KV transfer occupies the host links. ``projected`` is the share of a layer's matrix products over a prompt
-    that the decode GPUs compute. ``longest`` is by how many deviations a batch of the longest prompts exceeds the mean
-    batch.
+    The first seven columns are those of ``rra_rows``, where a round is the time from one prefill to the next. The
+    eighth is B_D. ``loads`` [4] is the row of ``rra_rows`` at N_D = 1. ``out_s`` and ``in_s`` are the seconds for which
+    one prompt's KV transfer occupies the host links of a prefill and of a decode GPU. ``projected`` is the share of a
+    layer's matrix products over a prompt that the decode GPUs compute. ``longest`` [rows] is the number of standard
+    deviations by which a batch of only the longest prompts exceeds the mean batch.
     """
     mixed = (
         _has_two_degrees(decode_groups)

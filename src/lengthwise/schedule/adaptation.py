@@ -1,13 +1,13 @@
 """Replanning of a deployed schedule after lengths have changed (ExeGPT, section 7.6).
 
 The schedule may stay, change its batches and phases (which takes no time), or load another layout (which takes the
-seconds of ``redeployment``). The best option meets the bound and serves most requests until a horizon. A schedule that
-still meets the bound is replaced only by one that serves noticeably more requests by then. A schedule that no longer
-meets the bound is replaced by any that does and is loaded in time.
+seconds of ``redeployment``). The best option meets the bound and serves the most requests until a horizon. If the
+deployed schedule still meets the bound, another one replaces it only if it serves noticeably more requests by then. If
+not, the best schedule that meets the bound replaces it, provided that its weights load before the horizon.
 
-The new bound is tighter by a margin: the smallest margin with which the new schedule would meet the real bound after
-one more change of the same size. If no margin suffices, or it costs too much throughput, the planner assumes a change
-of half that size, then of a quarter, and then no margin.
+Replanning tightens the bound by a margin: the smallest margin with which the new schedule would meet the real bound
+after one more change of the same size. If no margin suffices, or it costs too much throughput, the planner assumes a
+change of half that size, then of a quarter, and then no margin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lengthwise.catalog import weight_bytes
 from lengthwise.schedule.controls import Assumptions, Cluster, Strategy
 from lengthwise.schedule.drift_monitor import SIDES, Alarm, Monitor, Watcher
 from lengthwise.schedule.estimation import Estimator
-from lengthwise.schedule.length_drift import as_pmf, evaluate_deployed, first_margin, moments, moved, needs_loading
+from lengthwise.schedule.length_drift import as_pmf, evaluate_deployed, min_margin, moments, needs_loading, shift_moment
 from lengthwise.schedule.lengths import TaskLengths
 from lengthwise.schedule.planner import Planner, min_evaluated_s, refine, rounded_up
 from lengthwise.schedule.search_space import SearchSpace
@@ -33,7 +33,7 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
 
 BestRow = Callable[[float], ScheduleRow | None]
-"""Function from a latency bound to the best schedule under it; None: no schedule meets it."""
+"""Function from a latency bound to the best schedule under it, or to None if no schedule meets it."""
 
 DRAM_BYTES_PER_S = 4.9e9
 """From host memory to one GPU. ExeGPT's Table 4 gives 4.1e9 to 5.4e9, with 2 bytes per parameter."""
@@ -41,7 +41,7 @@ SSD_BYTES_PER_S = 7.3e9
 """From the drives of one node of 8 GPUs. Table 4 gives 7.1e9 to 7.5e9 for its three larger models, 18.6e9 for 39B."""
 SOURCE = "ExeGPT (Oh et al., ASPLOS 2024), Table 4"
 MIN_COUNTED_REQUESTS = 1000
-"""With this many requests their lengths replace the planned shape: ten of them exceed the 99 % quantile."""
+"""From this many requests on, their lengths replace the planned shape: about ten exceed the 99 % quantile."""
 
 _MEASURED_S = {
     ("gpt-3-39b", "A40", 16): (0.9, 2.1),
@@ -55,10 +55,10 @@ _REPEATED_CHANGES = (1.0, 0.5, 0.25)
 
 
 class InPlace:
-    """Finds the best schedules that a deployed one can become without loading weights.
+    """Finds the best schedules to which a deployed one can change without loading weights.
 
-    They have the deployed schedule's strategy, groups and split of GPUs. Batches have at most ``max_num_seqs``
-    sequences. Estimates are stored, so that later bounds reuse them.
+    They have the deployed schedule's strategy, tensor-parallel groups and split of GPUs. Batches have at most
+    ``max_num_seqs`` sequences. Estimates are stored, so that later bounds reuse them.
     """
 
     def __init__(self, planner: Planner, deployed: ScheduleRow, *, max_num_seqs: float = math.inf) -> None:
@@ -74,20 +74,20 @@ class InPlace:
         )
 
     def best(self, bound_s: float = math.inf) -> ScheduleRow | None:
-        """Return the schedule of the highest throughput that meets a bound, or None if no schedule meets it."""
+        """Return the schedule with the highest throughput that meets a bound, or None if no schedule meets it."""
         for one in refine(self._planner.search(bound_s, [self.space]), bound_s):
             if one.result.best:
                 return self.space.row(one.best.point)
         return None
 
 
-def further(before: TaskLengths, task: TaskLengths, share: float, max_model_len: int) -> TaskLengths:
-    """Return the lengths if ``share`` of the last change happens once more, towards longer and more varied requests."""
+def repeat_change(before: TaskLengths, task: TaskLengths, share: float, max_model_len: int) -> TaskLengths:
+    """Return the lengths if ``share`` of the change from ``before`` happens again, to longer, more varied requests."""
 
     def more(before: Floats, after: Floats, max_tokens: int) -> Floats:
         (mean, sd, _), (mean_after, sd_after, _) = moments(before), moments(after)
-        spread = moved(after, "sd", share * abs(sd_after / sd - 1) if sd else 0.0, max_tokens)
-        pmf = moved(spread, "mean", share * abs(mean_after / mean - 1), max_tokens)
+        spread = shift_moment(after, "sd", share * abs(sd_after / sd - 1) if sd else 0.0, max_tokens)
+        pmf = shift_moment(spread, "mean", share * abs(mean_after / mean - 1), max_tokens)
         return pmf[: int(pmf.nonzero()[0][-1]) + 1]
 
     prompt = more(before.prompt_pmf, task.prompt_pmf, max_model_len - task.max_output_tokens)
@@ -95,11 +95,11 @@ def further(before: TaskLengths, task: TaskLengths, share: float, max_model_len:
 
 
 def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strategy.RRA) -> Redeployment:
-    """Return the seconds that it takes to load all weights, on every GPU and every node in parallel.
+    """Return the seconds to load all weights, on every GPU and every node in parallel.
 
-    The seconds follow from the cluster's rates. If a rate is missing, the paper's measurement for this model on this
-    number of such GPUs is used or, without a measurement, the paper's rate. Under WAA a decoder-only model has two
-    copies.
+    The seconds follow from the cluster's rates. If a rate is missing, they are the paper's measurement for this model
+    on this number of such GPUs or, without a measurement, follow from the paper's rate. Under WAA a decoder-only model
+    has two copies.
     """
     copies = 2 if strategy is not Strategy.RRA and not model.encoder_layers else 1
     rates = cluster.dram_bytes_per_s, cluster.ssd_bytes_per_s
@@ -119,9 +119,9 @@ def redeployment(model: ModelSpec, cluster: Cluster, strategy: Strategy = Strate
 def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLengths:
     """Estimate the lengths after an alarm, for a model that accepts ``max_model_len`` tokens per request.
 
-    With ``MIN_COUNTED_REQUESTS`` requests or more, the lengths are counted from the requests. With fewer, a side
-    (prompts or outputs) that changed keeps the planned shape at the observed mean and standard deviation. So does a
-    side with more evidence for a change than against it. Other sides, and sides that are not watched, stay as planned.
+    The alarm's requests determine the lengths of each watched side (prompts, outputs). ``MIN_COUNTED_REQUESTS`` or more
+    give their empirical distribution. Fewer give the planned shape at their mean and standard deviation, if the side
+    changed or has an evidence of at least 1. Otherwise the side stays as planned.
     """
 
     def since(side: str, pmf: Floats, tokens: Ints) -> Floats:
@@ -150,7 +150,7 @@ def lengths_since(task: TaskLengths, alarm: Alarm, max_model_len: int) -> TaskLe
 
 
 def length_facts(task: TaskLengths, assumptions: Assumptions) -> LengthFacts:
-    """Return mean and spread of a task's lengths, and the output length for which the latency bound holds."""
+    """Return moments of a task's lengths, and the output length of the requests whose latency the bound limits."""
     fixed = assumptions.output_tokens
     quantile_tokens = task.output_quantile(assumptions.level) if fixed is None else fixed
     return LengthFacts(*moments(task.prompt_pmf)[:2], *moments(task.output_pmf), quantile_tokens=quantile_tokens)
@@ -162,12 +162,12 @@ class ReplanOptions:
 
     Attributes:
         storage: Where weights are loaded from: "dram" (host memory) or "ssd".
-        horizon_s: Time for which the new lengths are expected to last. A change must earn its loading time within it.
-        margin: Share by which the latency bound is tightened while planning. None: by the observed drift of lengths.
-        min_gain: Least relative gain in throughput at which a schedule that meets the bound is replaced.
-        max_margin_cost: Largest share of the throughput that a margin from the observed drift may cost.
-        allow_reload: Whether weights may be loaded. If not, ``Change.elsewhere`` reports what that would gain.
-        max_num_seqs: Largest prefill or decode batch that the running engines accept, if ``allow_reload`` is False.
+        horizon_s: Time for which the new lengths are expected to last. Served requests are compared over this time.
+        margin: Share by which planning tightens the latency bound. If None, it follows from the last change of lengths.
+        min_gain: Relative gain in served requests above which a schedule that meets the bound is replaced.
+        max_margin_cost: Largest share of the throughput that a margin from the last change of lengths may cost.
+        allow_reload: Whether weights may be loaded. If not, ``Change.elsewhere`` reports a schedule worth a reload.
+        max_num_seqs: Largest batch, of prefill or decode, to which a schedule may change without loading weights.
     """
 
     storage: str = "dram"
@@ -205,7 +205,7 @@ class _Candidate:
 
 
 _Decision = tuple[bool, float, str]
-"""Whether to change, the seconds until that has paid off, and the cause in words."""
+"""Whether to change, the seconds until the change has paid off, and the cause in words."""
 
 
 def replan(
@@ -284,11 +284,11 @@ class _Replanner:
         setting = planner.estimator.setting
         tightened = lru_cache(maxsize=None)(lambda margin: self.best(bound_s * (1 - margin)))
         for share in _REPEATED_CHANGES:
-            moved_on = further(before, setting.task, share, setting.model.max_model_len)
-            estimator = planner.estimator.replace(task=moved_on)
+            changed = repeat_change(before, setting.task, share, setting.model.max_model_len)
+            estimator = planner.estimator.replace(task=changed)
             if evaluate_deployed(estimator, free, worst_case=planner.worst_case)[1] <= bound_s:
                 return 0.0
-            margin = first_margin(planner, estimator, bound_s, tightened)
+            margin = min_margin(planner, estimator, bound_s, tightened)
             row = tightened(margin) if math.isfinite(margin) else None
             if row and row.throughput_rps >= (1 - self.options.max_margin_cost) * free.throughput_rps:
                 return margin
@@ -330,7 +330,7 @@ class _Replanner:
 
 
 def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, worst_case: bool) -> float:
-    """Return the share of requests with a latency above a bound under a schedule, or 1 if the schedule cannot run."""
+    """Return the share of requests above a latency bound: 0 if it is infinite, else 1 if the schedule cannot run."""
     if math.isinf(bound_s):
         return 0.0
     assumptions, task = estimator.setting.assumptions, estimator.setting.task
@@ -346,10 +346,10 @@ def late_share(estimator: Estimator, deployed: ScheduleRow, bound_s: float, *, w
 class Adapter:
     """Follows live lengths and decides which schedule should run.
 
-    The caller observes each request in the order of arrival. When a decision changes ``deployed``, the schedule that
-    should run, the caller deploys it. ``task`` has the lengths of the latest planning, at first the planner's.
-    ``requests`` is the number of requests from which the planner's lengths were counted, or None if the distributions
-    are exact. Equal requests and seeds give equal decisions.
+    The caller passes each request to ``observe`` in the order of arrival. ``deployed`` is the schedule that should run;
+    when a decision changes it, the caller deploys it. ``task`` has the lengths of the latest planning, at first the
+    planner's. ``requests`` is the number of requests from which the planner's lengths were counted, or None if the
+    distributions are exact. Equal requests and seeds give equal decisions.
     """
 
     def __init__(
@@ -371,14 +371,14 @@ class Adapter:
 
     @property
     def planned_lengths(self) -> LengthFacts:
-        """Return the lengths that the first schedule was planned for."""
+        """Return the lengths for which the first schedule was planned."""
         setting = self._planner.estimator.setting
         return length_facts(setting.task, setting.assumptions)
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Adaptation | None:
         """Observe one more request as ``Watcher.observe`` does, and return a decision if one is due.
 
-        After an alarm a second decision follows, once enough new requests have come to count their lengths.
+        If an alarm has fewer than ``MIN_COUNTED_REQUESTS`` requests, a second decision follows once there are as many.
         """
         alarm = self.watcher.observe(prompt_tokens, output_tokens, at_s)
         if alarm is not None:

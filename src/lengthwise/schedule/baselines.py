@@ -1,9 +1,9 @@
 """Other systems under the same latency bound, on the same GPUs with the same costs and memory.
 
-The engine simulates each system with a saturated queue, for every division of the cluster into equal replicas, with
-batches from one request to what fits in memory. If a division is near the best at its latency, other token budgets and
-finer batches are tried. The systems differ only in how they form steps and in what they reserve memory for. All have
-the host overhead of the cost tables, so that an engine of 2022 is not charged for its Python code.
+The engine simulates each system with a full queue, for every division of the cluster into equal replicas, with batches
+from one request to the largest that fits in memory. If a division is near the best at its latency, the search also
+tries other token budgets and finer batch sizes. The systems differ only in how they form steps and in how much memory
+they reserve. All have the host overhead of the cost tables, so that older engines do not pay for slower Python code.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class System:
             complete.
         budgets: Token budgets of a step to try, the usual one first. 0 means no budget.
         parts: Without a scheduler, numbers of prompt micro-batches per decode micro-batch to try.
-        chunks: Whether prompts are split over steps. If not, the budget must hold the longest prompt.
-        disaggregated: Whether some replicas only prefill and the others only decode.
+        is_chunked: Whether a prompt may be split over several steps. If not, the budget must hold the longest prompt.
+        is_disaggregated: Whether some replicas only prefill and the others only decode.
     """
 
     scheduler: str = ""
     budgets: tuple[int, ...] = (0,)
     parts: tuple[int, ...] = (1,)
-    chunks: bool = False
-    disaggregated: bool = False
+    is_chunked: bool = False
+    is_disaggregated: bool = False
 
     @property
-    def static(self) -> bool:
+    def is_static(self) -> bool:
         """Return whether a batch runs until its longest output is complete, so that no request leaves early."""
         return not self.scheduler
 
     @property
-    def reserves(self) -> bool:
-        """Return whether each request reserves memory for a request of maximum length."""
+    def reserves_max_length(self) -> bool:
+        """Return whether each request reserves memory for the longest possible request."""
         return self.scheduler == "orca"
 
 
@@ -78,8 +78,8 @@ class System:
 class Sweep:
     """Configurations of a system that differ only in batch size.
 
-    ``parts`` is the number of prompt micro-batches. ``prefill`` are replicas that only prefill, or None if all replicas
-    do both.
+    ``replica`` is the division of the cluster, ``budget`` the token budget of a step and ``parts`` the number of prompt
+    micro-batches. ``prefill`` is the layout of the replicas that only prefill, or None if all replicas do both.
     """
 
     replica: Replica
@@ -90,7 +90,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Configuration:
-    """One configuration of a system: a sweep, a batch size, and how many replicas only prefill."""
+    """One configuration of a system: a sweep, the sequences per replica, and how many replicas only prefill."""
 
     sweep: Sweep
     batch: int
@@ -99,7 +99,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of a configuration over all replicas. ``simulated`` is None if the memory does not suffice."""
+    """Results of a configuration over all replicas. ``simulated`` is None if memory or budget do not suffice."""
 
     simulated: Simulated | None
     memory_share: float = math.nan
@@ -108,8 +108,8 @@ class Outcome:
 class SystemSimulator(ABC):
     """Simulates one kind of system.
 
-    A division is a way to divide the cluster into equal replicas. Of the sweeps of each division, the first
-    ``first_sweeps`` are tried first. The others are tried only if the division is near the best.
+    A division is a way to divide the cluster into equal replicas. The search tries the first ``first_sweeps`` sweeps of
+    each division, and the others only if the division is near the best.
     """
 
     first_sweeps = 1
@@ -119,7 +119,7 @@ class SystemSimulator(ABC):
 
     @abstractmethod
     def sweeps(self) -> list[list[Sweep]]:
-        """Return a list of sweeps for each division of the cluster. The sweeps to try first are at the front."""
+        """Return a list of sweeps for each division of the cluster, in the order in which to try them."""
 
     @abstractmethod
     def max_batch(self, sweep: Sweep) -> int:
@@ -147,12 +147,12 @@ class ConfigurationSearch:
         most = self.system.first_sweeps if first else None
         return [sweep for division in self._divisions for sweep in division[:most]]
 
-    def siblings(self, of: Sweep) -> list[Sweep]:
-        """Return the other sweeps of the same division of the cluster."""
-        return [sweep for division in self._divisions if of in division for sweep in division if sweep != of]
+    def other_sweeps(self, sweep: Sweep) -> list[Sweep]:
+        """Return the other sweeps of a sweep's division of the cluster."""
+        return [other for division in self._divisions if sweep in division for other in division if other != sweep]
 
     def run(self, sweep: Sweep, batches: Sequence[int], *, complete: bool = False) -> None:
-        """Simulate batches from small to large while the throughput rises or, if ``complete``, all batches."""
+        """Simulate batches in ascending order until the throughput stops rising or, if ``complete``, all of them."""
         best_rps, since_rise = 0.0, 0
         for batch in batches or [1]:
             rps = max(self._throughput_rps(one) for one in self.system.configurations(sweep, batch))
@@ -184,11 +184,13 @@ class ConfigurationSearch:
 class Curve:
     """Results of a system's configurations.
 
-    Configurations that do not fit in memory have no throughput and infinite latency. ``latency_s`` of a row is the mean
-    time from a request's first step to its last token, for outputs at the level's quantile of the length. The level's
-    share of these outputs is complete within ``latency_high_s``. For batches that run to completion, ``latency_high_s``
-    is the latency of outputs of maximum length. ``prefill_s`` is the mean time to the first token, ``decode_s`` the
-    mean time between tokens; ``decode_batch`` and ``memory_share`` are means.
+    Configurations that do not fit in memory have a throughput of 0 and infinite latency. ``latency_s`` of a row is the
+    mean time from a request's first step to its last token, for outputs of ``Setting.bound_tokens`` tokens, and
+    ``latency_high_s`` the quantile ``Assumptions.level`` of this time. For batches that run to completion,
+    ``latency_high_s`` is the quantile if all outputs have maximum length. ``prefill_s`` is the mean time from the first
+    step to the first token, ``decode_s`` the mean time between tokens, and ``decode_batch`` the mean number of running
+    sequences of a replica. ``memory_share`` counts the mean KV cache in use or, for batches that run to completion, the
+    reserved KV cache.
 
     Attributes:
         rows: One row per configuration.
@@ -199,9 +201,9 @@ class Curve:
     intervals_rps: tuple[tuple[float, float], ...]
 
     def best(self, bound_s: float, *, worst_case: bool = True) -> ScheduleRow | None:
-        """Return the configuration of the highest throughput that meets a bound, or None if no configuration meets it.
+        """Return the configuration with the highest throughput that meets a bound, or None if none meets it.
 
-        The bound must be above 0. It limits ``latency_high_s`` if ``worst_case`` and ``latency_s`` otherwise.
+        It limits ``latency_high_s`` if ``worst_case``, else ``latency_s``. Raises InputError if it is not above 0.
         """
         at = self.best_at(bound_s, worst_case=worst_case)
         return None if at is None else self.rows[at]
@@ -215,7 +217,7 @@ class Curve:
         return max(good, key=lambda at: self.rows[at].throughput_rps, default=None)
 
     def front(self, *, worst_case: bool = True) -> tuple[FrontPoint, ...]:
-        """Return the configurations that no other beats in both throughput and latency, ordered by latency."""
+        """Return the configurations with more throughput than all of lower latency, ordered by latency."""
         found, best_rps = [], 0.0
         pairs = zip(self._latency_s(worst_case=worst_case), self.rows, strict=True)
         for seconds, row in sorted(pairs, key=lambda pair: (pair[0], -pair[1].throughput_rps)):
@@ -270,21 +272,21 @@ SYSTEMS_BY_NAME: dict[str, System] = {
     "deepspeed-inference": System(parts=(2, 4)),
     "orca": System("orca"),
     "vllm": System("vllm_v0", (2048, 512, 8192)),
-    "sarathi": System("sarathi", (512, 2048, 256, 1024), chunks=True),
-    "vllm-v1": System("vllm_v1", (512, 2048, 256, 1024, 8192), chunks=True),
-    "vllm-v1-disaggregated": System("vllm_v1", (2048, 8192, 512), chunks=True, disaggregated=True),
+    "sarathi": System("sarathi", (512, 2048, 256, 1024), is_chunked=True),
+    "vllm-v1": System("vllm_v1", (512, 2048, 256, 1024, 8192), is_chunked=True),
+    "vllm-v1-disaggregated": System("vllm_v1", (2048, 8192, 512), is_chunked=True, is_disaggregated=True),
 }
 SYSTEMS: tuple[str, ...] = tuple(SYSTEMS_BY_NAME)
 MIN_REQUESTS = 100
 NEAR, FINE = 0.1, 0.05
-"""Relative gaps to the best throughput up to a latency, within which other budgets and finer batches are tried."""
+"""Relative gaps to the best throughput at no more latency, within which other budgets and finer batches are tried."""
 _PER_OCTAVE = 4
 
 
 def run_to_completion(
     num_waiting: int, num_running: int, phase_steps: int, max_num_seqs: int, parameter_0: int
 ) -> tuple[int, int, int]:
-    """Admit a batch once the previous one is complete. The prompts are computed in ``parameter_0`` equal parts."""
+    """Admit a batch once the previous one is complete, and compute its prompts in ``parameter_0`` equal parts."""
     parts = min(parameter_0, max_num_seqs)
     place = 0 if num_running == 0 else phase_steps
     if num_waiting == 0 or place >= parts:
@@ -298,7 +300,7 @@ def run_to_completion(
 
 def scheduler_of(system: System, prompt_parts: int) -> Scheduler:
     """Return the scheduler with which the engine simulates a system."""
-    if not system.static:
+    if not system.is_static:
         return policy.scheduler(system.scheduler)
     batches = policy.batching(run_to_completion)
     named = replace(batches, parameters=(prompt_parts,), name=f"run_to_completion(parts={prompt_parts})")
@@ -340,11 +342,11 @@ class _StaticSystem(SystemSimulator):
 class _ContinuousSystem(SystemSimulator):
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         super().__init__(setting, system, spec)
-        self.first_sweeps = 2 if system.chunks else 1
+        self.first_sweeps = 2 if system.is_chunked else 1
 
     def sweeps(self) -> list[list[Sweep]]:
         budgets = self.system.budgets
-        if not self.system.chunks and budgets != (0,):
+        if not self.system.is_chunked and budgets != (0,):
             budgets = tuple(max(budget, self.setting.task.max_prompt_tokens) for budget in budgets)
         return [[Sweep(of, budget, of.pp) for budget in dict.fromkeys(budgets)] for of in replicas_of(self.setting)]
 
@@ -352,12 +354,12 @@ class _ContinuousSystem(SystemSimulator):
         blocks, longest = self._blocks(sweep, 1), max_request_blocks(self.setting)
         if blocks < longest:
             return 0
-        return min(MAX_BATCH, blocks // longest if self.system.reserves else blocks)
+        return min(MAX_BATCH, blocks // longest if self.system.reserves_max_length else blocks)
 
     def simulate(self, configuration: Configuration) -> Outcome:
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         blocks = self._blocks(sweep, batch)
-        needed = max_request_blocks(self.setting) * (batch if self.system.reserves else 1)
+        needed = max_request_blocks(self.setting) * (batch if self.system.reserves_max_length else 1)
         if blocks < needed or (sweep.budget and step_seqs(replica, batch) > sweep.budget):
             return Outcome(None)
         scheduler = scheduler_of(self.system, sweep.parts)
@@ -381,7 +383,7 @@ class _ContinuousSystem(SystemSimulator):
 
 
 class DisaggregatedSystem(SystemSimulator):
-    """Simulates prefill and decode on different replicas, which have the same number of GPUs each."""
+    """Simulates prefill and decode on different replicas. All replicas have the same number of GPUs."""
 
     def __init__(self, setting: Setting, system: System, spec: SimulationSpec) -> None:
         super().__init__(setting, system, spec)
@@ -390,7 +392,7 @@ class DisaggregatedSystem(SystemSimulator):
     def sweeps(self) -> list[list[Sweep]]:
         """Return the sweeps of each division into several replicas.
 
-        The replicas that prefill have the fastest layout for prompts, or the same layout as those that decode.
+        The prefill replicas have the fastest layout for prompts, or the layout of the decode replicas.
         """
         divisions, usual, found = replicas_of(self.setting), self.system.budgets[0], []
         for of in divisions:
@@ -402,12 +404,12 @@ class DisaggregatedSystem(SystemSimulator):
         return found
 
     def max_batch(self, sweep: Sweep) -> int:
-        """Return the largest batch of a decoding replica that fits in memory with one block per request, or 0."""
+        """Return the largest batch of a decode replica that fits in memory with one block per request, or 0."""
         blocks = self._decode_blocks(sweep, 1)
         return min(MAX_BATCH, blocks) if self._fits(sweep, blocks) else 0
 
     def configurations(self, sweep: Sweep, batch: int) -> list[Configuration]:
-        """Return one or two configurations, whose numbers of prefilling replicas are next to the ideal number."""
+        """Return one or two configurations with about as many prefill replicas as balance the rates of both sides."""
         prefill_rps = self.prefill_rps(sweep.prefill or sweep.replica, sweep.budget)
         if not prefill_rps:
             return [Configuration(sweep, batch, 1)]
@@ -417,7 +419,7 @@ class DisaggregatedSystem(SystemSimulator):
         return [Configuration(sweep, batch, number) for number in sorted(numbers)]
 
     def simulate(self, configuration: Configuration) -> Outcome:
-        """Return the results of a configuration. If its replicas form equal groups, only one group is simulated."""
+        """Return the results of a configuration. If its replicas form equal groups, the engine simulates one group."""
         sweep, batch, replica = configuration.sweep, configuration.batch, configuration.sweep.replica
         if not self._fits(sweep, self._decode_blocks(sweep, batch)):
             return Outcome(None)
@@ -437,7 +439,7 @@ class DisaggregatedSystem(SystemSimulator):
         return disaggregate(_replicated(prefill, prefills), _replicated(decode, decodes))
 
     def prefill_rps(self, replica: Replica, budget: int) -> float:
-        """Return the prompts per second of one replica that only prefills, or 0 if it does not fit in memory."""
+        """Return the prompts per second of one prefill replica, or 0 if it does not fit in memory."""
         if (key := (replica, budget)) in self._rates:
             return self._rates[key]
         self._rates[key] = 0.0
@@ -502,7 +504,7 @@ def curve(
 
     Args:
         requests: Requests that each simulation measures. If few run at a time it measures fewer: down to an eighth, but
-            at least twice the batch.
+            at least twice the batch (``SimulationSpec``).
         seed: Seed of the lengths.
         batch_sizes: Sequences per replica. If None, powers of two up to what fits in memory, and finer steps near the
             best.
@@ -510,17 +512,17 @@ def curve(
 
     Raises:
         UnknownNameError: No system has this name.
-        InputError: ``requests`` is too small, or a batch is below 1.
+        InputError: ``requests`` is below ``MIN_REQUESTS``, or ``batch_sizes`` is empty or has a size below 1.
     """
     if system not in SYSTEMS_BY_NAME:
         raise UnknownNameError("system", system, SYSTEMS)
     if requests < MIN_REQUESTS:
-        raise InputError(f"requests must be at least {MIN_REQUESTS}; they are {requests}")
+        raise InputError(f"requests must be at least {MIN_REQUESTS}; it is {requests}")
     if batch_sizes is not None and (not len(batch_sizes) or min(batch_sizes) < 1):
         raise InputError(f"batch_sizes must be whole numbers of at least 1; they are {list(batch_sizes)}")
     setting, chosen = estimator.setting, SYSTEMS_BY_NAME[system]
     spec = SimulationSpec(setting.task, setting.bound_tokens, setting.assumptions.level, requests, seed)
-    kind = _StaticSystem if chosen.static else DisaggregatedSystem if chosen.disaggregated else _ContinuousSystem
+    kind = _StaticSystem if chosen.is_static else DisaggregatedSystem if chosen.is_disaggregated else _ContinuousSystem
     search = ConfigurationSearch(kind(setting, chosen, spec), report)
     max_batch = search.system.max_batch
     if batch_sizes is not None:
@@ -530,7 +532,7 @@ def curve(
     for sweep in search.sweeps(first=True):
         search.run(sweep, _octaves(max_batch(sweep)))
     for near in search.near_best(NEAR):
-        for sweep in search.siblings(near.sweep):
+        for sweep in search.other_sweeps(near.sweep):
             search.run(sweep, _octaves(max_batch(sweep)))
     for near in search.near_best(FINE):
         factors = (2 ** (step / _PER_OCTAVE) for step in range(1 - _PER_OCTAVE, _PER_OCTAVE))

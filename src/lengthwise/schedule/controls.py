@@ -62,7 +62,7 @@ class Cluster:
     """A number of GPUs of one kind, in nodes of one kind.
 
     Weights are loaded at ``dram_bytes_per_s`` from host memory to each GPU, and at ``ssd_bytes_per_s`` from the drives
-    of each node. If a rate is None, ``redeployment`` has a default.
+    of each node. If a rate is None, ``redeployment`` uses a default.
     """
 
     gpu: GpuSpec
@@ -138,15 +138,16 @@ class Assumptions:
 
     Attributes:
         paper_completions: Whether B_D E[1 / ceil(S / N_D)] requests complete in an RRA phase, as ExeGPT writes, where S
-            is the output length. If not, renewal theory gives B_D / E[ceil(S / N_D)], which is less (Jensen's
-            inequality).
+            is the output length. If not, B_D / E[ceil(S / N_D)] complete (renewal theory), which is at most as many
+            (Jensen's inequality).
         prefill_output_tokens: Tokens that the prefill produces: 1 as in engines, 0 as the paper counts.
-        lockstep: Whether WAA decodes once per prefill and waits for it. If not, decoding does not wait for a slower
+        lockstep: Whether each decode iteration of WAA waits for a prefill. If not, decoding does not wait for a slower
             prefill and has a smaller batch (Little's law).
-        level: Quantile of a batch's work, up to which the ranges of stage times extend.
-        threshold: Largest relative deviation of a batch's work under dynamic adjustment. None means no adjustment.
-        output_tokens: Output length for which the latency bound holds (the paper's SLA (b)). If None, the ``level``
-            quantile of the output length.
+        level: Quantile of a batch's work that ``latency_high_s``, ranges and memory needs assume.
+        threshold: Relative deviation of a prefill batch's tokens from their target up to which dynamic adjustment
+            adds prompts. None means no adjustment.
+        output_tokens: Output length of the requests whose latency the bound limits (the paper's SLA (b)). If None, the
+            ``level`` quantile of the output length.
     """
 
     paper_completions: bool = False
@@ -204,7 +205,7 @@ def rra_layout(layers: int, gpus: int, tp: int = 1, tp_groups: int = 0) -> Layou
 def waa_layout(layers: int, gpus: int, prefill_gpus: int, tp: int = 1, tp_groups: int = 0) -> Layout:
     """Return a prefill pipeline over ``prefill_gpus`` GPUs and a decode pipeline over the others, each with all layers.
 
-    As many groups as possible are of decode GPUs, and the remaining groups are of prefill GPUs. A layer of an
+    As many groups as possible consist of decode GPUs, and the others of prefill GPUs. A layer of an
     encoder-decoder counts once: its encoder is on the prefill GPUs and its decoder on the others. Raises InputError as
     ``rra_layout`` does, or if a pipeline has no GPU.
     """
@@ -219,7 +220,7 @@ def waa_layout(layers: int, gpus: int, prefill_gpus: int, tp: int = 1, tp_groups
 
 
 def splits(gpus: int, tp: int, tp_groups: int) -> Ints:
-    """Return in ascending order the numbers of prefill GPUs under WAA that leave room for all groups, perhaps none."""
+    """Return, ascending, the numbers of prefill GPUs under WAA that leave room for all groups. There may be none."""
     prefill = np.arange(1, gpus)
     return np.asarray(prefill[prefill // tp + (gpus - prefill) // tp >= tp_groups])
 

@@ -1,11 +1,12 @@
-"""Sequential test of whether live lengths still follow the planned distributions; it may be checked at any time.
+"""Sequential test of whether live lengths still follow the planned distributions. Its result is valid at any time.
 
 Every prompt and every output has a rank among the planned lengths. While the lengths do not change, ranks are uniform.
-``Evidence`` bets against that; an alarm is raised once the mean of both sides' evidence reaches ``1 /
-false_positive_rate``. By Ville's inequality, lengths that never change raise an alarm at any time with a probability of
-at most ``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. If the
-planned lengths are counts of requests, ranks are among these and all tested requests, so that the test accounts for
-their sampling error. After an alarm the test restarts on the following requests, with the same false-positive rate.
+``Evidence`` bets against uniform ranks. Once the mean evidence of the tested sides (prompts, outputs) reaches ``1 /
+false_positive_rate``, the change is significant, and the test raises an alarm when ``min_requests`` requests follow the
+change. By Ville's inequality, lengths that never change ever raise an alarm with a probability of at most
+``false_positive_rate``, for any distributions, any dependence of outputs on prompts, and any duration. If the planned
+lengths are counts of requests, ranks are among these and all tested requests, so that the test accounts for their
+sampling error. After an alarm the test restarts on the following requests, with the same false-positive rate.
 """
 
 from __future__ import annotations
@@ -25,59 +26,59 @@ from lengthwise.schema.workload import Floats, Ints
 
 SIDES = ("prompts", "outputs")
 BLOCK = 16
-"""Requests from one start of bets to the next."""
+"""Ranks between two starts of new bets."""
 CELLS = 256
 """A bet is constant on each 1 / CELLS of [0, 1], equal to its mean there, so that it integrates to 1 exactly."""
 SHIFTS = (-0.8, -0.4, -0.2, 0.2, 0.4, 0.8)
 """Shifts of the normal scores of ranks, in standard deviations."""
 SPREADS = (0.75, 0.87, 1.15, 1.35)
-"""Factors on the standard deviation of the normal scores."""
+"""Factors on the standard deviation of the normal scores of ranks."""
 CUBIC_WEIGHTS = (-0.5, -0.25, 0.25, 0.5)
 """Weights of the third Legendre polynomial in the density of ranks."""
 BETS = len(SHIFTS) + len(SPREADS) + len(CUBIC_WEIGHTS)
 LOG_SLACK = 2.0
-"""Of the starts within this log likelihood ratio of the best one, the latest is chosen: it mixes in no old lengths."""
+"""The estimated start of a change is the latest whose log likelihood ratio is at most this far below the best."""
 BUCKET = 256
-"""Lengths per bucket of counts, so that a rank need not sum over all of them."""
-RETAINED = 1 << 14
+"""Lengths per bucket of counts. Sums per bucket make ranks cheap."""
+RETAINED = 1 << 14  # latest requests that a test stores
 _MAX_STAKE = 1e290
 
 
 class Evidence:
     """Evidence that ranks are not uniform, for several parallel streams of ranks.
 
-    It is the wealth of a bettor who starts with one unit and bets against uniform ranks (a test martingale). The bet
-    factors of the latest ``retained`` ranks locate the start of a change; ``seen`` counts all ranks.
+    It is the wealth of a bettor that starts with one unit and bets against uniform ranks (a test martingale). The bet
+    factors of the latest ``retained`` ranks locate the start of a change. ``count`` is the number of all ranks.
     """
 
     def __init__(self, streams: tuple[int, ...] = (), retained: int = 0) -> None:
-        self.seen = 0
+        self.count = 0
         self._stakes = np.zeros((*streams, BETS))
         self._factors: deque[Floats] = deque(maxlen=retained)
 
     def add(self, ranks: npt.ArrayLike) -> None:
         """Add one rank, from 0 to 1, to each stream."""
         factor = bet_factors()[np.minimum((np.asarray(ranks) * CELLS).astype(np.int64), CELLS - 1)]
-        if self.seen % BLOCK == 0:
-            self._stakes += _reserve(self.seen // BLOCK) - _reserve(self.seen // BLOCK + 1)
+        if self.count % BLOCK == 0:
+            self._stakes += _reserve(self.count // BLOCK) - _reserve(self.count // BLOCK + 1)
         self._stakes = np.minimum(self._stakes * factor, _MAX_STAKE)
         self._factors.append(factor)
-        self.seen += 1
+        self.count += 1
 
     @property
     def amount(self) -> Floats:
-        """Return the wealth of each stream. The expected wealth is 1 while nothing changes."""
-        return np.asarray(self._stakes.mean(axis=-1) + _reserve(-(-self.seen // BLOCK)))
+        """Return the wealth of each stream. The expected wealth is 1 while ranks are uniform."""
+        return np.asarray(self._stakes.mean(axis=-1) + _reserve(-(-self.count // BLOCK)))
 
     def change_length(self, stream: int) -> int:
-        """Return how many of a stream's latest ranks follow the change: the fewest with almost all the evidence."""
+        """Return the number of a stream's ranks since the change: the fewest with almost all the evidence."""
         logs = np.log(np.array([factors[stream] for factors in reversed(self._factors)]))
         best = np.cumsum(logs, axis=0).max(axis=1)
         return int(np.argmax(best >= best.max() - LOG_SLACK)) + 1
 
 
 def _reserve(blocks: int) -> float:
-    """Return the share of the wealth that is not yet bet after some blocks. It falls as 1 / log(blocks + e)."""
+    """Return the part of the initial unit that is not yet bet after so many blocks. It falls as 1 / log(blocks + e)."""
     return 1.0 / math.log(blocks + math.e)
 
 
@@ -86,7 +87,7 @@ def bet_factors() -> Floats:
     """Return [CELLS, BETS] the factor by which each bet's wealth grows if a rank is in a cell of [0, 1]."""
     edges, normal = np.arange(CELLS + 1) / CELLS, NormalDist()
 
-    def normal_cdf(shift: float, spread: float) -> Floats:  # for ranks whose normal scores are shift + spread z
+    def normal_cdf(shift: float, spread: float) -> Floats:  # of ranks whose normal scores are shift + spread z
         inner = [normal.cdf((normal.inv_cdf(float(edge)) - shift) / spread) for edge in edges[1:-1]]
         return np.array([0.0, *inner, 1.0])
 
@@ -108,7 +109,7 @@ class KnownRanks:
         self._pmf = pmf
         self._below = np.concatenate([[0.0], np.cumsum(pmf)])
 
-    def of(self, tokens: int, draw: float) -> float:
+    def rank_of(self, tokens: int, draw: float) -> float:
         """Return the rank of a length (0 to 1, and 1 beyond the longest). ``draw``, uniform on [0, 1), breaks ties."""
         if tokens >= len(self._pmf):
             return 1.0
@@ -130,8 +131,8 @@ class EmpiricalRanks:
         self._totals = self._counts.sum(axis=1)
         self._seen = float(self._totals.sum())
 
-    def of(self, tokens: int, draw: float) -> float:
-        """Return the rank of a length, from 0 to 1, and count the length."""
+    def rank_of(self, tokens: int, draw: float) -> float:
+        """Return the rank of a length, from 0 to 1, and count the length. ``draw``, uniform on [0, 1), breaks ties."""
         bucket, column = divmod(tokens, BUCKET)
         if bucket >= len(self._totals):
             more = bucket + 1 - len(self._totals)
@@ -150,10 +151,10 @@ class Monitor:
 
     Attributes:
         false_positive_rate: Largest probability that lengths that never change raise an alarm.
-        min_requests: Requests since the change for which an alarm waits, as a sample of the new lengths.
-        every: One request in this many is tested. The guarantee holds for exchangeable requests: if neighbours are
-            similar, such as turns of a conversation, test few enough that tested requests are not similar.
-        seed: Seed of the tie-breaks, and of which counted requests ``every`` retains.
+        min_requests: Requests that must follow the change before an alarm, as a sample of the new lengths.
+        every: The test uses one request in this many. The false-positive rate holds for exchangeable requests: if
+            neighbours are similar, such as turns of a conversation, test so few that tested requests are not similar.
+        seed: Seed of the draws that break ties, and of the choice of counted requests if ``every`` is above 1.
         sides: "prompts", "outputs" or both. Leave out a side whose lengths are only estimated.
     """
 
@@ -178,10 +179,10 @@ class Monitor:
 class Alarm:
     """A detected change of lengths.
 
-    It was detected at ``at_s``, at request number ``request`` (from 1, over all observed ones). The changed lengths
-    began at ``started_s`` with request number ``started``. ``evidence`` is the wealth of each side. ``sides`` are the
-    changed sides, at least the one with most evidence; ``watched`` are the tested ones. ``prompt_tokens`` and
-    ``output_tokens`` are the lengths since the change, oldest first, at most the latest ``RETAINED``.
+    The test detected it at ``at_s``, at request number ``request`` (from 1, over all observed requests). The changed
+    lengths began at ``started_s`` with request number ``started``. ``evidence`` is the wealth of each side. ``sides``
+    are the changed sides, at least the side with the most evidence. ``watched`` are the tested sides. ``prompt_tokens``
+    and ``output_tokens`` are the lengths since the change, oldest first, at most the latest ``RETAINED``.
     """
 
     request: int
@@ -198,9 +199,9 @@ class Alarm:
 class Watcher:
     """Tests requests one after another. Equal requests and seeds give equal alarms.
 
-    Observe requests in the order of arrival: those that complete early are the short ones. Exclude outputs that were
-    cut off (censored), because they do not show their length. ``requests`` is the number of requests over which the
-    planned lengths were counted, or None if the distributions are known.
+    Observe requests in the order of arrival, not of completion, because short requests complete early. Exclude censored
+    outputs, because they do not show their length. ``requests`` is the number of requests over which the planned
+    lengths were counted, or None if the distributions are exact.
     """
 
     def __init__(self, task: TaskLengths, requests: int | None = None, monitor: Monitor = Monitor()) -> None:
@@ -219,7 +220,7 @@ class Watcher:
         self._last_s, self.observed, self.alarms = -math.inf, 0, 0
 
     def _subsample(self, pmf: Floats, requests: int) -> Floats:
-        """Return [longest + 1] counts of a random one in ``every`` of the counted requests.
+        """Return [longest + 1] the counts of a random sample of one in ``every`` of the counted requests.
 
         Scaled counts do not suffice: ranks among fractions of requests are not uniform.
         """
@@ -232,11 +233,11 @@ class Watcher:
 
     @property
     def evidence(self) -> float:
-        """Return the mean wealth of the sides since the test started. ``1 / false_positive_rate`` raises an alarm."""
+        """Return the mean wealth of the sides since the test started: significant at 1 / false_positive_rate."""
         return float(self._evidence.amount.mean())
 
     def observe(self, prompt_tokens: int, output_tokens: int, at_s: float) -> Alarm | None:
-        """Observe one completed request. Return an alarm if the evidence for a change is now significant, or None.
+        """Observe one completed request. Return an alarm if a change is significant and old enough, otherwise None.
 
         ``at_s`` is a monotonic time. Raises InputError if a length is not a positive integer, or time goes back.
         """
@@ -251,7 +252,7 @@ class Watcher:
         if self.observed % self.monitor.every == 0:
             draws = self._rng.random(len(self._sides)).tolist()
             tested = zip(self.ranks, self._sides, draws, strict=True)
-            self._evidence.add([ranks.of(pair[side], draw) for ranks, side, draw in tested])
+            self._evidence.add([ranks.rank_of(pair[side], draw) for ranks, side, draw in tested])
             self._significant = self._significant or self.evidence >= 1 / self.monitor.false_positive_rate
         return self._alarm() if self._significant else None
 

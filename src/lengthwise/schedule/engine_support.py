@@ -1,8 +1,8 @@
-"""Schedules that today's engines support, and the best of them as a substitute for one that they do not support.
+"""Schedules that today's engines support, and the best substitute for a schedule that they do not support.
 
 All stages of an engine have one tensor-parallel degree, so groups next to single GPUs (partial TP) are not supported.
-Under disaggregation (WAA) vLLM transfers the cache from one prefill stage to one decode stage. Several such pairs run
-side by side, each with weights of its own.
+Under disaggregation (WAA) vLLM transfers the KV cache from one prefill stage to one decode stage. Several such pairs
+run in parallel, each with its own weights.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class EngineShape:
 class Runnable:
     """A schedule that engines support.
 
-    ``row`` has the estimates of one of ``pipelines`` equal pipelines, each with weights of its own. ``prefill`` is the
-    engine that prefills (RRA: the only engine). ``decode`` is the engine that decodes, or None if it is the same. A
-    schedule that is not ``exact`` replaces the chosen one; ``cause`` says why engines do not support that one.
+    ``row`` has the estimates of one of ``pipelines`` equal pipelines, each with its own weights. ``prefill`` is the
+    engine that prefills (RRA: the only engine). ``decode`` is the engine that decodes, or None if it is the same.
+    Unless ``exact``, it is a substitute, and ``cause`` says why engines do not support the chosen schedule.
     """
 
     row: ScheduleRow
@@ -55,7 +55,8 @@ class Runnable:
 def runnable(planner: Planner, chosen: ScheduleRow, bound_s: float) -> Runnable:
     """Return the chosen schedule if engines support it. Otherwise return the best supported one under the bound.
 
-    The result has RRA, if the planner has it, or the chosen strategy. Raises ScheduleError if none meets the bound.
+    A substitute uses RRA (if the planner searches it) or the chosen strategy, whichever has more throughput. Raises
+    ScheduleError if no supported schedule meets the bound.
     """
     gpus = planner.estimator.setting.cluster.gpus
     if chosen.strategy == Strategy.RRA:
@@ -106,7 +107,7 @@ def _uniform_phases(planner: Planner, bound_s: float) -> Iterator[Runnable]:
 
 
 def _pairs(planner: Planner, strategy: Strategy, bound_s: float) -> Iterator[Runnable]:
-    """Yield the best pair of a prefill and a decode stage for each pair of sizes. Copies of the pair use all GPUs.
+    """Yield the best pair of a prefill and a decode stage for each pair of sizes whose copies use all GPUs.
 
     Both stages have the same size, or one is a single GPU, because a schedule has only one degree for its groups.
     """

@@ -45,7 +45,7 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.schema.workload import Floats, Ints
 
 MODEL_ERROR = 0.01
-"""Relative error of the latency estimate against the engine if there are several micro-batches."""
+"""Relative error of RRA's latency estimate with several micro-batches, which ``latency_high_s`` adds."""
 _RRA = CODES.index(Strategy.RRA)
 _ENCODER_BATCHES = 2
 """Batches whose encoder output is on a prefill GPU: one that is computed and one that is transferred."""
@@ -69,24 +69,24 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """Estimates of schedules, one row each. Infeasible schedules have no throughput and infinite latency.
+    """Estimates of schedules, one row each. An infeasible schedule has a throughput of 0 and infinite latency.
 
-    The level is the quantile ``Assumptions.level`` of the work.
+    "At the level" means: with the work of every batch at its quantile ``Assumptions.level``.
 
     Attributes:
         throughput_rps: Completed requests per second.
-        unconstrained_rps: The same if memory were unlimited; 0 if there is no layout.
-        latency_s: From the start of a micro-batch's prefill to the last token of a request with
-            ``Setting.bound_tokens``. The wait for the prefill, at most one ``cycle_s``, is not included.
-        latency_high_s: The same if the work of prefills and decode batches is at the level.
+        unconstrained_rps: Completed requests per second if memory were unlimited; 0 if there is no layout.
+        latency_s: Expected time from the start of a micro-batch's prefill to the last token of a request with
+            ``Setting.bound_tokens`` output tokens, without the wait for the prefill (at most one ``cycle_s``).
+        latency_high_s: The same time at the level.
         cycle_s: RRA: a round of prefill and N_D decode iterations; WAA: from one prefill to the next.
         prefill_s: Pass of a batch (RRA: of all its micro-batches) through the prefill stages.
         decode_s: Decode iteration, averaged over a phase.
         decode_batch: B_D: sequences at the start of a phase; WAA: in an iteration.
         prefill_range: Share by which a batch's prefill takes longer at the level than on average.
-        decode_range: The same for a decode iteration.
-        memory_share: Memory needs of the fullest GPU at the level, over its usable memory.
-        micro_batches: Number of micro-batches (B_m) that the schedule has.
+        decode_range: Share by which a decode iteration takes longer at the level than on average.
+        memory_share: Memory needs of the fullest GPU at the level, divided by its usable memory.
+        micro_batches: Number of micro-batches (B_m).
         prefill_gpus: GPUs that prefill; RRA: all.
         reason: ``Reason`` codes.
     """
@@ -112,7 +112,7 @@ class Estimates:
         return np.asarray(self.reason == Reason.FITS)
 
     def constrained_latency_s(self, *, worst_case: bool) -> Floats:
-        """Return [n] the latencies that a bound limits: ``latency_high_s`` for the worst case, or ``latency_s``."""
+        """Return [n] the latencies that a bound limits: ``latency_high_s`` if ``worst_case``, else ``latency_s``."""
         return self.latency_high_s if worst_case else self.latency_s
 
 
@@ -140,12 +140,12 @@ class _Rows:
 
 
 def resident_batches(model: ModelSpec, stages: int) -> int:
-    """Return how many batches have their cache on each GPU of a prefill pipeline.
+    """Return the number of batches that have KV cache on each GPU of a prefill pipeline.
 
-    These are the batches in flight and one whose cache is transferred. Two batches per stage are in flight, one that
+    These are the batches in flight, and one whose cache is transferred. Two batches per stage are in flight: one that
     computes and one that waits. With a single stage only one batch is in flight. As in engines, a prompt reserves its
-    blocks on all stages from admission until its transfer is complete. An encoder-decoder stores only the encoder's
-    output while it prefills.
+    blocks on all stages from its admission until its transfer is complete. The prefill GPUs of an encoder-decoder store
+    only the encoder's output.
     """
     if model.encoder_layers:
         return _ENCODER_BATCHES
@@ -153,7 +153,7 @@ def resident_batches(model: ModelSpec, stages: int) -> int:
 
 
 def choose_prefill_gpus(setting: Setting, controls: ControlColumns, rows: Ints) -> Ints:
-    """Return for each row how many GPUs prefill under WAA, or 0 if no split of the GPUs has room for the groups."""
+    """Return the number of GPUs that prefill in each of the WAA ``rows``, or 0 if no split has room for the groups."""
     chosen = np.zeros(len(rows), dtype=np.int64)
     gpus, layers = setting.cluster.gpus, setting.model.layers
     load = setting.phase(1, renewal=True)
@@ -164,7 +164,7 @@ def choose_prefill_gpus(setting: Setting, controls: ControlColumns, rows: Ints) 
         new = controls.prefill_batch[rows[at]].astype(np.float64)
         parts = _decode_parts(setting, new, controls.micro_batches[rows[at]])
         if strategy == CODES.index(Strategy.WAA_C):
-            # Seconds on one GPU with all layers of a prefill, and of a decode iteration of B_E E[n] sequences.
+            # Seconds of a prefill, and of a decode iteration of B_E E[n] sequences, on one GPU that has all layers.
             packed = setting.packed(1 if 1 in setting.tables else tp)
             projected, stage = projected_share(setting.model), (layers, 1, 1)
             prefill_s = visits_s(packed, new, 0.0, stage, prefill=True, share=1.0 - projected)
@@ -192,7 +192,7 @@ def _decode_parts(setting: Setting, new: Floats, requested: Ints) -> Ints:
 def _even_bytes(
     setting: Setting, allowed: Ints, tp: int, groups: int, new: Floats, parts: Ints
 ) -> tuple[Floats, Floats]:
-    """Return [allowed, n] bytes of a prefill GPU and of a decode GPU, if the layers were divided exactly evenly."""
+    """Return [allowed, n] bytes on a prefill GPU and on a decode GPU, as if the layers were divided exactly evenly."""
     gpus, layers = setting.cluster.gpus, setting.model.layers
     # Groups for which the decode GPUs have no room are in the prefill pipeline and reduce its number of stages.
     stages = allowed - (groups - np.minimum(groups, (gpus - allowed) // tp)) * (tp - 1)
@@ -219,9 +219,9 @@ def _waa_kv_high(setting: Setting, new: Floats, batch: Floats) -> Floats:
 
 
 class Estimator:
-    """Estimates schedules of one task on one cluster. Values that schedules share are computed once.
+    """Estimates schedules of one task on one cluster. The estimator computes values that schedules share only once.
 
-    ``tables`` are the cost tables of every tensor-parallel degree that a stage has. Raises InputError if the task's
+    ``tables`` has the cost tables of every tensor-parallel degree that a stage has. Raises InputError if the task's
     longest request exceeds the model's context.
     """
 
@@ -236,15 +236,15 @@ class Estimator:
         self.setting = Setting(task, cluster, model, tables, assumptions)
 
     def replace(self, **changes: Any) -> Estimator:
-        """Return an estimator with some arguments replaced."""
+        """Return an estimator with some of the constructor's arguments replaced."""
         names = ("task", "cluster", "model", "tables", "assumptions")
         return Estimator(**{name: getattr(self.setting, name) for name in names} | changes)
 
     def estimate(self, controls: ControlColumns | Sequence[Controls], prefill_gpus: Ints | None = None) -> Estimates:
         """Return a row of estimates for each schedule.
 
-        ``prefill_gpus`` [n] are the numbers of GPUs that prefill in deployed WAA schedules. If None, the strategy
-        chooses.
+        ``prefill_gpus`` [n] fixes the number of GPUs that prefill under WAA, for deployed schedules. If None, the
+        strategy chooses the number.
 
         Raises:
             InputError: N_D exceeds the longest output, WAA has only one GPU, groups exceed the GPUs, or a degree has no
@@ -254,11 +254,11 @@ class Estimator:
         return self._fill(given, prefill_gpus, timed=True).estimates()
 
     def reasons(self, controls: ControlColumns, prefill_gpus: Ints | None = None) -> Ints:
-        """Return [n] ``Reason`` codes, at a lower cost than ``estimate``. Raises the same errors as ``estimate``."""
+        """Return [n] ``Reason`` codes, faster than ``estimate``, with its errors. RRA needs no cost tables here."""
         return self._fill(controls, prefill_gpus, timed=False).reason
 
     def _fill(self, given: ControlColumns, prefill_gpus: Ints | None, *, timed: bool) -> _Rows:
-        """Return all columns. Seconds of RRA are filled only if ``timed``, because no memory need depends on them."""
+        """Return all columns. Unless ``timed``, RRA's seconds stay NaN, because no memory need depends on them."""
         gpus, rra = self.setting.cluster.gpus, given.strategy == _RRA
         for steps in (given.decode_steps.min(initial=1), given.decode_steps.max(initial=1)):
             require_steps(self.setting.task, int(steps))
@@ -323,7 +323,7 @@ class Estimator:
             )  # fmt: skip
             out[:, 2] += out[:, 1] * np.where(parts > 1, MODEL_ERROR, 0.0)
             rows.seconds[at] = out
-        # Memory is that of a phase's iteration with the largest cache, and of the larger of prefill and decode visit.
+        # The memory must hold the largest cache in a phase, and the larger visit of prefill and decode.
         largest = np.array([int(np.argmax(setting.phase(int(n)).kv_tokens)) for n in distinct], dtype=np.int64)
         load = loads[offset + largest[inverse]]
         kv_high = new * load[:, 1] + setting.z * np.sqrt(new * load[:, 3])

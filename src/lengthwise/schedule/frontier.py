@@ -1,8 +1,9 @@
 """Throughput against the latency bound: the frontier of each strategy, their breakpoints, and static batches.
 
-The search covers some latency bounds between the minimum latency and that of the highest throughput, all with the same
-estimates. The frontier is optimal at these bounds and underestimates the throughput between them. A long frontier is
-thinned so that the largest relative loss of throughput at any bound is minimal, and zero at the searched bounds.
+The search covers some latency bounds, from the minimum latency to the latency of the highest throughput, and reuses
+estimates. The frontier is optimal at these bounds (within the gap of the search) and underestimates the throughput
+between them. A long frontier is thinned so that the largest relative loss of throughput at any bound is minimal, and
+zero at the searched bounds.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from lengthwise.schema.workload import Floats
 Fronts = tuple[tuple[str, tuple[FrontPoint, ...]], ...]
 
 BOUNDS = 14
-"""Bounds searched per strategy, in addition to those near its minimum latency."""
+"""Bounds searched per strategy, in addition to the bounds near its minimum latency."""
 NEAR_MINIMUM = (1.0, 1.02, 1.05, 1.1)
-"""Multiples of the minimum latency that are also searched, because throughput rises most there."""
+"""Multiples of the minimum latency that are also bounds of searches, because throughput rises most there."""
 MAX_POINTS = 100
 """Largest number of points of a thinned frontier, unless more bounds were searched."""
 OVERTAKE = 1.1
-"""A kind of schedule takes over only if the previous kind has less even at a bound looser by this factor."""
+"""A kind of schedule replaces the previous kind only if that has less throughput even at a bound times this factor."""
 MULTIPLE, MAX_STATIC_BATCH = 4, 4096
 """Sizes of static batches: all below MULTIPLE, then its multiples up to MAX_STATIC_BATCH."""
 
@@ -56,19 +57,19 @@ class _Evaluated(NamedTuple):
 def frontiers(planner: Planner, bounds: int = BOUNDS) -> Fronts:
     """Return the frontier of each feasible strategy, from the minimum latency to the highest throughput.
 
-    Each strategy is searched at ``bounds`` latency bounds, one of which is infinite, and at some near its minimum
-    latency.
+    The planner searches each strategy at ``bounds`` latency bounds, one of which is infinite, and at some bounds near
+    its minimum latency.
     """
     return evaluated_fronts(planner, explore(planner, bounds))
 
 
 def explore(planner: Planner, bounds: int = BOUNDS) -> dict[Strategy, list[float]]:
-    """Search each strategy at several latency bounds, and return these bounds. The planner stores the estimates."""
+    """Search each strategy at several latency bounds, and return the finite ones. The planner stores the estimates."""
     searched_s = {}
     for strategy in dict.fromkeys(space.strategy for space in planner.spaces):
         spaces = _spaces(planner, strategy)
         searched_s[strategy] = _search_between(planner, spaces, bounds)
-        for space in spaces:  # Between two bounds the search skips points: try the best ones with other batch sizes.
+        for space in spaces:  # Between two bounds searches skip points: try the best points with other batch sizes.
             points, latency_s, rps = space.evaluated_points()
             best, batches = points[_best_so_far(latency_s, rps)], space.variables[0].values
             nearby = [best]
@@ -85,7 +86,7 @@ def _spaces(planner: Planner, strategy: Strategy) -> list[SearchSpace]:
 
 
 def _search_between(planner: Planner, spaces: Sequence[SearchSpace], bounds: int) -> list[float]:
-    """Search ``bounds`` latency bounds and return them. Each one divides the steepest or widest gap that is left."""
+    """Search bounds near the minimum latency and ``bounds`` - 1 that divide the widest gaps. Return them in seconds."""
     ends = [one.best for one in planner.search(math.inf, spaces) if one.result.best]
     if not ends:
         return []
@@ -119,7 +120,7 @@ def best_evaluated_rps(planner: Planner, bound_s: float) -> float:
 
 
 def evaluated_fronts(planner: Planner, at_s: Mapping[Strategy, Sequence[float]]) -> Fronts:
-    """Return each strategy's thinned frontier of all evaluated schedules. It is exact at the bounds ``at_s``."""
+    """Return each strategy's frontier of all evaluated schedules. Thinning loses nothing at the bounds ``at_s``."""
     fronts = []
     for strategy, exact_s in at_s.items():
         spaces = _spaces(planner, strategy)
@@ -132,7 +133,7 @@ def evaluated_fronts(planner: Planner, at_s: Mapping[Strategy, Sequence[float]])
 
 
 def non_dominated(spaces: Sequence[SearchSpace]) -> list[FrontPoint]:
-    """Return the evaluated schedules that no other beats in both latency and throughput, ordered by latency."""
+    """Return the evaluated schedules with more throughput than all of lower latency, ordered by latency."""
     return _front_points(spaces, _undominated(spaces))
 
 
@@ -169,7 +170,7 @@ def _front_points(spaces: Sequence[SearchSpace], found: Sequence[_Evaluated]) ->
 
 
 def thinned(latency_s: Floats, rps: Floats, exact_s: Sequence[float]) -> list[int]:
-    """Return the indices of about ``MAX_POINTS`` points that represent a frontier, ascending.
+    """Return ascending indices of at most ``MAX_POINTS`` points (more for many ``exact_s``) that represent a frontier.
 
     They minimize the largest relative loss of throughput at any bound. At the bounds ``exact_s`` there is no loss.
     """
@@ -186,7 +187,7 @@ def thinned(latency_s: Floats, rps: Floats, exact_s: Sequence[float]) -> list[in
 
 
 def growth_steps(rps: Floats, factor: float, required: Iterable[int]) -> list[int]:
-    """Return the required indices and, between them, the indices at which throughput has grown by ``factor`` again."""
+    """Return the required indices and, between them, each index before throughput grows by another ``factor``."""
     found, stops = [0], sorted(required)
     while found[-1] < stops[-1]:
         after = int(np.searchsorted(rps, factor * rps[found[-1]], side="right"))
@@ -195,11 +196,11 @@ def growth_steps(rps: Floats, factor: float, required: Iterable[int]) -> list[in
 
 
 def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
-    """Return the latency bounds from which on another kind of schedule is the best.
+    """Return the latency bounds at which the best kind of schedule changes.
 
-    A kind is a strategy at a tensor-parallel degree. It takes over only if the previous kind has less throughput even
-    at a bound that is looser by ``OVERTAKE``. Kinds that overtake each other at every step of the batch size count as
-    equal.
+    A kind is a strategy at a tensor-parallel degree. It replaces the previous kind only if the previous kind has less
+    throughput even at a bound that is ``OVERTAKE`` times as large. Otherwise two kinds that alternate as the batch
+    grows would give a breakpoint at each step.
     """
     points = sorted(
         (p for _, front in fronts for p in front), key=lambda p: (p.constrained_latency_s, -p.row.throughput_rps)
@@ -226,20 +227,20 @@ def breakpoints(fronts: Fronts) -> tuple[Kink, ...]:
 class StaticBatches:
     """Static batches that fit in memory, one schedule for each batch size.
 
-    Latencies are from the prefill to the last token. In ``rows`` they are of outputs of maximum length, and in
-    ``quantile_latency_s`` of outputs at the quantile for which latency bounds hold.
+    Latencies are from the start of the prefill to the last token. Those in ``rows`` are of outputs of maximum length,
+    those in ``quantile_latency_s`` of outputs at the quantile ``Assumptions.level``.
     """
 
     rows: tuple[ScheduleRow, ...]
     quantile_latency_s: tuple[float, ...] = ()
 
     def best(self, bound_s: float) -> ScheduleRow | None:
-        """Return the batch of the highest throughput that meets a bound, or None if no batch meets it."""
+        """Return the batch with the highest throughput that meets a bound, or None if no batch meets it."""
         good = (row for row in self.rows if row.latency_s <= bound_s)
         return max(good, key=lambda row: row.throughput_rps, default=None)
 
     def front(self, at_s: float = math.inf) -> tuple[FrontPoint, ...]:
-        """Return the thinned frontier, ordered by latency. At the bound ``at_s`` it is exact."""
+        """Return the thinned frontier, ordered by latency. At the bound ``at_s`` thinning loses nothing."""
         rps = np.array([row.throughput_rps for row in self.rows])
         before = np.maximum.accumulate(np.concatenate([[0.0], rps]))[:-1]
         best = [self.rows[i] for i in np.flatnonzero(rps > before)]
@@ -247,7 +248,7 @@ class StaticBatches:
         return tuple(FrontPoint(best[i].latency_s, best[i]) for i in thinned(latency_s, rps[rps > before], [at_s]))
 
     def bounds_s(self, quantiles: tuple[float, ...] = (0.1, 0.3, 0.7)) -> tuple[float, ...]:
-        """Return quantiles of ``quantile_latency_s`` over sizes that are multiples of four (ExeGPT, section 7.1)."""
+        """Return quantiles of ``quantile_latency_s`` over multiples of four as batch sizes (ExeGPT, section 7.1)."""
         pairs = zip(self.rows, self.quantile_latency_s, strict=True)
         latency_s = [seconds for row, seconds in pairs if row.prefill_batch % MULTIPLE == 0]
         return tuple(np.quantile(latency_s, quantiles).tolist()) if latency_s else ()
@@ -303,7 +304,7 @@ def static_batches(estimator: Estimator) -> StaticBatches:
 
 
 def _widest_layout(setting: Setting) -> tuple[int, Layout]:
-    """Return the largest degree that divides the cluster and fits in a node, and its layout (empty if none exists)."""
+    """Return the largest degree that divides the cluster and fits in a node, and its layout (empty if none)."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     for tp in sorted(setting.tables, reverse=True):
         if tp <= node and gpus % tp == 0:

@@ -1,9 +1,9 @@
-"""What a schedule achieves under other lengths or other costs than planned (ExeGPT, section 7.6).
+"""Performance of a schedule under other lengths or other costs than planned (ExeGPT, section 7.6).
 
-``drift`` evaluates the chosen schedule for outputs whose mean, spread or skewness changes. The bound limits the latency
-at the quantile of these outputs (the paper's SLA (a)), or at the fixed length ``Assumptions.output_tokens`` (b). A row
-also has the best schedule for these outputs, and ``margin``: by how much the bound must be tightened at planning so
-that the schedule still meets the original bound under these outputs.
+``drift`` evaluates the chosen schedule for outputs whose mean, standard deviation or skewness changes. The bound limits
+the latency at the quantile of these outputs (the paper's SLA (a)), or at the fixed length ``Assumptions.output_tokens``
+(b). A row also has the best schedule for these outputs, and ``margin``: the share by which planning must tighten the
+bound so that its schedule still meets the original bound under these outputs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MOVES = (
     *(("sd", change) for change in (-0.30, -0.15, 0.15, 0.30)),
     *(("skewness", change) for change in (-0.4, -0.2, 0.2, 0.4)),
 )
-"""Relative changes of mean and standard deviation, absolute ones of skewness, as in the paper's Figure 11."""
+"""Relative changes of mean and standard deviation, absolute changes of skewness, as in the paper's Figure 11."""
 MARGINS = (0.02, 0.04, 0.06, 0.08, 0.10, 0.13, 0.16, 0.20, 0.25, 0.30, 0.35, 0.40, 0.45, 0.50)
-"""Shares by which a bound is tightened, one after another, until one suffices."""
+"""Shares by which a bound is tightened, in the order in which they are tried."""
 RESAMPLES, MIN_RESAMPLES, SAMPLING_LEVEL = 200, 50, 0.95
 """Bootstrap draws, their minimum for very large samples, and the level of their interval."""
 _MAX_DRAWN_REQUESTS = 20_000_000
@@ -48,43 +48,44 @@ def drift(planner: Planner, choice: Choice, moves: Sequence[tuple[str, float]] =
     max_tokens = setting.model.max_model_len - setting.task.max_prompt_tokens
     tightened = lru_cache(maxsize=len(MARGINS))(lambda margin: planner.best_row(bound_s * (1 - margin)))
     rows = []
-    for what, change in moves:
-        if what != "mean" and moments(setting.task.output_pmf)[1] == 0:
+    for moment, change in moves:
+        if moment != "mean" and moments(setting.task.output_pmf)[1] == 0:
             continue
-        task = TaskLengths(setting.task.prompt_pmf, moved(setting.task.output_pmf, what, change, max_tokens))
+        output_pmf = shift_moment(setting.task.output_pmf, moment, change, max_tokens)
+        task = TaskLengths(setting.task.prompt_pmf, output_pmf)
         estimator = planner.estimator.replace(task=task)
         deployed, latency_s = evaluate_deployed(estimator, choice.row, worst_case=planner.worst_case)
         replanned = planner.with_estimator(estimator).best_row(bound_s)
         satisfied = math.isfinite(latency_s) and latency_s <= bound_s
         row = DriftRow(
-            what,
+            moment,
             change,
             *moments(task.output_pmf),
             retained=deployed if math.isfinite(latency_s) else None,
             retained_latency_s=latency_s,
             is_satisfied=satisfied,
             replanned=replanned,
-            margin=0.0 if satisfied else first_margin(planner, estimator, bound_s, tightened),
+            margin=0.0 if satisfied else min_margin(planner, estimator, bound_s, tightened),
             reload=replanned is not None and needs_loading(choice.row, replanned),
         )
         rows.append(row)
     return tuple(rows)
 
 
-def moved(pmf: Floats, what: str, change: float, max_tokens: int) -> Floats:
-    """Return a distribution whose mean, sd or skewness (``what``) differs, with the same other two moments.
+def shift_moment(pmf: Floats, moment: str, change: float, max_tokens: int) -> Floats:
+    """Return a distribution with another "mean", "sd" or "skewness" (``moment``) and the same other two moments.
 
     A mean or sd is multiplied by ``1 + change``, and ``change`` is added to a skewness. The moments are approximate,
-    because lengths are rounded to whole tokens from 1 to ``max_tokens``. Raises InputError for another ``what``.
+    because lengths are rounded to whole tokens from 1 to ``max_tokens``. Raises InputError for another ``moment``.
     """
     tokens = np.arange(len(pmf), dtype=np.float64)
     mean, sd, skewness = moments(pmf)
-    if what == "mean":
+    if moment == "mean":
         return as_pmf(tokens + mean * change, pmf, max_tokens)
-    if what == "sd":
+    if moment == "sd":
         return as_pmf(mean + (tokens - mean) * (1 + change), pmf, max_tokens)
-    if what != "skewness":
-        raise InputError(f"mean, sd or skewness may move, not {what!r}")
+    if moment != "skewness":
+        raise InputError(f"moment must be mean, sd or skewness; it is {moment!r}")
     # Bisect for the c with which the standard scores z + c (z^2 - 1) have the desired skewness, or the nearest.
     z, low, high = (tokens - mean) / sd, -0.5, 0.5
     for _ in range(_BISECTIONS):
@@ -120,9 +121,10 @@ def as_pmf(tokens: Floats, pmf: Floats, max_tokens: int) -> Floats:
 
 
 def evaluate_deployed(estimator: Estimator, row: ScheduleRow, *, worst_case: bool) -> tuple[ScheduleRow, float]:
-    """Return a deployed schedule as estimated by ``estimator``, and the latency to which a bound applies.
+    """Return a deployed schedule with the estimates of ``estimator``, and the latency that a bound limits.
 
-    The split of the GPUs stays as in ``row``, even if the strategy would now choose another.
+    The GPUs stay split as in ``row``, even if the strategy would now choose another split. N_D is at most the longest
+    output.
     """
     steps = min(row.decode_steps, estimator.setting.task.max_output_tokens)
     controls = replace(controls_of(row), decode_steps=steps)
@@ -130,12 +132,12 @@ def evaluate_deployed(estimator: Estimator, row: ScheduleRow, *, worst_case: boo
     return row_of(controls, got), float(got.constrained_latency_s(worst_case=worst_case)[0])
 
 
-def first_margin(
+def min_margin(
     planner: Planner, estimator: Estimator, bound_s: float, tightened: Callable[[float], ScheduleRow | None]
 ) -> float:
     """Return the smallest margin whose schedule meets the bound under an estimator's task, or NaN if none does.
 
-    ``tightened`` returns the schedule that the planner chooses at a margin.
+    ``tightened`` returns the schedule that the planner chooses at a margin. An infinite bound also gives NaN.
     """
     for margin in MARGINS if math.isfinite(bound_s) else ():
         row = tightened(margin)
@@ -155,8 +157,8 @@ def needs_loading(row: ScheduleRow, other: ScheduleRow) -> bool:
 class Sample:
     """Requests from which a task's lengths were estimated.
 
-    ``prompt_tokens`` are [n] and ``output_tokens`` [m]. One may be None if its distribution is known. If they are
-    ``paired``, values at the same index belong to the same request.
+    ``prompt_tokens`` are [n] and ``output_tokens`` [m]. One may be None if its distribution is known. If ``paired``,
+    values at the same index belong to the same request, so that both must be given and equally long.
     """
 
     prompt_tokens: Ints | None
@@ -200,7 +202,7 @@ def spread_over_resamples(
     draws: int = RESAMPLES,
     seed: int = 0,
 ) -> Spread:
-    """Return the interval of a deployed schedule's estimates over up to ``draws`` bootstrap samples of the lengths."""
+    """Return the 95 % interval of a deployed schedule's estimates over up to ``draws`` bootstrap samples."""
     task, rng = estimator.setting.task, np.random.default_rng(seed)
     draws = min(draws, max(MIN_RESAMPLES, _MAX_DRAWN_REQUESTS // sample.requests))
     others = (estimator.replace(task=sample.resampled(task, rng)) for _ in range(draws))
@@ -217,7 +219,7 @@ def spread_over_costs(
     worst_case: bool = True,
     level: float = 0.9,
 ) -> Spread:
-    """Return the interval of a deployed schedule's estimates over one or more sets of ``perturbed`` cost tables."""
+    """Return the ``level`` interval of a deployed schedule's estimates over ``perturbed`` tables, ``row`` included."""
     if not perturbed:
         raise InputError("an interval of the costs needs perturbed tables; there are none")
     others = (estimator.replace(tables=tables) for tables in perturbed)
@@ -228,7 +230,7 @@ def spread_over_costs(
 
 
 def with_bands(estimator: Estimator, fronts: Fronts, perturbed: Sequence[TablesByDegree], level: float = 0.9) -> Fronts:
-    """Return the frontiers with the interval of each schedule's throughput over ``perturbed`` cost tables."""
+    """Return the frontiers with the interval of each schedule's throughput over sets of ``perturbed`` cost tables."""
     if not perturbed:
         return fronts
     others = [estimator.replace(tables=tables) for tables in perturbed]

@@ -1,4 +1,4 @@
-"""Length distributions of a task, and what follows from them for batches and for phases of decode iterations."""
+"""Length distributions of a task, the prefill batches that it forms, and the loads of its decode phases."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lengthwise.workload import Joint, Marginal, draw, preset
 
 MAX_TOKENS = 2**20
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Batch sizes at which dynamic adjustment is sampled; interpolated in between, constant beyond."""
+"""Batch sizes at which adjusted batches are sampled; values between them are interpolated, beyond them constant."""
 
 _BISECTIONS = 54
 _NEGLIGIBLE = 1e-12
 TAIL_LEVEL = 0.9999
-"""An unbounded distribution ends at this quantile: the few longer requests count as that long."""
+"""An unbounded distribution ends at this quantile: longer requests count as this long."""
 _SUM_TOLERANCE = 1e-6
 _STREAMS, _BATCHES, _WARM_UP_BATCHES = 400, 30, 3
 
@@ -31,7 +31,7 @@ class TaskLengths:
     """Distributions of the lengths of a task's requests. Prompts and outputs are independent, as in ExeGPT's simulator.
 
     ``prompt_pmf`` and ``output_pmf`` [longest + 1] are the probabilities of 0, 1, 2, ... tokens. The probability of 0
-    tokens is 0. ``name`` is a label in tables and reports.
+    tokens is 0. ``name`` is a label in tables and reports. Raises InputError if they are not such probabilities.
     """
 
     prompt_pmf: Floats
@@ -51,7 +51,7 @@ class TaskLengths:
 
     @classmethod
     def from_marginals(cls, prompt: Marginal, output: Marginal, name: str = "") -> TaskLengths:
-        """Return the distributions of two marginals, rounded to whole tokens.
+        """Return the distributions of two marginals, rounded to whole tokens (1 or more).
 
         Raises InputError if a tail is longer than ``MAX_TOKENS``. In this case give the marginal a maximum.
         """
@@ -72,7 +72,7 @@ class TaskLengths:
 
     @classmethod
     def from_preset(cls, name: str, samples: int = 1 << 17, seed: int = 0) -> TaskLengths:
-        """Return a named workload's lengths, exact for two marginals and otherwise counted over ``samples`` draws."""
+        """Return a preset's lengths: exact if prompts and outputs are separate, else counted over ``samples`` draws."""
         named = preset(name)
         if isinstance(named.lengths, Joint):
             return cls.from_marginals(named.lengths.prompt, named.lengths.output, named.name)
@@ -124,9 +124,9 @@ class TaskLengths:
         return _quantile(self.output_pmf, level)
 
     def decode_survival(self, prefill_output_tokens: int = 1) -> Floats:
-        """Return [longest - prefill_output_tokens] the shares of requests that need a 1st, 2nd, ... decode iteration.
+        """Return the shares of requests that need a 1st, 2nd, ... decode iteration [longest - prefill_output_tokens].
 
-        The first ``prefill_output_tokens`` tokens of each output need no iteration, because the prefill produces them.
+        The prefill produces the first ``prefill_output_tokens`` tokens of each output, so they need no iteration.
         """
         at_least = np.cumsum(self.output_pmf[::-1])[::-1]
         return np.asarray(np.minimum(at_least[1 + prefill_output_tokens :], 1.0))
@@ -136,8 +136,8 @@ class TaskLengths:
         if self.max_request_tokens > model.max_model_len:
             raise InputError(
                 f"the longest prompt and output ({self.max_prompt_tokens} + {self.max_output_tokens} tokens) must be "
-                f"within the {model.max_model_len} of {model.name}; give the lengths a lower maximum, such as "
-                "workload.max_output_tokens"
+                f"within the context of {model.name} ({model.max_model_len} tokens); lower the maximum length, "
+                "for example with workload.max_output_tokens"
             )
 
 
@@ -187,15 +187,16 @@ def _quantile(pmf: Floats, level: float) -> int:
 class AdjustedBatches:
     """Prefill batches under ExeGPT's dynamic adjustment, for each target batch size in ``SIZES``.
 
-    ``prompts`` are the mean prompts of a batch divided by the target size. ``ranges`` are the quantiles of a batch's
-    tokens at the level, divided by their mean, less 1.
+    Dynamic adjustment varies the number of prompts in a batch so that the batch's tokens stay within a threshold of
+    their target, where the prompts' lengths allow it. ``prompts`` are the mean prompts of a batch divided by the target
+    size. ``ranges`` are a quantile of a batch's tokens divided by their mean, less 1.
     """
 
     prompts: Floats
     ranges: Floats
 
     def size_factor(self, seqs: Floats) -> Floats:
-        """Return [n] the mean prompts of a batch over its target size ``seqs``."""
+        """Return [n] the mean prompts of a batch divided by its target size ``seqs``."""
         return np.asarray(np.interp(seqs, SIZES, self.prompts))
 
     def relative_range(self, seqs: Floats) -> Floats:
@@ -208,7 +209,7 @@ UNADJUSTED = AdjustedBatches(np.ones(len(SIZES)), np.full(len(SIZES), np.inf))
 
 
 def adjusted_batches(task: TaskLengths, threshold: float, level: float) -> AdjustedBatches:
-    """Return a task's prefill batches as adjusted by a threshold. The batches are sampled with fixed seeds."""
+    """Return a task's batches, sampled with fixed seeds. ``level`` is the quantile of ``AdjustedBatches.ranges``."""
     if task.prompt_variance == 0:
         return UNADJUSTED
     return _sampled_batches(task.prompt_pmf.tobytes(), threshold, level)
@@ -265,7 +266,7 @@ class PhaseLoads:
 def phase_loads(task: TaskLengths, steps: int, prefill_output_tokens: int = 1, *, paper: bool = False) -> PhaseLoads:
     """Return the steady-state loads of phases with ``steps`` decode iterations (N_D, at most the longest output).
 
-    With ``paper`` requests complete by ExeGPT's formula. The variances always follow renewal theory.
+    If ``paper``, completions follow ``paper_completions``. Everything else, and the variances, follow renewal theory.
     """
     require_steps(task, steps)
     alive, age = _by_iteration(task, steps, prefill_output_tokens)
@@ -302,7 +303,7 @@ def paper_completions(task: TaskLengths, steps: int, prefill_output_tokens: int 
 
 
 def phase_position(steps: int, iterations: int) -> tuple[int, int]:
-    """Return in which phase, and in which iteration of this phase, a request completes. Both are counted from 1."""
+    """Return the phase and its iteration, both from 1, in which a request completes, or (1, 0) without iterations."""
     phases = max(1, -(-iterations // steps))
     return phases, iterations - (phases - 1) * steps
 

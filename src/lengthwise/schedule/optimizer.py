@@ -1,4 +1,4 @@
-"""The best point under a latency bound, by branch and bound over monotone variables (ExeGPT, Algorithm 1).
+"""Branch and bound for the point with the highest throughput under a latency bound (ExeGPT, Algorithm 1).
 
 A step up in a variable raises throughput T and latency L, or leaves them equal. A block is all points between corners a
 and b.
@@ -36,6 +36,7 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Floats, Ints
 
 Place = tuple[int, ...]
+"""A point: the values of its variables, or (in this module's private classes) the indices of these values."""
 Key = tuple[float, float, Place]
 
 CHUNK = 65_536
@@ -46,8 +47,8 @@ _NO_POINT: Key = (math.inf, math.inf, ())
 class Variable:
     """An integer variable with distinct values.
 
-    If the variable is ``rising``, each later value raises throughput and latency. If not, each later value lowers both.
-    If ``rising`` is None, the direction is unknown: all values are searched separately, which costs more.
+    If ``rising``, each later value raises throughput and latency. If not, each later value lowers both. If ``rising``
+    is None, the direction is unknown: the search treats every value separately, which costs more.
     """
 
     name: str
@@ -66,8 +67,8 @@ class Variable:
 class Perf:
     """Performance of points, one row each. The latency of an infeasible point is infinite.
 
-    The throughput of an infeasible point is the one that it would have if it were feasible, which saves the search many
-    points. If unknown, it is 0 or NaN.
+    The throughput of an infeasible point is the one that it would have if it were feasible, which lets the search skip
+    many points. If unknown, it is 0 or NaN.
     """
 
     latency_s: Floats
@@ -91,9 +92,9 @@ class _Box:
         self.size = math.prod(self.shape)
 
     def blocks(self) -> Iterator[tuple[Place, Place]]:
-        """Yield the (lowest, highest) corners of the blocks in which all remaining controls are monotone.
+        """Yield the (lowest, highest) corners of the blocks in which all variables that vary are monotone.
 
-        There is one block for each combination of values of the controls whose direction is unknown.
+        There is one block for each combination of values of the variables whose direction is unknown.
         """
         ranges = [range(n) if unknown else (0,) for n, unknown in zip(self.shape, self._unknown, strict=True)]
         for lowest in itertools.product(*ranges):
@@ -140,17 +141,17 @@ class EvaluatedPoint:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The feasible point of the highest throughput that a search found under the bound.
+    """The feasible point with the highest throughput that a search found under the bound.
 
     Attributes:
-        best: None if no point meets the bound. Of points of equal throughput it is the one of minimum latency, then the
-            lowest.
-        fastest: The evaluated point of minimum latency, even beyond the bound. Its latency is infinite if none is
-            feasible.
-        evaluated: Number of evaluated points, each of which was evaluated once.
+        best: None if no point meets the bound with more throughput than ``known_rps``. Of points of equal throughput,
+            the one of minimum latency, then the lowest.
+        fastest: The evaluated point of minimum latency, even if it exceeds the bound. Its latency is infinite if no
+            evaluated point is feasible.
+        evaluated: Number of evaluated points. No point is evaluated twice.
         total: Number of all points.
-        gap: If the tolerances hold, no point has more than (1 + ``gap``) times the throughput of ``best``. Infinite if
-            nothing is known.
+        gap: If the tolerances hold, no point that meets the bound has more than (1 + ``gap``) times the throughput of
+            ``best`` or, if larger, ``known_rps``. Infinite if the search found neither.
     """
 
     best: EvaluatedPoint | None
@@ -165,7 +166,7 @@ class Tolerances:
     """Assumed deviations from monotonicity: by which share a lower point's value may exceed a higher point's.
 
     ``gap`` is the share of throughput that the search may miss. If None, it equals ``throughput``, at no cost. If 0,
-    the search evaluates all points within the tolerance of the best.
+    the search evaluates all points that may be within the tolerance of the best.
     """
 
     throughput: float = 0.02
@@ -199,10 +200,11 @@ def branch_and_bound(
 
     Args:
         bound_s: Latency bound. Any feasible point meets an infinite bound.
-        known_rps: Throughput that is available elsewhere. Points with no more are not searched for, and the gap refers
-            to the better of both.
-        batch_size: Blocks that each round splits. A larger value means fewer, larger calls and some wasted evaluations.
-        max_points: Evaluations after which the search ends with the remaining gap.
+        known_rps: Throughput of a point that another search found. The search ignores points with no more, and the gap
+            refers to the larger of ``known_rps`` and the result.
+        batch_size: Blocks that each round splits. A larger value means fewer, larger calls of ``perf`` and some
+            unnecessary evaluations.
+        max_points: Evaluations after which the search ends with the gap that remains.
     """
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
@@ -305,7 +307,7 @@ class _Search:
 
 
 def exhaustive(perf: Performance, variables: Sequence[Variable], bound_s: float, *, chunk: int = CHUNK) -> SearchResult:
-    """Return the result of ``branch_and_bound`` by evaluating all points, ``chunk`` at a time to limit the memory."""
+    """Evaluate all points, ``chunk`` at a time to limit the memory, and return the exact result (``gap`` 0)."""
     if not bound_s > 0:
         raise InputError(f"the latency bound must be above 0 s; it is {bound_s}")
     if chunk < 1:
@@ -330,9 +332,9 @@ def _min_key(first: Floats, second: Floats, places: Ints) -> Key:
 
 
 def evaluate_grid(perf: Performance, variables: Sequence[Variable], chunk: int = CHUNK) -> Perf:
-    """Return the performance of all points, with one axis per variable.
+    """Return the performance of all points as arrays with one axis per variable.
 
-    Along each axis throughput and latency are expected to rise. The throughput of an infeasible point is NaN.
+    If ``rising`` is False, the axis has the values in reverse order. The throughput of an infeasible point is NaN.
     """
     box = _Box(perf, variables)
     latency_s, throughput_rps = np.empty(box.size), np.empty(box.size)

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +32,13 @@ from lengthwise.schema.schedule import (
 )
 from lengthwise.schema.workload import Floats
 
-Kind = Literal["prefill", "decode"]
 Progress = Callable[[int, int], None]
-"""Callback with the number of simulated configurations, and their total, or 0 if that is unknown."""
+"""Callback that receives the number of simulated configurations and their total (0 if the total is unknown)."""
 
 MIN_GAIN = 0.02
-"""Parts with a smaller relative gain in throughput are not reported, as a search may miss as much."""
+"""A division into parts with a smaller relative gain in throughput is not reported: a search may miss as much."""
 WARM_UP_ROUNDS = 3
-"""Number of rounds that a timeline omits, because they start with an empty pipeline."""
+"""Rounds that a timeline omits, because they start with an empty pipeline."""
 MAX_BARS = 2500
 
 
@@ -51,16 +49,19 @@ def other_systems(
     simulated = itertools.count(1)
     found = []
     for system in dict.fromkeys(systems):
-        of = curve(planner.estimator, system, seed=seed, report=lambda: progress(next(simulated), 0))
-        at, front = of.best_at(bound_s, worst_case=planner.worst_case), of.front(worst_case=planner.worst_case)
-        low_rps, high_rps = (math.nan, math.nan) if at is None else of.intervals_rps[at]
-        best = None if at is None else of.rows[at]
-        found.append(OtherSystem(system, best, low_rps, high_rps, len(of.rows), front))
+        results = curve(planner.estimator, system, seed=seed, report=lambda: progress(next(simulated), 0))
+        at, front = (
+            results.best_at(bound_s, worst_case=planner.worst_case),
+            results.front(worst_case=planner.worst_case),
+        )
+        low_rps, high_rps = (math.nan, math.nan) if at is None else results.intervals_rps[at]
+        best = None if at is None else results.rows[at]
+        found.append(OtherSystem(system, best, low_rps, high_rps, len(results.rows), front))
     return tuple(found)
 
 
 def best_parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0.0) -> ScheduleParts | None:
-    """Return the best division of the GPUs into equal parts under a bound. All parts have the same schedule.
+    """Return the best division of the GPUs into equal, independent parts with the same schedule, under a bound.
 
     The result is None if no division serves noticeably more than ``above_rps``, the throughput of all GPUs together.
     """
@@ -80,30 +81,20 @@ def best_parts(planner: Planner, bound_s: float = math.inf, above_rps: float = 0
 
 
 def part_sizes(gpus: int, node_gpus: int) -> list[int]:
-    """Return possible sizes of a part in GPUs: divisors of a node, or multiples of a node that divide all GPUs."""
+    """Return possible sizes of a part in GPUs: divisors of a node, and multiples of a node that divide all GPUs."""
     within = [size for size in range(1, node_gpus + 1) if node_gpus % size == 0]
     nodes = [size for size in range(2 * node_gpus, gpus, node_gpus) if gpus % size == 0]
     return [size for size in within + nodes if size < gpus]
-
-
-@dataclass(frozen=True)
-class Visit:
-    """The time that one micro-batch spends on one stage."""
-
-    stage: int
-    start_s: float
-    end_s: float
-    kind: Kind
-    micro_batch: int
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
     """Stages and times of one schedule. Both are empty if no layout is possible.
 
-    ``prefill_s`` [prefill stages] are the seconds of a prefill visit (on RRA's timeline they differ by micro-batch).
+    ``prefill_s`` [prefill stages] are the mean seconds of a prefill visit (RRA's timeline varies them by micro-batch).
     ``decode_s`` [N_D, decode stages] are the seconds of a decode visit at each iteration. ``timeline`` has the visits
-    of a part of the steady state, from 0 s on. Its stages are in the order of the layout, prefill before decode.
+    of a part of the steady state, which starts at 0 s. Its stages are numbered in the order of the layout, under WAA
+    the prefill stages before the decode stages.
     """
 
     controls: Controls
@@ -111,11 +102,11 @@ class Explanation:
     layout: Layout
     prefill_s: Floats
     decode_s: Floats
-    timeline: tuple[Visit, ...]
+    timeline: tuple[TimelineBar, ...]
 
 
 def explain(estimator: Estimator, controls: Controls, rounds: int = 2) -> Explanation:
-    """Return one schedule in detail, with a timeline of ``rounds`` prefills. Raises the errors of ``estimate``."""
+    """Return one schedule in detail, with a timeline of ``rounds`` prefills. Raises as ``Estimator.estimate``."""
     estimates = estimator.estimate([controls])
     if estimates.reason[0] in (Reason.GROUPS, Reason.LAYERS):
         return Explanation(controls, estimates, Layout(()), np.zeros(0), np.zeros((0, 0)), ())
@@ -157,8 +148,8 @@ def _explain_waa(setting: Setting, controls: Controls, estimates: Estimates, rou
     pace_s = cycle_s if setting.assumptions.lockstep else iteration_s
     end_s, prefill_stages = rounds * cycle_s, len(prefill_s)
     turns = int(end_s / pace_s) + 2 if pace_s > 0 else 0
-    prefills = pipelined_visits(prefill_s, cycle_s, 1, rounds + prefill_stages, "prefill")
-    decodes = pipelined_visits(decode_s[0], pace_s, parts, turns, "decode")
+    prefills = pipelined_visits(prefill_s, cycle_s, 1, rounds + prefill_stages, is_prefill=True)
+    decodes = pipelined_visits(decode_s[0], pace_s, parts, turns, is_prefill=False)
     both = prefills + [replace(visit, stage=visit.stage + prefill_stages) for visit in decodes]
     timeline = tuple(visit for visit in both if visit.start_s < end_s)
     return Explanation(controls, estimates, layout, prefill_s, decode_s, timeline)
@@ -184,11 +175,11 @@ def _phase_s(setting: Setting, stages: tuple[Stage, ...], steps: int, new: float
 
 def round_visits(
     prefill_s: npt.ArrayLike, decode_s: npt.ArrayLike, micro_batches: int, rounds: int, scale: npt.ArrayLike = ()
-) -> list[Visit]:
+) -> list[TimelineBar]:
     """Return every visit of ``rounds`` rounds of RRA that start with an empty pipeline.
 
     A micro-batch enters a stage once it has left the stage before and the stage is free. It starts its next iteration
-    once it has left the last stage. Stages serve iterations in order, and within each the micro-batches in order.
+    once it has left the last stage. Stages serve the iterations in order, and the micro-batches of each in order.
 
     Args:
         prefill_s: [stages] seconds of a prefill visit.
@@ -202,39 +193,42 @@ def round_visits(
     scales = np.asarray(scale, dtype=np.float64)
     scales = scales if len(scales) else np.ones(micro_batches)
     free_s, ready_s = [0.0] * len(prefill), [0.0] * micro_batches
-    visits: list[Visit] = []
+    visits: list[TimelineBar] = []
     for _ in range(rounds):
         for job in range(len(scales)):
-            visits += _pass_stages(prefill * scales[job], free_s, ready_s, job, "prefill")
+            visits += _pass_stages(prefill * scales[job], free_s, ready_s, job, is_prefill=True)
         for visit_s in decodes:
             for job in range(micro_batches):
-                visits += _pass_stages(visit_s, free_s, ready_s, job, "decode")
+                visits += _pass_stages(visit_s, free_s, ready_s, job, is_prefill=False)
     return visits
 
 
 def pipelined_visits(
-    visit_s: npt.ArrayLike, period_s: float, micro_batches: int, turns: int, kind: Kind
-) -> list[Visit]:
-    """Return the visits of ``turns`` passes of every micro-batch. A pass starts every ``period_s`` seconds (WAA).
+    visit_s: npt.ArrayLike, period_s: float, micro_batches: int, turns: int, *, is_prefill: bool
+) -> list[TimelineBar]:
+    """Return WAA's visits in ``turns`` passes of every micro-batch through the stages [stages] of ``visit_s`` seconds.
 
-    A prefill waits only until a stage is free. A decode also waits until its micro-batch's previous pass has ended.
+    Every ``period_s`` seconds all micro-batches start a pass. A prefill waits only until a stage is free. A decode also
+    waits until its micro-batch's previous pass has ended.
     """
     seconds = np.asarray(visit_s, dtype=np.float64)
     free_s, ready_s = [0.0] * len(seconds), [0.0] * micro_batches
-    visits: list[Visit] = []
+    visits: list[TimelineBar] = []
     for turn in range(turns):
         for job in range(micro_batches):
-            ready_s[job] = max(ready_s[job] if kind == "decode" else 0.0, turn * period_s)
-            visits += _pass_stages(seconds, free_s, ready_s, job, kind)
+            ready_s[job] = max(0.0 if is_prefill else ready_s[job], turn * period_s)
+            visits += _pass_stages(seconds, free_s, ready_s, job, is_prefill=is_prefill)
     return visits
 
 
-def _pass_stages(seconds: Floats, free_s: list[float], ready_s: list[float], job: int, kind: Kind) -> list[Visit]:
+def _pass_stages(
+    seconds: Floats, free_s: list[float], ready_s: list[float], job: int, *, is_prefill: bool
+) -> list[TimelineBar]:
     visits = []
     for stage, visit_s in enumerate(seconds.tolist()):
         start_s = max(ready_s[job], free_s[stage])
         free_s[stage] = ready_s[job] = start_s + visit_s
-        visits.append(Visit(stage, start_s, start_s + visit_s, kind, job))
+        visits.append(TimelineBar(stage, start_s, start_s + visit_s, is_prefill, job))
     return visits
 
 
@@ -253,8 +247,8 @@ def build_plan(
 
     Args:
         metadata: Fixed parameters by name, for display.
-        exhaustive: Whether every schedule is evaluated for the choice.
-        baselines: Names of other systems for comparison (``SYSTEMS``), which take longer than everything else.
+        exhaustive: Whether the choice evaluates every schedule.
+        baselines: Other systems to compare with, from ``SYSTEMS``. Their simulation takes most of the time.
         seed: Seed of the baselines' lengths.
         progress: Called with (configurations simulated so far, 0).
 
@@ -275,7 +269,7 @@ def build_plan(
     setting = planner.estimator.setting
     searched_s = explore(planner)
     if best_evaluated_rps(planner, bound_s) > choice.row.throughput_rps * (1 + TIE):
-        # The frontier found something better; the search for the choice then includes all that was estimated.
+        # The frontier's searches found a better schedule; a second search for the choice reuses their estimates.
         better = planner.best(bound_s, separately=True)
         evaluated = sum(space.evaluated for space in planner.spaces)
         seconds = choice.search.seconds + better.search.seconds
@@ -299,8 +293,7 @@ def build_plan(
         drift=drift(planner, choice),
         redeploy=redeployment(setting.model, setting.cluster, Strategy(choice.row.strategy)),
         timeline=Timeline(
-            tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)),
-            tuple(TimelineBar(v.stage, v.start_s, v.end_s, v.kind == "prefill", v.micro_batch) for v in visits),
+            tuple(f"{place}: {_stage_label(stage)}" for place, stage in enumerate(stages, 1)), tuple(visits)
         ),
         others=other_systems(planner, bound_s, baselines, seed, progress),
         threshold=setting.assumptions.threshold,

@@ -1,10 +1,11 @@
-"""The schedule of the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
+"""The schedule with the highest throughput under a latency bound (ExeGPT, sections 5 and 7).
 
-Each strategy is searched at each tensor-parallel degree, and the result of one search bounds the next one. Throughput
-is not quite monotone if there are few decode iterations between prefills, so a local search improves the result for RRA
-(``refine``). The bound holds for an output at the quantile ``Assumptions.level``, or of ``output_tokens``. It applies
-to the latency if the batches' work is at the same quantile (99 % by default), as in the paper ("We do consider this
-variance when determining control variables", section 7.9), or to the expected latency (``worst_case=False``).
+The planner searches each strategy at each tensor-parallel degree; the best throughput of one search prunes the next. As
+RRA's throughput is not quite monotone with few decode iterations between prefills, a local search (``refine``) follows.
+
+The bound limits the latency of a request with ``Setting.bound_tokens`` output tokens. By default it limits the latency
+at which the work of all batches is at the quantile ``Assumptions.level`` (99 %), as in the paper ("We do consider this
+variance when determining control variables", section 7.9). With ``worst_case=False`` it limits the expected latency.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from lengthwise.schema.workload import Ints
 
 ALL = tuple(Strategy)
 SHORT_PHASE = 8
-"""Every phase length up to this one is tried; longer ones grow by the factor ``RATIO``."""
+"""Every phase length up to this one is tried; longer ones at steps of the factor ``RATIO``."""
 RATIO = 1.5
 TIE = 1e-9
-"""Relative difference below which throughputs are equal; the lower latency then decides."""
+"""Relative difference up to which two throughputs count as equal; the lower latency then decides."""
 _MAX_CLIMBS = 8
 _GB = 1e9
 
@@ -62,9 +63,9 @@ class SpaceResult:
 
 
 def refine(results: Sequence[SpaceResult], bound_s: float) -> list[SpaceResult]:
-    """Return the search results, improved by local search, because estimates are not quite monotone.
+    """Return the search results, improved by a local search from the best point of each space.
 
-    The evaluations of the local search are added to those of the results.
+    ``evaluated`` of each result then includes the local search.
     """
     before = [one.space.evaluated for one in results]
     if not any(one.result.best for one in results):
@@ -91,7 +92,7 @@ def _refine_fastest(one: SpaceResult, bound_s: float) -> SpaceResult:
 
 
 def _climb(one: SpaceResult, bound_s: float) -> EvaluatedPoint | None:
-    """Return the end point of a local search that starts at the best point evaluated so far in a space."""
+    """Return the end of a local search from a space's best point, or None if no point meets the bound."""
     space, best = one.space, one.result.best
     seen = space.best_evaluated(bound_s) if best or space.strategy is Strategy.RRA else None
     if seen is not None:
@@ -119,7 +120,7 @@ def _point(points: Ints, got: Perf, at: int) -> EvaluatedPoint:
 
 
 def _ridge(space: SearchSpace, point: Place, bound_s: float) -> Ints:
-    """Return [n, variables] the largest RRA batch that meets a bound, for some phase lengths and numbers of groups."""
+    """Return [n, variables] RRA points: the largest batch that meets a bound, for some phase lengths and groups."""
     steps = phase_lengths(point[1], space.variables[1].values[-1])
     groups = np.unique([point[2], space.variables[2].values[0], space.variables[2].values[-1]])
     grid = np.array([(step, group) for group in groups for step in steps], dtype=np.int64)
@@ -136,7 +137,7 @@ def phase_lengths(steps: int, longest: int) -> Ints:
 
 
 def max_batches(space: SearchSpace, grid: Ints, bound_s: float) -> Ints:
-    """Return [n] the largest batch that meets a bound for each (iterations, groups) of the grid, or 0 if none does."""
+    """Return [n] for each (N_D, groups) in ``grid`` [n, 2] the largest RRA batch that meets a bound, or 0."""
     low = np.zeros(len(grid), dtype=np.int64)
     high = np.full(len(grid), space.variables[0].values[-1] + 1, dtype=np.int64)
     while (wide := high - low > 1).any():
@@ -159,11 +160,11 @@ class Choice:
 
 
 class Planner:
-    """Chooses among all schedules of a task on a cluster. Estimates are stored, so that later bounds reuse them.
+    """Chooses among all schedules of a task on a cluster. It stores estimates, so that later bounds reuse them.
 
-    A bound limits ``latency_high_s`` if ``worst_case`` and ``latency_s`` otherwise. ``tolerances`` are assumed
-    deviations from monotonicity. Raises InputError if there are no strategies or degrees, or if only WAA is given for
-    one GPU.
+    A bound limits ``latency_high_s`` if ``worst_case`` and ``latency_s`` otherwise. ``degrees`` are the tensor-parallel
+    degrees to try. ``tolerances`` are assumed deviations from monotonicity. Raises InputError if there are no
+    strategies or degrees, or if only WAA is given for one GPU.
     """
 
     def __init__(
@@ -197,8 +198,8 @@ class Planner:
     def best(self, bound_s: float = math.inf, *, separately: bool = False, exhaustive: bool = False) -> Choice:
         """Return the best schedule that meets a bound, to within ``ScheduleSearch.gap``.
 
-        If ``separately``, every search space is searched to its end at a higher cost, so that the best schedule of each
-        is known. If ``exhaustive``, every schedule is evaluated.
+        If ``separately``, no search space prunes another one: the search finds the best schedule of each, at a higher
+        cost. If ``exhaustive``, it evaluates every schedule.
 
         Raises:
             InputError: The bound is not above 0.
@@ -255,8 +256,8 @@ class Planner:
     ) -> list[SpaceResult]:
         """Return the search results of all non-empty spaces.
 
-        The search looks only for schedules with more throughput than ``known_rps``, which is available elsewhere, and,
-        unless ``separately``, more than the schedules of the spaces before.
+        The search looks only for schedules with more throughput than ``known_rps`` and than the best schedule of the
+        spaces before. If ``separately``, it ignores both.
         """
         results: list[SpaceResult] = []
         for space in (space for space in spaces if space.variables):
@@ -271,7 +272,7 @@ class Planner:
 def _search(
     space: SearchSpace, bound_s: float, known_rps: float, tolerances: Tolerances, *, evaluate_all: bool
 ) -> SearchResult:
-    """Search a space. Points beyond the end of a run are no schedules, so they do not count as evaluated."""
+    """Search a space. Points beyond the end of a WAA run are not schedules, so they do not count as evaluated."""
     if evaluate_all:
         found = exhaustive(space.perf_uncached, space.variables, bound_s)
         return replace(found, evaluated=space.size, total=space.size)
@@ -296,10 +297,10 @@ def best_schedule(
     assumptions: Assumptions = Assumptions(),
     strategies: Sequence[Strategy] = ALL,
 ) -> Choice:
-    """Return the choice of ``Planner.best`` for a task on a cluster. By default ``tables`` are the roofline model's.
+    """Return the choice of ``Planner.best`` for a task on a cluster.
 
-    Raises the errors of ``Planner.best``, and InputError if the task exceeds the model's context, or only WAA is given
-    for one GPU.
+    ``tables`` are cost tables by tensor-parallel degree, by default those of the roofline model. Raises the errors of
+    ``Planner.best``, and InputError if the task exceeds the model's context, or only WAA is given for one GPU.
     """
     tables = tables or cluster_tables(model, cluster, tensor_degrees(model, cluster))
     estimator = Estimator(task, cluster, model, tables, assumptions)
@@ -307,7 +308,7 @@ def best_schedule(
 
 
 def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:
-    """Return the powers of two that divide the number of heads and fit in a node and in the cluster."""
+    """Return the powers of two that divide the number of attention heads and fit in a node and in the cluster."""
     largest = min(cluster.gpus, cluster.node.gpus)
     powers = (2**i for i in range(largest.bit_length()))
     return tuple(tp for tp in powers if tp <= largest and model.attention.heads % tp == 0)
@@ -319,7 +320,7 @@ def min_evaluated_s(spaces: Iterable[SearchSpace]) -> float:
 
 
 def rounded_up(seconds: float) -> str:
-    """Format a number with three significant digits, rounded up."""
+    """Format a number above 0 with three significant digits, rounded up."""
     digits = 2 - math.floor(math.log10(seconds))
     return f"{math.ceil(seconds * 10**digits) / 10**digits:.{max(digits, 0)}f}"
 
@@ -329,10 +330,10 @@ def _reason_for_less(one: SpaceResult, best: ScheduleRow | None, chosen: Schedul
     if min_s > bound_s:
         return f"its least latency is {min_s:.3g} s"
     if best is None:
-        return "what meets the bound has no more than the choice"
+        return "its schedules within the bound have no more throughput than the choice"
     if best.throughput_rps >= chosen.throughput_rps * (1 - TIE):
-        return "as much, at a higher latency"
-    return f"{100 * (1 - best.throughput_rps / chosen.throughput_rps):.1f} % less"
+        return "equal throughput, at a higher latency"
+    return f"{100 * (1 - best.throughput_rps / chosen.throughput_rps):.1f} % less throughput"
 
 
 def _unmet_bound(planner: Planner, results: Sequence[SpaceResult], bound_s: float) -> ScheduleError:

@@ -17,7 +17,7 @@ from lengthwise.schema.workload import Floats, Ints
 
 MAX_BATCH = 2**14
 EVERY_PHASE, PHASE_STEP = 1024, 0.02
-"""Longer phases than this many decode iterations are searched in steps of this share."""
+"""All phases up to this many decode iterations are searched; longer ones in relative steps of ``PHASE_STEP``."""
 MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 REASONS = {
     Reason.WEIGHTS: "its weights do not fit the GPUs",
@@ -28,20 +28,20 @@ REASONS = {
 
 
 class SearchSpace:
-    """The schedules of a strategy at a tensor-parallel degree. Each schedule is estimated at most once.
+    """The schedules of a strategy at a tensor-parallel degree. ``perf`` estimates each schedule at most once.
 
-    RRA has the variables (B_E, N_D, groups). A larger batch raises throughput and latency, more decode iterations
-    between prefills lower both. Nothing is assumed about groups.
+    RRA has the variables (B_E, N_D, groups). A larger batch raises throughput and latency; more decode iterations
+    between prefills lower both. The direction of groups is unknown.
 
     WAA has the variables (B_E, run). A larger batch may move GPUs between prefill and decode, which breaks
-    monotonicity. Therefore batches are divided into runs with the same split, micro-batches and groups. Within a run a
-    larger batch raises throughput and latency. Nothing is assumed about runs. Points beyond the end of a run are
-    infeasible; at these the search sees the throughput of the run's last batch.
+    monotonicity. Therefore the batches are divided into runs with the same split, micro-batches and groups. Within a
+    run a larger batch raises throughput and latency. The direction of runs is unknown. Points beyond the end of a run
+    are infeasible and have the throughput of the run's last batch.
 
     ``groups`` are the numbers of groups of ``tp`` GPUs to try. If None, they are 1 to as many as fit, or 0 if ``tp`` is
     1 (every GPU is a stage of its own). ``prefill_gpus`` is the number of GPUs that prefill under WAA. If None, the
-    strategy chooses it. If no schedule is feasible, ``variables`` is empty and ``infeasible_reason`` says why.
-    ``evaluated`` of ``size`` schedules have been estimated so far.
+    strategy chooses it. ``max_num_seqs`` limits prefill and decode batches. If no schedule is feasible, ``variables``
+    is empty and ``infeasible_reason`` has the reason. ``evaluated`` of ``size`` schedules have been estimated so far.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SearchSpace:
         self._prefill_gpus, self._max_num_seqs = prefill_gpus, max_num_seqs
         self._known: dict[Place, tuple[float, float]] = {}
         self.runs = np.zeros((0, 4), dtype=np.int64)
-        """[runs, 4] first batch, number of batches, micro-batches and groups of each run of WAA."""
+        """[runs, 4] first batch, number of batches, micro-batches and groups of each WAA run."""
         self.infeasible_reason, self.size, self.evaluated = "", 0, 0
         self.variables: tuple[Variable, ...] = ()
         found = self._possible_groups(groups)
@@ -82,7 +82,7 @@ class SearchSpace:
             self.size = int(self.runs[:, 1].sum())
 
     def perf(self, points: Ints) -> Perf:
-        """Return the performance of points. Points that were estimated before are not estimated again."""
+        """Return the performance of points, and store it, so that later calls do not estimate these points again."""
         keys: list[Place] = list(map(tuple, points.tolist()))
         new = [key for key in dict.fromkeys(keys) if key not in self._known]
         if new:
@@ -96,14 +96,14 @@ class SearchSpace:
         return Perf(known[:, 0], known[:, 1])
 
     def perf_uncached(self, points: Ints) -> Perf:
-        """Return the performance of points without storing it. Points that exceed the memory count as if they fit."""
+        """Return the performance of points without storing it. Throughput is that without a memory limit."""
         got = self.estimates(points)
         latency_s = got.constrained_latency_s(worst_case=self._worst_case)
         runs = self.within(points) & (got.decode_batch <= self._max_num_seqs)
         return Perf(np.where(runs, latency_s, np.inf), got.unconstrained_rps)
 
     def within(self, points: Ints) -> npt.NDArray[np.bool_]:
-        """Return [n] whether points are schedules. Points beyond the end of a WAA run are no schedules."""
+        """Return [n] whether points are schedules. Points beyond the end of a WAA run are not."""
         if self.strategy is Strategy.RRA:
             return np.ones(len(points), dtype=np.bool_)
         return np.asarray(points[:, 0] < self.runs[points[:, 1], 1])
@@ -129,22 +129,23 @@ class SearchSpace:
         return row_of(self.controls(point), self.estimates(np.array([point], dtype=np.int64)))
 
     def evaluated_points(self) -> tuple[Ints, Floats, Floats]:
-        """Return the feasible points estimated so far [n, variables], their latencies [n] and throughputs [n]."""
+        """Return the feasible points estimated by ``perf`` [n, variables], their latencies [n] and throughputs [n]."""
         points = np.array(list(self._known), dtype=np.int64).reshape(-1, max(len(self.variables), 1))
         known = np.array(list(self._known.values())).reshape(-1, 2)
         feasible = np.isfinite(known[:, 0])
         return points[feasible], known[feasible, 0], known[feasible, 1]
 
     def best_evaluated(self, bound_s: float) -> Place | None:
-        """Return the point of the highest throughput estimated so far that meets a bound, or None if no point does."""
+        """Return the point with the highest throughput so far that meets a bound, or None if no point does."""
         points, latency_s, rps = self.evaluated_points()
         good = np.flatnonzero(latency_s <= bound_s)
         return tuple(points[good[np.argmax(rps[good])]].tolist()) if len(good) else None
 
     def neighbors(self, point: Place) -> Ints:
-        """Return [n, variables] RRA points with decode batches of about the same size and other phase lengths.
+        """Return [n, variables] RRA points with other phase lengths and about the same prefill or decode batch.
 
-        They are worth trying because throughput is least monotone with few decode iterations between prefills.
+        They are worth trying because throughput is least monotone with few decode iterations between prefills. For WAA
+        the only such point is ``point``.
         """
         if self.strategy is not Strategy.RRA:
             return np.array([point], dtype=np.int64)
@@ -206,7 +207,7 @@ class SearchSpace:
         return tuple(m for m in MICRO_BATCHES if m < max(self._estimator.setting.cluster.gpus, 2))
 
     def _largest_batch(self, groups: tuple[int, ...]) -> int:
-        """Return the largest prefill batch that fits in memory, to 1/16. If none fits, return 0 and set the reason."""
+        """Return the largest prefill batch that fits in memory (or up to 1/16 more). If none fits, set the reason."""
         powers = 2 ** np.arange(MAX_BATCH.bit_length())
         fits = np.flatnonzero(self._fits(powers, groups))
         if not len(fits):
@@ -219,10 +220,10 @@ class SearchSpace:
         return max(int(between[last + 1]) - 1, low) if last + 1 < len(between) else 2 * low
 
     def _fits(self, batches: Ints, groups: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        """Return [batches] whether some schedule with that prefill batch and these GPU groups fits in memory.
+        """Return [batches] whether any schedule with that prefill batch and one of ``groups`` fits in memory.
 
-        For RRA it is enough to test the longest phase, which needs the least memory. If no batch fits, the reason is
-        stored in ``infeasible_reason``.
+        For RRA it is enough to test the longest phase, which needs the least memory. If no batch fits, the method sets
+        ``infeasible_reason``.
         """
         longest = self._estimator.setting.task.max_output_tokens
         second = (longest,) if self.strategy is Strategy.RRA else self._micro_batches()
@@ -250,7 +251,7 @@ _ESTIMATED = {field.name for field in fields(Estimates)} & {field.name for field
 
 
 def row_of(controls: Controls, estimates: Estimates, at: int = 0) -> ScheduleRow:
-    """Return a schedule with these control variables and the estimates of row ``at``."""
+    """Return a schedule with these control variables and the estimates in row ``at``."""
     return ScheduleRow(
         strategy=controls.strategy.value,
         prefill_batch=controls.prefill_batch,
@@ -269,7 +270,7 @@ def controls_of(row: ScheduleRow) -> Controls:
 
 
 def _phase_lengths(longest: int) -> tuple[int, ...]:
-    """Return all numbers of decode iterations up to EVERY_PHASE, then some in steps of PHASE_STEP to ``longest``."""
+    """Return all numbers of decode iterations up to EVERY_PHASE, then some in steps of PHASE_STEP up to ``longest``."""
     count = math.ceil(math.log(max(longest / EVERY_PHASE, 1)) / math.log1p(PHASE_STEP))
     longer = np.geomspace(min(EVERY_PHASE, longest), longest, count + 1).round().astype(int).tolist()
     return tuple(sorted({*range(1, min(EVERY_PHASE, longest) + 1), *longer}))

@@ -1,9 +1,9 @@
-"""Simulations of saturated replicas with random lengths, and schedules as deployments that the engine runs.
+"""Simulations of replicas with a full queue and random lengths, and conversion of schedules to simulated deployments.
 
-All requests arrive at once. Results exclude the first requests, until the mix of running requests is stationary, and
-the last ones, while the queue empties. Throughput is the rate of starts in between; its interval comes from ten
-consecutive parts (batch means). Latency is from a request's first step to its last token, as for schedules. It is the
-value at the requested output length of a regression line through the nearest outputs.
+All requests arrive at once. The results exclude the first requests, until the mix of running requests is stationary,
+and the last ones, while the queue empties. Throughput is the rate at which the other requests start; its interval comes
+from ten consecutive parts (batch means). A request's latency is from its first step to its last token, as in the
+estimates. A regression line through the outputs of similar length gives the latency at a given length.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from lengthwise.schema.workload import Floats, Ints, Workload
 from lengthwise.statistics import t_half_width
 
 SPANS = 10
-"""Parts of a run for its confidence interval."""
+"""Consecutive parts of a run whose means give the confidence interval."""
 NEAREST, MIN_NEAREST = 4, 20
 """The regression uses the nearest ``NEAREST * (1 - level)`` of the requests, at least ``MIN_NEAREST``."""
 BLOCK_TOKENS = 16
 UNLIMITED_BLOCKS = 10**7
-"""Cache blocks of a deployment whose memory has been checked before: it never runs out."""
+"""KV blocks of a deployment that never runs out of memory, because its memory needs are checked elsewhere."""
 UNLIMITED_SEQS = 2**14
 _WARM_UP_TURNS = 3
-"""Times that every slot changes its request before measurement starts."""
+"""Requests that start before the measurement, per slot."""
 _MIN_SHARE, _PER_SEQ, _MIN_TURNS = 8, 32, 2
 
 
 @dataclass(frozen=True)
 class SimulationSpec:
-    """What a simulation measures: latencies of outputs of ``output_tokens``, over about ``requests`` requests.
+    """Lengths and size of a simulation, and the outputs whose latency it reports.
 
-    ``level`` is the share of such outputs that complete within ``latency_high_s``; ``seed`` determines the lengths.
+    It reports the mean and the quantile ``level`` of the latency of outputs of ``output_tokens`` tokens. It measures
+    ``requests`` requests or, if few run at a time, 32 times the batch, but at least an eighth and twice the batch.
     """
 
     task: TaskLengths
@@ -56,13 +57,12 @@ class SimulationSpec:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Results of the simulation of a replica, or of several equal ones.
+    """Results of the simulation of a replica, or of several equal replicas.
 
     ``low_rps`` and ``high_rps`` are the ends of the 95 % interval of the throughput. ``latency_s`` is the mean at the
-    requested output length. The level's share of such outputs is complete within ``latency_high_s``. For batches that
-    run to completion, ``latency_high_s`` is the latency of outputs of maximum length. ``prefill_s`` is the mean
-    time from the first step to the first token, ``token_s`` the mean time between tokens. ``residents`` are the mean
-    running sequences, ``used_blocks`` the mean cache blocks in use.
+    requested output length, and ``latency_high_s`` the level's quantile (for batches that run to completion, if all
+    outputs have maximum length). ``prefill_s`` is the mean time from the first step to the first token, ``token_s`` the
+    mean time between tokens. ``residents`` are the mean running sequences, ``used_blocks`` the mean KV blocks in use.
     """
 
     throughput_rps: float
@@ -86,7 +86,7 @@ def _measured_requests(requests: int, batch: int) -> int:
 
 
 def simulate_replica(deployment: Deployment, spec: SimulationSpec, concurrency: int | None = None) -> Simulated:
-    """Simulate continuous batching. With ``concurrency``, this many requests are in the system at any time."""
+    """Simulate continuous batching. If ``concurrency`` is given, this many requests are in the system at any time."""
     slots = concurrency or deployment.limits.max_num_seqs
     measured, warm_up = _measured_requests(spec.requests, slots), _WARM_UP_TURNS * slots
     after = math.ceil(slots * spec.output_tokens / spec.task.mean_output_tokens)
@@ -123,9 +123,10 @@ def simulate_to_completion(deployment: Deployment, spec: SimulationSpec) -> Simu
 
 
 def latency_at(output_tokens: Ints, elapsed_s: Floats, requested: int, level: float) -> tuple[float, float]:
-    """Return the mean and the ``level`` quantile of the latency of outputs of ``requested`` tokens.
+    """Return the mean and the ``level`` quantile of the latency of outputs of ``requested`` tokens, in seconds.
 
-    The latencies of outputs of similar length are assumed to be normally distributed around a regression line.
+    ``output_tokens`` and ``elapsed_s`` [n] are the simulated outputs and their latencies. Latencies of outputs of
+    similar length are assumed to be normally distributed around a regression line.
     """
     distance = (output_tokens - requested).astype(np.float64)
     count = min(len(distance), max(MIN_NEAREST, math.ceil(NEAREST * (1 - level) * len(distance))))
@@ -197,7 +198,7 @@ class Replica:
 
 
 def replicas_of(setting: Setting) -> tuple[Replica, ...]:
-    """Return all divisions of a cluster into equal replicas of equal stages, large degrees first. All GPUs are used."""
+    """Return all divisions of all GPUs into equal replicas of equal stages, large tensor-parallel degrees first."""
     gpus, node = setting.cluster.gpus, setting.cluster.node.gpus
     found = []
     for tp in sorted(setting.tables, reverse=True):
@@ -213,7 +214,7 @@ def replicas_of(setting: Setting) -> tuple[Replica, ...]:
 
 
 def cache_tokens(setting: Setting, layout: Layout, step_tokens: float, step_seqs: float) -> int:
-    """Return how many tokens of KV cache fit next to the weights and the activations of a step, or 0 if none fit."""
+    """Return the tokens of KV cache that fit next to the weights and the activations of a step, or 0 if none fit."""
     free, memory = math.inf, setting.memory(layout.stages)
     for stage, first, last in stage_kinds(layout.stages):
         needs = memory[stage.tp]
@@ -224,7 +225,7 @@ def cache_tokens(setting: Setting, layout: Layout, step_tokens: float, step_seqs
 
 
 def memory_share(setting: Setting, layout: Layout, cached_tokens: float, step_tokens: float, step_seqs: float) -> float:
-    """Return the memory needs of the fullest GPU over its usable memory."""
+    """Return the memory needs of the fullest GPU divided by its usable memory."""
     kv, tokens, seqs = (np.array([float(value)]) for value in (cached_tokens, step_tokens, step_seqs))
     needed, _ = stage_bytes(setting.memory(layout.stages), layout.stages, kv, None, tokens, seqs)
     return float(needed[0] / setting.available_bytes)
@@ -236,16 +237,17 @@ def max_request_blocks(setting: Setting) -> int:
 
 
 def step_seqs(replica: Replica, batch: int) -> int:
-    """Return the sequences of one step if the batch is divided evenly among one step per stage of the replica."""
+    """Return the sequences of one step if the batch is divided evenly into one step per pipeline stage."""
     return -(-batch // replica.pp)
 
 
 def replica_deployment(
     setting: Setting, replica: Replica, batch: int, budget: int, scheduler: Scheduler, blocks: int
 ) -> Deployment:
-    """Return a deployment of one replica with ``batch`` sequences, of which each stage's step has an equal part.
+    """Return a deployment of one replica that runs at most ``batch`` sequences, divided evenly among the stages' steps.
 
-    Its cost tables are the estimator's without the front end, because the queue is always full.
+    ``budget`` is a step's largest number of tokens, ``blocks`` the number of KV blocks. Cost tables are those of
+    ``setting`` without the front end, because the queue is always full.
     """
     cluster, layout = setting.cluster, replica.layout
     layers = np.array([stage.layers for stage in layout.stages], dtype=np.int64)
@@ -272,9 +274,9 @@ def replica_deployment(
 def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float | None = None) -> Deployment:
     """Return a deployment that runs a schedule on the estimator's cluster with a full queue.
 
-    RRA is one replica with phases. Its memory is unlimited here, because the estimate has checked the memory. WAA is
-    disaggregated: one replica prefills, with room for ``resident_batches``, and one decodes, with slots for the decode
-    batch. ``threshold`` is the threshold of dynamic adjustment, or None for no adjustment.
+    RRA is one replica that alternates between prefill and decode phases. Its memory is unlimited here, because the
+    estimate has checked the memory. WAA is disaggregated: one replica prefills, with room for ``resident_batches``, and
+    one decodes, with slots for the decode batch. ``threshold`` is the threshold of dynamic adjustment, or None.
 
     Raises:
         InputError: The schedule is infeasible, or is WAA of an encoder-decoder, which the engine does not model.
@@ -320,10 +322,10 @@ def deployment_of(estimator: Estimator, controls: Controls, *, threshold: float 
 
 
 def concurrency_limit(estimator: Estimator, controls: Controls) -> int | None:
-    """Return how many requests may be in the system, or None under RRA, whose phases limit admission themselves.
+    """Return the largest number of requests in the system, or None under RRA, whose phases limit the admission.
 
-    Without a limit WAA's prefills run ahead of its decodes as far as memory allows, and prefilled requests wait for a
-    slot. The limit is the sum of the slots, the requests in prefill and transfer, and two more batches.
+    Without a limit WAA prefills as many requests as memory allows, and prefilled requests wait for a decode slot. The
+    limit is the number of decode slots, plus the requests in prefill and transfer, plus two prefill batches.
     """
     if controls.strategy is Strategy.RRA:
         return None

@@ -35,7 +35,7 @@ from lengthwise.schema.specs import ModelSpec, dtype_bytes
 from lengthwise.schema.workload import Floats
 
 TablesByDegree = Mapping[int, CostTables]
-"""Cost tables by tensor-parallel degree; the stages within each table are ignored."""
+"""Cost tables by tensor-parallel degree; their ``stage_layers`` are ignored."""
 
 MAX_STEP_TOKENS, MAX_STEP_SEQS = 2**15, 2**12
 _SLOPE_SPAN = 256
@@ -44,9 +44,9 @@ _SLOPE_SPAN = 256
 def cluster_tables(
     model: ModelSpec, cluster: Cluster, degrees: Iterable[int], host: HostOverhead = HostOverhead()
 ) -> dict[int, CostTables]:
-    """Return cost tables of the roofline model for each degree.
+    """Return cost tables of the roofline model for each tensor-parallel degree.
 
-    Neighbouring stages use the cluster's slowest link. Raises InputError if a degree does not divide the heads.
+    All stages send over the cluster's slowest link. Raises InputError if a degree does not divide the number of heads.
     """
     limits = EngineLimits(max_num_seqs=MAX_STEP_SEQS, max_num_batched_tokens=MAX_STEP_TOKENS)
     tables = {}
@@ -57,7 +57,7 @@ def cluster_tables(
 
 
 def packed_tables(tables: CostTables, task: TaskLengths) -> DegreeTables:
-    """Return cost tables in the form that compiled loops read, with the costs of a random prompt of the task."""
+    """Return cost tables as compiled loops read them, with moments of a random prompt's tokens and attention."""
     pmf, tokens, mean = task.prompt_pmf, np.arange(len(task.prompt_pmf), dtype=np.float64), task.mean_prompt_tokens
     prompt = np.array([mean, task.mean_square_prompt, task.prompt_variance, 0.0, 0.0, 0.0])
     if tables.rule.kind != MERGED:
@@ -125,8 +125,8 @@ def workspace(micro_batches: int, groups: int) -> tuple[Floats, Floats, Floats, 
 def projected_share(model: ModelSpec) -> float:
     """Return the share of a layer's matrix products over a prompt that projects cross-attention keys and values.
 
-    It is 0 for decoder-only models. One layer of the tables stands for an encoder layer and these projections. Under
-    WAA the decode GPUs receive the encoder's output and project it.
+    It is 0 for decoder-only models. A layer of the cost tables is an encoder layer with these projections. Under WAA
+    the decode GPUs receive the encoder's output and project it.
     """
     if not model.encoder_layers:
         return 0.0
@@ -146,12 +146,13 @@ def visits_s(
     share: float = 1.0,
     more_tokens: npt.ArrayLike = 0.0,
 ) -> Floats:
-    """Return [n] seconds that micro-batches spend on a ``stage`` (layers, is first, is last). Arguments are broadcast.
+    """Return the seconds that micro-batches spend on a ``stage`` (layers, is first, is last). Arguments are broadcast.
 
     A prefill visit computes ``seqs`` prompts. The attention seconds are a mean over the task's prompts, not the seconds
     of a mean prompt. A decode visit computes one token for each of ``seqs`` sequences, with ``kv_tokens`` in the cache.
-    The first stage embeds and waits for the host, the last one samples, the others send. ``share`` is the share of a
-    layer's matrix products that a prefill computes, or that a decode also computes for ``more_tokens`` of new prompts.
+    The first stage embeds and waits for the host, the last stage samples, and all others send. ``share`` is the share
+    of a layer's matrix products that a prefill computes, or that a decode also computes for ``more_tokens`` of new
+    prompts.
     """
     columns = (seqs, kv_tokens, *stage, more_tokens)
     given = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in columns))
@@ -215,14 +216,14 @@ def stage_memory(model: ModelSpec, cluster: Cluster, tp: int) -> StageMemory:
 
 
 def available_bytes(model: ModelSpec, cluster: Cluster) -> float:
-    """Return a GPU's memory for weights, cache and activations, less buffers for communication among all GPUs."""
+    """Return a GPU's bytes for weights, cache and activations, without buffers for communication among all GPUs."""
     limits = EngineLimits(gpu_memory_utilization=cluster.gpu_memory_utilization)
     parallel = Parallelism(pp=min(cluster.gpus, model.layers))
     return plan_memory(model, cluster.gpu, parallel, limits, model.max_model_len, num_blocks=1).available_bytes
 
 
 def stage_kinds(stages: tuple[Stage, ...]) -> Counter[tuple[Stage, bool, bool]]:
-    """Return how many stages of each kind (stage, is first, is last) a pipeline has, in its order."""
+    """Return the number of stages of each kind (stage, is first, is last) of a pipeline, in its order."""
     last = len(stages) - 1
     return Counter((stage, place == 0, place == last) for place, stage in enumerate(stages))
 
@@ -235,10 +236,10 @@ def stage_bytes(
     tokens: Floats,
     seqs: Floats,
 ) -> tuple[Floats, float]:
-    """Return [n] the bytes on a pipeline's fullest GPU, and the weight bytes on the GPU with most weights.
+    """Return [n] the bytes on a pipeline's fullest GPU, and the weight bytes on the GPU with the most weights.
 
-    ``cached_tokens`` [n] are the tokens in the cache, which take ``bytes_per_token`` on each GPU (if None, the KV cache
-    of the stage's layers). The largest visit has ``tokens`` and ``seqs`` [n].
+    ``cached_tokens`` [n] are the tokens in the cache, each of which takes ``bytes_per_token`` on each GPU (if None, the
+    KV cache of the stage's layers). The largest visit has ``tokens`` and ``seqs`` [n].
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):
@@ -252,14 +253,14 @@ def stage_bytes(
 
 
 def transfer_bytes_per_token(model: ModelSpec) -> float | None:
-    """Return the encoder output's bytes per prompt token. None for decoder-only models, which transfer KV cache."""
+    """Return the encoder output's bytes per prompt token, or None for decoder-only models, which transfer KV cache."""
     return model.hidden * max(2.0, dtype_bytes(model.dtype)) if model.encoder_layers else None
 
 
 def kv_transfer_s(
     model: ModelSpec, memory: Mapping[int, StageMemory], stages: tuple[Stage, ...], tokens: float
 ) -> float:
-    """Return how long a prompt's transfer occupies the link of the busiest GPU to host memory, in one direction."""
+    """Return the seconds for which a prompt's transfer occupies the busiest GPU's host link, in one direction."""
     per_token = transfer_bytes_per_token(model)
     if per_token is None:
         per_token = cache_bytes_per_token(memory, stages)
@@ -267,13 +268,13 @@ def kv_transfer_s(
 
 
 def cache_bytes_per_token(memory: Mapping[int, StageMemory], stages: tuple[Stage, ...]) -> float:
-    """Return the KV cache bytes of one token on the GPU with the most layers of a pipeline."""
+    """Return the KV cache bytes of one token on the GPU of a pipeline that stores most of it."""
     return max(stage.layers * memory[stage.tp].kv_layer_bytes for stage in stages)
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A task on a cluster with a model. Values that depend only on these are computed once."""
+    """A task on a cluster with a model. Raises InputError if the longest request exceeds the model's context."""
 
     task: TaskLengths
     cluster: Cluster
@@ -289,7 +290,7 @@ class Setting:
 
     @cached_property
     def z(self) -> float:
-        """Return by how many standard deviations a normal quantile at the level exceeds the mean."""
+        """Return the number of standard deviations by which a normal quantile at the level exceeds the mean."""
         return NormalDist().inv_cdf(self.assumptions.level)
 
     @cached_property
@@ -300,7 +301,7 @@ class Setting:
 
     @cached_property
     def bound_tokens(self) -> int:
-        """Return the output length for which the latency bound holds: fixed, or the level's quantile."""
+        """Return the output length of the requests whose latency the bound limits: fixed, or the level's quantile."""
         fixed = self.assumptions.output_tokens
         return self.task.output_quantile(self.assumptions.level) if fixed is None else fixed
 
@@ -324,13 +325,13 @@ class Setting:
         return self._packed[tp]
 
     def memory(self, stages: tuple[Stage, ...]) -> dict[int, StageMemory]:
-        """Return the memory needs of stages, by tensor-parallel degree."""
+        """Return memory needs by tensor-parallel degree, including the degrees of these stages."""
         for tp in {stage.tp for stage in stages} - set(self._memory):
             self._memory[tp] = stage_memory(self.model, self.cluster, tp)
         return self._memory
 
     def phase(self, steps: int, *, renewal: bool = False) -> PhaseLoads:
-        """Return the loads of phases of ``steps`` iterations. ``renewal`` (WAA) excludes the paper's formula."""
+        """Return the loads of phases of ``steps`` iterations. ``renewal`` (for WAA) excludes the paper's formula."""
         paper = self.assumptions.paper_completions and not renewal
         key = steps, paper
         if key not in self._phases:
@@ -352,7 +353,7 @@ class Setting:
         share: float = 1.0,
         more_tokens: float = 0.0,
     ) -> Floats:
-        """Return [stages, n] the seconds of a visit to each stage. The arguments have the meaning of ``visits_s``."""
+        """Return [stages, ...] the seconds of a visit to each stage. The arguments are those of ``visits_s``."""
         last = len(stages) - 1
         seconds = [
             visits_s(

@@ -30,11 +30,9 @@ def measured_deployment(scenario: Scenario, variant: str | None) -> Deployment:
 
 
 def require_improvement(found: Calibration, *, printed: bool = False) -> None:
-    """Raise InputError if the calibrated tables are not better than the given ones in any way.
+    """Raise InputError if calibration only increased errors, or changed nothing although runs and tables disagree.
 
-    That is the case if the calibrated tables only increase the errors of held-out requests, or if no parameter changed
-    although runs and tables differ significantly. If ``printed``, the warnings are already on the screen and are not
-    repeated.
+    If ``printed``, the message does not repeat the warnings, which are already on the screen.
     """
     if not found.has_changed and found.disagreement:
         raise InputError(
@@ -59,7 +57,7 @@ def calibration_json(found: Calibration) -> str:
 
 
 def urgent(found: Calibration) -> tuple[str, ...]:
-    """Return what a reader must know before reading the numbers: warnings, and which runs are of unknown origin."""
+    """Return the sentences that precede the numbers: warnings, and notes on runs of unknown origin."""
     return (*found.warnings, *found.origin)
 
 

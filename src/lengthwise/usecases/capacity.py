@@ -34,16 +34,16 @@ class VariantCapacity:
     deployment: Deployment
     limits: tuple[Limit, ...]
     capacity: Capacity
-    at: Point | None  # all numbers at the lower end of its interval; None if no rate meets the limits
-    # Where a run at that rate passes the range of the measurements behind the cost tables.
+    at: Point | None  # metrics at the lower end of the capacity's interval; None if no rate meets the limits
+    # Quantities in which a run at that rate exceeds the range of the measurements behind the cost tables.
     extrapolations: tuple[Extrapolation, ...] = ()
-    # A warning that the file of cost tables does not record its origin; "" without reason.
+    # A warning that the file of cost tables does not record its origin, or "".
     tables_note: str = ""
     requests_per_session: float = 1.0  # mean
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a rate without a binding limit means, and warnings about steps, front end and cost tables."""
+        """Return notes if no limit binds and on sessions, and warnings about steps, front end and cost tables."""
         is_unlimited = self.capacity.binds == "throughput" and self.at is not None
         free = "No limit binds: at a higher rate the queue would grow without end." if is_unlimited else ""
         front = front_note(self.deployment.cost, self.capacity.rate_rps.value)
@@ -64,8 +64,8 @@ def capacities(
 ) -> list[VariantCapacity]:
     """Return the capacity of every variant: the largest request rate within the limits of [search].
 
-    Without limits, 99 % of the requests must be scheduled within 5 s. ``jobs`` is the number of seeds that are
-    simulated at a time, by default one for each CPU.
+    If none of them bounds the wait, 99 % of the requests must be scheduled within 5 s. ``jobs`` is the number of seeds
+    that are simulated at a time, by default one for each CPU.
     """
     effective = scenario.variant_scenarios()
     found = []

@@ -23,9 +23,9 @@ class LargestBatch:
     """The largest batch of requests with ``context_tokens`` tokens each."""
 
     context_tokens: int
-    seqs: int  # what a replica takes at once
-    by_memory: int  # what the KV cache alone would hold
-    # What the memory policy reserves for each request if that exceeds the blocks of its tokens, else 0.
+    seqs: int  # requests that a replica admits at once
+    by_memory: int  # requests that fit in the KV cache, without the limit of sequences
+    # Tokens that the memory policy reserves for each request if they need more blocks than its own tokens, else 0.
     reserved_tokens: int = 0
 
 
@@ -70,10 +70,10 @@ class CacheTier:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of :func:`explain`."""
+    """Batches that fit, steps of typical shapes, and caches of a deployment."""
 
     deployment: Deployment
-    context_tokens: int  # what a request has half-way through its output
+    context_tokens: int  # tokens of a mean request half-way through its output
     fits: list[LargestBatch]  # largest batches, by the memory policy
     steps: list[Step]  # steps of typical shapes
     # Whether the memory policy reads predicted lengths, so that it may admit other numbers of requests than ``fits``.
@@ -148,7 +148,7 @@ def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:
 def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int, reserved_tokens: int) -> LargestBatch:
     """Return the largest batch that fits, where each request takes ``reserved_tokens`` or more.
 
-    The memory policy is given prompts of ``context_tokens`` without outputs.
+    The memory policy sees prompts of ``context_tokens`` tokens, without outputs.
     """
     size, total, limits = deployed.kv.block_size, deployed.kv.num_blocks, deployed.limits
     arguments = {
@@ -201,15 +201,15 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class RequestExplanation:
-    """What happened to one request of a simulation. NaN and -1 stand for what never happened.
+    """Times, cache hits and replicas of one simulated request. NaN and -1 stand for events that did not happen.
 
     Attributes:
-        session: Number of its session, with the place in it, ``turn``, from 0; None without sessions.
-        parents: Requests that it waited for. It was sent ``delay_s`` after the last of them had finished.
-        previous_turn: Request that its prompt continues, or else the one before it in its session, or -1.
-        shared_tokens: Tokens at its start that another prompt may have too: the previous turn, or shared blocks.
-        cache: What it found in the cache of its replica and in CPU memory when it was first admitted.
-        replica: Replica that last admitted it; ``previous_replica`` is that of the previous turn.
+        session: Number of the request's session; ``turn`` is its place there, from 0. None without sessions.
+        parents: Requests that must finish before. The request was sent ``delay_s`` after the last of them finished.
+        previous_turn: Request that the prompt continues, or else the request before it in its session, or -1.
+        shared_tokens: Tokens at the prompt's start that another prompt may share: the previous turn, or shared blocks.
+        cache: Tokens found in the replica's cache and in CPU memory at the first admission.
+        replica: Replica that last admitted the request; ``previous_replica`` is that of the previous turn.
     """
 
     number: int
@@ -229,7 +229,7 @@ class RequestExplanation:
 
 
 def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExplanation:
-    """Return what happened to the request ``number`` (from 0) in a simulation of the variant with this seed.
+    """Return times, cache hits and replicas of the request ``number`` (from 0) in a simulation with this seed.
 
     Raises InputError if the workload has no such request.
     """

@@ -1,9 +1,9 @@
-"""What a prefix cache finds at each size, and whether the memory pays: ``lengthwise kv``.
+"""Hit rates of a prefix cache by size, and the net saving of its memory: ``lengthwise kv``.
 
-The rule is that of vLLM's prefix cache for requests that a replica serves one after the other, in the order of their
+The rules are those of vLLM's prefix cache for requests that a replica serves one after the other, in the order of their
 first steps. A request finds the longest run of cached full blocks from its prompt's start, without the block of the
-last token, which is always computed. Then all of its full blocks count as used, the last one first, so that a chain
-loses its end first. One pass gives the hits at every size.
+last token, which is always computed. Then all full blocks of the request count as used, the last block first, so that
+the end of a prefix is evicted before its start. One pass gives the hits at every size.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ CURVE_POINTS = 60
 LEVEL = 0.95
 CPU_MEMORY = ("CPU memory", HOST_LINK_BYTES_PER_S / GB)
 """The default source of loads: the measured bandwidth of a GPU's PCIe 4 x16 link (see cost/memory.py)."""
-MIN_STARTS = 20  # with fewer sessions the rate at which they start is not known
+MIN_STARTS = 20  # sessions from which on the rate at which they start is known
 ERROR_REQUESTS = 64  # requests whose saved seconds are computed again with each draw of the cost model's error
 
 
 @dataclass(frozen=True)
 class Reuse:
-    """At which cache sizes the blocks of requests are found.
+    """Cache hits of requests at every cache size.
 
-    ``request``, ``distance`` and ``found`` are columns of runs of blocks: a cache of ``blocks`` finds
+    ``request``, ``distance`` and ``found`` are columns with a row for each run of blocks: a cache of ``blocks`` finds
     ``blocks - distance`` of a run's blocks, at least 0 and at most ``found``.
     """
 
     block_tokens: int
-    prompt_tokens: Ints  # [n] of requests in order of arrival
+    prompt_tokens: Ints  # [n] of the served requests in order of arrival
     request: Ints
     distance: Ints
     found: Ints
-    largest: int  # distinct blocks of the replica that has most
+    largest: int  # distinct blocks on the replica with the most
 
     def hits(self, blocks: int) -> Ints:
-        """Return [n] how many blocks of each request a cache of this size finds."""
+        """Return [n] the number of blocks of each request that a cache of this size finds."""
         found = np.clip(blocks - self.distance, 0, self.found)
         return np.bincount(self.request, found, len(self.prompt_tokens)).astype(np.int64)
 
@@ -85,7 +85,7 @@ def require_prefixes(workload: Workload) -> None:
 def reuse(
     workload: Workload, block_tokens: int, records: RequestRecords | None = None, *, prompts_only: bool = False
 ) -> Reuse:
-    """Return at which cache sizes each request finds its blocks, in one pass over the accesses.
+    """Return the cache hits of each request at every cache size, from one pass over the accesses.
 
     Args:
         records: The simulated requests, which give order and replica. None: one replica, and no request takes time.
@@ -129,7 +129,7 @@ def reuse(
 
 
 def _runs(nodes: PrefixNodes, order: Ints, used: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return columns of the runs of blocks that requests use: first node, blocks, place in ``order``, blocks before."""
+    """Return columns of the runs of blocks that requests use: first node, blocks, index in ``order``, blocks before."""
     runs = np.diff(nodes.start)[order]
     request = np.repeat(np.arange(len(order)), runs)
     row = np.repeat(nodes.start[order] - (np.cumsum(runs) - runs), runs) + np.arange(len(request))
@@ -144,7 +144,7 @@ def _runs(nodes: PrefixNodes, order: Ints, used: Ints) -> tuple[Ints, Ints, Ints
 def shared_share(workload: Workload) -> float:
     """Return the share of prompt tokens that a cache without limit finds if no request takes time.
 
-    Its blocks are those of the workload's prefixes, which the workload must have.
+    The workload must have prefixes, whose blocks the cache uses.
     """
     assert workload.prefixes is not None
     found = reuse(workload, workload.prefixes.block_tokens)
@@ -188,10 +188,10 @@ def study_trace(
 
 @dataclass(frozen=True)
 class Prices:
-    """What the user pays for the memory, and from where prefixes are loaded: pairs of (source, GB/s of one GPU).
+    """The price of memory, and the sources of loads as pairs (name, GB/s of one GPU).
 
-    Without a price of its own, the memory has that of ``engine.kv_offloading``, if there is one. Storage has the price
-    of ``engine.kv_offloading.storage``.
+    Without ``usd_per_gb_hour`` the memory has the price of ``engine.kv_offloading``, if there is one. Storage has the
+    price of ``engine.kv_offloading.storage``.
     """
 
     usd_per_gb_hour: float | None = None
@@ -202,9 +202,9 @@ def study(
     variant: Variant, memory_gb: Sequence[float] = (), prices: Prices = Prices(), *,
     prompts_only: bool = False, progress: Progress = lambda *_: None,
 ) -> KvStudy:  # fmt: skip
-    """Simulate a variant with each seed, and return hit rates, break-even lengths and what the memory saves.
+    """Simulate a variant with each seed, and return hit rates, break-even lengths and the savings of the memory.
 
-    Raises InputError before any simulation if the workload has no prefixes, or a size or rate is not above 0.
+    Raises InputError if the workload has no prefixes, a size or rate is not above 0, or no request is served.
     """
     deployed, run = variant.deployment, variant.scenario.run
     deployed.require_one_side("kv")
@@ -283,7 +283,7 @@ def study(
 
 
 def _traffic_s(workload: Workload, end_s: float) -> float:
-    """Return the seconds of traffic that the workload is: those in which its sessions start, or the run's.
+    """Return the seconds of traffic in the workload: the span in which its sessions start, or else the run.
 
     The rate at which sessions start, unlike the run's end, depends neither on the longest session nor on the speed of
     the deployment. A closed loop has no rate of its own.
@@ -303,10 +303,8 @@ def _load_notes(waits_s: Sequence[float], jcts_s: Sequence[Floats]) -> list[str]
     if not wait_s > LONG_WAIT_SHARE * jct_s:
         return []
     wait = f"requests wait for {seconds(wait_s)} of their {seconds(jct_s)}"
-    means = (
-        "What a size finds here is found in the order of an overloaded run, and an hour of traffic takes longer than an"
-    )
-    return [f"The deployment does not keep up with its load: {wait}. {means} hour. Lower the load, or add replicas."]
+    order = "Hit rates follow the order of an overloaded run, in which an hour of traffic takes longer than an hour"
+    return [f"The deployment does not keep up with its load: {wait}. {order}. Lower the load, or add replicas."]
 
 
 def _metadata(reuses: Sequence[Reuse], *, prompts_only: bool) -> list[str]:
@@ -322,7 +320,7 @@ POOL, ALL = "GPU pool", "all blocks"
 class _Hierarchy:
     """GPU pool, CPU memory and storage of one simulated run as an inclusive LRU hierarchy.
 
-    A request finds in each the blocks that continue those found before, and all tiers count them as used.
+    A request finds in each tier the blocks that continue those of the tier before, and all tiers count them as used.
     """
 
     def __init__(
@@ -404,7 +402,7 @@ class _Sizes:
         return tuple(self.at(int(blocks)) for blocks in sizes)
 
     def rows(self, memory_gb: Sequence[float], pool_blocks: int = 0) -> list[CacheSize]:
-        """Return sizes of 1, 2 and 5 times powers of ten up to all blocks, the pool and the given sizes, ascending."""
+        """Return round sizes in the last two decades, all blocks, the pool and the given sizes, ascending."""
         unit = GB / (self.bytes_per_token * self.reuses[0].block_tokens)  # blocks in a GB
         named = {POOL: pool_blocks} if pool_blocks else {}
         for gb in memory_gb:
@@ -424,7 +422,7 @@ class _Sizes:
 
 
 def _share(parts: Sequence[Floats | Ints], totals: Sequence[Floats | Ints]) -> Estimate:
-    """Return the share with an interval: over the seeds, or with one seed over batches of consecutive requests."""
+    """Return the share, with an interval over seeds or, with one seed, over batches of consecutive requests."""
     if len(parts) > 1:
         return mean_estimate([part.sum() / total.sum() for part, total in zip(parts, totals, strict=True)])
     (part,), (total,) = parts, totals
@@ -443,7 +441,7 @@ def _saved_s(deployment: Deployment, prompt_tokens: Ints, cached_tokens: Ints) -
 
 
 class _Savings:
-    """Seconds of prefill that found blocks save, where each prompt is computed alone, and what they are worth."""
+    """Seconds of prefill that found blocks save, where each prompt is computed alone, and their worth in dollars."""
 
     def __init__(
         self, deployment: Deployment, reuses: Sequence[Reuse], pools: Sequence[Reuse], hours: Sequence[float]
@@ -460,7 +458,7 @@ class _Savings:
 
     @property
     def requests_per_s(self) -> float:
-        """Return the requests per second of traffic and replica."""
+        """Return the requests per second of traffic at one replica."""
         return sum(len(one.prompt_tokens) for one in self.reuses) / sum(self.hours) / 3600
 
     def of(self, size: CacheSize) -> CacheSize:
@@ -471,7 +469,7 @@ class _Savings:
         return replace(size, saved_share=_share(saved_s, self._alone_s), saved_s_per_hour=per_hour)
 
     def priced(self, size: CacheSize, usd: float, hierarchies: Sequence[_Hierarchy]) -> CacheSize:
-        """Return the size with the worth of what it and the storage add to the GPU pool for ``usd`` an hour, if any."""
+        """Return the size with its net saving beyond the GPU pool, storage included, at a price of ``usd`` an hour."""
         before = self._at_pool
         cached = [each.tokens(size.blocks)[-1] for each in hierarchies]
         more = [after - pool for after, pool in zip(cached, before, strict=True)]

@@ -73,9 +73,9 @@ def _section(scenario: Scenario) -> LabSection:
             "loads = [0.7, 0.9, 1.1]"
         )
     if scenario.variants:
-        raise InputError("a lab compares its own policies; take the [[variants]] out, or put them into lab.policies")
+        raise InputError("a lab compares its own policies; remove the [[variants]], or put them into lab.policies")
     if scenario.predictor.kind != "none" or scenario.workload.predicted != "none":
-        raise InputError("a lab takes its predictors from lab.predictors; take the other predictions out")
+        raise InputError("a lab takes its predictors from lab.predictors; remove the other predictions")
     return scenario.lab
 
 

@@ -26,7 +26,7 @@ DEFAULT_REQUESTS = 1000
 TRAINING_REQUESTS, TRAINING_SEED = 10_000, 2**64 + 1
 """Number of requests from which a predictor without a file learns, and their seed, which no run can have."""
 MAX_PARTS, MIN_PART_REQUESTS = 8, 400
-"""Instead of seeds, a replayed trace has up to MAX_PARTS consecutive parts of at least MIN_PART_REQUESTS requests."""
+"""Instead of seeds, a replayed trace has 1 to MAX_PARTS consecutive parts, several only of MIN_PART_REQUESTS."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def length_prediction(
 
 @dataclass(frozen=True)
 class _InSessions:
-    """Lengths of the requests of sessions, whose prompts hold the context."""
+    """Lengths of the requests of sessions, whose prompts include the earlier turns."""
 
     lengths: w.Lengths
     sessions: w.Sessions
@@ -116,7 +116,7 @@ class _InSessions:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the requests of a workload may have in common. A single draw may have less by chance."""
+    """Whether requests of a workload may share prefixes or sessions. In a single draw they may not, by chance."""
 
     has_prefixes: bool  # prompts that begin alike
     has_sessions: bool  # requests that come after others of their session
@@ -127,7 +127,7 @@ class Sharing:
 
 
 def sharing_of(scenario: Scenario) -> Sharing:
-    """Return what the requests of a scenario may have in common. A trace that is replayed is read."""
+    """Return whether requests of a scenario may share prefixes or sessions. Reads a replayed trace."""
     source = source_of(scenario.workload, scenario.folder)
     if (replayed := source.replayed) is not None:
         return Sharing(replayed.prefixes is not None, bool((replayed.previous_turn >= 0).any()))

@@ -27,9 +27,9 @@ from lengthwise.schema.specs import ModelSpec
 from lengthwise.usecases.variants import TABLES, hardware
 
 Ints = npt.NDArray[np.int64]
-LENGTH_DRAWS = 1 << 17  # requests that lengths without marginals are counted over
-# Perturbed cost tables: five lie beyond each end of a 90 % interval, and a share of them is known to 5 points. A draw
-# estimates the choice and the complete frontier again: 25 ms for a model of 80 layers on eight GPUs.
+LENGTH_DRAWS = 1 << 17  # drawn requests over which dependent lengths are counted
+# Sets of perturbed cost tables: five lie beyond each end of a 90 % interval, and a share of sets is known to 5 points.
+# Each set costs new estimates of the choice and of the frontier: 25 ms for a model of 80 layers on eight GPUs.
 COST_DRAWS = 100
 
 
@@ -37,11 +37,11 @@ COST_DRAWS = 100
 class Question:
     """The lengths of a scenario's requests, and a planner of the schedules that its [schedule] allows."""
 
-    section: ScheduleSection  # its [schedule]
+    section: ScheduleSection
     task: TaskLengths
-    # The requests that the lengths were counted over; None: they are distributions by formula.
+    # The requests over which the lengths were counted; None: the lengths are distributions by formula.
     sample: schedule.Sample | None
-    planner: schedule.Planner  # of all its schedules
+    planner: schedule.Planner
     draws: int  # number of perturbed cost tables
     shares_prefixes: bool = False  # whether the requests' prompts share prefixes, which no schedule uses
 
@@ -82,7 +82,7 @@ def plan_schedule(
 def question_of(scenario: Scenario) -> Question:
     """Return what a scenario's [schedule] requests, with a planner. Raises InputError if it cannot be planned."""
     if scenario.variants:
-        raise InputError("a schedule is chosen for one deployment; take the [[variants]] out")
+        raise InputError("a schedule is chosen for one deployment; remove the [[variants]]")
     section, source = scenario.schedule or ScheduleSection(), _source(scenario)
     cluster, (task, sample) = _cluster(scenario), _lengths(scenario, source)
     model = model_within(scenario, task)
@@ -199,13 +199,13 @@ def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> 
     """Return the cost tables of every tensor-parallel degree for which the scenario's cost source has tables."""
     on, degrees = scenario.deployment, schedule.tensor_degrees(model, cluster)
     if on.weight_dtype is not None or on.kv_dtype is not None:
-        raise InputError("schedules take the model's own data types; take weight_dtype and kv_dtype out")
+        raise InputError("schedules use the model's own data types; remove weight_dtype and kv_dtype")
     if on.cost == "roofline":
         overhead = cost.host_overhead(on.host_overhead) or cost.HostOverhead()
         return schedule.cluster_tables(model, cluster, degrees, overhead)
     if on.cost.startswith(TABLES):
         raise InputError(
-            "tables of one tensor-parallel degree do not say what others take; give cost roofline, profile or vidur"
+            "tables of one tensor-parallel degree have no times of others; give cost roofline, profile or vidur"
         )
     limits = EngineLimits(max_num_seqs=2**12, max_num_batched_tokens=2**15)
     made = {}

@@ -31,9 +31,9 @@ FAR = 50  # requests at this distance in order of arrival have only the time of 
 class ObservedRequests:
     """Requests in order of arrival, as an adapter observes them."""
 
-    prompt_tokens: Ints  # [n] of each
-    output_tokens: Ints  # [n] of each
-    at_s: npt.NDArray[np.float64]  # [n] when its length and those of all earlier requests are known
+    prompt_tokens: Ints  # [n]
+    output_tokens: Ints  # [n]
+    at_s: npt.NDArray[np.float64]  # [n] time at which the lengths of a request and of all before it are known
     name: str = ""
     left_out: int = 0
 
@@ -66,7 +66,7 @@ def adapter_of(
     deployed: ScheduleRow | None = None,
     bound_s: float | None = None,
 ) -> schedule.Adapter:
-    """Return an adapter that starts with the best schedule of a scenario, or with the one that runs.
+    """Return an adapter that starts with the best schedule of a scenario, or with the deployed one.
 
     It changes the schedule when lengths change. The caller passes each request to ``Adapter.observe``, in order of
     arrival, and runs ``Adapter.deployed``.
@@ -77,6 +77,7 @@ def adapter_of(
 
     Raises:
         ScheduleError: No schedule meets the bound, or the model does not fit.
+        InputError: The deployed schedule does not fit the scenario's GPUs and lengths.
     """
     with noted(f"in {scenario.source}"):
         requested = question_of(scenario)
@@ -134,8 +135,7 @@ class FollowOptions:
     """Options of a schedule that changes when the lengths of live requests change."""
 
     monitor: schedule.Monitor = field(default_factory=schedule.Monitor)
-    # When a change is worth it. Weights are never reloaded: such a change is only reported.
-    replan: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)
+    replan: schedule.ReplanOptions = field(default_factory=schedule.ReplanOptions)  # weights are never loaded
     max_num_seqs: float = math.inf  # requests that every engine runs at once; infinite: any
 
 
@@ -152,7 +152,7 @@ class PhaseFollower:
 
     @property
     def evidence(self) -> float:
-        """Return the evidence of a change: a capital that starts at 1 and grows if bets on a change of lengths win."""
+        """Return the evidence of a change, which starts at 1 (``schedule.drift_monitor.Evidence``)."""
         return self._adapter.watcher.evidence
 
     @property

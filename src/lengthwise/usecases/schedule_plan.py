@@ -1,4 +1,4 @@
-"""A chosen schedule, planned now or read from its file, as phases that a gateway keeps."""
+"""A chosen schedule, planned now or read from its file, and the settings of a gateway that runs it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.schedule import LatencyBound, ScheduleRow
 from lengthwise.usecases.schedule import plan_metadata, plan_schedule, task_of
 
-_Z99 = 2.326  # standard deviations above the mean of a normal that all but one in a hundred stay below
+_Z99 = 2.326  # 99 % quantile of the standard normal distribution
 _ROUNDING = 1e-9
 _REMEDY = (
-    "give the scenario that it was made for, or plan this one anew (lengthwise schedule SCENARIO --json PLAN.json)"
+    "give the scenario that it was made for, or plan this one again (lengthwise schedule SCENARIO --json PLAN.json)"
 )
 _INFINITE_IF_NULL = {
     "throughput_rps", "latency_s", "latency_high_s", "cycle_s", "prefill_s", "decode_s", "memory_share",
@@ -31,8 +31,8 @@ class PlannedRun:
     """A schedule, and the settings with which a gateway in front of engines keeps to it."""
 
     row: ScheduleRow
-    # The gateway's settings; None: prefill and decode are split between engines (WAA), which takes no phases,
-    # only as many requests in flight as planned.
+    # The gateway's settings; None: prefill and decode are split between engines (WAA), and the gateway only limits
+    # the requests in flight.
     phases: Phases | None
     bound: LatencyBound
     share: float  # of the requests that must be served within the bound (``share_of``)
@@ -102,10 +102,10 @@ def phases_of(row: ScheduleRow, task: TaskLengths, threshold: float | None = Non
     """
     if is_split(row):
         raise InputError(
-            f"the schedule is {row.words}: some GPUs only prefill, others only decode, which takes engines that "
+            f"the schedule is {row.words}: some GPUs only prefill, others only decode, which needs engines that "
             "split prefill and decode. `lengthwise schedule SCENARIO --deploy DIR` writes their commands, and with "
-            "`--schedule DIR/PLAN.json` requests are played in front of their router; with --strategy rra phases are "
-            "chosen, which engines keep as they are"
+            "`--schedule DIR/PLAN.json` requests are sent to their router. --strategy rra chooses phases, which "
+            "engines run unchanged"
         )
     if row.strategy != Strategy.RRA:
         raise InputError(f"a schedule of phases (rra), or a split one (waa) can be run; this one is {row.words}")

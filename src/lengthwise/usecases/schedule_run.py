@@ -23,8 +23,8 @@ from lengthwise.gateway.replanning import ReplanEvent, ReplannerFactory, Replann
 from lengthwise.gateway.scheduling import Phase
 from lengthwise.gateway.serve import background_gateway
 from lengthwise.gateway.telemetry import Row
+from lengthwise.report.formatting import counted
 from lengthwise.report.json_file import json_text
-from lengthwise.report.schedule_text import tokens_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import RunResult
 from lengthwise.schema.schedule import ScheduleRow
@@ -79,8 +79,8 @@ def schedule_outcome(
 ) -> ScheduleOutcome:
     """Return what was observed while the queue was full, after the batches had filled.
 
-    The planned latency is for outputs of one length. It is compared with the quantile of all latencies at the share of
-    outputs up to that length, because longer outputs do not finish earlier.
+    The planned latency is for outputs of one length. It is compared with the quantile ``planned.share`` of all
+    latencies, about the share of outputs up to that length, because longer outputs do not finish earlier.
     """
     row, (from_s, to_s) = planned.row, counted_span_s(rows)
     steady = [one for one in phases if from_s <= one.started_s <= to_s]
@@ -93,7 +93,7 @@ def schedule_outcome(
         ObservedNumber("decode batch, B_D", "", row.decode_batch, *mean(_column(steady, "decode_batch"))),
         ObservedNumber("cycle", "s", row.cycle_s, *mean(cycle_s)),
         ObservedNumber("throughput", "requests/s", engines * row.throughput_rps, *_rate(steady)),
-        ObservedNumber(f"latency of {tokens_text(planned.bound.tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {counted(planned.bound.tokens, 'token')}", "s", row.latency_s, *latency),
     )
     causes = dict(Counter(one.cause for one in phases))
     bound_s = planned.bound.limit_s
@@ -224,7 +224,7 @@ def split_outcome(planned: PlannedRun, rows: Sequence[Row], routers: int) -> Sch
     seen = (
         ObservedNumber("requests in flight", "", math.nan, *mean(in_flight)),
         ObservedNumber("throughput", "requests/s", routers * row.throughput_rps, *mean(rate)),
-        ObservedNumber(f"latency of {tokens_text(planned.bound.tokens)}", "s", row.latency_s, *latency),
+        ObservedNumber(f"latency of {counted(planned.bound.tokens, 'token')}", "s", row.latency_s, *latency),
     )
     bound_s = planned.bound.limit_s
     return ScheduleOutcome(seen, 0, 0, {}, len(served_s), bound_s, *within_bound(bound_s, latency))
@@ -256,9 +256,9 @@ class ScheduleRun:
     measured: RunResult
     phases: tuple[Phase, ...]
     rows: tuple[Row, ...]
-    # What came of lengths that changed, each with the time on the gateway's clock.
-    news: tuple[tuple[float, ReplanEvent], ...] = ()
-    # State of following lengths at the end; None: they were not followed.
+    # Decisions after changes of lengths, each with its time on the gateway's clock.
+    replans: tuple[tuple[float, ReplanEvent], ...] = ()
+    # State of the replanner at the end; None: the schedule did not follow lengths.
     followed: ReplanningState | None = None
     engines: int = 1
 
@@ -306,7 +306,8 @@ def bound_sentence(done: ScheduleRun) -> str:
     high = f"{latency.high:.3g}" if math.isfinite(latency.high) else "?"
     measured = (
         f"{100 * planned.share:.3g} % of {outcome.requests:,} requests, the share of a bound for outputs of "
-        f"{tokens_text(planned.bound.tokens)}, were served within {latency.value:.3g} s [{latency.low:.3g} to {high}]"
+        f"{counted(planned.bound.tokens, 'token')}, were served within {latency.value:.3g} s "
+        f"[{latency.low:.3g} to {high}]"
     )
     caveat = "" if outcome.significant else ", but the interval includes the bound: play more (--requests) to be sure"
     return f"{bound} {'held' if outcome.satisfied else 'did not hold'}: {measured}{caveat}."
@@ -315,7 +316,7 @@ def bound_sentence(done: ScheduleRun) -> str:
 def schedule_run_json(done: ScheduleRun) -> str:
     """Return the results of a run as the text of a JSON file."""
     planned = done.planned
-    news = [
+    replans = [
         {
             "at_s": at_s,
             "message": one.message,
@@ -324,12 +325,12 @@ def schedule_run_json(done: ScheduleRun) -> str:
             "phases": one.phases,
             "adaptation": one.more.adaptation if isinstance(one.more, Adapted) else None,
         }
-        for at_s, one in done.news
+        for at_s, one in done.replans
     ]
     fields = {
         "answer": bound_sentence(done), "schedule": planned.row, "phases": planned.phases,
         "bound_tokens": planned.bound.tokens, "share": planned.share, "source": planned.source,
-        "outcome": done.outcome, "warnings": warnings(done), "followed": done.followed, "news": news,
+        "outcome": done.outcome, "warnings": warnings(done), "followed": done.followed, "news": replans,
     }  # fmt: skip
     return json_text("schedule_run", fields)
 
@@ -404,10 +405,10 @@ def run_schedule(
         prediction=PredictionConfig(predictor="none", learn=False),
         listen=Listen(port=0, admin_port=None if admin is None else admin.port),
     )
-    return _played(planned, config, workload, load, filling * number, recorder, make_replanner, admin)
+    return _run_with_gateway(planned, config, workload, load, filling * number, recorder, make_replanner, admin)
 
 
-def _played(
+def _run_with_gateway(
     planned: PlannedRun,
     config: GatewayConfig,
     workload: Workload,
@@ -435,19 +436,19 @@ def _played(
     engines = len(config.engines)
     if planned.phases is None:
         return ScheduleRun(split_outcome(planned, rows, engines), planned, measured, (), rows, engines=engines)
-    news = () if following is None else tuple(following.events)
+    replans = () if following is None else tuple(following.events)
     since_s = -math.inf
-    for at_s, one in news:
+    for at_s, one in replans:
         if isinstance(one.more, Adapted):
             planned, since_s = one.more.planned, at_s
     recent = [row for row in rows if row.arrival_s >= since_s]
     outcome = schedule_outcome(planned, recorder.phases, recent, engines)
     state = None if following is None else following.state
-    return ScheduleRun(outcome, planned, measured, tuple(recorder.phases), rows, news, state, engines)
+    return ScheduleRun(outcome, planned, measured, tuple(recorder.phases), rows, replans, state, engines)
 
 
 def schedule_requests(scenario: Scenario, planned: PlannedRun, engines: int = 1, seed: int | None = None) -> Workload:
-    """Return the scenario's requests. If it does not give a number, there are enough to measure the phases."""
+    """Return the scenario's requests. Without a number in the scenario, they suffice to measure the schedule."""
     section = scenario.workload
     if section.num_requests is None and not section.is_replay:
         enough = split_requests if planned.phases is None else requests_to_count

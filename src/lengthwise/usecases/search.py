@@ -62,7 +62,7 @@ class VariantSearch:
 
     @property
     def space(self) -> Space:
-        """Return the space. Without an axis of replicas, and unless these are searched, [deployment] gives them."""
+        """Return the space. [deployment] gives the replicas if no axis does and the objective does not choose them."""
         space, replicas = space_of(self.section), self.scenario.deployment.replicas
         if replicas == 1 or self.section.objective in search.AT_RATE:
             return space
@@ -353,7 +353,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
 
 
 def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
-    """Return the scenario that repeats the claim: enough requests and seeds, and as warm-up and end those of a search.
+    """Return the scenario that repeats the claim, with enough requests and seeds, and a search's warm-up and end.
 
     Sessions end the run with their last start, since the rate falls from then on.
     """
