@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Plan an application on a cluster: stages, makespan with its interval, idle GPUs.
 
-    Output lengths are sampled, the engines are simulated, and the plan is evaluated on samples that it was not planned
-    with. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
+    Output lengths are sampled, the engines are simulated, and the plan is evaluated on other samples than those of its
+    planning. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
     """
     from lengthwise.usecases.app_setup import load_app_request
 

@@ -43,7 +43,7 @@ def run(
     ] = None,
     concurrency: Annotated[int | None, Option(min=1, help="Closed loop: number of concurrent requests.")] = None,
     num_requests: Annotated[int | None, Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
-    variant: Annotated[str | None, Option(help="The scenario's variant whose workload it is.")] = None,
+    variant: Annotated[str | None, Option(help="The variant of the scenario whose workload is sent.")] = None,
     set_: Annotated[list[str] | None, options.setting("workload.cut=redraw")] = None,
     seed: Annotated[int | None, Option(min=0, help="Seed of requests and prompts; default: the scenario's.")] = None,
     salt: Annotated[

@@ -259,7 +259,10 @@ def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
 
 
 def waiting_is_bounded(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that a request that waited ``max_wait_s`` is not overtaken, and waits only for earlier requests."""
+    """Check that no later arrival overtakes a request that has waited ``max_wait_s``, and that it is then admitted.
+
+    It may wait for earlier requests, and for those that were admitted before it had waited so long.
+    """
     for world, max_wait_s in itertools.product(samples, _MAX_WAITS_S):
         scheduler = replace(world.deployment.scheduler, max_wait_s=max_wait_s)
         _check_bound(policy, World(world.workload, replace(world.deployment, scheduler=scheduler)))

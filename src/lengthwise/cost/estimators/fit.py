@@ -17,13 +17,14 @@ from lengthwise.cost.estimators.fitters import FITTERS, split_single_token, with
 from lengthwise.cost.estimators.points import Target, kernel_points, rows_points
 from lengthwise.cost.operator_work import kernels_of, layer_share
 from lengthwise.cost.profiles import read_profile
+from lengthwise.cost.provenance import speed_class
 from lengthwise.cost.roofline_tables import HostOverhead
 from lengthwise.cost.tables import FitReport, cache_path, cached, check
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, FitError, Floats, Reach
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, ProfileError, UnknownNameError
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
-from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, NodeSpec, dtype_name
+from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, NodeSpec
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Source:
 def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     """Return the rows of a profile that apply to a deployment: of its dtypes, and one backend for each operator.
 
-    The backend is the one whose name contains ``backend``, if there is one. Raises ProfileError if no row applies.
+    Preferred is the backend whose name contains ``backend``, then one with CUDA graphs, then the one with most rows.
+    Raises ProfileError if no row applies.
     """
     notes: list[str] = []
     rows = _rows_of_dtype(profile, target, notes)
@@ -66,7 +68,7 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
 
 
 def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
-    layers, cache = _speed_class(target.weight_dtype), _speed_class(target.limits.kv_dtype or "")
+    layers, cache = (speed_class(dtype) if dtype else "" for dtype in (target.weight_dtype, target.limits.kv_dtype))
     names, kv_names = (_speed_classes(profile[column]) for column in ("dtype", "kv_dtype"))
     wide, wide_kv = names == "bfloat16", kv_names == "bfloat16"
     part = np.array([OPERATOR_PARTS[str(name)] for name in profile["operator"]])
@@ -84,18 +86,12 @@ def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profil
     return rows
 
 
-def _speed_class(dtype: str) -> str:
-    """Return the canonical name of a dtype. Both 16-bit formats count as bfloat16, since they are equally fast."""
-    name = dtype_name(dtype) if dtype else ""
-    return "bfloat16" if name == "float16" else name
-
-
 def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
     known, index = np.unique(column, return_inverse=True)
     names = []
     for name in known.tolist():
         try:
-            names.append(_speed_class(name))
+            names.append(speed_class(name))
         except InputError:
             names.append(name)
     return np.array(names, dtype=np.str_)[index] if names else column
@@ -179,10 +175,10 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 
 def reach_of(source: Source, target: Target) -> Reach:
-    """Return the largest measured sizes of a step. A size is None if it was not measured.
+    """Return the largest sizes of a step at which every operator was measured. A size is None if it was not measured.
 
     The shard's rows at the deployment's TP degree count. Without such rows, its rows at all degrees count, and without
-    these the rows of kernels. The longest request is the longest prompt, or the longest mean context of a decode batch.
+    these the rows of kernels. ``context`` is the longest prompt, or the longest mean context of a decode batch.
     """
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
@@ -212,8 +208,8 @@ def reach_of(source: Source, target: Target) -> Reach:
 
 
 METHOD = (
-    "held-out points between the outermost of every axis (edges never count), predicted by the estimator that the "
-    "other half of them chose; and the largest third predicted from the rest"
+    "points inside the measured range of every axis are held out, and each half of them is predicted by the estimator "
+    "that is best on the other half; the largest third of the points is also predicted from the rest"
 )
 ESTIMATORS = (*SELECTIONS, *FITTERS)
 
@@ -229,12 +225,11 @@ def fit_profile(
 
     The error of a part is ``sum_o w_o sd_o``: ``w_o`` is the share of operator o in the part's time, ``sd_o`` the root
     mean square of log(measured / predicted) over its held-out points, or the roofline's error. An operator with too few
-    points takes the largest error in the part, including the roofline's. It gets no FitError, nor do rows of another
-    GPU, model or TP degree.
+    points takes the largest error in the part, including the roofline's. It gets no FitError, nor do transferred rows.
 
     Args:
         estimator: "auto" (for each operator the best on held-out points), or one of ESTIMATORS for all operators.
-        backend: Part of the name of the backend to use. "" takes the backend with most rows.
+        backend: Part of the name of the backend to use. "" prefers one with CUDA graphs, then the one with most rows.
         host: Host overhead, used if the profile has none, and front end, which no profile measures.
 
     Raises:
