@@ -29,7 +29,7 @@ def run(
     *,
     node: Nodes = None,
     method: Annotated[
-        str, Option(metavar="NAME", help="lengthwise, samullm, max or min; with suffix _no_preemption.")
+        str, Option(metavar="NAME", help="lengthwise; samullm, max or min, also with the suffix _no_preemption.")
     ] = "lengthwise",
     draws: Annotated[int, Option(min=1, help="Length samples to plan with.")] = 3,
     true_draws: Annotated[int, Option(min=2, help="Length samples to evaluate the makespan on.")] = 12,

@@ -50,7 +50,7 @@ def run(
         int | None, Option(min=0, help="Salt of the prompts; default: a new one, so that no cache hits.")
     ] = None,
     slo: Goodput = None,
-    warmup: Annotated[int, Option(min=0, help="Number of earlier requests that do not count.")] = 3,
+    warmup: Annotated[int, Option(min=0, help="Number of requests before the run, which do not count.")] = 3,
     time_limit: Annotated[float | None, Option(help="Stop after so many seconds; default: no limit.")] = None,
     stall: Annotated[float, Option(help="Seconds without a byte after which a request fails.")] = 120.0,
     timeout: Annotated[float, Option(help="Seconds after which a request fails.")] = 900.0,

@@ -75,7 +75,7 @@ def vidur_profile(
     return cached(stored, build)
 
 
-TP = "num_tensor_parallel_workers"
+TP = "num_tensor_parallel_workers"  # column of the tensor-parallel degree
 SURROGATE = "SURROGATE"  # value of ``profile_method`` for rows that are made up and not measured
 
 

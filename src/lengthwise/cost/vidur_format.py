@@ -14,11 +14,11 @@ from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.specs import ModelSpec, NodeSpec
 
-ROUND_TOKENS = 8
-CONTEXT_STEP_TOKENS = 64
+ROUND_TOKENS = 8  # tokens of a step are rounded up to a multiple of it
+CONTEXT_STEP_TOKENS = 64  # contexts are rounded up to a multiple of it
 ALL_REDUCE_LAUNCH_MS = 0.02
-MERGE_OVERHEAD = 0.1
-HIGHEST_BATCH = 128
+MERGE_OVERHEAD = 0.1  # of attention over several requests, with GQA
+HIGHEST_BATCH = 128  # largest batch of Vidur's prediction tables
 VIDUR_TOKENS = 4096  # largest step, chunk and context that Vidur's prediction tables cover by default
 
 ONCE_A_LAYER = (

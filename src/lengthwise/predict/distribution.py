@@ -20,7 +20,7 @@ LEVELS: Floats = np.array(
 )  # fmt: skip
 TAIL_SHAPE = 3.0
 """Shape of the Pareto tail beyond a known distribution: the expected length is 1.5 times the tokens so far."""
-MAX_TAIL_LEVEL = 0.99
+MAX_TAIL_LEVEL = 0.99  # quantiles of a Pareto tail above this level equal the one at it
 _CHUNK_ROWS = 1 << 13  # temporaries of a chunk stay in the cache
 
 

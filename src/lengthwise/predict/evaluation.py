@@ -17,9 +17,9 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.statistics import kaplan_meier, share_half_width
 
-BINS = (2, 4, 8)
-WINDOWS = tuple(range(0, 601, 50))
-LEVELS_EVALUATED = np.round(np.arange(0.05, 0.96, 0.05), 2)
+BINS = (2, 4, 8)  # numbers of bins of equal mass
+WINDOWS = tuple(range(0, 601, 50))  # tokens so far
+LEVELS_EVALUATED = np.round(np.arange(0.05, 0.96, 0.05), 2)  # of the pinball loss and of the calibration
 MIN_PROMPTS = 20  # from fewer prompts a bootstrap cannot tell how exact a score is
 _MIN_UNCENSORED = 0.1
 _MIN_RUNNING = 20
@@ -34,7 +34,7 @@ class ScoredLengths:
 
     ``tokens`` [n] are the lengths, capped at the horizon. ``weight`` [n] is the inverse probability that an output of
     this length is not censored earlier (Kaplan-Meier estimate of the censoring). ``horizon`` is the number of tokens
-    beyond which too few outputs were observed; it is infinite if the longest output can be scored without it.
+    beyond which too few outputs were observed; it is infinite if no scored length is capped or censored.
     """
 
     tokens: Floats

@@ -69,7 +69,7 @@ TOKENS_EACH = {
 """Approximate tokens of one requested item."""
 
 
-WORDS: dict[str, float] = {
+WORDS: dict[str, float] = {  # prior weights of words; positive ones stand for long outputs
     word: weight
     for weight, words in {
         1.3: "essay story article blog screenplay script chapter tutorial curriculum itinerary roadmap documentation "
@@ -93,7 +93,7 @@ WORDS: dict[str, float] = {
     }.items()
     for word in words.split()
 }
-OPENINGS: dict[str, float] = {
+OPENINGS: dict[str, float] = {  # prior weights of a prompt's first word
     word: weight
     for weight, words in {
         0.5: "write explain describe create develop how design compose tell discuss outline plan imagine build make",

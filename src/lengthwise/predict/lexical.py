@@ -1,4 +1,4 @@
-"""A length predictor that reads the words of a prompt, with gradient-boosted trees: under 0.1 ms per prompt."""
+"""A length predictor by a prompt's words and gradient-boosted trees: under 0.1 ms per prompt in batches of 32."""
 
 from __future__ import annotations
 

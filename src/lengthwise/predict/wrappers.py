@@ -76,7 +76,7 @@ class _ReadsAsInner:
         return span
 
 
-AGES = (0, 50, 100, 200, 400, 800, 1600)
+AGES = (0, 50, 100, 200, 400, 800, 1600)  # tokens so far at which Conformal scores samples
 _MIN_SCORES = 30
 _MIN_SPREAD = 0.05
 _SAVED_SAMPLES = 400

@@ -149,8 +149,8 @@ class ValidatedFit:
     # extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
     log_sd: float | None
     compared: tuple[RegionFit, ...]
-    error: tuple[float, float] | None  # (median, 95th percentile), relative; None: too few points, or ``transferred``
-    transferred: bool  # the points belong to another shard, model or GPU
+    error: tuple[float, float] | None  # (median, 95th percentile), None: too few points, or ``is_transferred``
+    is_transferred: bool  # the points belong to another shard, model or GPU
     is_made_up: bool = False
 
     def summary(self) -> OperatorFit | None:

@@ -34,8 +34,8 @@ class Source:
     shard: Profile  # rows of the model's shards
     kernels: Profile  # rows of model-independent kernels
     target: Target  # with the measured model and GPU
-    same_model_and_gpu: bool  # as the deployment
-    same_gpu: bool
+    is_same_model_and_gpu: bool  # as the deployment's
+    is_same_gpu: bool
     notes: tuple[str, ...]
 
 
@@ -58,13 +58,14 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
             "Import the profile again"
         )
     model = _measured_model(profile, target) if len(shard) else target.model
-    same_gpu = gpu.name == target.gpu.name
-    if not same_gpu:
+    is_same_gpu = gpu.name == target.gpu.name
+    if not is_same_gpu:
         notes.append(f"measured on {gpu.name}, carried to {target.gpu.name} by their data sheets")
     if len(shard) and model.name != target.model.name:
         notes.append(f"measured for {model.name}, carried to {target.model.name} by the sizes of its operators")
     measured = Target(model, gpu, target.node, target.parallel, target.limits, target.max_model_len)
-    return Source(shard, kernels, measured, same_gpu and model.name == target.model.name, same_gpu, tuple(notes))
+    is_same = is_same_gpu and model.name == target.model.name
+    return Source(shard, kernels, measured, is_same, is_same_gpu, tuple(notes))
 
 
 def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
@@ -254,7 +255,7 @@ def fit_profile(
     fits = [*shard.values(), *(fit for name, fit in kernels.items() if name != "gemm wide")]
     if unknown := [fit.operator for fit in fits if fit.log_sd is None and not fit.is_made_up]:
         notes.append(f"too few points to estimate an error of {', '.join(unknown)}: the roofline's counts")
-    if transferred := [fit.operator for fit in fits if fit.transferred]:
+    if transferred := [fit.operator for fit in fits if fit.is_transferred]:
         notes.append(f"no errors are reported for {', '.join(transferred)}: the points belong to another deployment")
     report = FitReport(
         estimator,
@@ -284,16 +285,16 @@ def _fit_shard(
         if part in ("mixed", "gemm", "comm", "send"):
             continue
         rows = source.shard.of(operator)
-        exact = source.same_model_and_gpu and target.parallel.tp in rows.tensor_parallel
+        exact = source.is_same_model_and_gpu and target.parallel.tp in rows.tensor_parallel
         own = rows.where(rows["tp"] == target.parallel.tp) if exact else rows
         points = rows_points(operator, own, source.target)
         if points is None:
             continue
-        if not exact and source.same_model_and_gpu:
+        if not exact and source.is_same_model_and_gpu:
             bridged.add(rows.tensor_parallel)
         transfers = [] if target.parallel.tp in rows.tensor_parallel else ["tp"]
         transfers += [] if source.target.model.name == target.model.name else ["model"]
-        transfers += [] if source.same_gpu else ["gpu"]
+        transfers += [] if source.is_same_gpu else ["gpu"]
         out_of_range = _exceeds(part, reach, target)
         split = None if transfers else split_single_token(points)
         fitted = points if split is None else split[1]
@@ -328,7 +329,7 @@ def _mixed_batches(
 ) -> Floats | None:
     tp = target.parallel.tp
     prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
-    if not source.same_model_and_gpu or prompts is None or decodes is None:
+    if not source.is_same_model_and_gpu or prompts is None or decodes is None:
         return None
     unequal = unequal_lengths_error(source.shard.of("decode attention", tp), decodes, target)
     if unequal is not None:
@@ -348,7 +349,7 @@ def _mixed_batches(
 def _fit_kernels(source: Source, target: Target, estimator: str) -> dict[str, ValidatedFit]:
     kinds: dict[str, Profile] = {}
     # Collectives do not depend on the model, even if they were measured with a model's shard.
-    if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
+    if source.is_same_gpu and (source.shard["operator"] == "all-reduce").any():
         kinds["all-reduce"] = source.shard.of("all-reduce")
     for operator in source.kernels.operators:
         rows = source.kernels.of(operator)
@@ -371,7 +372,7 @@ def _fit_kernels(source: Source, target: Target, estimator: str) -> dict[str, Va
         points = kernel_points(operator, rows.columns, kernels, target.node) if len(rows) else None
         if points is not None:
             method = "tables" if estimator == "monotone" else estimator  # monotone fits one shape only
-            transfers = () if source.same_gpu else ("gpu",)
+            transfers = () if source.is_same_gpu else ("gpu",)
             fits[name] = fit_validated(points, method, out_of_range=False, transfers=transfers)
     return fits
 
