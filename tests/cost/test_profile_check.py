@@ -196,4 +196,4 @@ def test_attention_of_another_backend_is_refused_unless_a_name_is_part_of_the_ot
 
 def test_another_device_is_noted():
     found = check_profiles(replace(shard(), metadata=replace(METADATA, gpu="H200")), shard())
-    assert found.notes == ("the GPU is another: H200 now, H100 then",)
+    assert found.notes == ("the GPU differs: H200 (new), H100 (old)",)

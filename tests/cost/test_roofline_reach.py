@@ -43,7 +43,7 @@ def test_hardware_of_a_known_name_that_a_user_describes_has_the_known_errors():
 
 def test_the_note_names_what_is_unknown_and_a_remedy():
     assert roofline_note(catalog.gpu("H100")) == ""
-    assert "carried over from other GPUs" in roofline_note(catalog.gpu("L4"))
+    assert "fitted to other GPUs" in roofline_note(catalog.gpu("L4"))
     reported = roofline_note(catalog.gpu(EXAMPLES / "gpus/cpu.toml"))
     assert "Nothing was measured on EPYC-9654" in reported
     assert "calibrate" in reported

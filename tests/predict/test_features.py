@@ -67,7 +67,7 @@ def test_the_score_is_the_sum_of_the_terms_weights() -> None:
     ],
 )
 def test_requested_counts_are_recognized(text, tokens) -> None:
-    assert math.expm1(feature(text, "asked_log_tokens")) == pytest.approx(tokens)
+    assert math.expm1(feature(text, "requested_log_tokens")) == pytest.approx(tokens)
 
 
 def test_a_long_pasted_text_costs_little_and_counts_by_length() -> None:

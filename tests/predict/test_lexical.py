@@ -198,7 +198,7 @@ def test_trees_agree_with_scikit_learn() -> None:
         max_features=0.2, early_stopping=False, random_state=1,
     ).fit(x, y)  # fmt: skip
     np.testing.assert_allclose(own.predict(x), reference.predict(x), rtol=1e-9)
-    again = Trees.of_arrays(own.arrays("t"), "t", 6)
+    again = Trees.from_arrays(own.to_arrays("t"), "t", 6)
     np.testing.assert_array_equal(again.predict(x), own.predict(x))
 
 

@@ -31,7 +31,7 @@ from lengthwise.predict import (
 )
 from lengthwise.predict.contract import with_output
 from lengthwise.predict.evaluation import evaluate, pinball_losses, scored_lengths
-from lengthwise.predict.lexical_model import HeldOut, reading_range
+from lengthwise.predict.lexical_model import BandLosses, reading_range
 
 REQUESTS = {"Name the capital of": 8, "Explain the history of": 160, "Write an essay about": 420}
 
@@ -86,8 +86,8 @@ def test_tokens_so_far_change_a_prediction_only_as_survival_does(fitted, name, s
 )
 @given(st.integers(0, 900))
 def test_the_error_of_an_oracle_does_not_change_with_tokens(predictor, so_far):
-    true, luck = np.array([950, 1000]), np.array([0.3, 0.8])
-    first, later = (predictor.peek(true, t, luck) for t in (0, so_far))
+    true, uniform = np.array([950, 1000]), np.array([0.3, 0.8])
+    first, later = (predictor.peek(true, t, uniform) for t in (0, so_far))
     np.testing.assert_allclose(later.given(so_far).mean, first.given(so_far).mean, rtol=1e-9)
 
 
@@ -151,12 +151,12 @@ def test_an_uninformative_text_is_not_read():
 
 
 def test_bands_are_used_by_their_evidence():
-    good, bad = HeldOut(50, 100, 900, 90, 10.0, 12.0, 0.5), HeldOut(101, 200, 900, 90, 12.1, 12.0, 0.5)
-    assert good.used
-    assert not bad.used
-    assert not replace(good, windows=30).used
-    assert not replace(good, prompts=3).used
-    assert not replace(good, half_width=3.0).used
+    good, bad = BandLosses(50, 100, 900, 90, 10.0, 12.0, 0.5), BandLosses(101, 200, 900, 90, 12.1, 12.0, 0.5)
+    assert good.is_used
+    assert not bad.is_used
+    assert not replace(good, windows=30).is_used
+    assert not replace(good, prompts=3).is_used
+    assert not replace(good, half_width=3.0).is_used
     assert reading_range([good, replace(good, first=101, last=200), replace(bad, first=201, last=400)]) == (50, 200)
     assert reading_range([bad, replace(good, first=201, last=400)]) == (201, 400)
     assert reading_range([bad]) is None

@@ -10,7 +10,7 @@ import pytest
 from lengthwise import _jit, policy
 from lengthwise.engine import simulate
 from lengthwise.testing import POLICY_CHECKS, check_policy, policies
-from lengthwise.testing import policies as _worlds
+from lengthwise.testing import policies as _policies
 
 AXES = ("rank", "batching", "memory", "router", "preemption", "binning")
 FAMILIES = (
@@ -159,7 +159,7 @@ def later_first(arrival_s):
 def test_a_violated_bound_would_be_detected(monkeypatch):
     """The engine gets no bound, the check gets one."""
     chosen = policy.rank(later_first)
-    tried = _worlds.worlds(chosen, 6, 0)
+    tried = _policies.policy_cases(chosen, 6, 0)
     plain = {id(world.workload): world for world in tried}
     monkeypatch.setattr(
         policies,

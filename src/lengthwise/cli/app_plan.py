@@ -29,7 +29,7 @@ def run(
     *,
     node: Nodes = None,
     method: Annotated[
-        str, Option(metavar="NAME", help="lengthwise, samullm, max or min; with suffix _no_preemption.")
+        str, Option(metavar="NAME", help="lengthwise; samullm, max or min, also with the suffix _no_preemption.")
     ] = "lengthwise",
     draws: Annotated[int, Option(min=1, help="Length samples to plan with.")] = 3,
     true_draws: Annotated[int, Option(min=2, help="Length samples to evaluate the makespan on.")] = 12,
@@ -46,8 +46,8 @@ def run(
 ) -> None:
     """Plan an application on a cluster: stages, makespan with its interval, idle GPUs.
 
-    Output lengths are sampled, the engines are simulated, and the plan is evaluated on samples that it was not planned
-    with. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
+    Output lengths are sampled, the engines are simulated, and the plan is evaluated on other samples than those of its
+    planning. The report compares it with other planning methods, other numbers of GPUs, and a disk twice as fast.
     """
     from lengthwise.usecases.app_setup import load_app_request
 

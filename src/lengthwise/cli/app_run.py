@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lengthwise.apps.run import ModelProgress, Progress
     from lengthwise.usecases.app_run import AppRun
 
-LISTED = 4  # so many running models are named in a line of progress
+MAX_LISTED = 4  # in a line of progress
 EXAMPLES = """\b
 Examples:
   lengthwise app run examples/apps/critique.toml --out run --launcher simulated --node 2xA100-80GB
@@ -176,7 +176,7 @@ def line(progress: Progress) -> str:
         elif model.state == "runs":
             rate = f"{model.name} {model.completed:,}/{model.total:,} at {model.tokens_per_s:,.0f} tokens/s"
             models.append(rate + (f", another starts{starting}" if starting else ""))
-    shown = [*models[:LISTED], *([f"{len(models) - LISTED} more models"] if models[LISTED:] else [])]
+    shown = [*models[:MAX_LISTED], *([f"{len(models) - MAX_LISTED} more models"] if models[MAX_LISTED:] else [])]
     silent = silent_engines(progress)
     more = [f"{len(silent) - 1} more engines have not answered"] if silent[1:] else []
     return "; ".join([_summary(progress), ", ".join(shown) or "no engine yet", *silent[:1], *more])

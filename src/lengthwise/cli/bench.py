@@ -43,14 +43,14 @@ def run(
     ] = None,
     concurrency: Annotated[int | None, Option(min=1, help="Closed loop: number of concurrent requests.")] = None,
     num_requests: Annotated[int | None, Option(min=1, help="Default: 1,000, or all of a trace.")] = None,
-    variant: Annotated[str | None, Option(help="The scenario's variant whose workload it is.")] = None,
+    variant: Annotated[str | None, Option(help="The variant of the scenario whose workload is sent.")] = None,
     set_: Annotated[list[str] | None, options.setting("workload.cut=redraw")] = None,
     seed: Annotated[int | None, Option(min=0, help="Seed of requests and prompts; default: the scenario's.")] = None,
     salt: Annotated[
         int | None, Option(min=0, help="Salt of the prompts; default: a new one, so that no cache hits.")
     ] = None,
     slo: Goodput = None,
-    warmup: Annotated[int, Option(min=0, help="Number of earlier requests that do not count.")] = 3,
+    warmup: Annotated[int, Option(min=0, help="Number of requests before the run, which do not count.")] = 3,
     time_limit: Annotated[float | None, Option(help="Stop after so many seconds; default: no limit.")] = None,
     stall: Annotated[float, Option(help="Seconds without a byte after which a request fails.")] = 120.0,
     timeout: Annotated[float, Option(help="Seconds after which a request fails.")] = 900.0,

@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
+from lengthwise.cli.options import JsonFile
 from lengthwise.cli.progress import simulating
 from lengthwise.cli.tables import console, print_table
 from lengthwise.schema.errors import InputError
@@ -73,9 +74,7 @@ def run(
     report: Annotated[
         Path | None, Option(help="Write an HTML page to this file; named .md: the printed output as Markdown.")
     ] = None,
-    json: Annotated[
-        Path | None, Option(help="Write all numbers to this file; -: to standard output, without the tables.")
-    ] = None,
+    json: JsonFile = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
     """Fit the cost model to a measured run.

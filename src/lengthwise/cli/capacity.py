@@ -48,7 +48,6 @@ def run(
         scenario = scenario.only(variant)
     outputs.require_outputs(json, None, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
-
     from lengthwise.usecases.capacity import capacities, capacities_json
 
     with progress.simulating(quiet=quiet) as advance:

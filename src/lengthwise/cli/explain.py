@@ -36,8 +36,8 @@ def run(
 ) -> None:
     """Show what a step costs, what fits in memory and what a scenario resolves to.
 
-    Lists the largest batches, each operator's time and the resource that bounds it; nothing is simulated unless a
-    request is to be explained: what it waited for, what it found in the prefix cache, where, and what that saved.
+    Lists the largest batches, each operator's time and the resource that bounds it, without a simulation. With
+    --request, it simulates the first seed and shows what the request waited for, and what the prefix cache saved.
     """
     from lengthwise import config
     from lengthwise.usecases.explain import explain, explain_request
@@ -54,7 +54,7 @@ def run(
     shown: list[tuple[tuple[object, ...], str]] = []
     for one in build(scenario):
         found, sections = explain(one), one.scenario
-        # Everything that the page shows but the scheduler, of which memory and steps have an effect here.
+        # All that the page shows except for the scheduler, of which only the effects on memory and steps count.
         page = (
             sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits,
             found.by_prediction, [step.name for step in found.steps],
@@ -208,7 +208,7 @@ def _show_engines(variant: Variant) -> None:
 
 
 def _caches(found: Explanation) -> list[tuple[str, str]]:
-    """Return a row for the prefix cache and for each tier behind it: rules and speeds. The sizes have a table."""
+    """Return a row of rules and speeds for the prefix cache, and for each tier behind it; sizes are in a table."""
     limits = found.deployment.limits
     if not limits.enable_prefix_caching:
         rules = found.deployment.scheduler.engine_rules

@@ -55,8 +55,7 @@ def run(
     """Show what a prefix cache finds at each size of memory, and whether the memory pays.
 
     One pass over the requests gives the hit rate of an LRU cache at all sizes, for requests served one after the other
-    with vLLM's rules. A scenario also has the GPU pool, the time that hits save, and the prefix length from which
-    loading is faster than computing.
+    with vLLM's rules. A scenario adds the GPU pool, the time that hits save, and the break-even prefix of loading.
     """
     from lengthwise import config
 

@@ -38,7 +38,6 @@ def run(
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *repeated])
     outputs.require_outputs(json, report, scenario.files)
     options.print_notes(scenario.notes, quiet=quiet)
-
     from lengthwise import report as reports
     from lengthwise.cli.tables import console
     from lengthwise.usecases import lab

@@ -22,7 +22,7 @@ TraceFormat = Annotated[str | None, Option("--format", help="Format of the trace
 LatencyBound = Annotated[str | None, Option(metavar="TIME", help="Latency bound: 5s; inf: none.")]
 Threshold = Annotated[
     float | None,
-    Option(metavar="SHARE", help="Resize prefill batches to keep prompts and decode batch this near their means."),
+    Option(metavar="SHARE", help="Resize prefill batches: prompts and decode batch stay within this of their means."),
 ]
 Goodput = Annotated[
     list[str] | None,

@@ -49,8 +49,7 @@ def run(
 ) -> None:
     """Find the best schedule under a latency bound (RRA, WAA).
 
-    After ExeGPT: from the lengths of prompts and outputs it chooses which GPUs prefill, how many requests at a time,
-    and how often.
+    After ExeGPT: by the lengths of prompts and outputs, it chooses which GPUs prefill, in which batches and how often.
     """
     start_s = time.monotonic()
 

@@ -71,8 +71,7 @@ def run(
     in the token streams. The engines stay as they are. Requests arrive in a closed loop that keeps the queue full,
     because planned throughput assumes a full queue. Latency counts from the dispatch to an engine, as planned.
 
-    A plan of WAA (--schedule DIR/PLAN.json of --deploy) is served through the router of its engines, with as many
-    concurrent requests as planned.
+    A plan of WAA (--schedule DIR/PLAN.json of --deploy) is served through its engines' router, at its concurrency.
 
     With --adapt lengths are monitored in order of arrival. A request counts once it and all earlier requests have
     finished, so a very long request delays those after it. After a drift the schedule is planned again in another

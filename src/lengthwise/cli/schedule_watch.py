@@ -54,7 +54,6 @@ def run(
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
     outputs.require_outputs(json, None, scenario.files)
-
     from lengthwise.cli.tables import console
     from lengthwise.report.schedule import write_watched_json
     from lengthwise.report.schedule_text import watch_sentences

@@ -47,7 +47,6 @@ def run(
     if deploy is not None:
         outputs.require_folder(deploy)
     options.print_notes(scenario.notes, quiet=quiet)
-
     from lengthwise import report as reports
     from lengthwise import search
     from lengthwise.cli.tables import console

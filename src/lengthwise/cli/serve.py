@@ -139,7 +139,7 @@ def run(
         serve(gateway.config, started=_announcer(quiet=quiet, as_log=log_json), reload=reload)
 
 
-_COMPATIBLE: dict[str, tuple[str, ...]] = {
+_COMPATIBLE: dict[str, tuple[str, ...]] = {  # options that each of these options accepts beside itself
     "hash_key": (),
     "demo": ("engine_python", "port", "admin_port"),
     "report": ("config_file", "set_", "router", "json", "quiet"),

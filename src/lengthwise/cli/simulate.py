@@ -59,7 +59,6 @@ def run(
     outputs.require_outputs(json, report, scenario.files, [*timelines.values(), *record_files.values()])
     variants = build(scenario)
     options.print_notes(scenario.notes, quiet=quiet)
-
     from lengthwise.report import write_timeline
     from lengthwise.usecases import simulate
 

@@ -20,7 +20,7 @@ _GAP = 2
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], **options: Sequence[str]) -> None:
-    """Print a ``FittedTable``."""
+    """Print rows as a table that fits the width; ``options`` are those of ``FittedTable`` (wraps, drops)."""
     from lengthwise.report.fitted_table import FittedTable
 
     console().print(FittedTable(columns, list(rows), **options))

@@ -47,7 +47,7 @@ def multibin(
     lengths: _Lengths = None,
     token_time: _TokenTime = 0.02,
     fixed_time: _FixedTime = 0.0,
-    boundaries: Annotated[str, Option(help="optimal (proven or learned), equal masses, or learned.")] = "optimal",
+    boundaries: Annotated[str, Option(help="optimal (proven or learned), equal (masses) or learned.")] = "optimal",
     rate: Annotated[float | None, Option(help="Arrival rate, requests a second; needed for latencies.")] = None,
     target: Annotated[float | None, Option(metavar="SHARE", help="Find the bins for this share of capacity.")] = None,
     error: Annotated[float, Option(help="Probability of each neighbouring bin, 0 to 0.5.")] = 0.0,
@@ -163,7 +163,6 @@ def _finish(study: MultiBinStudy | QueueStudy, report: Path | None, json: Path |
             _show_queue(study)
         for line in answers(study):
             out.print(line, highlight=False)
-
     outputs.write_outputs(json, report, study, write_theory_json, write_theory_html, quiet=quiet)
 
 

@@ -128,7 +128,7 @@ def prefill_attention(cost, chunk, context):
 
 @jit
 def merged_prefills(cost, prompts, chunks_squared, context_units):
-    """Return the seconds of one layer's attention for all prompts of a step (rule MERGED), or 0 without prompts."""
+    """Return the seconds of one layer's attention for all prompts of a step, by the sum of their squared chunks."""
     if prompts == 0:
         return 0.0
     factor = cost.merge_factor if prompts > 1 else 1.0
@@ -137,7 +137,7 @@ def merged_prefills(cost, prompts, chunks_squared, context_units):
 
 @jit
 def masked_attention(cost, queries, keys, own):
-    """Return a layer's seconds of the (query, key) pairs that a dense mask discards: all pairs but ``own``."""
+    """Return a layer's seconds for the (query, key) pairs that a dense mask discards: all pairs but ``own``."""
     return cost.masked_s * (queries * keys - own)
 
 

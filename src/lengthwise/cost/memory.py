@@ -19,7 +19,7 @@ DEGREES = (1, 2, 4, 8, 16)
 
 
 def usable_degrees(model: ModelSpec) -> list[int]:
-    """Return the tensor-parallel degrees that divide the attention heads."""
+    """Return those of the tensor-parallel degrees 1, 2, 4, 8 and 16 that divide the attention heads."""
     return [tp for tp in DEGREES if model.attention.heads % tp == 0]
 
 
@@ -49,7 +49,7 @@ class Shard:
 
     @property
     def kv_bytes(self) -> float:
-        """Return the bytes of one token in the KV cache of one layer on one GPU.
+        """Return the bytes of one token in the KV cache of one layer (that caches keys and values) on one GPU.
 
         With MLA every GPU holds the complete latents. Otherwise each GPU holds its own KV heads.
         """
@@ -121,15 +121,16 @@ def plan_memory(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> KvPlan:
-    """Plan the memory of a replica's fullest GPU, and the replica's number of KV blocks if ``num_blocks`` is None.
+    """Plan the memory of a replica's fullest GPU, and the replica's number of KV blocks.
 
     "lengthwise" budgets as vLLM does: ``gpu_memory_utilization`` of the memory, less weights (embedding, head, the
     stage's layers, replicated KV heads), the peak of activations in a step, CUDA context and communication buffers, and
     one null block. "vidur" follows Vidur: it counts neither embedding, head nor activations, takes a margin of 10 % off
-    the nominal GiB, and only fits complete requests of ``max_model_len`` tokens.
+    the nominal GiB, and counts the blocks of complete requests of ``max_model_len`` tokens. A given ``num_blocks``
+    replaces the planned number, without a check that it fits.
 
     Raises:
-        DoesNotFitError: The model does not fit. The message gives the missing memory and the smallest tp that fits.
+        DoesNotFitError: The model, with one request, does not fit. The message gives the missing memory and a remedy.
         InputError: The planner is unknown, the model cannot be split like this, or ``num_blocks`` is below 1.
     """
     planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
@@ -152,7 +153,7 @@ def largest_model_len(
     planner: str = "lengthwise",
     num_blocks: int | None = None,
 ) -> int:
-    """Return the tokens of the longest request for which model and memory suffice. Raises as ``plan_memory`` does."""
+    """Return the tokens of the longest request that model and KV cache allow. Raises as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
         shard = shard_of(model, parallel, limits)
         tokens = int((_vidur_budget_bytes(gpu) - _vidur_weight_bytes(shard)) // _vidur_kv_bytes(shard))

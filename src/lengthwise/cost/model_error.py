@@ -15,8 +15,8 @@ from lengthwise.cost import roofline_note
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, Front, PartError
 from lengthwise.schema.deployment import Deployment
 
-DRAWS = 16
-LEVEL = 0.9
+DRAWS = 16  # perturbed copies of the tables
+LEVEL = 0.9  # of the intervals that follow from them
 MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
 _NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
@@ -28,7 +28,7 @@ _Part = tuple[str, int]  # a part, and the index of its error (rarely more than 
 
 
 def perturbed(tables: CostTables, draws: int = DRAWS, seed: int = 0) -> list[CostTables]:
-    """Return ``draws`` copies of the tables, each part times a log-normal factor, or none if no error is known."""
+    """Return ``draws`` copies of the tables, each part times a log-normal factor; no copies if no error is known."""
     return [made for (made,) in _perturbed([tables], draws, seed)]
 
 
@@ -43,7 +43,7 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     """Return the deployment and ``draws`` copies with perturbed cost tables.
 
     In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
-    If no error is known, there are no copies.
+    A separate decode side keeps its tables. If no error is known, there are no copies.
     """
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*PARTS, "step", "front")
@@ -58,7 +58,7 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return ``draws`` copies of the deployment with perturbed tables, also on a decode side."""
+    """Return ``draws`` copies of the deployment with perturbed tables, also on a separate decode side."""
     made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
     if (decode := deployment.decode) is None:
         return made

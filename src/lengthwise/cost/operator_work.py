@@ -1,8 +1,9 @@
 """Roofline work of each operator of a step: its FLOPs, bytes and messages on one GPU of one pipeline stage.
 
-Every function takes numbers or arrays and returns Work of the same shape. In an encoder-decoder, ``layer`` also
-stands for a prompt's way through an encoder layer, which costs as many multiplications per token; if the encoder has
-more layers than the decoder, they are added to the prefill. KV tokens of a decode are cross keys plus own keys.
+The methods of ``Operators`` take numbers or arrays and return Work of the same shape. In an encoder-decoder model, the
+operators of ``layer`` also stand for a prompt's tokens in an encoder layer, which need as many FLOPs per token; if the
+encoder has more layers than the decoder, the surplus is added to the prefill. The KV tokens of a decode are those of
+cross-attention plus those of self-attention.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ CPU_CURVES = Curves(
     prefill=replace(CURVES.prefill, pad_tokens=0, serial_s=0.0),
     decode=replace(CURVES.decode, tile_rows=0),
 )
-"""Constants for CPUs: those of GPUs without tiles, which a CPU's kernels do not have to fill. Steps of vLLM 0.32 with a
-28M model on one core of an AMD EPYC (a chunk of 8 to 240 tokens after 0 to 768 cached ones, the fastest of 9) take 0.48
-to 1.26 times as long, in the median 1.0 times; with tiles the roofline is 3.2 times too slow."""
+"""Constants for CPUs: those of GPUs without the padding of tiles, which a CPU's kernels do not need. Measured steps of
+vLLM 0.32 with a 28M model on one core of an AMD EPYC (chunks of 8 to 240 tokens after 0 to 768 cached ones, the fastest
+of 9 runs) take 0.48 to 1.26 times (median 1.0) the roofline's time; padding makes it 3.2 times too slow."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Kernels:
         )
 
     def decode(self, name: str, *, seqs: Any, keys: Any, head_flops: Any, moved_bytes: Any, group: Any) -> Work:
-        """Return the work of decode attention over ``keys`` tokens in total. ``group`` query heads share a KV head."""
+        """Return the work of decode attention over ``keys`` cached tokens in total; ``group`` query heads share one."""
         curve = self.curves.decode
         tile = group / (group + curve.tile_rows)
         return Work(
@@ -491,8 +492,8 @@ class Operators:
 
 def small_message(node: NodeSpec, gpus: int) -> tuple[LinkSpec, float]:
     """Return the link that a collective over ``gpus`` GPUs uses, and the seconds of the smallest message."""
-    # Where one link joins all GPUs, engines write directly to each other's memory (vLLM's custom all-reduce): one
-    # message and a little more per GPU. Elsewhere NCCL's tree passes messages up and down.
+    # Where one link joins all GPUs, they write directly to each other's memory (vLLM's custom all-reduce): one
+    # message, and DIRECT_HOP_S for each doubling of the GPUs. Elsewhere NCCL's tree passes messages up and down.
     link, hops = node.link_for(gpus), math.log2(max(gpus, 1))
     return link, link.latency_s + DIRECT_HOP_S * hops if gpus <= node.link_group else 2 * hops * link.latency_s
 

@@ -57,7 +57,7 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 KEY = "made_for"
-VOCAB_TOLERANCE = 0.05  # a vocabulary so similar is the same, padded or with tokens of a fine-tune
+VOCAB_TOLERANCE = 0.05  # sizes of vocabularies that differ by less count as equal: padding, or tokens of a fine-tune
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,6 @@ class MadeFor:
     @classmethod
     def of(cls, model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits) -> MadeFor:
         """Return the description of a deployment by which its tables are recognised."""
-
-        def speed_class(dtype: str) -> str:
-            name = dtype_name(dtype)
-            return "bfloat16" if name == "float16" else name  # both 16-bit formats take the same seconds
-
         return cls(
             model=model.name,
             shape=provenance_shape(model),
@@ -103,8 +98,8 @@ class MadeFor:
         labels = {"gpu": "the GPU", "node": "the node", "tp": "tp", "pp": "pp"}
         for name, label in (labels | {"weight_dtype": "weights of", "kv_dtype": "a KV cache of"}).items():
             own, other = getattr(self, name), getattr(requested, name)
-            single_gpu = name == "node" and not (own and other)  # it has no node, and tp or pp differ anyway
-            if own != other and not single_gpu:
+            is_single_gpu = name == "node" and not (own and other)  # one GPU has no node; tp or pp differ already
+            if own != other and not is_single_gpu:
                 found.append(f"{label} {own}, not {other}")
         return found
 
@@ -117,6 +112,12 @@ class MadeFor:
             if own != other and not is_padded:
                 different.append(f"{key} {own} for {other}")
         return [f"the model {self.model}, not {name} ({', '.join(different)})"] if different else []
+
+
+def speed_class(dtype: str) -> str:
+    """Return the canonical name of a dtype. Both 16-bit formats count as bfloat16, since they are equally fast."""
+    name = dtype_name(dtype)
+    return "bfloat16" if name == "float16" else name
 
 
 def provenance_shape(model: ModelSpec) -> dict[str, int]:

@@ -27,13 +27,13 @@ class Curve:
     slope: float
 
     def __call__(self, at: Floats) -> Floats:
-        """Return the values of the curve at these places."""
+        """Return the values of the curve at the places ``at`` [n]."""
         beyond = np.maximum(at - self.x[-1], 0.0)
         return np.asarray(np.interp(at, self.x, self.y) + self.slope * beyond, dtype=np.float64)
 
 
 def fit_curve(x: Floats, y: Floats) -> Curve:
-    """Fit the non-decreasing curve that is nearest (least squares) to the median of ``y`` at each ``x``."""
+    """Fit the non-decreasing curve that is nearest (least squares) to the median of ``y`` [n] at each ``x`` [n]."""
     order = np.lexsort((y, x))
     places, first, count = np.unique(x[order], return_index=True, return_counts=True)
     ranked = y[order]

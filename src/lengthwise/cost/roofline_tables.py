@@ -37,12 +37,10 @@ def roofline_note(gpu: GpuSpec) -> str:
         return ""
     remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals"
     if _is_only_described(gpu):
-        allowed = "the intervals in brackets allow for steps of a third to three times their time, an assumption"
+        allowed = "the intervals in parentheses assume that its steps take a third to three times the estimate"
         return f"Nothing was measured on {gpu.name}, which only its description defines: {allowed}; {remedy}."
-    errors = f"its errors are taken for {TRANSFER_FACTOR:g} times those there"
-    return (
-        f"No kernels were measured on {gpu.name}: the roofline is carried over from other GPUs, and {errors}; {remedy}."
-    )
+    errors = f"its errors are assumed to be {TRANSFER_FACTOR:g} times those there"
+    return f"No kernels were measured on {gpu.name}: the roofline is fitted to other GPUs, and {errors}; {remedy}."
 
 
 ErrorQuantiles = dict[str, tuple[float, float]]
@@ -54,10 +52,10 @@ PREFILL: ErrorQuantiles = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (
 DECODE: ErrorQuantiles = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
 MOE: ErrorQuantiles = {"A100": (0.22, 0.47), "H100": (0.18, 0.70)}
 ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
-"""(median, 95th percentile) of the roofline's relative error, by GPU family."""
+"""These dictionaries map a GPU family to (median, 95th percentile) of the roofline's relative error."""
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
-HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_S = 0.5, 0.7, 0.37
+HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_S = 0.5, 0.7, 0.37  # log standard deviations; see ``slow_front_log_sd``
 _MEDIAN, _P90, _P95 = 0.6745, 1.645, 1.96  # quantiles of the absolute value of a standard normal
 
 
@@ -96,7 +94,7 @@ def with_front_error(errors: tuple[PartError, ...], front: Front) -> tuple[PartE
 
 
 def slow_front_log_sd(front: Front, slow_s: float) -> float | None:
-    """Return the log-normal spread with which one request in twenty waits ``slow_s`` longer, or None if unknown."""
+    """Return the log-normal spread with which one request in twenty waits ``slow_s`` longer; None without a delay."""
     return round(math.log1p(slow_s / front.request_s) / _P90, 3) if front.request_s else None
 
 
@@ -141,10 +139,10 @@ ENGINE_HOSTS = {
     "sglang": HostOverhead(338e-6, 8.9e-6, 3e-3, launch_s=365e-6),
     "trtllm": HostOverhead(312e-6, 8.6e-6, 3e-3, launch_s=365e-6),
 }
-"""Hosts of engines, fitted to end-to-end points on H100, H200 and B200 (benchmarks/_silicon.py; InferenceMAX,
-Apache-2.0): seconds a step and a sequence with the roofline as it is, launches together with its kernels. vLLM's graphs
-are assumed to hold prompts, too. A request takes some milliseconds from its client to the scheduler, and misses the
-step that begins meanwhile: 1 and 10 ms predict those points equally well."""
+"""Host overhead by engine, fitted to end-to-end measurements on H100, H200 and B200 (benchmarks/_silicon.py;
+InferenceMAX, Apache-2.0). The fit of ``step_s`` and ``sequence_s`` keeps the roofline's kernels; ``launch_s`` is fitted
+together with them. vLLM's CUDA graphs are assumed to cover steps with prompts, so that it has no ``launch_s``. The 3 ms
+of ``request_s`` are assumed: 1 and 10 ms predict the measurements equally well."""
 
 MLA_REQUEST_S = 0.12
 """Additional delay of a request with ENGINE_HOSTS if the model has MLA: DeepSeek-V3 and Kimi-K2 wait longer for a first
@@ -175,8 +173,7 @@ def roofline(
     """Build cost tables (rule PER_REQUEST) as sums of the roofline times of all operators.
 
     The axes hold tokens up to the largest step or prompt, contexts up to ``max_model_len``, sequences up to
-    ``max_num_seqs``, and KV tokens up to what these sequences can cache, but at most 2**24. Raises InputError if the
-    model cannot be split.
+    ``max_num_seqs``, and the KV tokens of these, at most 2**24. Raises InputError if the model cannot be split.
     """
     ops = _operators_of(model, gpu, node, parallel, limits)
     tokens = np.arange(max(limits.max_num_batched_tokens, limits.max_num_seqs) + 1)
@@ -215,8 +212,8 @@ def operators(
 ) -> list[OperatorTime]:
     """Return the time of each operator in a step of ``decode_seqs`` decodes and (chunk, context) prompts.
 
-    The prompts share one row for each operator, with the ``bound`` of the prompt with the longest time. Raises
-    InputError if the step is empty or a count is negative.
+    The decodes have ``kv_tokens`` cached tokens in total. The prompts share one row for each operator, with the
+    ``bound`` of the prompt with the longest time. Raises InputError if the step is empty or a count is negative.
     """
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
@@ -266,7 +263,7 @@ def _seconds_table(works: Callable[..., list[Work]], *axes: Ints) -> Floats:
 
 
 HOST_NAMES = ("default", *ENGINE_HOSTS)
-"""With ``default``, a cost source has its own host: BLIS' measurement for the roofline, or the host of a profile."""
+"""With "default", a cost source has its own host: BLIS' measurement for the roofline, or the host of a profile."""
 
 
 def host_overhead(host: str | HostOverhead, *, is_mla: bool = False) -> HostOverhead | None:

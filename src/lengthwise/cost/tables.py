@@ -50,9 +50,10 @@ _OTHER = "other_"
 
 
 def save(tables: CostTables, path: Path | str, made_for: MadeFor | None = None) -> None:
-    """Write cost tables to an npz file for ``load``. Raises OutputError if the file cannot be written.
+    """Write cost tables to an npz file for ``load``.
 
-    The tables may only be used for the deployment ``made_for``. With None, the file names no deployment.
+    The tables may only be used for the deployment ``made_for``. With None, the file names no deployment. Raises
+    ProfileError if the tables are invalid, and OutputError if the file cannot be written.
     """
     check(tables, "the tables to save")
     write_npz(
@@ -127,7 +128,7 @@ def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one 
 
 
 def to_arrays(tables: CostTables) -> dict[str, Any]:
-    """Return the arrays of an npz file with these tables. What is unknown or not used is left out."""
+    """Return these tables as the arrays of an npz file, without the parts that are unknown or not used."""
     rule, front = tables.rule, tables.front
     arrays: dict[str, Any] = {
         **{name: getattr(tables, name) for name in (*_SECONDS, "stage_layers")},
@@ -162,7 +163,7 @@ def _evidence_arrays(evidence: CostEvidence) -> dict[str, Any]:
 
 
 def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
-    """Return the tables in the arrays of an npz file, as ``load`` does. What an older file lacks remains unknown."""
+    """Return the tables in the arrays of an npz file, as ``load`` does. Parts that an older file lacks are unknown."""
     rule = ("rule_kind", "rule_step_tokens", "rule_merge_factor")
     missing = {*_SECONDS, *rule, "stage_layers", "source", "format", "version"} - set(arrays)
     if missing or str(arrays["format"]) != FORMAT:
@@ -257,7 +258,7 @@ class FitReport:
     notes: tuple[str, ...] = ()  # extrapolations, rows left out, errors of sums
 
 
-CACHE_VERSION = 9
+CACHE_VERSION = 9  # increases when a fit of the same files and arguments gives other tables
 
 
 def cache_path(cache: Path | str, files: Iterable[Path], arguments: tuple[Any, ...], kind: str = "vidur") -> Path:

@@ -40,9 +40,9 @@ def vidur_profile(
 
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, non-decreasing surfaces
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests with one choice of
-    its parameters and a fixed seed, combined by its rule; above 4,096 tokens they are constant. Neither counts
-    embedding, head or host, which Vidur does not profile. Raises ProfileError if rows are missing. The message
-    lists the rows there.
+    its parameters and a fixed seed, combined by its rule; beyond the measured sizes they are constant. Neither counts
+    embedding, head or host, which Vidur does not profile. Raises ProfileError if files or rows are missing, with a list
+    of those that exist, and UnknownNameError for another estimator.
 
     Args:
         model: A folder must have its name or an alias. Its shapes select the rows.
@@ -75,7 +75,7 @@ def vidur_profile(
     return cached(stored, build)
 
 
-TP = "num_tensor_parallel_workers"
+TP = "num_tensor_parallel_workers"  # column of the tensor-parallel degree
 SURROGATE = "SURROGATE"  # value of ``profile_method`` for rows that are made up and not measured
 
 
@@ -132,7 +132,7 @@ def read_samples(
 
 
 def is_surrogate(rows: pl.DataFrame) -> pl.Expr:
-    """Return an expression that is true for rows which were made up and not measured."""
+    """Return an expression that is true for rows whose times were made up instead of measured."""
     if "profile_method" not in rows.columns:
         return pl.lit(value=False)
     return (pl.col("profile_method") == SURROGATE).fill_null(value=False)
@@ -264,8 +264,7 @@ def forest_tables(
 ) -> tuple[CostTables, FitReport]:
     """Fit Vidur's random forests and return their predictions as tables. ``pp`` must divide the number of layers.
 
-    In the tables all prefills of a step are one prefill, as in Vidur (``AttentionRule`` MERGED). ``source`` is the name
-    of the tables' source.
+    In the tables all prefills of a step are one prefill, as in Vidur (rule MERGED). ``source`` names their source.
     """
     stages = layout.equal_stages(model, pp)
     tokens = np.arange(1.0, max(layout.VIDUR_TOKENS, limits.max_num_batched_tokens) + 1)

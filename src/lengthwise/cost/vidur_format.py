@@ -14,11 +14,11 @@ from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.specs import ModelSpec, NodeSpec
 
-ROUND_TOKENS = 8
-CONTEXT_STEP_TOKENS = 64
+ROUND_TOKENS = 8  # tokens of a step are rounded up to a multiple of it
+CONTEXT_STEP_TOKENS = 64  # contexts are rounded up to a multiple of it
 ALL_REDUCE_LAUNCH_MS = 0.02
-MERGE_OVERHEAD = 0.1
-HIGHEST_BATCH = 128
+MERGE_OVERHEAD = 0.1  # of attention over several requests, with GQA
+HIGHEST_BATCH = 128  # largest batch of Vidur's prediction tables
 VIDUR_TOKENS = 4096  # largest step, chunk and context that Vidur's prediction tables cover by default
 
 ONCE_A_LAYER = (
@@ -103,9 +103,7 @@ class ProfileFiles:
 def find_files(
     folder: Path, model: ModelSpec, gpu_name: str, parallel: Parallelism, node: NodeSpec | None
 ) -> ProfileFiles:
-    """Find the files of a model on a GPU, in folders named after the device, the model and the network."""
-    if not folder.is_dir():
-        raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
+    """Find the files of a model on a GPU, by folders' names. Raises ProfileError if a folder or file is missing."""
     device = device_folder(folder, gpu_name)
     place = model_folder(device, model)
     mlp, attention = csv_file(place, "mlp"), attention_files(place)
@@ -122,7 +120,7 @@ def find_files(
 
 
 def attention_files(place: Path) -> tuple[Path, ...]:
-    """Return the file attention.csv in a model's folder, or the parts of such a file, or an empty list."""
+    """Return the file attention.csv in a model's folder, or else its parts attention_*.csv, or else nothing."""
     if has_csv(place, "attention"):
         return (csv_file(place, "attention"),)
     return tuple(sorted(place.glob("attention_*.csv*")))
@@ -133,6 +131,8 @@ def device_folder(folder: Path, gpu_name: str) -> Path:
 
     ``gpu_name`` must begin with its name ("A100-80GB": a100). Of several, the longest name is taken.
     """
+    if not folder.is_dir():
+        raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     compute = folder / "compute"
     folders = _subfolders(compute)
     matching = [path for path in folders if _plain(gpu_name).startswith(_plain(path.name))]

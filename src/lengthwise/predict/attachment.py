@@ -12,7 +12,7 @@ import numpy as np
 from lengthwise.predict.contract import Ints, Predictor, Prompts, with_output
 from lengthwise.predict.distribution import Floats, LengthDistribution
 from lengthwise.predict.in_session import earlier_tokens
-from lengthwise.predict.oracle import Truthful, luck_of
+from lengthwise.predict.oracle import Truthful, uniform_draws
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Predictions, Workload
 
@@ -40,10 +40,10 @@ def attach(
     Each request gets one prediction per window: before its first token, and again after every ``window_tokens``
     generated tokens (ELIS: 50). Without ``update_predictions``, it has only the one before its first token.
 
-    A predictor sees the prompt tokens and, if the workload's ``extra`` has these columns, the texts "prompt", the names
-    "model" (otherwise ``model`` names the model of all requests), and with "session" and "turn" the lengths of earlier
-    outputs of the session, which the prompt of a later turn contains. In later windows, it also sees the
-    text "output" up to the tokens generated so far. Each call predicts the requests that still run, one row per
+    A predictor sees the prompt tokens and some columns of the workload's ``extra``, if it has them: the texts "prompt"
+    and the names "model" (otherwise ``model`` names the model of all requests). By "session" and "turn", it sees the
+    lengths of earlier outputs of the session, which the prompt of a later turn contains. In later windows, it also sees
+    the text "output" up to the tokens generated so far. Each call predicts the requests that still run, one row per
     request. The true length decides only which requests still run, and a scheduler observes that as well. A
     ``Truthful`` predictor sees the true lengths instead. A predictor whose class has ``predicts_once = True`` predicts
     once per request; its later predictions condition the first one on the tokens so far.
@@ -52,7 +52,7 @@ def attach(
     "median", a quantile such as "q0.9", or "tail_inflated", the average of the mean and of the mean of the longest
     tenth (TIE proposes such a statistic for long requests that look short). ``seed`` is the seed of a truthful
     predictor's errors: one draw per request, the same in all windows. Raises InputError if the statistic is unknown,
-    the window is not positive, or the predictor does not return one distribution per request.
+    the window is not positive, or the predictor does not return one distribution per request of at most 1e10 tokens.
     """
     if window_tokens < 1:
         raise InputError(f"window_tokens must be at least 1; it is {window_tokens}")
@@ -91,14 +91,14 @@ def _tail_inflated(predicted: LengthDistribution, so_far: Floats) -> Floats:
 def _predictions(
     workload: Workload, predictor: Predictor | Truthful, start: Ints, window_tokens: int, seed: int, model: str | None
 ) -> Iterator[tuple[Ints, Ints, LengthDistribution]]:
-    """Yield chunks of predictions: their rows, tokens so far, and distributions, not yet conditioned on these."""
+    """Yield chunks of predictions: their rows, tokens so far, and distributions before conditioning on these tokens."""
     n = len(workload)
     earlier = None if isinstance(predictor, Truthful) else earlier_tokens(workload)
     if isinstance(predictor, Truthful):
-        luck = luck_of(seed, n)
+        uniform = uniform_draws(seed, n)
         for requests, at in _spans(start, 0, n):
             so_far = (at - start[requests]) * window_tokens
-            yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, luck[requests])
+            yield at, so_far, predictor.peek(workload.output_tokens[requests], so_far, uniform[requests])
     elif getattr(predictor, "predicts_once", False):
         for part in _chunks(np.arange(n)):
             predicted = _checked_prediction(

@@ -20,12 +20,12 @@ _COLUMNS = ("text", "prompt_tokens", "model", "output_so_far", "earlier_tokens")
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests as a predictor sees them, in columns of n values; unknown columns are None.
+    """n requests as a predictor sees them, in columns of n values; an unknown column is None.
 
-    ``prompt_tokens`` are the prompts' lengths in tokens. ``model`` are the names of the models that serve the requests;
-    a None in it becomes "unknown". ``output_so_far`` are the texts generated so far, for predictors that read them.
-    ``earlier_tokens`` [n, turns] are the output lengths of the session's earlier requests, the last one at the end, and
-    NaN where there is none.
+    ``text`` are the prompts, and ``prompt_tokens`` their lengths in tokens. ``model`` are the names of the models that
+    serve the requests; a None in it becomes "unknown". ``output_so_far`` are the texts generated so far, for predictors
+    that read them. ``earlier_tokens`` [n, turns] are the output lengths of the session's earlier requests, the latest
+    one in the last column; NaN stands for no request.
     """
 
     size: int
@@ -61,8 +61,8 @@ class Samples:
     1. ``output`` [n] are the generated texts, for predictors that read partial output. ``censored`` [n] is whether the
     output was cut off (``finish_reason = "length"``), so that the true length is at least ``output_tokens``.
     ``group`` [n] are the numbers of groups of requests that are alike, such as sessions: a split and a bootstrap take
-    complete groups. Without it, these are the requests with the same prompt. ``metadata`` describes where the samples
-    come from, for the card of a predictor trained on them.
+    complete groups. If it is None, requests with the same prompt are a group, and without texts each request is one.
+    ``metadata`` describes where the samples come from, for the model card of a predictor trained on them.
     """
 
     prompts: Prompts
@@ -115,9 +115,9 @@ class Predictor(Protocol):
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
         """Return the distribution of each request's total output length, given that this exceeds ``tokens_so_far``.
 
-        Without ``prompts.output_so_far``, the result is ``predict(prompts).given(tokens_so_far)``. The text changes it
-        only if the predictor's attribute ``reads_output`` is a pair (first, last) and the tokens so far are within this
-        range. A predictor never reads the output if the attribute is None or absent.
+        Without ``prompts.output_so_far``, the result is ``predict(prompts).given(tokens_so_far)``. The text so far
+        changes the result only if the predictor's attribute ``reads_output`` is a pair (first, last) and the tokens so
+        far are within this range. If the attribute is None or absent, the predictor never reads the output.
         """
 
 
@@ -171,7 +171,7 @@ def by_prompt(texts: Sequence[str]) -> tuple[list[str], Ints]:
 
 
 def groups_of(samples: Samples) -> Ints:
-    """Return [n] the number of each sample's group, from 0: ``Samples.group``, or else one for each distinct prompt."""
+    """Return [n] the number of each sample's group, from 0, by ``Samples.group``, else by prompt, else by sample."""
     if samples.group is not None:
         return np.unique(samples.group, return_inverse=True)[1].reshape(-1)
     text = samples.prompts.text
@@ -181,8 +181,7 @@ def groups_of(samples: Samples) -> Ints:
 def split_rows(samples: Samples, share: float, seed: int) -> tuple[Ints, Ints]:
     """Return the indices of training samples and of held-out samples.
 
-    About ``share`` of the groups (of the prompts, without ``Samples.group``), drawn with ``seed``, are held out.
-    Raises InputError if there are fewer than two.
+    About ``share`` of the groups (see ``Samples``), drawn with ``seed``, are held out. Raises InputError below two.
     """
     groups = groups_of(samples)
     count = int(groups.max()) + 1

@@ -20,7 +20,7 @@ LEVELS: Floats = np.array(
 )  # fmt: skip
 TAIL_SHAPE = 3.0
 """Shape of the Pareto tail beyond a known distribution: the expected length is 1.5 times the tokens so far."""
-MAX_TAIL_LEVEL = 0.99
+MAX_TAIL_LEVEL = 0.99  # quantiles of a Pareto tail above this level equal the one at it
 _CHUNK_ROWS = 1 << 13  # temporaries of a chunk stay in the cache
 
 
@@ -29,7 +29,7 @@ class LengthDistribution:
     """Output lengths of n requests as quantiles; between two levels they are interpolated linearly.
 
     ``tokens`` [n, q] are the quantiles, at least 1 and nondecreasing along each row. ``levels`` [q] are their levels,
-    which increase from 0 (the smallest length) to 1 (the largest).
+    which increase from 0 (the smallest length) to 1 (the largest). Raises InputError if one of these does not hold.
     """
 
     tokens: Floats
@@ -114,9 +114,9 @@ class LengthDistribution:
     def given(self, tokens_so_far: npt.ArrayLike) -> LengthDistribution:
         """Return the distributions of the total lengths, given that they exceed ``tokens_so_far``.
 
-        A distribution whose smallest length exceeds ``tokens_so_far`` does not change. The levels of the result are the
-        union of the present ones and LEVELS. A request with more tokens so far than its largest predicted length gets a
-        Pareto tail of shape 3: its expected length is 1.5 times the tokens so far. Rows do not affect each other.
+        A distribution whose smallest length is at least ``tokens_so_far`` + 1 keeps its quantiles. If a request has
+        tokens so far, the levels of the result are the union of the present ones and LEVELS. A request that has reached
+        its largest length gets a Pareto tail of shape 3, cut at its 99 % quantile. Rows do not affect each other.
         """
         a = self._so_far(tokens_so_far)
         if not (a > 0).any():
@@ -142,16 +142,16 @@ class LengthDistribution:
         return np.maximum(tokens, a + (a > 0))
 
     def remaining(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """Return the expected remaining tokens [n] after ``tokens_so_far``, at least 1: E[X - a | X > a]."""
+        """Return the expected remaining tokens [n] at age a: E[X - a | X > a], at least 1; a / 2 in the Pareto tail."""
         return self._by_chunks(tokens_so_far, _remaining, 1 / (TAIL_SHAPE - 1))
 
     def gittins(self, tokens_so_far: npt.ArrayLike = 0) -> Floats:
-        """Return the Gittins ranks [n] in tokens: the smallest expected work per probability of completion.
+        """Return the Gittins ranks [n] in tokens, at least 1: the smallest expected work per probability of completion.
 
         The rank at age a is the minimum over d of E[min(X - a, d) | X > a] / P(X - a <= d | X > a) (Gittins 1979).
         Serving the smallest rank first minimizes the mean sojourn time in an M/G/1 queue (Aalto, Ayesta and Righter
-        2009). The hazard rate grows between two quantiles, so that the minimum is at a quantile. A request with more
-        tokens than its largest predicted length has the inverse hazard rate of the Pareto tail, a / 3.
+        2009). The hazard rate grows between two quantiles, so that the minimum is at a quantile. A request that has
+        reached its largest predicted length has the inverse hazard rate of the Pareto tail, a / 3.
         """
         return self._by_chunks(tokens_so_far, _gittins, 1 / TAIL_SHAPE)
 
@@ -228,9 +228,8 @@ def pareto_tail(tokens: npt.ArrayLike, levels: npt.ArrayLike) -> Floats:
 def length_quantiles(lengths: npt.ArrayLike, censored: npt.ArrayLike, levels: Floats) -> Floats:
     """Return the quantiles [q] of the distribution of observed lengths.
 
-    A length with ``censored`` is a lower bound of the true one. If the largest lower bound exceeds every uncensored
-    length, the distribution above it is unknown: its mass becomes a Pareto tail of shape 3, which starts at the largest
-    length.
+    A length with ``censored`` is a lower bound of the true one (Kaplan-Meier). If no uncensored length exceeds the
+    largest lower bound, the remaining mass becomes a Pareto tail of shape 3, which starts at that bound.
     """
     seen, cdf = kaplan_meier(lengths, censored)
     known_share = float(cdf[-1]) if len(cdf) else 0.0

@@ -15,7 +15,7 @@ from lengthwise.schema.errors import InputError, UnknownNameError
 
 
 class Constant:
-    """Predicts the same length for every request; None means the mean of the training lengths (Kaplan-Meier)."""
+    """Predicts ``tokens`` for every request; None stands for the mean of the training lengths (Kaplan-Meier)."""
 
     kind: ClassVar[str] = "constant"
     predicts_once: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class Constant:
         return self
 
     def predict(self, prompts: Prompts, tokens_so_far: int | Ints = 0) -> LengthDistribution:
-        """Return the length with probability 1; requests that exceed it get a Pareto tail."""
+        """Return the length with probability 1; requests that have reached it get a Pareto tail."""
         tokens = fitted(self, "tokens_")
         return LengthDistribution.point(np.full(len(prompts), tokens)).given(tokens_so_far)
 
@@ -52,7 +52,7 @@ class Constant:
 class Ecdf:
     """Predicts the empirical distribution of the output lengths of the request's model (SamuLLM).
 
-    Requests without a known model get the distribution of all samples. Censored lengths count as by Kaplan and Meier.
+    Requests of an unknown model get the distribution of all samples. Censored lengths are lower bounds (Kaplan-Meier).
     """
 
     kind: ClassVar[str] = "ecdf"
@@ -98,8 +98,9 @@ class BucketEcdf:
 
     ``by`` names the features, the most informative one first: "model", "prompt_tokens", "prompt_chars" (characters of
     the text). A numeric feature is divided into ``buckets`` intervals with equal numbers of samples. The parent of a
-    bucket is the bucket without the last feature; the last parent has all samples. A bucket with n samples is shrunk
-    towards its parent: its own weight is n / (n + ``shrink``). An unknown bucket has the distribution of its parent.
+    bucket is the bucket without the last feature; the last parent has all samples. The quantiles of a bucket with n
+    samples have the weight n / (n + ``shrink``), those of its parent the rest. A bucket without samples has the
+    distribution of its nearest parent that has some.
     """
 
     kind: ClassVar[str] = "bucket_ecdf"
@@ -118,7 +119,7 @@ class BucketEcdf:
         prompts = samples.prompts
         self.models_ = sorted({str(model) for model in prompts.model or ()})
         inner = np.linspace(0, 1, self.buckets + 1)[1:-1]
-        columns = {name: _numbers(name, prompts) for name in self.by if name != "model"}
+        columns = {name: _feature_values(name, prompts) for name in self.by if name != "model"}
         self.cuts_ = {
             name: np.zeros(0) if values is None else np.unique(np.quantile(values, inner))
             for name, values in columns.items()
@@ -153,7 +154,7 @@ class BucketEcdf:
             if name == "model":
                 at = {model: number for number, model in enumerate(self.models_)}
                 codes[:, column] = [at.get(model, -1) for model in prompts.model or ()] or -1
-            elif (values := _numbers(name, prompts)) is not None:
+            elif (values := _feature_values(name, prompts)) is not None:
                 codes[:, column] = np.searchsorted(self.cuts_[name], values, side="right")
         return codes
 
@@ -178,7 +179,7 @@ class BucketEcdf:
         return loaded
 
 
-def _numbers(name: str, prompts: Prompts) -> Floats | None:
+def _feature_values(name: str, prompts: Prompts) -> Floats | None:
     if name == "prompt_tokens":
         return None if prompts.prompt_tokens is None else prompts.prompt_tokens.astype(float)
     return None if prompts.text is None else np.array([len(text) for text in prompts.text], float)

@@ -244,9 +244,9 @@ class Encoder(Lexical):
 
     Small networks read the lexical features and the prompt's vector, which covers its first ``head_tokens`` and last
     ``tail_tokens`` tokens (see ``SentenceEncoder``). Cross-validation over prompts chooses the networks' weight in the
-    location (see ``Lexical``). After some generated tokens, the vector of the latest ``output_tokens`` tokens joins the
-    features of the text so far, as ELIS predicts again after each window of 50 tokens (Choi et al. 2025). All else is
-    as in ``Lexical``. The first ``layers`` layers of the encoder in ``folder`` run (None: see ``encoder_folder``).
+    location (see ``Lexical``). After some generated tokens, 16 coordinates of the vector of the latest
+    ``output_tokens`` tokens join the features of the text so far, as ELIS predicts again after each window of 50 tokens
+    (Choi et al. 2025). The first ``layers`` layers of the encoder in ``folder`` run (None: see ``encoder_folder``).
     """
 
     kind: ClassVar[str] = "encoder"

@@ -17,9 +17,9 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.statistics import kaplan_meier, share_half_width
 
-BINS = (2, 4, 8)
-WINDOWS = tuple(range(0, 601, 50))
-LEVELS_EVALUATED = np.round(np.arange(0.05, 0.96, 0.05), 2)
+BINS = (2, 4, 8)  # numbers of bins of equal mass
+WINDOWS = tuple(range(0, 601, 50))  # tokens so far
+LEVELS_EVALUATED = np.round(np.arange(0.05, 0.96, 0.05), 2)  # of the pinball loss and of the calibration
 MIN_PROMPTS = 20  # from fewer prompts a bootstrap cannot tell how exact a score is
 _MIN_UNCENSORED = 0.1
 _MIN_RUNNING = 20
@@ -34,7 +34,7 @@ class ScoredLengths:
 
     ``tokens`` [n] are the lengths, capped at the horizon. ``weight`` [n] is the inverse probability that an output of
     this length is not censored earlier (Kaplan-Meier estimate of the censoring). ``horizon`` is the number of tokens
-    beyond which too few outputs were observed; it is infinite if nothing is censored.
+    beyond which too few outputs were observed; it is infinite if no scored length is capped or censored.
     """
 
     tokens: Floats
@@ -81,8 +81,8 @@ class ScoredLengths:
 def scored_lengths(tokens: Ints, censored: npt.NDArray[np.bool_]) -> tuple[Ints, ScoredLengths]:
     """Return the rows that can be scored, and their lengths.
 
-    The horizon is the largest length before which at least a tenth of the outputs would not have been censored. A
-    request censored before it cannot be scored; the weights of similar uncensored requests represent it.
+    The horizon is the largest observed length that an output reaches uncensored with a probability of at least 0.1. A
+    request censored before it cannot be scored; the weights of longer uncensored requests represent it.
     """
     y = np.asarray(tokens, float)
     if not censored.any():
@@ -228,15 +228,16 @@ class Evaluation:
             horizon are not scored.
         scores: Scores by name: mae, rmse, r2, log_r2, tau, tau_within (mean of the models' taus), bias, coverage90,
             width90 (tokens), pinball, and, for k = 2, 4, 8 bins of equal mass, accuracy_k and within_one_k. rmse, r2
-            and bias use the predicted mean, the others the median.
-        by_model: The same scores for each model, and its number of "requests".
-        calibration: Levels, and for each level the share of lengths below the predicted quantile.
-        latency_ms: Time per prompt by batch size; empty if it was not measured.
+            and bias use the predicted mean, coverage90, width90 and pinball the quantiles, the others the median.
+        by_model: For each model its number of "requests" and these scores, without tau_within and those of bins.
+        windows: Scores by tokens so far.
+        calibration: Levels, and for each level the share of lengths that are at most the predicted quantile.
+        latency_ms: Milliseconds per prompt in batches of 1 and 32; empty if it was not measured.
         seen: Number of test prompts that were in the training data; None if the predictor does not know.
-        held_out: Losses in training, by tokens so far: of predicting from the output so far, and of conditioning.
+        held_out: Losses on held-out prompts in training, by tokens so far (``lexical_model.BandLosses``).
         reads_output: First and last tokens so far at which the predictor reads the output; None: never.
         mathematics: Number of requests that ask for mathematics, and Kendall's tau among them.
-        shown: Columns predicted, low, high, actual and model of some requests, for a figure.
+        shown: Columns predicted (median), low (5 %), high (95 %), actual and model of at most 1500 requests.
     """
 
     name: str
@@ -268,16 +269,15 @@ def evaluate(
     """Return the scores of a predictor on unseen samples, with 95 % intervals from a bootstrap over prompts.
 
     Censored outputs are long, so that scores of the other outputs alone would be biased. Therefore true and predicted
-    lengths are capped at a horizon: the largest length before which at least a tenth of the outputs would not have been
-    censored. A request that finished or reached the horizon has a weight: the inverse probability that it is not
-    censored earlier (Kaplan and Meier; the censoring is assumed to be independent of the lengths). All scores except
-    Kendall's tau use these weights. Whether a length beyond the horizon is below a quantile beyond it is unknown; the
-    predicted probability replaces this.
+    lengths are capped at a horizon (see ``scored_lengths``). A request that finished or reached the horizon has a
+    weight: the inverse probability that it is not censored earlier (Kaplan-Meier; the censoring is assumed to be
+    independent of the lengths). All scores except Kendall's tau use these weights. If a length and a quantile are both
+    beyond the horizon, their order is unknown; the predicted probability replaces it.
 
     At each number of tokens so far in ``windows``, the predictor predicts again from the text so far; its first
-    prediction, conditioned on these tokens, is scored as well. With 0 ``draws`` or below ``MIN_PROMPTS`` prompts there
-    are no intervals. Without a ``clock``, which returns seconds, latency is not measured. Raises InputError if every
-    output was censored.
+    prediction, conditioned on these tokens, is scored as well. The windows end where fewer than 20 requests still run.
+    With 0 ``draws`` or below ``MIN_PROMPTS`` prompts there are no intervals. Without a ``clock``, which returns
+    seconds, latency is not measured. Raises InputError if every output was censored.
     """
     if samples.censored.all():
         raise InputError("every output was cut off at a limit, so no true length is known; some must be complete")
@@ -365,8 +365,8 @@ def _windows(
 class ExplainableVariance:
     """The share of the variance of lengths that lies between prompts.
 
-    No predictor from prompts alone has a higher R2. ``share`` is the share for lengths, and ``log_share`` that for log
-    lengths, each over all runs. ``runs`` maps the name of each run, a model with its settings, to its own two shares.
+    No predictor from prompts alone has a higher R2. ``share`` is the share for lengths, and ``log_share`` the one for
+    log lengths, each over all runs. ``runs`` maps the name of a run (a model with its settings) to its own two shares.
     """
 
     share: Estimate

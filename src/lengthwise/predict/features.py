@@ -69,7 +69,7 @@ TOKENS_EACH = {
 """Approximate tokens of one requested item."""
 
 
-WORDS: dict[str, float] = {
+WORDS: dict[str, float] = {  # prior weights of words; positive ones stand for long outputs
     word: weight
     for weight, words in {
         1.3: "essay story article blog screenplay script chapter tutorial curriculum itinerary roadmap documentation "
@@ -93,7 +93,7 @@ WORDS: dict[str, float] = {
     }.items()
     for word in words.split()
 }
-OPENINGS: dict[str, float] = {
+OPENINGS: dict[str, float] = {  # prior weights of a prompt's first word
     word: weight
     for weight, words in {
         0.5: "write explain describe create develop how design compose tell discuss outline plan imagine build make",
@@ -116,7 +116,7 @@ PHRASES: dict[str, float] = {
 
 
 HEAD, TAIL = 1200, 500
-"""Numbers of characters that are read at the start and at the end of a prompt; between them, only the length counts."""
+"""Characters that are read at the start and at the end of a prompt; between them, only length and line breaks count."""
 TERM_WORDS = 60  # number of first words that are looked up among the terms with learned weights
 
 _PROMPT_WORD = re.compile(r"[^\W_]+")
@@ -131,16 +131,16 @@ _PHRASE_WEIGHTS = np.array(list(PHRASES.values()))
 
 NAMES: tuple[str, ...] = (
     "log_chars", "log_words", "log_lines", "word_chars", "digit_share", "upper_share", "foreign_share",
-    "cjk_share", "log_head_chars", "log_rest_chars", "asked_log_tokens", "requested", "largest_number",
-    "first_category", "second_category", "last_is_question", "guess_words", "guess_opening", "guess_most",
-    "guess_least",
+    "cjk_share", "log_head_chars", "log_rest_chars", "requested_log_tokens", "requested", "largest_number",
+    "first_category", "second_category", "last_is_question", "guess_words", "guess_opening", "guess_max",
+    "guess_min",
     *(f"count {mark!r}" for mark in MARKS),
     *(f"words of {name}" for name in CATEGORIES),
-    *(f"says {phrase!r}" for phrase in _PHRASES),
+    *(f"has {phrase!r}" for phrase in _PHRASES),
     "guess_phrases", "guess",
 )  # fmt: skip
 """Columns of ``prompt_features``; "guess" is a prior estimate from the weights above."""
-_GUESSES = tuple(NAMES.index(name) for name in ("guess_opening", "guess_most", "guess_least"))
+_GUESSES = tuple(NAMES.index(name) for name in ("guess_opening", "guess_max", "guess_min"))
 
 
 def prompt_features(texts: Sequence[str]) -> tuple[Floats, list[list[str]]]:
@@ -232,10 +232,10 @@ def _character_shares(text: str) -> tuple[float, float, float, float]:
 
 
 def requested_counts(words: list[str], distinct: Iterable[str]) -> tuple[float, float, float]:
-    """Return how much text phrases like "two pages" request.
+    """Return features of the text that phrases such as "two pages" request.
 
-    The result is the log of the tokens that these phrases stand for, the number of phrases, and the log of the largest
-    number in them.
+    They are the log of the tokens that the largest of these phrases stands for, the number of phrases, and the log of
+    the largest number in digits in the prompt.
     """
     tokens, found, largest = 0.0, 0, 0
     counts: dict[str, int] = {}
@@ -262,7 +262,7 @@ def _item_tokens(item: str) -> float | None:
 
 
 def requested_items(words: list[str]) -> int:
-    """Return the first number above 2 in a prompt, such as 10 in "ten reasons"; 0 if there is none."""
+    """Return the first number above 2 (in digits: 3 to 99) in the first 60 words, as in "ten reasons"; 0 if none."""
     for word in words[:TERM_WORDS]:
         count = int(word) if word.isascii() and word.isdigit() and len(word) < 3 else NUMBERS.get(word, 0)
         if count > 2:
@@ -283,8 +283,8 @@ _PROGRAM = re.compile(r"\b(?:def|python|javascript|sql|function|algorithm|progra
 def is_mathematics(text: str) -> bool:
     """Return whether a prompt asks for mathematics.
 
-    It has a formula, or it asks for a quantity and gives at least two; a prompt about a program does not count. The
-    length of the answer follows from the steps of the solution, which no words of the prompt show.
+    Its start has a formula, or it asks for a quantity, gives at least two, and is not about a program. The length of
+    the answer follows from the steps of the solution, which no words of the prompt show.
     """
     lower = text[:HEAD].lower()
     if _FORMULA.search(lower):
@@ -293,7 +293,7 @@ def is_mathematics(text: str) -> bool:
 
 
 def terms(words: list[str]) -> Iterator[str]:
-    """Yield a prompt's distinct words, its pairs of consecutive words, and its first word after "^"."""
+    """Yield the distinct words and pairs of consecutive words of the first 60, and the first word with a "^" before."""
     read = words[:TERM_WORDS]
     yield from dict.fromkeys(read)
     yield from dict.fromkeys(f"{a} {b}" for a, b in pairwise(read))

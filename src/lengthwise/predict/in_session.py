@@ -15,15 +15,16 @@ from lengthwise.schema.errors import InputError
 from lengthwise.schema.workload import Workload
 
 EARLIER_TURNS = 8
-"""Earlier turns of a session that a request remembers."""
+"""Number of earlier requests of its session of which a request has the output length."""
 _MIN_PAIRS = 30
 
 
 def earlier_tokens(workload: Workload, turns: int = EARLIER_TURNS) -> Floats | None:
-    """Return [n, turns] the output lengths of the requests before each one in its session, the last one at the end.
+    """Return [n, turns] the output lengths of the earlier requests of each request's session, the latest one last.
 
-    The columns "session" and "turn" of ``extra`` say which requests these are: requests of the same turn run at the
-    same time, and do not know each other. Places without an earlier turn are NaN. Return None without such columns.
+    Of the ``turns`` requests before a request, in the order of the columns "session" and "turn" of ``extra``, those of
+    an earlier turn count: requests of one turn run at the same time. The other places, at the start of a row, are NaN.
+    Without these two columns, the result is None.
     """
     if not {"session", "turn"} <= set(workload.extra):
         return None
@@ -40,7 +41,7 @@ def earlier_tokens(workload: Workload, turns: int = EARLIER_TURNS) -> Floats | N
 
 
 def samples_of(workload: Workload, model: str | None = None) -> Samples:
-    """Return the requests of a workload as samples to learn from, with the earlier outputs of their sessions."""
+    """Return a workload's requests, all of one ``model``, as samples without texts, grouped by session."""
     n = len(workload)
     models = None if model is None else [model] * n
     prompts = Prompts(n, None, workload.prompt_tokens, models, earlier_tokens=earlier_tokens(workload))
@@ -49,13 +50,14 @@ def samples_of(workload: Workload, model: str | None = None) -> Samples:
 
 
 class InSession:
-    """Shifts the predictions of ``inner`` by how long the earlier outputs of the session were.
+    """Shifts the predictions of ``inner`` by the lengths of the earlier outputs of the session.
 
-    The logarithm of a length over the median that ``inner`` predicts is the sum of a session's own effect and of an
-    error, both normal with constant variances (a one-way model with random effects). Their intraclass correlation
-    rho is all that is learned, from pairs of consecutive turns. After k turns with a mean logarithm of m, quantiles
-    move by w m, with w = k rho / (1 + (k - 1) rho), and come closer to the median by the factor sqrt(1 - rho w): the
-    best linear prediction (Searle, Casella and McCulloch 1992, chapter 7). Without earlier turns nothing changes.
+    The model is log(length / median that ``inner`` predicts) = effect of the session + error, both normal with constant
+    variances (a one-way model with random effects). ``fit`` learns their intraclass correlation rho, from pairs of
+    consecutive requests. Let m be the mean of log(length / median) over the k earlier requests. In logarithms, the
+    quantiles move by w m, with w = k rho / (1 + (k - 1) rho), and their distances to the median shrink by the factor
+    sqrt(1 - rho w): the best linear prediction (Searle, Casella and McCulloch 1992, chapter 7). A request without
+    earlier requests keeps the prediction of ``inner``.
     """
 
     kind: ClassVar[str] = "in_session"
@@ -67,7 +69,7 @@ class InSession:
         self.correlation_: float | None = None
 
     def fit(self, samples: Samples) -> Self:
-        """Fit the inner predictor, and learn how alike the outputs of a session are.
+        """Fit the inner predictor, and learn the correlation rho of the output lengths in a session.
 
         Raises InputError if fewer than 30 samples have an earlier turn.
         """

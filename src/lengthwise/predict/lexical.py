@@ -1,4 +1,4 @@
-"""A length predictor that reads the words of a prompt, with gradient-boosted trees: under 0.1 ms per prompt."""
+"""A length predictor by a prompt's words and gradient-boosted trees: under 0.1 ms per prompt in batches of 32."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def repeat_weights(groups: Ints) -> Floats:
 
 
 def template_weights(words: Sequence[list[str]]) -> Floats:
-    """Return weights of prompts, [n]. k prompts with equal first or last words weigh as much as sqrt(k)."""
+    """Return weights of prompts, [n]: k prompts with equal first or last four words have the total weight sqrt(k)."""
     ends = [_template_ends(read) for read in words]
     counts = Counter(end for pair in ends for end in pair)
     return np.asarray([1 / np.sqrt(max(counts[end] for end in pair)) for pair in ends])
@@ -62,14 +62,14 @@ def _shrunk_means(residual: Floats, group: Ints, weight: Floats) -> Floats:
 
 
 class Lexical:
-    """Predicts a product of three factors: the model's typical length, the prompt's effect, and a random residual.
+    """Predicts a product of factors: the model's typical length, the effects of the prompt, and a random residual.
 
     In log tokens, the parts are:
 
     - an offset for each model; unknown models share one offset, and have a wider spread;
     - a location from the prompt: the weighted mean of a ridge regression on words and word pairs and of boosted trees
       on counts, punctuation and prior estimates; cross-validation over prompts chooses the weight;
-    - an offset for each template (first or last words that many prompts share), and for each template and model;
+    - an offset for each template (four first or last words that at least 40 prompts share), and by template and model;
     - a scale by boosted trees, and the quantiles of the residuals of held-out prompts divided by this scale.
 
     Censored outputs count as longer than observed: the location uses the mean of the longer residuals (Buckley and
@@ -77,9 +77,9 @@ class Lexical:
     number of samples, and repeated prompts count little, so that many similar samples do not outweigh the others.
 
     After some tokens, the prediction is the first one conditioned on the tokens so far (``LengthDistribution.given``).
-    If the text so far is known, a second model of the same kind predicts the remaining length, for those tokens so far
-    at which it was better on held-out prompts than conditioning (``held_out_``). It learns from at most ``max_windows``
-    beginnings of outputs, each a multiple of ``window_tokens`` tokens long, drawn from all samples with an output.
+    If the text so far is known, a model of the remaining length (``lexical_model.WindowModel``) predicts instead, at
+    the tokens so far where it was better than conditioning on held-out prompts (``held_out_``). It learns from at most
+    ``max_windows`` beginnings of outputs, each a multiple of ``window_tokens`` tokens long, drawn at random.
     """
 
     kind: ClassVar[str] = "lexical"
@@ -179,7 +179,7 @@ class Lexical:
         return LengthDistribution.of(np.minimum(tokens, self.max_tokens_), LEVELS)
 
     def knows(self, texts: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Return whether the training data had each prompt, [n]. It errs on unseen ones by prompts / 2**32."""
+        """Return whether the training data had each prompt, [n], by 32-bit checksums, which rarely collide."""
         return np.isin(_digests([text.strip() for text in texts]), fitted(self, "seen_"))
 
     def knows_model(self, name: str) -> bool:
@@ -261,7 +261,7 @@ class Lexical:
         self.z_ = np.stack([known, other[_MEDIAN] + wider * (other - other[_MEDIAN])])
 
     def state(self) -> State:
-        """Return the state to save, without the words whose weight is 0."""
+        """Return the state to save, without the terms that have no effect on predictions."""
         location: lexical_model.Location = fitted(self, "location_")
         weights = {term: weight for term, weight in location.weights.items() if weight and location.share}
         meta = {
@@ -285,14 +285,14 @@ class Lexical:
             "spread": location.spread,
             "seen": self.seen_,
             "z": self.z_,
-            **location.trees.arrays("location"),
-            **self.scale_.arrays("scale"),
+            **location.trees.to_arrays("location"),
+            **self.scale_.to_arrays("scale"),
         }
         if location.networks is not None:
-            arrays |= location.networks.arrays("sense") | {"sense.share": np.array(location.network_share)}
+            arrays |= location.networks.to_arrays("sense") | {"sense.share": np.array(location.network_share)}
         if (windows := self.windows_) is not None:
             arrays |= {"windows.z": windows.z, "windows.base_z": windows.base_z}
-            arrays |= windows.middle.arrays("windows.middle") | windows.scale.arrays("windows.scale")
+            arrays |= windows.middle.to_arrays("windows.middle") | windows.scale.to_arrays("windows.scale")
             if windows.axes is not None:
                 arrays |= {"axes.middle": windows.axes.middle, "axes.turn": windows.axes.directions}
         return meta, arrays
@@ -319,18 +319,18 @@ class Lexical:
         linear, middle, spread = (
             _shaped(arrays, name, (size,)) for name, size in (("linear", n + 1), ("middle", n), ("spread", n))
         )
-        trees = Trees.of_arrays(dict(arrays), "location", n)
+        trees = Trees.from_arrays(arrays, "location", n)
         networks, network_share = None, 0.0
         if "sense.share" in arrays:  # its columns are the features and the encoder's vector
-            networks = Head.of_arrays(arrays, "sense", array(arrays, "sense.middle", 1).shape[0])
+            networks = Head.from_arrays(arrays, "sense", array(arrays, "sense.middle", 1).shape[0])
             network_share = float(array(arrays, "sense.share", 0))
         words = dict(zip(terms, weights.tolist(), strict=False)) if len(weights) else {}
         share = float(meta["share"])
         self.location_ = lexical_model.Location(words, linear, middle, spread, share, trees, networks, network_share)
         self.seen_ = array(arrays, "seen", 1).astype(np.uint32)
-        self.scale_ = Trees.of_arrays(dict(arrays), "scale", n + 1)
+        self.scale_ = Trees.from_arrays(arrays, "scale", n + 1)
         self.z_ = _shaped(arrays, "z", (2, len(LEVELS)))
-        self.held_out_ = tuple(lexical_model.HeldOut(**band) for band in meta["held_out"])
+        self.held_out_ = tuple(lexical_model.BandLosses(**band) for band in meta["held_out"])
         self.windows_ = _restored_windows(arrays) if self.reads_output is not None else None
         self.offsets_ = {str(name): float(offset) for name, offset in meta["offsets"].items()}
         self.templates_ = {str(end): int(number) for end, number in meta["templates"].items()}
@@ -344,7 +344,7 @@ def _restored_windows(arrays: Mapping[str, npt.NDArray[Any]]) -> lexical_model.W
         directions = array(arrays, "axes.turn", 2)
         axes = lexical_model.PrincipalAxes(_shaped(arrays, "axes.middle", (len(directions),)), directions)
         columns += directions.shape[1]
-    middle, scale = (Trees.of_arrays(dict(arrays), f"windows.{name}", columns) for name in ("middle", "scale"))
+    middle, scale = (Trees.from_arrays(arrays, f"windows.{name}", columns) for name in ("middle", "scale"))
     z = _shaped(arrays, "windows.z", (len(lexical_model.BANDS) + 1, len(LEVELS)))
     base_z = _shaped(arrays, "windows.base_z", (len(LEVELS),))
     return lexical_model.WindowModel(middle, scale, z, base_z, axes)

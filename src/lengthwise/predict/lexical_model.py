@@ -31,7 +31,7 @@ NETWORK_SHARES = np.linspace(0, 1, 11)  # candidate shares of the networks in th
 RIDGES = (10.0, 40.0, 160.0)  # candidate penalties of the ridge regression
 _LOCATION_FOLDS = 5
 _MAX_TAIL_FACTOR = 2.0
-"""A distribution ends at most this many times the distance of its 1 % and 5 % quantiles below the 1 % quantile."""
+"""Quantiles are at most this many times p05 - p01 below p01, and at most this many times p99 - p95 above p99."""
 _DENSE_SCALE = 0.5
 _MIN_TERM_PROMPTS, _MAX_TERMS = 4, 12_000
 
@@ -51,7 +51,7 @@ class PrincipalAxes:
         return cls(known.mean(axis=0), np.ascontiguousarray(directions[:, ::-1][:, :_AXES]))
 
     def extended(self, x: Floats, vectors: tuple[Ints, npt.NDArray[Any]] | None) -> Floats:
-        """Return the columns ``x`` [n, m], and beside them coordinates along the axes, [n, m + k].
+        """Return the columns ``x`` [n, m] followed by coordinates along the axes, [n, m + k].
 
         ``vectors`` are the indices of the rows that have a vector, and these vectors; other rows get the coordinates 0.
         """
@@ -70,13 +70,13 @@ def text_vectors(texts: Sequence[str], output_vectors: OutputVectors) -> tuple[I
 
 @dataclass(frozen=True)
 class Location:
-    """A model of the log length of a prompt's answer, relative to the serving model's mean.
+    """A model of the location: the log length of a prompt's answer, relative to the serving model's offset.
 
-    It is a weighted mean of three parts. The linear part adds ``weights`` (log tokens of each term) and ``linear`` [m +
-    1] (weights of the standardized features, then the constant); ``middle`` and ``spread`` [m] are the mean and the
-    standard deviation of each feature. ``trees`` read the features. ``networks`` read the features and an encoder's
-    vector; they are None without an encoder. The networks have the weight ``network_share``. In the rest, the linear
-    part has the weight ``share`` and the trees 1 - ``share``.
+    It is a weighted mean of three parts. The linear part is the sum of ``weights`` over the prompt's terms and of
+    ``linear`` [m + 1] (the weights of the standardized features, then the constant); ``middle`` and ``spread`` [m] are
+    the mean and the standard deviation of each feature. ``trees`` read the features. ``networks`` read the features and
+    an encoder's vector; they are None without an encoder. The networks have the weight ``network_share``, the linear
+    part has the share ``share`` of the rest, and the trees have what remains.
     """
 
     weights: dict[str, float]
@@ -236,7 +236,9 @@ def imputed(y: Floats, censored: Bools, predicted: Floats) -> Floats:
     return out
 
 
-_PROMPT = [NAMES.index(name) for name in ("log_chars", "asked_log_tokens", "guess", "foreign_share", "words of code")]
+_PROMPT = [
+    NAMES.index(name) for name in ("log_chars", "requested_log_tokens", "guess", "foreign_share", "words of code")
+]
 WINDOW_COLUMNS = len(PROGRESS) + len(_PROMPT) + 4
 _MAX_WINDOWS_PER_REQUEST = 40
 _MIN_SCALE = 0.05
@@ -249,12 +251,12 @@ BANDS = np.array([100, 200, 400, 800])  # largest tokens so far of each band of 
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Losses of the two ways to predict again after some tokens, in one band: a range of tokens so far.
+class BandLosses:
+    """Pinball losses, in tokens, of two ways to predict again in one band: ``first`` to ``last`` tokens so far.
 
-    They are pinball losses in tokens, over windows of held-out prompts with ``first`` to ``last`` tokens so far.
+    They are means over ``windows`` windows of ``prompts`` held-out prompts. A window is the beginning of an output.
     ``repredicted`` is the loss of the window model, and ``conditioned`` that of the first prediction, conditioned on
-    the tokens so far. ``half_width`` is one standard error of their difference over ``prompts`` prompts.
+    the tokens so far. ``half_width`` is one standard error of their difference.
     """
 
     first: int
@@ -266,18 +268,18 @@ class HeldOut:
     half_width: float
 
     @property
-    def used(self) -> bool:
-        """Return whether to use the window model: it has enough rows, and beats conditioning by a standard error."""
+    def is_used(self) -> bool:
+        """Return whether enough windows and prompts show that the window model is better, by a standard error."""
         enough = self.windows >= _MIN_ROWS and self.prompts >= _MIN_PROMPTS
         return enough and self.repredicted + self.half_width <= self.conditioned
 
 
-def reading_range(held_out: Sequence[HeldOut]) -> tuple[int, int] | None:
+def reading_range(held_out: Sequence[BandLosses]) -> tuple[int, int] | None:
     """Return the first and last tokens so far at which the window model predicts; None if it never does.
 
     They are the ends of the first uninterrupted sequence of bands in which it is used.
     """
-    used = list(takewhile(lambda band: band.used, dropwhile(lambda band: not band.used, held_out)))
+    used = list(takewhile(lambda band: band.is_used, dropwhile(lambda band: not band.is_used, held_out)))
     return (used[0].first, used[-1].last) if used else None
 
 
@@ -285,10 +287,11 @@ def reading_range(held_out: Sequence[HeldOut]) -> tuple[int, int] | None:
 class WindowModel:
     """Predicts the log remaining tokens from the text so far, by trees for the location and for the scale.
 
-    ``middle`` predicts the location relative to the survival estimate, which conditions on the tokens so far alone and
-    uses ``base_z`` [levels], the residual quantiles of prompts. ``scale`` predicts the log size of the residuals. ``z``
-    [bands, levels] are the quantiles of the residuals divided by their size, in each band of tokens so far. ``axes``
-    are the principal axes of the vectors of the texts so far; None without an encoder.
+    ``middle`` predicts the difference of the location to the survival estimate. That estimate is the log of the median
+    remainder by the prompt's prediction and the tokens so far; it uses ``base_z`` [levels], the quantiles of the
+    standardized residuals of prompts. ``scale`` predicts the log size of the residuals. ``z`` [bands, levels] are the
+    quantiles of the residuals divided by their size, in each band of tokens so far. ``axes`` are the principal axes of
+    the vectors of the texts so far; they are None without an encoder.
     """
 
     middle: Trees
@@ -311,15 +314,15 @@ class WindowModel:
 
 @dataclass(frozen=True)
 class BasePredictions:
-    """The predictions of samples from their prompts alone, each by a model that has not seen the prompt."""
+    """Predictions of samples from their prompts alone."""
 
-    mu: Floats  # [n] log length
+    mu: Floats  # [n] log length: a location by models that have not seen the prompt, plus offsets fitted to all
     scale: Floats  # [n] size of the residuals
     words: Sequence[list[str]]  # [n] words of the prompt
     features: Floats  # [n, m] features of the prompt
     prompt: Ints  # [n] index of the prompt: held-out windows share none
-    weight: Floats  # [n]
-    predicted: LengthDistribution  # [n]
+    weight: Floats  # [n] weight of the sample in the fit
+    predicted: LengthDistribution  # [n] before the first token
 
 
 def fit_windows(
@@ -330,12 +333,12 @@ def fit_windows(
     window_tokens: int,
     max_windows: int,
     seed: int,
-) -> tuple[WindowModel | None, tuple[HeldOut, ...]]:
+) -> tuple[WindowModel | None, tuple[BandLosses, ...]]:
     """Return a model of the remaining length, and its losses in each band of tokens so far.
 
-    It learns from outputs that are cut off at multiples of ``window_tokens``; at most ``max_windows`` such windows are
-    drawn. The losses are measured on held-out prompts, beside those of conditioning. The model is None if it is better
-    in no band.
+    It learns from at most ``max_windows`` windows: beginnings of outputs, of multiples of ``window_tokens`` tokens,
+    drawn at random. The losses are measured on held-out prompts. The model is None if it beats conditioning in no band;
+    with fewer than 200 windows or 20 prompts there are no losses either.
     """
     if samples.output is None:
         return None, ()
@@ -389,7 +392,7 @@ def fit_windows(
 
 def _band_losses(
     samples: Samples, base: BasePredictions, row: Ints, so_far: Ints, predicted: LengthDistribution, window_tokens: int
-) -> tuple[HeldOut, ...]:
+) -> tuple[BandLosses, ...]:
     scored, known = scored_lengths(samples.output_tokens, samples.censored)
     at = np.full(len(samples), -1)
     at[scored] = np.arange(len(scored))
@@ -408,12 +411,12 @@ def _band_losses(
         first = window_tokens if k == 0 else int(BANDS[k - 1]) + 1
         last = int(so_far[windows][rows].max()) if k == band.max() else int(BANDS[k])
         prompts = len(np.unique(prompt[rows]))
-        made.append(HeldOut(first, last, int(rows.sum()), prompts, float(means[0]), float(means[1]), error))
+        made.append(BandLosses(first, last, int(rows.sum()), prompts, float(means[0]), float(means[1]), error))
     return tuple(made)
 
 
 def drawn_windows(tokens: Ints, window_tokens: int, max_windows: int, seed: int) -> tuple[Ints, Ints]:
-    """Return random windows, each before its sample's last token: (index of the sample, tokens so far)."""
+    """Return random windows, at most 40 a sample, each before its last token: (index of the sample, tokens so far)."""
     count = np.clip((tokens - 1) // window_tokens, 0, _MAX_WINDOWS_PER_REQUEST)
     row = np.repeat(np.arange(len(tokens)), count)
     window = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + 1

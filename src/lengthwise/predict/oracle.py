@@ -17,27 +17,27 @@ from lengthwise.schema.errors import InputError
 class Truthful(Protocol):
     """A predictor that needs the true lengths, and therefore exists only in simulation.
 
-    It has the method ``peek`` instead of ``predict``. Its only randomness is ``luck``, one number per request. A
-    request has the same luck at every prediction, and different error models use the same random numbers.
+    It has the method ``peek`` instead of ``predict``. Its only randomness is ``uniform``, one number per request. A
+    request has the same number at every prediction, and different error models use the same numbers.
     """
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:
         """Return the distributions of the total lengths, from the true lengths.
 
-        ``output_tokens`` [n] are the true lengths, which exceed ``tokens_so_far``. ``luck`` [n] is uniform in [0, 1].
-        The result is not conditioned on ``tokens_so_far``.
+        ``output_tokens`` [n] are the true lengths, which exceed ``tokens_so_far``. ``uniform`` [n] are random numbers
+        in [0, 1]. The result is not conditioned on ``tokens_so_far``.
         """
 
 
 class Oracle:
     """Predicts the true length of every request."""
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the true lengths with probability 1."""
         return LengthDistribution.point(output_tokens)
 
 
-def luck_of(seed: int, n: int) -> Floats:
+def uniform_draws(seed: int, n: int) -> Floats:
     """Return one uniform random number per request, [n], for ``Truthful.peek``; the first k do not depend on n."""
     return np.random.default_rng(np.random.SeedSequence([seed, 0x1E46])).random(n)
 
@@ -46,9 +46,9 @@ class LogNormalError:
     """Predicts the true length times an error exp(bias + sigma z), where z is standard normal.
 
     The predicted distribution is log-normal with the same sigma, and its median is the wrong length: it includes the
-    error's variance, but not its bias. With ``exact_lengths``, the wrong length has probability 1. A standard deviation
-    with sigma 0.5 is a factor of 1.65; a negative bias underestimates. The logarithm of the error halves after every
-    ``half_life_tokens`` tokens (None: it is constant).
+    error's variance, but not its bias. With ``exact_lengths``, the wrong length has probability 1. With sigma 0.5, one
+    standard deviation is a factor of 1.65. A negative bias underestimates. The logarithm of the error halves after
+    every ``half_life_tokens`` tokens (None: it is constant).
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class LogNormalError:
         self.sigma, self.bias = sigma, bias
         self.half_life_tokens, self.exact_lengths = half_life_tokens, exact_lengths
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:
         """Return the predicted distributions, whose medians are the wrong lengths."""
-        share = _error_share(tokens_so_far, self.half_life_tokens, len(luck))
-        wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal_quantile(luck)))
+        share = _error_share(tokens_so_far, self.half_life_tokens, len(uniform))
+        wrong = output_tokens * np.exp(share * (self.bias + self.sigma * _normal_quantile(uniform)))
         wrong = np.clip(wrong, 1, 1e9)
         if self.exact_lengths or self.sigma == 0:
             return LengthDistribution.point(wrong)
@@ -79,7 +79,7 @@ class Same:
             raise InputError(f"tokens must be at least 1 and below 1e12; it is {tokens}")
         self.tokens = tokens
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the same length, with probability 1, for every request."""
         return LengthDistribution.point(np.full(len(output_tokens), self.tokens))
 
@@ -92,7 +92,7 @@ class Reversed:
             raise InputError(f"pivot must be at least 1 and below 1e6; it is {pivot}")
         self.pivot = pivot
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:  # noqa: ARG002
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:  # noqa: ARG002
         """Return the reversed lengths with probability 1."""
         return LengthDistribution.point(self.pivot**2 / output_tokens.astype(float))
 
@@ -109,13 +109,13 @@ def _check_half_life(tokens: float | None) -> None:
 
 
 def _error_share(tokens_so_far: int | Ints, half_life_tokens: float | None, n: int) -> Floats:
-    """Return the share [n] of the error that remains after ``tokens_so_far``; None means that all of it remains."""
+    """Return the share [n] of the error that remains after ``tokens_so_far``: 1 without a half-life."""
     a = np.broadcast_to(np.asarray(tokens_so_far, float), (n,))
     return np.ones(n) if half_life_tokens is None else np.asarray(0.5 ** (a / half_life_tokens))
 
 
 class Quantised:
-    """Predicts the class of every length: the distribution of the lengths in this class.
+    """Predicts the distribution of the lengths in the class of the true length.
 
     A length y belongs to class i if boundaries[i] < y <= boundaries[i + 1]; shorter and longer lengths belong to the
     first and the last class. Within a class, lengths are uniform, unless ``fit`` has learned their distribution.
@@ -159,13 +159,13 @@ class Quantised:
         inner = self._edges()[1:-1]
         return np.asarray(np.searchsorted(inner, np.asarray(output_tokens, float), side="left"), np.int64)
 
-    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, luck: Floats) -> LengthDistribution:
+    def peek(self, output_tokens: Ints, tokens_so_far: int | Ints, uniform: Floats) -> LengthDistribution:
         """Return the distribution of the lengths in each request's predicted class."""
         table = self._uniform() if self.table_ is None else self.table_
-        predicted = self.predicted_class(self.class_of(output_tokens), tokens_so_far, luck)
+        predicted = self.predicted_class(self.class_of(output_tokens), tokens_so_far, uniform)
         return LengthDistribution(table, LEVELS).take(predicted)
 
-    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, uniform: Floats) -> Ints:  # noqa: ARG002
         """Return the predicted classes [n], which are the true ones here; subclasses add errors."""
         return true_class
 
@@ -182,9 +182,9 @@ class Quantised:
 class BinNeighbour(Quantised):
     """Predicts a neighbouring class with some probability (Multi-Bin Batching, Section 6.2).
 
-    In an inner class, the prediction is one class lower with probability 2 p split, one class higher with probability 2
-    p (1 - split), and correct with probability 1 - 2 p. In an edge class, it is the neighbour with probability p. ``p``
-    is within 0 .. 0.5 and halves after every ``half_life_tokens`` tokens; if that is None, it is constant.
+    For a true class with two neighbours, the prediction is one class lower with probability 2 p split, one class higher
+    with probability 2 p (1 - split), and correct otherwise. For the first and the last class, it is the neighbour with
+    probability p. ``p`` is within 0 .. 0.5 and halves after every ``half_life_tokens`` tokens (None: it is constant).
     """
 
     def __init__(
@@ -196,13 +196,13 @@ class BinNeighbour(Quantised):
         self.p, self.split, self.half_life_tokens = p, split, half_life_tokens
         _check_half_life(half_life_tokens)
 
-    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, uniform: Floats) -> Ints:
         """Return the predicted classes [n]: the true one or a neighbour."""
-        p = self.p * _error_share(tokens_so_far, self.half_life_tokens, len(luck))
+        p = self.p * _error_share(tokens_so_far, self.half_life_tokens, len(uniform))
         first, last = true_class == 0, true_class == self.classes - 1
         down = np.where(first, 0.0, np.where(last, p, 2 * p * self.split))
         up = np.where(last, 0.0, np.where(first, p, 2 * p * (1 - self.split)))
-        return np.asarray(true_class - (luck < down) + (luck >= 1 - up))
+        return np.asarray(true_class - (uniform < down) + (uniform >= 1 - up))
 
 
 class Confusion(Quantised):
@@ -223,7 +223,7 @@ class Confusion(Quantised):
         if not (self.matrix >= 0).all() or not np.allclose(self.matrix.sum(axis=1), 1, atol=1e-6):
             raise InputError(f"each row of matrix must be probabilities that sum to 1; they are {matrix}")
 
-    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, luck: Floats) -> Ints:  # noqa: ARG002
+    def predicted_class(self, true_class: Ints, tokens_so_far: int | Ints, uniform: Floats) -> Ints:  # noqa: ARG002
         """Return the predicted classes [n], drawn from the row of each true class."""
         cumulative = np.cumsum(self.matrix, axis=1)[:, :-1]
-        return np.asarray((luck[:, None] >= cumulative[true_class]).sum(axis=1), np.int64)
+        return np.asarray((uniform[:, None] >= cumulative[true_class]).sum(axis=1), np.int64)

@@ -21,11 +21,11 @@ _FEW_ROWS, _MAX_TABLE_DEPTH = 4, 4
 
 @dataclass(frozen=True)
 class Trees:
-    """A sum of t regression trees, padded to the same depth d, so that all are evaluated at once.
+    """A sum of t regression trees, all padded to one depth d, so that numpy evaluates them at once.
 
     ``feature`` [t, 2^d - 1] is the column that each node compares with its ``threshold``, of the same shape. Node i has
     the children 2i + 1 (for values up to the threshold) and 2i + 2. ``value`` [t, 2^d] are the values of the leaves.
-    ``base`` is added to the sum.
+    A prediction is ``base`` plus the sum of the t leaves.
     """
 
     base: float
@@ -71,16 +71,15 @@ class Trees:
         leaf = _leaf_table(self.depth).take(decisions) + self._leaves  # type: ignore[attr-defined]
         return np.asarray(self.base + self.value.take(leaf).sum(axis=1))
 
-    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of the trees for a file, with names that start with ``name``."""
+    def to_arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the four attributes as arrays to save; their keys are "``name``.base" and so on."""
         return {f"{name}.base": np.array([self.base])} | {f"{name}.{part}": getattr(self, part) for part in _TREE_PARTS}
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
-        """Return the trees from arrays that ``Trees.arrays`` returned.
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Trees:
+        """Return the trees that ``to_arrays(name)`` saved in ``arrays``, for inputs of ``columns`` columns.
 
-        The trees read ``columns`` features. Raises InputError if an array is missing, or a node compares a column that
-        does not exist.
+        Raises InputError if an array is missing, or a node compares a column that does not exist.
         """
         base, feature, threshold, value = _saved_parts(arrays, name, ("base", *_TREE_PARTS))
         if feature.size and not 0 <= int(feature.min()) <= int(feature.max()) < columns:
@@ -103,9 +102,11 @@ def _leaf_table(depth: int) -> npt.NDArray[np.uint8]:
 def fit_trees(
     x: Floats, y: Floats, weight: Floats, *, trees: int, depth: int, seed: int, rate: float = 0.05, min_leaf: int = 20
 ) -> Trees:
-    """Return trees fitted to ``y`` [n] from ``x`` [n, m] by weighted least squares.
+    """Return ``trees`` trees of at most ``depth`` levels, fitted to ``y`` [n] from ``x`` [n, m] by least squares.
 
-    Raises MissingExtraError if scikit-learn is not installed.
+    ``weight`` [n] are the weights of the rows, ``rate`` is the learning rate, ``min_leaf`` the smallest number of rows
+    in a leaf. With fewer than 2 ``min_leaf`` rows, or equal ``y``, the result has no trees: it predicts the weighted
+    mean. Raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.ensemble import HistGradientBoostingRegressor
@@ -161,11 +162,11 @@ _PARTS = ("middle", "spread", "first", "first_bias", "second", "second_bias")
 
 @dataclass(frozen=True)
 class Head:
-    """The mean of k networks on standardized columns, each with one hidden layer of u units (ReLU).
+    """The mean of k networks on m standardized columns, each with one hidden layer of u units (ReLU).
 
-    ``middle`` and ``spread`` [m] are the mean and the standard deviation of each column; standardized values are
-    clipped at 4. ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u]
-    and ``second_bias`` [k] those of the outputs.
+    ``middle`` and ``spread`` [m] are the mean and the standard deviation of each column (see ``standardized``).
+    ``first`` [k, m, u] and ``first_bias`` [k, u] are the weights of the hidden layers, ``second`` [k, u] and
+    ``second_bias`` [k] those of the outputs.
     """
 
     middle: Floats
@@ -184,13 +185,13 @@ class Head:
             out += np.einsum("ij,j->i", hidden, v) + c
         return out / len(self.first)
 
-    def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of the networks for a file, with names that start with ``name``."""
+    def to_arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """Return the six attributes as float32 arrays to save; their keys are "``name``.middle" and so on."""
         return {f"{name}.{part}": getattr(self, part).astype(np.float32) for part in _PARTS}
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
-        """Return the networks from the arrays of ``Head.arrays``. Raises InputError if an array is missing."""
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], name: str, columns: int) -> Head:
+        """Return the networks that ``to_arrays(name)`` saved. Raises InputError if an array is missing or invalid."""
         parts = [part.astype(np.float64) for part in _saved_parts(arrays, name, _PARTS)]
         k, _, u = parts[2].shape if parts[2].ndim == 3 else (0, 0, 0)
         shapes = [(columns,), (columns,), (k, columns, u), (k, u), (k, u), (k,)]
@@ -206,16 +207,17 @@ def _saved_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: tuple
 
 
 def standardized(x: npt.NDArray[Any], middle: Floats, spread: Floats) -> Floats:
-    """Return columns in standard deviations from their means, clipped at 4."""
+    """Return (x - middle) / spread for columns ``x`` [n, m], clipped to -4 .. 4."""
     return np.minimum(np.maximum((x - middle) / spread, -_CLIP), _CLIP)
 
 
 def fit_head(
     x: npt.NDArray[Any], y: Floats, weight: Floats, seed: int, *, decay: float = 3.0, rounds: int = 12
 ) -> Head:
-    """Return networks fitted to ``y`` [n] from ``x`` [n, m] by weighted least squares, each with its own random seed.
+    """Return three networks fitted to ``y`` [n] from ``x`` [n, m] by least squares with ``weight`` [n].
 
-    Raises MissingExtraError if scikit-learn is not installed.
+    ``decay`` is the L2 penalty of the weights and ``rounds`` the number of epochs. Each network has its own random
+    seed. Raises MissingExtraError if scikit-learn is not installed.
     """
     try:
         from sklearn.exceptions import ConvergenceWarning

@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "model": ("model", "generator", "model_name", "model_id", "engine"),
     "finish_reason": ("finish_reason", "stop_reason", "finished_reason"),
 }  # fmt: skip
-"""Accepted names of each column. The first one in a row counts; case does not matter, and spaces equal underscores."""
+"""Accepted names of each column; the first in this order counts. Case does not matter, and spaces are underscores."""
 CENSORED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 """Finish reasons of censored outputs."""
 FAILED = frozenset({"error", "abort", "aborted", "cancelled", "canceled", "content_filter"})
@@ -59,12 +59,12 @@ _TIMES = {
     "arrival_s": 1.0, "arrived_at": 1.0, "arrival_time": 1.0, "arrival": 1.0, "timestamp": 1.0, "start_time": 1.0,
     "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
 }  # fmt: skip
-"""Accepted names of the column of arrival times, with seconds per unit; the first one in a row counts."""
+"""Accepted names of the column of arrival times, with seconds per unit; the first in this order counts."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One request; unknown values are None, and the finish reason is in lower case."""
+    """One request of a file; unknown values are None, and ``finish`` is the finish reason in lower case."""
 
     prompt: str | None
     output: str | None
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def tokens(self) -> int | None:
-        """Return the number of output tokens: counted, or else estimated from the output; None if both are unknown."""
+        """Return ``output_tokens``, or else an estimate from the text ``output``; None if both are unknown."""
         if self.output_tokens is not None:
             return self.output_tokens
         return None if self.output is None else (estimated_tokens(self.output) if self.output else 0)
@@ -84,8 +84,8 @@ class Row:
 def row_of(raw: Mapping[str, Any]) -> Row:
     """Return the request in one row of a file.
 
-    The row is a flat table, a chat completion, or a line of an OpenAI batch. Raises ValueError if a count is not an
-    integer, or a message is not an object.
+    The row is a flat table, a conversation, a chat completion, or a line of an OpenAI batch. Raises ValueError if a
+    count is not an integer from 0 to MAX_TOKENS, or a message is not an object.
     """
     found = _flattened(raw)
     messages = _first(found, "prompt")
@@ -197,7 +197,7 @@ def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) 
     serve --save-detailed``. The prompts of a batch are in its input file, so ``files`` should include this file.
     Unknown token counts are estimated from the text. Requests that ended at a length limit are censored; failed and
     empty ones are left out. ``model`` is the model of rows that name none. Raises InputError if a file is missing or
-    damaged, or a row has neither an output nor its length.
+    damaged, a row has neither an output nor its length, or no request is left.
     """
     paths = [Path(f) for f in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
@@ -246,8 +246,9 @@ class Split:
     """Training and test samples that have no common prompt.
 
     ``prompts`` is the number of distinct prompts before near-duplicates were removed, and ``repeated`` the number of
-    samples whose prompt has occurred before. ``near_duplicates`` is the number of held-out prompts that resemble a
-    training prompt. They are removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``).
+    the other samples. ``near_duplicates`` is the number of held-out prompts that resemble a training prompt. They are
+    removed, unless fewer than MIN_TEST_PROMPTS would be left (``includes_near_duplicates``). If the samples have
+    groups, such as sessions, ``prompts`` counts these, and near-duplicates are not searched.
     """
 
     train: Samples
@@ -464,10 +465,10 @@ def _bench_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 class Served:
     """The successful requests of a log.
 
-    ``prompt_tokens`` and ``output_tokens`` [n] are counted, or else estimated from the texts; a prompt without both has
-    1 token. A censored output has its observed length. ``texts`` maps "prompt", "output" and "model" to columns [n], as
-    far as a row has them. ``arrival_s`` [n] are times on the log's clock; None if no row has one. ``estimated`` is the
-    number of requests with an estimated length, ``left_out`` the number of rows that failed or are empty.
+    ``prompt_tokens`` and ``output_tokens`` [n] are the counts in the log, or else estimates from the texts; a prompt
+    without count and text has 1 token. A censored output has its observed length. ``texts`` maps "prompt", "output" and
+    "model" to columns [n]; a column that no row has is missing. ``arrival_s`` [n] are times on the log's clock, or
+    None. ``estimated`` counts requests with an estimated length, ``left_out`` rows that failed or are empty.
     """
 
     prompt_tokens: Ints

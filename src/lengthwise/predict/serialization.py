@@ -140,7 +140,7 @@ def packed(predictor: Any, prefix: str = "") -> State:
 
 
 def unpacked(meta: Any, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Any:
-    """Return the predictor from what ``packed`` returned. Raises InputError if a part is missing or invalid."""
+    """Return the predictor from the kind, state and arrays of ``packed``; raises InputError if a part is invalid."""
     own = {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
     kind = meta.get("kind") if isinstance(meta, dict) else None
     if kind not in KINDS:
@@ -193,7 +193,7 @@ def _parsed_array(data: bytes, name: str) -> npt.NDArray[Any]:
 
 @cache
 def default() -> Any:
-    """Return the trained lexical predictor that comes with lengthwise. Its ``metadata_`` is its card."""
+    """Return the trained lexical predictor that comes with lengthwise. Its ``metadata_`` is its model card."""
     with as_file(files("lengthwise.predict") / "data" / "default.lwp") as path:
         return load(path)
 

@@ -1,4 +1,4 @@
-"""Predictors that wrap others: survival updates, conformal calibration, ensembles, protection from failures."""
+"""Predictors that wrap others: conditioning on tokens so far, conformal calibration, ensembles, fault protection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def predicted_after(
 ) -> LengthDistribution:
     """Return the predictions after ``tokens_so_far``, for a predictor that wraps others.
 
-    For a request whose output so far ``predictor`` reads, ``predict_at`` predicts again from that output. For others,
-    what ``predict_at`` predicts before the first token is conditioned on the tokens so far.
+    For a request whose output so far ``predictor`` reads, ``predict_at`` predicts again from that output. For other
+    requests, the distribution that ``predict_at`` predicts before the first token is conditioned on the tokens so far.
     """
     n = len(prompts)
     so_far = np.broadcast_to(np.asarray(tokens_so_far, np.int64), (n,))
@@ -64,24 +64,38 @@ class Conditional:
         return cls(unpacked(meta["inner"], arrays, "inner/"))
 
 
-AGES = (0, 50, 100, 200, 400, 800, 1600)
+class _ReadsAsInner:
+    """Reads the output at the tokens so far at which ``inner`` does."""
+
+    inner: Predictor
+
+    @property
+    def reads_output(self) -> tuple[int, int] | None:
+        """Return the first and last tokens so far at which the inner predictor reads the text; None: never."""
+        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
+        return span
+
+
+AGES = (0, 50, 100, 200, 400, 800, 1600)  # tokens so far at which Conformal scores samples
 _MIN_SCORES = 30
 _MIN_SPREAD = 0.05
 _SAVED_SAMPLES = 400
 
 
-class Conformal:
+class Conformal(_ReadsAsInner):
     """Calibrates the quantiles of the predictor ``inner`` on held-out samples.
 
-    At level p and age a (tokens so far), the score of a sample with length y is (log(y - a) - log(q_p - a)) / s, where
-    s is log((q_0.9 - a) / (q_0.1 - a)): the error of the predicted remaining length, in units of the predictor's own
-    uncertainty. The quantile is shifted by the p-quantile of the scores, with the finite-sample correction of split
-    conformal prediction (Vovk; Romano, Patterson and Candes 2019 for quantiles). The score of a censored sample is a
-    lower bound (Kaplan and Meier). Point predictions get a spread, and quantiles that are too narrow become wider.
+    At level p and age a (tokens so far), the score of a sample with length y is (log(y - a) - log(q_p - a)) / s: the
+    error of the predicted remaining length, in units of the predictor's own uncertainty s = log((q_0.9 - a) / (q_0.1 -
+    a)), at least 0.05. The log of the predicted remaining length is shifted by s times the p-quantile of the scores,
+    with the finite-sample correction of split conformal prediction (Vovk; Romano, Patterson and Candes 2019 for
+    quantiles). The score of a censored sample is a lower bound (Kaplan-Meier). Point predictions get a spread, and
+    quantiles that are too narrow become wider.
 
-    A ``share`` of the prompts is held out for the calibration; with ``prefit``, ``inner`` is already trained and all
-    samples are used. An age between two of ``ages`` uses the scores of the lower one. The scores of the last ``window``
-    samples are stored, and ``observe`` adds finished requests.
+    A ``share`` of the groups (see ``Samples``) is held out for the calibration, drawn with ``seed``; with ``prefit``,
+    ``inner`` is already trained and all samples are used. Ages above 0 have their own scores only if ``inner`` reads
+    outputs; an age between two of ``ages`` uses the scores of the lower one. The scores of the last ``window`` samples
+    are stored, and ``observe`` adds finished requests.
     """
 
     kind: ClassVar[str] = "conformal"
@@ -104,7 +118,7 @@ class Conformal:
         self.prefit, self.seed, self._new = prefit, seed, 0
 
     def fit(self, samples: Samples) -> Self:
-        """Fit the inner predictor on most samples, and calibrate it on the rest."""
+        """Fit the inner predictor, unless it is ``prefit``, and calibrate it on held-out samples."""
         held_out = samples
         if not self.prefit:
             train, test = split_rows(samples, self.share, self.seed)
@@ -118,7 +132,7 @@ class Conformal:
         return self
 
     def observe(self, prompts: Prompts, output_tokens: npt.ArrayLike, censored: npt.ArrayLike | None = None) -> Self:
-        """Add finished requests to the window. Whenever they are a hundredth of its size, calibrate again."""
+        """Add finished requests to the stored scores, and calibrate again after every ``window`` / 100 of them."""
         fitted(self, "scores_")
         is_censored = np.zeros(len(prompts), bool) if censored is None else np.asarray(censored, bool)
         self._add(Samples(prompts, np.asarray(output_tokens), is_censored))
@@ -131,12 +145,6 @@ class Conformal:
         """Return the inner predictor's distributions with shifted quantiles."""
         fitted(self, "shifts_")
         return predicted_after(self, self._shifted, prompts, tokens_so_far)
-
-    @property
-    def reads_output(self) -> tuple[int, int] | None:
-        """Return the first and last tokens so far at which the inner predictor reads the text; None: never."""
-        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
-        return span
 
     def _shifted(self, prompts: Prompts, so_far: Ints) -> LengthDistribution:
         a = so_far.astype(float)
@@ -176,7 +184,7 @@ class Conformal:
                 self.shifts_[at] = _score_quantiles(self.scores_[rows, at], self.censored_[rows], tail)
 
     def state(self) -> State:
-        """Return the state to save: the shifts, and the scores of the last few hundred samples."""
+        """Return the state to save: the shifts, and the scores of the last 400 samples."""
         shifts = fitted(self, "shifts_")
         meta, arrays = packed(self.inner, "inner/")
         parameters = {name: getattr(self, name) for name in ("share", "window", "ages", "prefit", "seed")}
@@ -204,7 +212,7 @@ class Conformal:
 
 
 def _remaining(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple[Floats, Floats]:
-    """Return quantiles of the remaining tokens [n, q], and the predictor's own uncertainty [n, 1]."""
+    """Return quantiles of the remaining tokens [n, q], and the predictor's own uncertainty s [n, 1] (``Conformal``)."""
     tokens = predicted.given(so_far).at(LEVELS).tokens
     remaining = np.maximum(tokens - so_far[:, None], 1.0)
     low, high = np.searchsorted(LEVELS, (0.1, 0.9))
@@ -212,7 +220,7 @@ def _remaining(predicted: LengthDistribution, so_far: npt.NDArray[Any]) -> tuple
 
 
 def _score_quantiles(scores: Floats, censored: npt.NDArray[np.bool_], tail: float) -> Floats:
-    """Return the quantile of the scores at each level, [q], corrected for the finite number of samples."""
+    """Return the quantiles of the scores, [q], for finite n; above all scores, an exponential tail of mean ``tail``."""
     n = len(scores)
     safe = np.where(LEVELS >= 0.5, np.minimum(1, LEVELS * (n + 1) / n), np.maximum(0, LEVELS - (1 - LEVELS) / n))
     if censored.any():
@@ -236,8 +244,8 @@ _STEPS = 300
 class Ensemble:
     """Averages the quantiles of several predictors, with one weight for each.
 
-    If ``weights`` is None, ``fit`` finds the weights that minimize the pinball loss on the held-out samples, a
-    ``share`` of the prompts. Afterwards, it fits every member on all samples.
+    If ``weights`` is None, ``fit`` holds out a ``share`` of the groups (see ``Samples``), finds the weights that
+    minimize the pinball loss on them, and then fits every member on all samples.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -334,13 +342,13 @@ def _pinball_loss(tokens: Floats, samples: Samples) -> tuple[float, Floats]:
 FAULTS = ("raised", "shape", "not_a_number", "not_positive", "absurd", "disordered", "already_passed")
 
 
-class Guarded:
-    """Protects from failures of the predictor ``inner``.
+class Guarded(_ReadsAsInner):
+    """Replaces invalid predictions of the predictor ``inner`` by those of ``prior``.
 
-    Invalid rows of its answer are replaced by those of ``prior``; the default prior is the empirical distribution by
-    model. The inner predictor may return a LengthDistribution, any object with ``tokens`` and ``levels``, or plain
-    lengths [n]. ``faults_`` counts rows by kind of fault: "raised" (an exception), "shape" (not one row per request, or
-    no numbers), "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (decreasing
+    The default prior is the empirical distribution by model. The inner predictor may return a LengthDistribution, any
+    object with ``tokens`` and ``levels``, or plain lengths [n]. ``faults_`` counts replaced rows by kind of fault:
+    "raised" (an exception, also of ``fit``, or an answer without numbers), "shape" (not one row per request, or invalid
+    levels), "not_a_number", "not_positive" (below 1), "absurd" (above ``max_tokens``), "disordered" (decreasing
     quantiles), "already_passed" (a length that does not exceed the tokens so far).
     """
 
@@ -380,12 +388,6 @@ class Guarded:
         good = self._valid(tokens, a)
         safe = LengthDistribution(np.where(good[:, None], tokens, np.maximum(a, 1)[:, None] + 1), levels)
         return LengthDistribution(np.where(good[:, None], safe.at(LEVELS).tokens, prior.tokens), LEVELS)
-
-    @property
-    def reads_output(self) -> tuple[int, int] | None:
-        """Return the first and last tokens so far at which the inner predictor reads the text; None: never."""
-        span: tuple[int, int] | None = getattr(self.inner, "reads_output", None)
-        return span
 
     def _valid(self, tokens: Floats, a: Floats) -> npt.NDArray[np.bool_]:
         """Return which rows are valid, [n], and count each other row under its first fault."""

@@ -31,8 +31,8 @@ class _Task:
     error: str | None = None
 
 
-class ModelLedger:
-    """A simple ``Ledger`` in memory, which is the reference for the comparison with other ledgers."""
+class ReferenceLedger:
+    """A simple ``Ledger`` in memory, with which other ledgers are compared."""
 
     def __init__(self) -> None:
         self._identity, self._fence = "", 0
@@ -175,12 +175,12 @@ _ENDINGS = (State.DONE, State.DONE, State.DONE, State.READY, State.SKIPPED, Stat
 
 
 class _RandomWalk:
-    """Performs the same random operations on a ledger, through two handles, and on a ``ModelLedger``."""
+    """Performs the same random operations on a ledger, through two handles, and on a ``ReferenceLedger``."""
 
     OPERATIONS = (*["lease", "finalize"] * 3, "save", "heartbeat", "expire", "set_metadata", "reopen", "open")
 
-    def __init__(self, open_ledger: Callable[[], Ledger], model: ModelLedger, rng: np.random.Generator) -> None:
-        self._open_ledger, self._model, self._rng = open_ledger, model, rng
+    def __init__(self, open_ledger: Callable[[], Ledger], reference: ReferenceLedger, rng: np.random.Generator) -> None:
+        self._open_ledger, self._reference, self._rng = open_ledger, reference, rng
         self._handles = [open_ledger(), open_ledger()]
         self._now_s, self._num_runs, self._counter = 0.0, 0, 0
         self._leases: list[Lease] = []
@@ -192,11 +192,11 @@ class _RandomWalk:
             operation = str(self._rng.choice(self.OPERATIONS))
             where = f"step {step}, {operation}"
             actual, expected = getattr(self, operation)()
-            require(actual == expected, f"{where}: the model returns {expected}; the ledger returned {actual}")
+            require(actual == expected, f"{where}: the reference returns {expected}; the ledger returned {actual}")
             handle = self._handle()
             for name, values in (("rows", (0, 99)), ("counts", ()), ("results", (_KEYS,)), ("partials", (_KEYS,)),
                                  ("metadata", ()), ("outputs", (range(_TASKS + 1),))):  # fmt: skip
-                actual, expected = getattr(handle, name)(*values), getattr(self._model, name)(*values)
+                actual, expected = getattr(handle, name)(*values), getattr(self._reference, name)(*values)
                 require(actual == expected, f"{where}: {name} must be {expected}; the ledger returned {actual}")
             violation = broken_invariant(self._tasks, handle.rows(0, 99))
             require(not violation, f"{where}: {violation}")
@@ -258,7 +258,7 @@ class _RandomWalk:
         return None, None
 
     def _both(self, name: str, *values: Any, **keywords: Any) -> tuple[Any, Any]:
-        return getattr(self._handle(), name)(*values, **keywords), getattr(self._model, name)(*values, **keywords)
+        return getattr(self._handle(), name)(*values, **keywords), getattr(self._reference, name)(*values, **keywords)
 
     def _handle(self) -> Ledger:
         return self._handles[int(self._rng.integers(0, 2))]
@@ -303,11 +303,11 @@ def broken_invariant(tasks: Tasks, rows: Sequence[TaskRow]) -> str:
     return ""
 
 
-def results_equal_model(open_ledger: OpenLedger, seed: int) -> None:
-    """Check random operations on two handles, sometimes closed and reopened, against ``ModelLedger``."""
+def results_equal_reference(open_ledger: OpenLedger, seed: int) -> None:
+    """Check random operations on two handles, sometimes closed and reopened, against ``ReferenceLedger``."""
     for number in range(4):
         rng = np.random.default_rng([seed, number])
-        _RandomWalk(lambda number=number: open_ledger(f"walk_{number}"), ModelLedger(), rng).run()  # type: ignore[misc]
+        _RandomWalk(lambda number=number: open_ledger(f"walk_{number}"), ReferenceLedger(), rng).run()  # type: ignore[misc]
 
 
 def creates_tasks_once(open_ledger: OpenLedger, seed: int) -> None:
@@ -437,7 +437,7 @@ def concurrent_leases_are_unique(open_ledger: OpenLedger, seed: int) -> None:
 
 
 LEDGER_CHECKS: dict[str, Check] = {check.__name__: check for check in (
-    results_equal_model, creates_tasks_once, first_output_wins, stores_any_text, rejects_batches_atomically,
+    results_equal_reference, creates_tasks_once, first_output_wins, stores_any_text, rejects_batches_atomically,
     aggregates_match_rows, concurrent_leases_are_unique,
 )}  # fmt: skip
 """Checks by name, in the order in which they run."""

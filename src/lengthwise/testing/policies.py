@@ -103,7 +103,7 @@ _BATCHINGS = ("unified", "static", "prefill_first", "windowed")
 
 
 @dataclass(frozen=True)
-class World:
+class PolicyCase:
     """A random workload, and a deployment that uses the policy."""
 
     workload: Workload
@@ -114,12 +114,12 @@ class World:
         return f"{self.workload.name} under {s.batching}, preemption {s.preemption}, seed {seed}"
 
 
-def worlds(policy: Policy, count: int, seed: int) -> list[World]:
-    """Return ``count`` random worlds for a policy. Equal seeds give equal worlds."""
-    return [_world(policy, np.random.default_rng([seed, i]), i) for i in range(count)]
+def policy_cases(policy: Policy, count: int, seed: int) -> list[PolicyCase]:
+    """Return ``count`` random cases for a policy. Equal seeds give equal cases."""
+    return [_policy_case(policy, np.random.default_rng([seed, i]), i) for i in range(count)]
 
 
-def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
+def _policy_case(policy: Policy, rng: np.random.Generator, number: int) -> PolicyCase:
     blocks = _MAX_LEN // 4 + int(rng.choice([4, 20, 200]))
     limits = EngineLimits(max_num_seqs=int(rng.integers(1, 8)), max_num_batched_tokens=256, block_size=4)
     parallelism = Parallelism(1, 1, int(rng.integers(1, 4)))
@@ -142,7 +142,7 @@ def _world(policy: Policy, rng: np.random.Generator, number: int) -> World:
         start = np.concatenate([[0], np.cumsum(blocks_shared)])
         ids = rng.integers(0, 3, start[-1])
         workload = replace(workload, prefixes=SharedPrefixes(limits.block_size, start, ids))
-    return World(workload, deployment)
+    return PolicyCase(workload, deployment)
 
 
 def _workload(rng: np.random.Generator, kind: str, number: int) -> Workload:
@@ -197,7 +197,7 @@ def _costs() -> CostTables:
     )
 
 
-Check = Callable[[Policy, Sequence[World]], None]
+Check = Callable[[Policy, Sequence[PolicyCase]], None]
 
 _COMPILED = ("compiles", "compiled_as_interpreted", "kernel_as_reference")
 _MAX_WAITS_S = (0.0, 0.05, 0.3)
@@ -209,15 +209,15 @@ def check_policy(
     """Run the checks of ``POLICY_CHECKS``, with or without a test runner. Return the names of the passed checks.
 
     A decorator of ``lengthwise.policy`` makes the policy, which may be of any axis. If the policy need not be
-    ``compiled``, only the reference engine runs it. ``count`` is the number of small simulated worlds. An
+    ``compiled``, only the reference engine runs it. ``count`` is the number of small simulated cases. An
     AssertionError states the requirement that the policy violates, and the actual value.
     """
     require(isinstance(policy, Policy), f"a policy must be made by a decorator of lengthwise.policy; got {policy!r}")
-    samples = worlds(policy, count, seed)
+    samples = policy_cases(policy, count, seed)
     return run_checks(POLICY_CHECKS, {*skip, *(() if compiled else _COMPILED)}, lambda: (policy, samples))
 
 
-def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
+def answers_in_range(policy: Policy, _: Sequence[PolicyCase]) -> None:
     """Check that every result is valid on its axis: not NaN, and an existing bin, replica or block."""
     function = policies.interpreted(policy)
     for arguments in calls(policy):
@@ -226,14 +226,14 @@ def answers_in_range(policy: Policy, _: Sequence[World]) -> None:
         require(not wrong, f"{_label(policy)} {wrong}; it returned {result!r} for {_format(policy, arguments)}")
 
 
-def deterministic(policy: Policy, _: Sequence[World]) -> None:
+def deterministic(policy: Policy, _: Sequence[PolicyCase]) -> None:
     """Check that equal arguments give equal results: no randomness, no clock, no state."""
     function = policies.interpreted(policy)
     first, second = ([_call(policy, function, arguments) for arguments in calls(policy)] for _ in range(2))
     require(first == second, f"{_label(policy)} must return the same for the same arguments; two calls differ")
 
 
-def compiles(policy: Policy, _: Sequence[World]) -> None:
+def compiles(policy: Policy, _: Sequence[PolicyCase]) -> None:
     """Check that the policy compiles, so that the compiled kernel can use it."""
     try:
         policies.compiled(policy)
@@ -241,7 +241,7 @@ def compiles(policy: Policy, _: Sequence[World]) -> None:
         raise AssertionError(f"{_label(policy)} must compile: {error}") from error
 
 
-def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
+def compiled_as_interpreted(policy: Policy, _: Sequence[PolicyCase]) -> None:
     """Check that the compiled and the interpreted policy return bit-identical results."""
     compiled, interpreted = policies.compiled(policy), policies.interpreted(policy)
     for arguments in calls(policy):
@@ -250,23 +250,26 @@ def compiled_as_interpreted(policy: Policy, _: Sequence[World]) -> None:
         require(one == other, f"{rule}; it returned {one!r} and {other!r} for {_format(policy, arguments)}")
 
 
-def all_requests_finish(policy: Policy, samples: Sequence[World]) -> None:
+def all_requests_finish(policy: Policy, samples: Sequence[PolicyCase]) -> None:
     """Check that every request finishes, or is rejected because it can never fit."""
-    for world in samples:
-        unfinished = ~np.isin(_run(policy, world).requests.status, (Status.FINISHED, Status.REJECTED))
-        message = f"{_label(policy)} must let every request finish; {unfinished.sum()} did not in {world}"
+    for case in samples:
+        unfinished = ~np.isin(_run(policy, case).requests.status, (Status.FINISHED, Status.REJECTED))
+        message = f"{_label(policy)} must let every request finish; {unfinished.sum()} did not in {case}"
         require(not unfinished.any(), message)
 
 
-def waiting_is_bounded(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that a request that waited ``max_wait_s`` is not overtaken, and waits only for earlier requests."""
-    for world, max_wait_s in itertools.product(samples, _MAX_WAITS_S):
-        scheduler = replace(world.deployment.scheduler, max_wait_s=max_wait_s)
-        _check_bound(policy, World(world.workload, replace(world.deployment, scheduler=scheduler)))
+def waiting_is_bounded(policy: Policy, samples: Sequence[PolicyCase]) -> None:
+    """Check that no later arrival overtakes a request that has waited ``max_wait_s``, and that it is then admitted.
+
+    It may wait for earlier requests, and for those that were admitted before it had waited so long.
+    """
+    for case, max_wait_s in itertools.product(samples, _MAX_WAITS_S):
+        scheduler = replace(case.deployment.scheduler, max_wait_s=max_wait_s)
+        _check_bound(policy, PolicyCase(case.workload, replace(case.deployment, scheduler=scheduler)))
 
 
-def _check_bound(policy: Policy, world: World) -> None:
-    r, s = _run(policy, world).requests, world.deployment.scheduler
+def _check_bound(policy: Policy, case: PolicyCase) -> None:
+    r, s = _run(policy, case).requests, case.deployment.scheduler
     overdue_s = r.arrival_s + s.max_wait_s
     is_central = policies.resolve("router", s.router) == policies.known("router")["central"]
     for i in np.flatnonzero(r.scheduled_s > overdue_s):
@@ -274,40 +277,40 @@ def _check_bound(policy: Policy, world: World) -> None:
         is_earlier = np.arange(len(r.arrival_s)) < i
         overtakes = same_queue & ~is_earlier & (r.scheduled_s > overdue_s[i]) & (r.scheduled_s < r.scheduled_s[i])
         rule = f"{_label(policy)}: after max_wait_s no later arrival may overtake a request"
-        require(not overtakes.any(), f"{rule}; request {i} was overtaken by {np.argmax(overtakes)}, in {world}")
+        require(not overtakes.any(), f"{rule}; request {i} was overtaken by {np.argmax(overtakes)}, in {case}")
         blocking = same_queue & (is_earlier | (r.scheduled_s <= overdue_s[i])) & (r.finished_s > overdue_s[i])
         last_s = r.finished_s[blocking].max(initial=overdue_s[i])
         rule = f"{_label(policy)}: after max_wait_s a request must be admitted when the earlier ones have finished"
-        actual = f"request {i} was at {r.scheduled_s[i]:g} s, they at {last_s:g} s, in {world}"
+        actual = f"request {i} was at {r.scheduled_s[i]:g} s, they at {last_s:g} s, in {case}"
         require(r.scheduled_s[i] <= last_s, f"{rule}; {actual}")
 
 
-def reads_no_true_length(policy: Policy, samples: Sequence[World]) -> None:
+def reads_no_true_length(policy: Policy, samples: Sequence[PolicyCase]) -> None:
     """Check that no decision depends on the lengths of outputs that are unfinished at that time."""
-    for world in samples:
-        limit_s = 0.6 * _run(policy, world).end_s
-        before = _run(policy, world, time_limit_s=limit_s)
+    for case in samples:
+        limit_s = 0.6 * _run(policy, case).end_s
+        before = _run(policy, case, time_limit_s=limit_s)
         is_unfinished = before.requests.status == Status.UNFINISHED
         other = before.requests.output_tokens + 1 + np.arange(len(is_unfinished)) % 7
-        lengths = np.where(is_unfinished, other, world.workload.output_tokens)
-        changed = World(replace(world.workload, output_tokens=lengths), world.deployment)
+        lengths = np.where(is_unfinished, other, case.workload.output_tokens)
+        changed = PolicyCase(replace(case.workload, output_tokens=lengths), case.deployment)
         column = _first_difference(before, _run(policy, changed, time_limit_s=limit_s))
         rule = f"{_label(policy)} must not depend on the lengths of unfinished outputs"
-        require(not column, f"{rule}; {column} did, before {limit_s:g} s in {world}")
+        require(not column, f"{rule}; {column} did, before {limit_s:g} s in {case}")
 
 
-def runs_are_repeatable(policy: Policy, samples: Sequence[World]) -> None:
-    """Check that repeated simulations of a world give the same records."""
-    for world in samples:
-        column = _first_difference(_run(policy, world), _run(policy, world))
-        require(not column, f"{_label(policy)} must be repeatable; {column} differs in two runs of {world}")
+def runs_are_repeatable(policy: Policy, samples: Sequence[PolicyCase]) -> None:
+    """Check that repeated simulations of a case give the same records."""
+    for case in samples:
+        column = _first_difference(_run(policy, case), _run(policy, case))
+        require(not column, f"{_label(policy)} must be repeatable; {column} differs in two runs of {case}")
 
 
-def kernel_as_reference(policy: Policy, samples: Sequence[World]) -> None:
+def kernel_as_reference(policy: Policy, samples: Sequence[PolicyCase]) -> None:
     """Check that the compiled kernel and the reference engine give bit-identical records."""
-    for world in samples:
-        column = _first_difference(_run(policy, world, engine="kernel"), _run(policy, world))
-        require(not column, f"{_label(policy)}: kernel and reference must agree; {column} differs in {world}")
+    for case in samples:
+        column = _first_difference(_run(policy, case, engine="kernel"), _run(policy, case))
+        require(not column, f"{_label(policy)}: kernel and reference must agree; {column} differs in {case}")
 
 
 POLICY_CHECKS: dict[str, Check] = {check.__name__: check for check in (
@@ -317,11 +320,11 @@ POLICY_CHECKS: dict[str, Check] = {check.__name__: check for check in (
 """Checks by name, in the order in which they run."""
 
 
-def _run(policy: Policy, world: World, *, engine: str = "reference", time_limit_s: float = math.inf) -> Records:
+def _run(policy: Policy, case: PolicyCase, *, engine: str = "reference", time_limit_s: float = math.inf) -> Records:
     try:
-        return simulate(world.workload, world.deployment, engine=engine, time_limit_s=time_limit_s)
+        return simulate(case.workload, case.deployment, engine=engine, time_limit_s=time_limit_s)
     except LengthwiseError as error:
-        raise AssertionError(f"{_label(policy)} must run without an error in {world}: {error}") from error
+        raise AssertionError(f"{_label(policy)} must run without an error in {case}: {error}") from error
 
 
 def _first_difference(a: Records, b: Records) -> str:

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from lengthwise.apps.ledger import Ending, Ledger, Output, Partial, State, open_ledger
 from lengthwise.testing import LEDGER_CHECKS, check_ledger
-from lengthwise.testing.ledgers import ModelLedger, broken_invariant, draw_tasks
+from lengthwise.testing.ledgers import ReferenceLedger, broken_invariant, draw_tasks
 
 KEYS = [f"k{i}" for i in range(6)]
 OWNERS = ("ann", "bob")
@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.place = type(self).places(uuid.uuid4().hex[:8])
-        self.ledger, self.model = open_ledger(self.place), ModelLedger()
+        self.ledger, self.model = open_ledger(self.place), ReferenceLedger()
         self.now_s, self.runs, self.leases, self.message = 0.0, 0, [], itertools.count()
         self.holder, self.fences, self.ends, self.answers = {}, {}, {}, {}
 

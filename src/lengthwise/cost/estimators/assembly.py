@@ -237,9 +237,9 @@ class MixedBatchCost:
 def fit_mixed_batches(
     rows: Profile, prompts: ValidatedFit, decodes: ValidatedFit, target: Target
 ) -> MixedBatchCost | None:
-    """Fit the time of decode attention next to a prompt. Return None if there are too few rows.
+    """Fit the time of decode attention next to a prompt. Return None if there are fewer than 20 rows.
 
-    It is the measured time of the step less the predicted time of its prompt, but at least that of its decodes.
+    It is the measured time of the step less the predicted time of its prompt, but at least that of the decodes alone.
     """
     rows = rows.where(rows["skew"] <= 1)
     # If enough rows have chunks of common sizes, only those rows are used.
@@ -266,7 +266,7 @@ def fit_mixed_batches(
 
 
 def mixed_batch_factors(mixed: MixedBatchCost, decodes: ValidatedFit, target: Target) -> Floats:
-    """Return by which factor (at least 1) a prompt in the step slows decodes, for [sequences, KV tokens]."""
+    """Return [sequences, KV tokens] the factors, at least 1, by which a prompt in the step slows decode attention."""
     axes = decode_axes(target)
     shape = np.broadcast_shapes(*(axis.shape for axis in axes.values()))
     columns = {name: np.broadcast_to(axis, shape).ravel() for name, axis in axes.items()}

@@ -149,8 +149,8 @@ class ValidatedFit:
     # extrapolate; each half is predicted by the estimator that the other half chose. None: too few points.
     log_sd: float | None
     compared: tuple[RegionFit, ...]
-    error: tuple[float, float] | None  # (median, 95th percentile), relative; None: too few points, or ``transferred``
-    transferred: bool  # the points belong to another shard, model or GPU
+    error: tuple[float, float] | None  # (median, 95th percentile), None: too few points, or ``is_transferred``
+    is_transferred: bool  # the points belong to another shard, model or GPU
     is_made_up: bool = False
 
     def summary(self) -> OperatorFit | None:
@@ -163,8 +163,9 @@ def fit_validated(
 ) -> ValidatedFit:
     """Fit an estimator to the points of an operator, and measure its error on held-out points.
 
-    For a name of SELECTIONS, the estimator with the smallest error is fitted. ``transfers`` are keys of
-    TRANSFER_FACTORS in which the tables differ from the points. Only physics predicts then.
+    For a name of SELECTIONS, the estimator with the smallest error is fitted. If there are too few points for the
+    choice or for the requested estimator, this is physics. ``transfers`` are keys of TRANSFER_FACTORS in which the
+    tables differ from the points; then only physics can predict. Raises ProfileError if another one is requested.
     """
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(

@@ -17,13 +17,14 @@ from lengthwise.cost.estimators.fitters import FITTERS, split_single_token, with
 from lengthwise.cost.estimators.points import Target, kernel_points, rows_points
 from lengthwise.cost.operator_work import kernels_of, layer_share
 from lengthwise.cost.profiles import read_profile
+from lengthwise.cost.provenance import speed_class
 from lengthwise.cost.roofline_tables import HostOverhead
 from lengthwise.cost.tables import FitReport, cache_path, cached, check
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, FitError, Floats, Reach
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import InputError, ProfileError, UnknownNameError
 from lengthwise.schema.profile import OPERATOR_PARTS, Profile
-from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, NodeSpec, dtype_name
+from lengthwise.schema.specs import GpuSpec, ModelFacts, ModelSpec, NodeSpec
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,16 @@ class Source:
     shard: Profile  # rows of the model's shards
     kernels: Profile  # rows of model-independent kernels
     target: Target  # with the measured model and GPU
-    same_model_and_gpu: bool  # as the deployment
-    same_gpu: bool
+    is_same_model_and_gpu: bool  # as the deployment's
+    is_same_gpu: bool
     notes: tuple[str, ...]
 
 
 def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
     """Return the rows of a profile that apply to a deployment: of its dtypes, and one backend for each operator.
 
-    The backend is the one whose name contains ``backend``, if there is one. Raises ProfileError if no row applies.
+    Preferred is the backend whose name contains ``backend``, then one with CUDA graphs, then the one with most rows.
+    Raises ProfileError if no row applies.
     """
     notes: list[str] = []
     rows = _rows_of_dtype(profile, target, notes)
@@ -56,17 +58,18 @@ def rows_for(profile: Profile, target: Target, backend: str = "") -> Source:
             "Import the profile again"
         )
     model = _measured_model(profile, target) if len(shard) else target.model
-    same_gpu = gpu.name == target.gpu.name
-    if not same_gpu:
+    is_same_gpu = gpu.name == target.gpu.name
+    if not is_same_gpu:
         notes.append(f"measured on {gpu.name}, carried to {target.gpu.name} by their data sheets")
     if len(shard) and model.name != target.model.name:
         notes.append(f"measured for {model.name}, carried to {target.model.name} by the sizes of its operators")
     measured = Target(model, gpu, target.node, target.parallel, target.limits, target.max_model_len)
-    return Source(shard, kernels, measured, same_gpu and model.name == target.model.name, same_gpu, tuple(notes))
+    is_same = is_same_gpu and model.name == target.model.name
+    return Source(shard, kernels, measured, is_same, is_same_gpu, tuple(notes))
 
 
 def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profile:
-    layers, cache = _speed_class(target.weight_dtype), _speed_class(target.limits.kv_dtype or "")
+    layers, cache = (speed_class(dtype) if dtype else "" for dtype in (target.weight_dtype, target.limits.kv_dtype))
     names, kv_names = (_speed_classes(profile[column]) for column in ("dtype", "kv_dtype"))
     wide, wide_kv = names == "bfloat16", kv_names == "bfloat16"
     part = np.array([OPERATOR_PARTS[str(name)] for name in profile["operator"]])
@@ -84,18 +87,12 @@ def _rows_of_dtype(profile: Profile, target: Target, notes: list[str]) -> Profil
     return rows
 
 
-def _speed_class(dtype: str) -> str:
-    """Return the canonical name of a dtype. Both 16-bit formats count as bfloat16, since they are equally fast."""
-    name = dtype_name(dtype) if dtype else ""
-    return "bfloat16" if name == "float16" else name
-
-
 def _speed_classes(column: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
     known, index = np.unique(column, return_inverse=True)
     names = []
     for name in known.tolist():
         try:
-            names.append(_speed_class(name))
+            names.append(speed_class(name))
         except InputError:
             names.append(name)
     return np.array(names, dtype=np.str_)[index] if names else column
@@ -179,10 +176,10 @@ def _measured_model(profile: Profile, target: Target) -> ModelSpec:
 
 
 def reach_of(source: Source, target: Target) -> Reach:
-    """Return the largest measured sizes of a step. A size is None if it was not measured.
+    """Return the largest sizes of a step at which every operator was measured. A size is None if it was not measured.
 
     The shard's rows at the deployment's TP degree count. Without such rows, its rows at all degrees count, and without
-    these the rows of kernels. The longest request is the longest prompt, or the longest mean context of a decode batch.
+    these the rows of kernels. ``context`` is the longest prompt, or the longest mean context of a decode batch.
     """
     shard = source.shard
     own = shard.where(shard["tp"] == target.parallel.tp)
@@ -212,8 +209,8 @@ def reach_of(source: Source, target: Target) -> Reach:
 
 
 METHOD = (
-    "held-out points between the outermost of every axis (edges never count), predicted by the estimator that the "
-    "other half of them chose; and the largest third predicted from the rest"
+    "points inside the measured range of every axis are held out, and each half of them is predicted by the estimator "
+    "that is best on the other half; the largest third of the points is also predicted from the rest"
 )
 ESTIMATORS = (*SELECTIONS, *FITTERS)
 
@@ -229,12 +226,11 @@ def fit_profile(
 
     The error of a part is ``sum_o w_o sd_o``: ``w_o`` is the share of operator o in the part's time, ``sd_o`` the root
     mean square of log(measured / predicted) over its held-out points, or the roofline's error. An operator with too few
-    points takes the largest error in the part, including the roofline's. It gets no FitError, nor do rows of another
-    GPU, model or TP degree.
+    points takes the largest error in the part, including the roofline's. It gets no FitError, nor do transferred rows.
 
     Args:
         estimator: "auto" (for each operator the best on held-out points), or one of ESTIMATORS for all operators.
-        backend: Part of the name of the backend to use. "" takes the backend with most rows.
+        backend: Part of the name of the backend to use. "" prefers one with CUDA graphs, then the one with most rows.
         host: Host overhead, used if the profile has none, and front end, which no profile measures.
 
     Raises:
@@ -259,7 +255,7 @@ def fit_profile(
     fits = [*shard.values(), *(fit for name, fit in kernels.items() if name != "gemm wide")]
     if unknown := [fit.operator for fit in fits if fit.log_sd is None and not fit.is_made_up]:
         notes.append(f"too few points to estimate an error of {', '.join(unknown)}: the roofline's counts")
-    if transferred := [fit.operator for fit in fits if fit.transferred]:
+    if transferred := [fit.operator for fit in fits if fit.is_transferred]:
         notes.append(f"no errors are reported for {', '.join(transferred)}: the points belong to another deployment")
     report = FitReport(
         estimator,
@@ -289,16 +285,16 @@ def _fit_shard(
         if part in ("mixed", "gemm", "comm", "send"):
             continue
         rows = source.shard.of(operator)
-        exact = source.same_model_and_gpu and target.parallel.tp in rows.tensor_parallel
+        exact = source.is_same_model_and_gpu and target.parallel.tp in rows.tensor_parallel
         own = rows.where(rows["tp"] == target.parallel.tp) if exact else rows
         points = rows_points(operator, own, source.target)
         if points is None:
             continue
-        if not exact and source.same_model_and_gpu:
+        if not exact and source.is_same_model_and_gpu:
             bridged.add(rows.tensor_parallel)
         transfers = [] if target.parallel.tp in rows.tensor_parallel else ["tp"]
         transfers += [] if source.target.model.name == target.model.name else ["model"]
-        transfers += [] if source.same_gpu else ["gpu"]
+        transfers += [] if source.is_same_gpu else ["gpu"]
         out_of_range = _exceeds(part, reach, target)
         split = None if transfers else split_single_token(points)
         fitted = points if split is None else split[1]
@@ -333,7 +329,7 @@ def _mixed_batches(
 ) -> Floats | None:
     tp = target.parallel.tp
     prompts, decodes = shard.get("prefill attention"), shard.get("decode attention")
-    if not source.same_model_and_gpu or prompts is None or decodes is None:
+    if not source.is_same_model_and_gpu or prompts is None or decodes is None:
         return None
     unequal = unequal_lengths_error(source.shard.of("decode attention", tp), decodes, target)
     if unequal is not None:
@@ -353,7 +349,7 @@ def _mixed_batches(
 def _fit_kernels(source: Source, target: Target, estimator: str) -> dict[str, ValidatedFit]:
     kinds: dict[str, Profile] = {}
     # Collectives do not depend on the model, even if they were measured with a model's shard.
-    if source.same_gpu and (source.shard["operator"] == "all-reduce").any():
+    if source.is_same_gpu and (source.shard["operator"] == "all-reduce").any():
         kinds["all-reduce"] = source.shard.of("all-reduce")
     for operator in source.kernels.operators:
         rows = source.kernels.of(operator)
@@ -376,7 +372,7 @@ def _fit_kernels(source: Source, target: Target, estimator: str) -> dict[str, Va
         points = kernel_points(operator, rows.columns, kernels, target.node) if len(rows) else None
         if points is not None:
             method = "tables" if estimator == "monotone" else estimator  # monotone fits one shape only
-            transfers = () if source.same_gpu else ("gpu",)
+            transfers = () if source.is_same_gpu else ("gpu",)
             fits[name] = fit_validated(points, method, out_of_range=False, transfers=transfers)
     return fits
 

@@ -23,8 +23,7 @@ _MIN_SECONDS = 1e-9
 class Linear:
     """SamuLLM's linear model of an operator's seconds, with coefficients for each batch size.
 
-    Between measured batch sizes the predictions are interpolated. Outside them, coefficients fitted to all points
-    apply.
+    Between two of ``batches`` the predictions are interpolated. Outside their range, the fit to all points applies.
     """
 
     batches: Floats  # [b], ascending
@@ -219,7 +218,7 @@ def can_fit(name: str, points: Points) -> bool:
 
 
 def split_single_token(points: Points) -> tuple[Points, Points] | None:
-    """Split a matrix product's points into (one token, more tokens). Return None if one of them is too few."""
+    """Split a matrix product's points into (one token, more tokens). Return None if it is none, or one has too few."""
     single = points.axes[:, 0] == 1
     more = points.take(~single)
     if points.operator not in PRODUCTS or not single.any() or more.places().max(initial=-1) < 1:

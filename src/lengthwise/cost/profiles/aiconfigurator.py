@@ -27,13 +27,13 @@ _NCCL = "nccl_perf.parquet"
 def import_aiconfigurator(folder: Path | str | None, system: str, backend: str, version: str) -> Profile:
     """Import the model-independent kernels that AIConfigurator measured on a system with a version of an engine.
 
-    These are GEMM, attention, fused MoE, the engine's own all-reduce, and the all-reduce of the newest NCCL. A missing
-    table is taken from the next older version that has it, or else from the oldest. ``folder`` has the subfolders
-    h200_sxm/, b200_sxm/ ... None takes the data of the installed package.
+    These are GEMM, attention, fused MoE, the engine's own all-reduce, and the all-reduce of the newest NCCL. If the
+    version has no all-reduce, the one of the next older version that has one is taken, or else of the oldest; notes
+    list other missing tables. ``folder`` has the subfolders h200_sxm/, b200_sxm/ ... None: the installed package's.
 
     Raises:
         MissingExtraError: ``folder`` is None, and the package is not installed.
-        ProfileError: ``folder`` is no folder, or a table is missing, unreadable or without the columns.
+        ProfileError: ``folder`` is no folder, has no table, or a table is unreadable or lacks columns.
         UnknownNameError: The folder has no such system, engine or version.
     """
     root = installed_tables() if folder is None else Path(folder)

@@ -65,12 +65,11 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
     """Find operators whose times changed by more than ``tolerance`` (a share), and more than the spreads explain.
 
     Points are matched by operator, TP degree, dtype and shape. A new point between two old points that are at most a
-    factor of two apart is compared with their interpolation.
+    factor of 2.05 apart is compared with their interpolation.
 
     Raises:
         InputError: The tolerance is not above 0.
-        ProfileError: The profiles are of different models or kinds, or have no dtype, TP degree, attention backend or
-            point in common.
+        ProfileError: The profiles differ in model or kind, or share no dtype, TP degree, attention backend or point.
     """
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise InputError(f"the tolerance must be above 0; it is {tolerance}")
@@ -88,7 +87,7 @@ def check_profiles(new: Profile, old: Profile, *, tolerance: float = 0.05, seed:
             f"dtype in both (operators in both: {', '.join(shared) or 'none'})"
         )
     names = {"GPU": (new.metadata.gpu, old.metadata.gpu), "engine": (new.metadata.engine, old.metadata.engine)}
-    notes = [f"the {key} is another: {now} now, {then} then" for key, (now, then) in names.items() if now != then]
+    notes = [f"the {key} differs: {now} (new), {then} (old)" for key, (now, then) in names.items() if now != then]
     only_new, only_old = (tuple(name for name in one.operators if name not in shared) for one in (new, old))
     return ProfileCheck(tuple(rows), tolerance, unmatched, only_new, only_old, tuple(notes))
 

@@ -20,7 +20,7 @@ QUARTILES_OF_NORMAL = 1.349  # distance between the quartiles of a normal distri
 
 
 def read_table(path: Path, required: Sequence[str]) -> pl.DataFrame:
-    """Read a Parquet or CSV file (CSV also compressed with gzip). Raises ProfileError if it lacks a column."""
+    """Read a Parquet or CSV file (also CSV in gzip). Raises ProfileError if it is unreadable or lacks a column."""
     kind = "Parquet" if path.suffix == ".parquet" else "CSV"
     try:
         rows = pl.read_parquet(path) if kind == "Parquet" else pl.read_csv(path, infer_schema_length=None)

@@ -101,7 +101,7 @@ def _v0_rows(shard: Shard, root: Path) -> list[pl.DataFrame]:
     external_tables.require_columns(attention, columns, root / shard.folder.name / "attention.csv")
     if len(incomplete := decode.filter(keys < seqs)):
         shard.notes.append(f"{len(incomplete):,} decode rows have fewer keys than sequences and are left out")
-    counted = "the keys of the whole batch, a prompt's own chunk among them"
+    counted = "the keys of all sequences of a batch, including a prompt's own chunk"
     shard.notes.append(f"kv_cache_size of attention.csv counts {counted}")
     decode = decode.filter(keys >= seqs)
     return [

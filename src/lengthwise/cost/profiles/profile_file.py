@@ -1,4 +1,4 @@
-"""Reads and writes profiles: Parquet files with one row per point, and a profile's metadata as JSON in theirs."""
+"""Reads and writes profiles: Parquet files of a row per point, whose own metadata hold the profile's as JSON."""
 
 from __future__ import annotations
 

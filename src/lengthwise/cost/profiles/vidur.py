@@ -31,12 +31,10 @@ def import_vidur(
 
     ``model`` names a folder and selects rows. ``device`` is a folder under compute/ ("a100"), or a GPU whose name
     starts with a folder's name. ``node`` selects the network folder (if None, the device's pairwise NVLink, or DGX).
-    ``spread_s`` is computed as for a normal distribution. With ``keep_surrogates``, attention rows that were made up
-    are kept and listed in ``machine["made_up"]``. Raises ProfileError if a folder, file or column is missing.
+    ``spread_s`` follows from the standard deviation, as for a normal distribution. With ``keep_surrogates``, made-up
+    attention rows remain, listed in ``machine["made_up"]``. Raises ProfileError if a folder, file or column is missing.
     """
     root = Path(folder)
-    if not root.is_dir():
-        raise ProfileError(f"a Vidur profile must be a folder with compute/ and network/; {folder} is not one")
     place = device_folder(root, device)
     home = model_folder(place, model)
     notes = ["times are medians in ms of one layer on one GPU, shards emulated on it; 16-bit floats"]

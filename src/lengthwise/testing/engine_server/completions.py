@@ -117,7 +117,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Sampling:
-    """When an output ends."""
+    """The rules by which an output ends."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -129,7 +129,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """How a response returns the output."""
+    """The form in which a response returns the output."""
 
     stream: bool = False
     usage: bool = False  # whether the stream ends with a usage chunk

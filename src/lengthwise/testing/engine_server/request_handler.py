@@ -113,12 +113,12 @@ class Entry:
 
     @property
     def output_tokens(self) -> int:
-        """Number of generated tokens of the first choice, sent or not."""
+        """Return the number of generated tokens of the first choice, sent or not."""
         return len(self.output_ids)
 
     @property
     def sent_tokens(self) -> int:
-        """Number of tokens sent to the client."""
+        """Return the number of tokens sent to the client."""
         return sum(tokens for _, tokens in self.sent)
 
 

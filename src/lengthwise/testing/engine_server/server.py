@@ -247,8 +247,7 @@ class EngineServer:
     The server is an async context manager that needs aiohttp (extra ``gateway``). Many servers can run in one event
     loop. ``port`` 0 selects a free port. ``faults`` may be changed at any time. A restart reuses the port and continues
     the ``log``, but not the batch (``clocked``). If ``healthy`` is false, /health returns 503. If ``is_sleeping`` is
-    true, completions return 503. The fault "die" first calls ``exit_process``, which ends a process that only serves
-    engines.
+    true, completions return 503. The fault "die" first calls ``exit_process``, if it is set: it may end the process.
     """
 
     def __init__(
@@ -265,22 +264,22 @@ class EngineServer:
 
     @property
     def url(self) -> str:
-        """Base URL."""
+        """Return the base URL."""
         return f"http://{self.host}:{self.port}"
 
     @property
     def up(self) -> bool:
-        """Whether the server listens."""
+        """Return whether the server listens."""
         return self._runner is not None
 
     @property
     def aborts(self) -> int:
-        """Number of requests that ended by a client disconnect or an abort request."""
+        """Return the number of requests that ended by a client disconnect or an abort request."""
         return self.log.count("aborted")
 
     @property
     def slots_in_use(self) -> int:
-        """Number of sequences that are queued or run in the batch. It is 0 if no request has leaked."""
+        """Return the number of sequences that are queued or run in the batch. It is 0 if no request has leaked."""
         return self.clocked.batch.queued + self.clocked.batch.running
 
     async def __aenter__(self) -> Self:
@@ -354,7 +353,7 @@ class RunningServers:
         self.servers, self._loop = servers, loop
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a server's coroutine (``die``, ``restart``, ``idle``) in the servers' loop, and return its result."""
+        """Run a server's coroutine (``die``, ``restart``, ``idle``) in their loop; TimeoutError after 60 s."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
 
 
