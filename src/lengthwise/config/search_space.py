@@ -34,7 +34,6 @@ _AXES = {
     "batch": "engine.max_num_seqs",
     "chunk": "engine.max_num_batched_tokens",
 }
-REPLICAS = "deployment.replicas"
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics that a limit bounds from below; all others are bounded from above."""
 
@@ -96,7 +95,7 @@ def with_first_values(settings: Table) -> Table:
             given: Any = out
             for part in key.split("."):
                 given = given.get(part) if isinstance(given, dict) else None
-            if key in VARIABLE and first and key != REPLICAS and given is None:
+            if key in VARIABLE and first and key != search.REPLICAS and given is None:
                 out = merged(out, nested(key, first[0]))
     return out
 
@@ -140,7 +139,7 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
 def _reasons_against(key: str, value: Any) -> list[str]:
     """Return why the setting ``key`` cannot have the value, apart from rules that involve other keys."""
     section, leaf = VARIABLE[key], key.rpartition(".")[2]
-    if key == REPLICAS and value in ("fill", "auto"):
+    if key == search.REPLICAS and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]

@@ -366,9 +366,8 @@ class SglangTable(Section):
     """SGLang's own settings of its scheduler, named as its flags; its chunk size is engine.max_num_batched_tokens."""
 
     schedule_conservativeness: Annotated[NotNan, Field(ge=0, le=1e6)] = SglangSettings.schedule_conservativeness
-    max_prefill_tokens: Count = (
-        SglangSettings.max_prefill_tokens
-    )  # of a step, beyond which no other request is admitted
+    # prompt tokens of a step from which on the step admits no further request
+    max_prefill_tokens: Count = SglangSettings.max_prefill_tokens
     chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
     enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
 

@@ -183,11 +183,11 @@ class EmpiricalLength(_Length):
     weights: list[float] | None = None
 
 
-Length = Annotated[
+_Distribution = (
     FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
-    | QuantilesLength | EmpiricalLength,
-    Field(discriminator="kind"),
-]  # fmt: skip
+    | QuantilesLength | EmpiricalLength
+)  # fmt: skip
+Length = Annotated[_Distribution, Field(discriminator="kind")]
 
 
 class NoLimit(Section):
@@ -210,11 +210,7 @@ class MultipleLimit(Section):
         return self.times
 
 
-MaxTokens = Annotated[
-    FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
-    | QuantilesLength | EmpiricalLength | NoLimit | MultipleLimit,
-    Field(discriminator="kind"),
-]  # fmt: skip
+MaxTokens = Annotated[_Distribution | NoLimit | MultipleLimit, Field(discriminator="kind")]
 
 
 def _delay_table(value: Any) -> Any:

@@ -135,19 +135,13 @@ def _sessions(section: WorkloadSection) -> w.Sessions | None:
     table, groups, tools = section.sessions, section.groups, section.tools
     if table is None and groups is None and tools is None:
         return None
-    table = table or SessionsTable()
-    return w.Sessions(
-        table.turns,
-        table.think_time.build(),
-        table.max_turns,
-        table.max_context_tokens,
-        None if groups is None else w.Groups(groups.count, groups.system_prompt.build(), groups.zipf),
-        None
-        if tools is None
-        else w.Tools(
-            tools.calls, tools.time.build(), tools.tokens.build(), tools.max_calls, tools.fan_out, tools.fan_out_share
-        ),
-    )
+    table, calls = table or SessionsTable(), None
+    if tools is not None:
+        time, tokens = tools.time.build(), tools.tokens.build()
+        calls = w.Tools(tools.calls, time, tokens, tools.max_calls, tools.fan_out, tools.fan_out_share)
+    common = None if groups is None else w.Groups(groups.count, groups.system_prompt.build(), groups.zipf)
+    limits = (table.max_turns, table.max_context_tokens)
+    return w.Sessions(table.turns, table.think_time.build(), *limits, common, calls)
 
 
 def _arrivals(section: WorkloadSection) -> w.Arrivals:
@@ -174,25 +168,18 @@ def _limited(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
 
 
 @dataclass(frozen=True, eq=False)
-class InOrder:
-    """Observed lengths, which are returned in their own order instead of drawn at random."""
+class InOrder(w.Samples):
+    """Observed pairs of lengths, which are returned in their own order instead of drawn at random."""
 
-    samples: w.Samples
-
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return the first ``n`` prompts and outputs."""
-        drawn = self.draw(n, rng)
-        return drawn.prompt, drawn.output
-
-    def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the protocol of Lengths
-        """Return the first ``n`` prompts and outputs with texts and limits: copies, since they are changed in place."""
-        return self.samples.take(np.arange(n))
+    def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the signature of Samples
+        """Return copies of the first ``n`` pairs, with texts and limits."""
+        return self.take(np.arange(n))
 
 
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
     trace = trace.take(np.arange(n))
-    lengths, arrivals = _limited(section, InOrder(w.Samples.of(trace))), w.Replay(trace.arrival_s)
+    lengths, arrivals = _limited(section, InOrder.of(trace)), w.Replay(trace.arrival_s)
     made = w.generate(n, lengths, arrivals, predicted=section.predicted, tenants=section.tenants, name=trace.name)
     is_cut = (made.prompt_tokens != trace.prompt_tokens).any() or (made.output_tokens != trace.output_tokens).any()
     if is_cut and trace.prefixes is not None and (trace.prefixes.turns >= 0).any():

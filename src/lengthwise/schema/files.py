@@ -13,10 +13,10 @@ from lengthwise.schema.errors import OutputError
 
 
 def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
-    """Write a file atomically. On any failure the old content remains.
+    """Write a file atomically: on any failure, the old content remains.
 
-    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. Links are followed. A
-    device or a pipe (``/dev/stdout``) is written in place.
+    The content goes to a hidden file in the same folder, which is flushed to the disk and renamed. Links are followed.
+    A device or a pipe (``/dev/stdout``) is written in place, not atomically.
 
     Args:
         path: Its folder must exist.
@@ -64,7 +64,7 @@ def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
 
 
 def obstacle(target: Path) -> str:
-    """Return why a path cannot be a file, regardless of permissions, or "" if it can be one."""
+    """Return the reason why a file cannot be created or replaced at a path, or "". Permissions are not checked."""
     if target.is_dir():
         return "it is a folder; give the name of a file"
     if not target.parent.exists():
