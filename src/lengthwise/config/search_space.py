@@ -27,7 +27,7 @@ _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine"
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
-"""The settings that may be an axis: dotted key to section."""
+"""The settings that may be an axis: section class by dotted key."""
 _AXES = {
     "engine": "engine.name",
     "scheduler": "scheduler.policy",
@@ -35,11 +35,11 @@ _AXES = {
     "chunk": "engine.max_num_batched_tokens",
 }
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
-"""Metrics that a limit bounds from below; all others are bounded from above."""
+"""Metrics on which a limit is a lower bound; on all others it is an upper bound."""
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
-    """Return nested tables as one table with dotted keys."""
+    """Return nested tables as one table with dotted keys, in which "-" becomes "_"."""
     out: Table = {}
     for key, value in table.items():
         name = f"{prefix}{str(key).replace('-', '_')}"
@@ -54,7 +54,7 @@ def nested(key: str, value: Any) -> Table:
 
 
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the dotted key of a setting from an alias or a short name. An unknown name does not change."""
+    """Return the dotted key of a setting for an alias or a short name ("tp"). An unknown name does not change."""
     section, dot, key = text.rpartition(".")
     if section == "kv_offloading":
         return f"engine.{text}"
@@ -73,7 +73,7 @@ def limit_names(table: Mapping[str, Any]) -> Table:
 
 
 def space_of(section: SearchSection) -> search.Space:
-    """Return the search space of [search]. An axis with a single value may be given without a list."""
+    """Return the search space of [search]. A value that is no list is an axis with one value."""
 
     def axes(table: Table) -> dict[str, tuple[Any, ...]]:
         return {key: tuple(_values(values)) for key, values in table.items()}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 LOG = "log"
-"""The format that ``lengthwise predict train`` reads: rows with a prompt, an output or its tokens, and a model."""
+"""The format that ``lengthwise predict train`` reads: rows with a prompt, an output or its length, and a model."""
 
 
 def read_trace(
@@ -32,9 +32,9 @@ def read_trace(
     sort: bool = False,
     replayed: bool = False,
 ) -> Workload:
-    """Read the requests of a trace or of a log; ``format`` None means that it is detected.
+    """Read the requests of a trace or of a log of texts; ``format`` None: it is detected.
 
-    ``replayed`` requires that the requests have arrival times. Raises TraceError, or InputError for an invalid log.
+    With ``replayed``, a log must have arrival times. Raises TraceError, or InputError for an invalid log.
     """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
@@ -83,9 +83,9 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
 
 @dataclass(frozen=True)
 class Source:
-    """Models from which requests are drawn, or the requests ``replayed`` of a trace with its own arrivals.
+    """The models from which requests are drawn, and the requests of a ``replayed`` trace with its own arrivals.
 
-    With ``sessions``, the lengths are those of new tokens and of outputs, and the arrivals those of sessions.
+    With ``sessions``, prompts of ``lengths`` are the new tokens of a turn, and ``arrivals`` are those of sessions.
     """
 
     lengths: w.Lengths

@@ -14,7 +14,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 from lengthwise.workload.trace_rows import HASHED_TOKENS, TEXTS, Source
 
@@ -225,7 +225,7 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
             # Without a time in the header, the same workload gives the same bytes.
             target.write_bytes(gzip.compress(target.read_bytes(), compresslevel=6, mtime=0))
 
-    write_whole(path, write_file)
+    write_atomic(path, write_file)
 
 
 def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:
