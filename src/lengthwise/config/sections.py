@@ -53,10 +53,10 @@ class DecodeSection(Section):
     prefill side. The decode side has no prefix cache.
     """
 
-    tp: UpTo1024 = 1
-    pp: UpTo1024 = 1
-    replicas: Replicas = 1
-    num_blocks: Count | None = None
+    tp: UpTo1024 = 1  # tensor-parallel degree
+    pp: UpTo1024 = 1  # number of pipeline stages
+    replicas: Replicas = 1  # number of replicas that only decode
+    num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
@@ -111,30 +111,30 @@ class WorkloadSection(Section):
     With ``sessions`` or ``tools``, sessions arrive instead of requests, at ``session_rate``.
     """
 
-    preset: Text | None = None
-    trace: Text | None = None
-    format: Text | None = None
-    prompt: Length | None = None
-    output: Length | None = None
-    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    preset: Text | None = None  # name of a preset, such as "chat-1m"
+    trace: Text | None = None  # path of a trace file
+    format: Text | None = None  # format of the trace; None: detected from its content
+    prompt: Length | None = None  # prompt lengths
+    output: Length | None = None  # output lengths
+    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0  # Spearman's rank correlation of prompt and output lengths
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
     # A trace without a rate, concurrency and arrivals is replayed; with one of them, only its lengths are used.
     # They also replace a preset's arrivals.
     request_rate: RequestRate | None = None  # requests per second, at least 1e-6; inf: all requests at once
     session_rate: Rate | None = None  # sessions per second, instead of requests
-    concurrency: Count | None = None
-    arrivals: Arrivals | None = None
+    concurrency: Count | None = None  # number of requests in the system of a closed loop
+    arrivals: Arrivals | None = None  # process of the arrivals; default: Poisson, or those of the preset
     sessions: SessionsTable | None = None  # chats of several turns
     groups: GroupsTable | None = None  # shared system prompts
     tools: ToolsTable | None = None  # agents
     time_scale: Rate = 1.0  # factor on the times of a replayed trace
     sort: bool = False  # put the rows of a trace in order of arrival
-    predicted: Literal["none", "oracle", "mean"] = "none"
+    predicted: Literal["none", "oracle", "mean"] = "none"  # predicted lengths: none, the true ones, or their mean
     # The number of tenants with equal shares, or the weights of their shares; a replayed trace keeps its own tenants.
     tenants: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Rate], Field(min_length=1)] | None = None
-    max_prompt_tokens: Count | None = None
-    max_output_tokens: Count | None = None
-    max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
+    max_prompt_tokens: Count | None = None  # limit of a prompt
+    max_output_tokens: Count | None = None  # limit of an output
+    max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None  # limit of prompt and output together
     # Limit of the output that clients set: a distribution, a number of tokens, a multiple of the output, or "none".
     # Default: the limits in the trace, if it has any.
     max_tokens: MaxTokens | None = None
@@ -235,15 +235,15 @@ class DeploymentSection(Section):
     """
 
     model: Text  # name of the catalog, or a Hugging Face config.json
-    gpu: Text
-    node: Text | None = None
-    tp: UpTo1024 = 1
-    pp: UpTo1024 = 1
-    replicas: Replicas = 1
+    gpu: Text  # name of the catalog, or a .toml file
+    node: Text | None = None  # name of the catalog, or a .toml file
+    tp: UpTo1024 = 1  # tensor-parallel degree
+    pp: UpTo1024 = 1  # number of pipeline stages
+    replicas: Replicas = 1  # number of independent copies
     cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
     host: Text | HostTable = "default"
-    memory_planner: Text = "lengthwise"
-    weight_dtype: Text | None = None
+    memory_planner: Text = "lengthwise"  # or "vidur"
+    weight_dtype: Text | None = None  # None: the model's own
     kv_dtype: Text | None = None
     # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
@@ -308,16 +308,16 @@ class EngineSection(Section):
     """
 
     name: Literal["vllm", "sglang", "trtllm"] | None = None
-    max_num_seqs: Seqs = 256
-    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
-    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
-    gpu_memory_utilization: Share = 0.9
+    max_num_seqs: Seqs = 256  # largest number of sequences that run at once on a replica
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048  # largest number of tokens in a step
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16  # tokens of a KV block
+    gpu_memory_utilization: Share = 0.9  # share of GPU memory that the engine may use
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
     max_step_seqs: Seqs | Literal["per_stage"] | None = None  # "per_stage": max_num_seqs / pipeline stages, as in Vidur
     # Share of the KV blocks that admission keeps free; None: 0.01 for paged and paged_strict (vLLM v0, Vidur), else 0.
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
     timeout_s: Seconds = math.inf  # time from the arrival after which a client gives up
-    enable_prefix_caching: bool = False
+    enable_prefix_caching: bool = False  # whether prompts reuse blocks of earlier ones
     prefix_cache: Literal["vllm", "sglang"] = "vllm"  # the rules of vLLM's blocks, or of SGLang's radix tree
     radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
     kv_offloading: KVOffloadingTable | None = None  # CPU memory behind the prefix cache
@@ -391,13 +391,13 @@ class SchedulerSection(Section):
     "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
     """
 
-    policy: Text = "vllm_v1"
-    rank: Text | None = None
-    victim: Text | None = None
-    batching: Text | None = None
-    memory: Text | None = None
-    preemption_mode: PreemptionMode | None = None
-    router: Text | None = None
+    policy: Text = "vllm_v1"  # named scheduler
+    rank: Text | None = None  # order of waiting requests
+    victim: Text | None = None  # order in which running requests are preempted when memory runs out
+    batching: Text | None = None  # how a step is formed
+    memory: Text | None = None  # when a request is admitted
+    preemption_mode: PreemptionMode | None = None  # how a preempted request gets its KV cache back
+    router: Text | None = None  # which replica a request goes to
     preemption: Text | None = None  # whether a waiting request may preempt a running one
     binning: Text | None = None
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
@@ -426,11 +426,11 @@ class RunSection(Section):
     Requests that arrive before ``warmup_s`` count only in the times between tokens, in rates and in hardware metrics.
     """
 
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0  # first seed
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of runs
     warmup_s: Wait = 0.0
     time_limit_s: Seconds = math.inf
-    strict: bool = False
+    strict: bool = False  # whether a request that could never fit is an error
     # Runs with cost tables that are perturbed by their errors; None: 16 in runs of up to 50,000 requests, else 0.
     model_draws: Annotated[int, Field(ge=0, le=10_000)] | None = None
 
@@ -449,7 +449,7 @@ class SearchSection(Section):
         "requests_per_dollar"
     )
     rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
-    max_gpus: Count | None = None
+    max_gpus: Count | None = None  # of all replicas together; None: no limit
     limits: dict[str, Any] = Field(
         default_factory=dict
     )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
@@ -458,7 +458,7 @@ class SearchSection(Section):
     any_of: list[dict[str, Any]] = Field(default_factory=list)  # alternatives of further axes; a configuration has one
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
     trials: Count = 100  # only for the strategy "bayesian"
-    top: Count = 10
+    top: Count = 10  # number of configurations that are at least evaluated exactly
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
