@@ -117,7 +117,7 @@ def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[
         low, high = np.quantile(r.finished_s, [0.2, 0.8])
         found[name] = {"requests_per_s": 0.6 * len(one) / (high - low), "preemptions": float(r.preemptions.sum())}
         arrival_s = np.cumsum(gaps_s / (0.8 * found["own"]["requests_per_s"]))
-        r = simulate(one.sent_at(arrival_s), made, max_log_steps=0).requests
+        r = simulate(one.with_arrivals(arrival_s), made, max_log_steps=0).requests
         found[name]["p99_ttft_s"] = np.quantile(r.first_token_s - arrival_s, 0.99)
         found[name]["p99_jct_s"] = np.quantile(r.finished_s - arrival_s, 0.99)
     return found

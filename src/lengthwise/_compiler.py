@@ -1,4 +1,7 @@
-"""Compiles functions with Numba to machine code that ``_native`` loads without Numba."""
+"""Compiles functions with Numba to machine code that ``_native`` loads without Numba.
+
+Methods without a docstring implement Numba's interfaces for extensions.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +33,24 @@ _WORD, _DOUBLE = ir.IntType(64), ir.DoubleType()
 
 
 class _HelperCode(JITCodeLibrary):  # type: ignore[misc]
-    """The code of one function: it is optimized as a whole and becomes machine code only with all that it calls.
+    """The code of one function, which becomes machine code only as a part of ``compile_code``'s function.
 
-    Numba links a function with all that it calls, optimizes the whole and generates its machine code, and does so
-    again in each caller.
+    Numba's own library links each function with all its callees, optimizes the result and generates machine code, and
+    does so again in each caller.
     """
 
     def finalize(self) -> None:
         self._finalized = True
 
-    def get_pointer_to_function(self, name: str) -> int:
-        """Return 0, which means that there is no machine code (Numba's interface)."""
-        del name
-        return 0
+    def get_pointer_to_function(self, _name: str) -> int:
+        return 0  # there is no machine code
 
     @property
     def codegen(self) -> Any:
-        """Return an object with ``set_env`` (Numba's interface)."""
-        return self
+        return self  # Numba calls only ``set_env``
 
     def set_env(self, name: str, environment: Any) -> None:
-        """Ignore an environment (Numba's interface): only code with Python objects reads it."""
+        """Ignore an environment, which only code with Python objects reads."""
 
 
 class _HelperCompiler(Compiler):  # type: ignore[misc]
@@ -76,7 +76,7 @@ class _Pointer(types.Type):  # type: ignore[misc]
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        # Symbols contain the names of types, and that of the kernel's state has 20 kB.
+        # Symbols contain the names of types, and the name of the kernel's state has 20 kB.
         digest = hashlib.sha256(target.name.encode()).hexdigest()[:10]
         super().__init__(name=f"Pointer({target.instance_class.__name__} {digest})")
 
@@ -92,7 +92,6 @@ class _PointerMembers(AttributeTemplate):  # type: ignore[misc]
     key = _Pointer
 
     def generic_resolve(self, pointer: _Pointer, name: str) -> Any:
-        """Return the type of a member, a pointer if it is a named tuple itself (Numba's interface)."""
         if name not in pointer.target.fields:
             return None
         member = pointer.target[pointer.target.fields.index(name)]
@@ -107,7 +106,7 @@ def _read_member(_context: Any, builder: Any, pointer: _Pointer, address: Any, n
 
 
 def _load(builder: Any, address: Any) -> Any:
-    """Load a value part by part, so that the compiler drops the parts that no code reads."""
+    """Load each part of a value on its own, so that the compiler drops the parts that no code reads."""
     kind = address.type.pointee
     if not isinstance(kind, ir.Aggregate):
         value = builder.load(address)
@@ -124,14 +123,13 @@ class _ByPointer(AbstractTemplate):  # type: ignore[misc]
     key = _native.by_pointer
 
     def generic(self, arguments: Any, _keywords: Any) -> Any:
-        """Return the signature of a call (Numba's interface)."""
         return typed_call(_Pointer(arguments[0]), *arguments)
 
 
 @lower_builtin(_native.by_pointer, types.BaseNamedTuple)  # type: ignore[untyped-decorator]
 def _store(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
     address = cgutils.alloca_once_value(builder, arguments[0])
-    # The empty assembly keeps the compiler from moving an invariant load in front of the store.
+    # Without this empty assembly, the compiler could move an invariant load in front of the store.
     kind = ir.FunctionType(address.type, [address.type])
     return builder.asm(kind, "", "=r,0,~{memory}", [address], side_effect=True)
 
@@ -139,7 +137,7 @@ def _store(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
 class _Function(types.Callable):  # type: ignore[misc]
     """The type of an argument that is a function: the address of its machine code.
 
-    Numba's own type for it also calls Python functions, which takes code that refers to Numba, at each call.
+    Numba's own function type can also call Python functions, so that each call contains code that refers to Numba.
     """
 
     def __init__(self, signature: Any) -> None:
@@ -147,20 +145,17 @@ class _Function(types.Callable):  # type: ignore[misc]
         super().__init__(name=f"Function{signature}")
 
     def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
-        """Return the signature of a call with these arguments, or None (Numba's interface)."""
         del context
         signature = self.signature
         fits = not kws and len(args) == len(signature.args)
         return typed_call(signature.return_type, *signature.args, recvr=self) if fits else None
 
     def get_call_signatures(self) -> Any:
-        """Return the possible signatures (Numba's interface)."""
         return [self.signature], False
 
     def get_impl_key(self, sig: Any) -> Any:
-        """Return the key under which ``_call`` is registered (Numba's interface)."""
         del sig
-        return type(self)
+        return type(self)  # ``_call`` is registered under this key
 
 
 @register_model(_Function)
@@ -203,7 +198,7 @@ def _numba_signature(signature: _native.Signature) -> Any:
 
 
 def compile_code(function: _native.Function, signature: _native.Signature) -> bytes:
-    """Return the machine code of a function and all that it calls. Numba's errors are passed on."""
+    """Return the machine code of a function and all its callees. Numba's errors pass through."""
     dispatcher, wanted = _dispatcher(function), _numba_signature(signature)
     dispatcher.compile(wanted)
     compiled = dispatcher.get_compile_result(wanted)
@@ -231,7 +226,7 @@ def _machine_code(compiled: Any, signature: _native.Signature) -> bytes:
 
 
 def _entry(module: Any, compiled: Any, signature: _native.Signature) -> Any:
-    """Add a function to a module that reads the arguments from words, calls the compiled function, and stores words."""
+    """Add the function ENTRY to a module: it reads arguments from words, calls the function and stores the results."""
     context, description = compiled.target_context, compiled.fndesc
     pointers = [_WORD.as_pointer(), _WORD.as_pointer(), excinfo_ptr_t.as_pointer()]
     entry = ir.Function(module, ir.FunctionType(ir.IntType(32), pointers), _native.ENTRY)
@@ -252,7 +247,7 @@ def _entry(module: Any, compiled: Any, signature: _native.Signature) -> Any:
 
 
 class _Words:
-    """Reads arguments from words of 8 bytes, in the order in which ``_native`` writes them."""
+    """Reads arguments from words of 8 bytes, in the order in which ``_native.Compiled`` writes them."""
 
     def __init__(self, context: Any, builder: Any, address: Any) -> None:
         self._context, self._builder, self._address = context, builder, address
@@ -298,6 +293,6 @@ def _add_frexp(module: Any) -> None:
 
 
 def runtime_symbols() -> Mapping[str, int]:
-    """Return the addresses of Numba's functions in C, which code for this process alone may call."""
+    """Return the addresses of Numba's C functions. Code that calls them runs only in a process with Numba."""
     helpers = _helperlib.c_helpers | _dynfunc.c_helpers  # type: ignore[attr-defined]
     return {f"numba_{name}": address for name, address in helpers.items()}

@@ -1,9 +1,9 @@
 """Compiles functions, and caches the machine code on disk.
 
-``_compiler`` compiles with Numba, and is imported only for code that the cache lacks: to import Numba takes longer than
-most simulations. The cache is keyed by a digest of all jitted sources, the compiler's versions, the processor and the
-settings that change code. Numba's own key covers only the file of the function itself: after a change of a helper in
-another file, or of the bounds checks, Numba would load stale code.
+``_compiler`` compiles with Numba. It is imported only for code that the cache lacks, because the import of Numba takes
+longer than most simulations. The cache is keyed by a digest of all jitted sources, the compiler's versions, the
+processor and the settings that change code. Numba's own cache would load stale code after a change of the bounds checks
+or of a helper in another file, because its key covers only the file of the function.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def cache_folder() -> Path:
 
 @cache
 def _machine() -> str:
-    """Return what machine code depends on beside its source: the processor, as Numba sees it, and Numba's settings."""
+    """Return the processor that Numba compiles for, and Numba's settings, as a text: machine code depends on both."""
     from llvmlite import binding
 
     settings = {name: os.environ.get(f"NUMBA_{name}", "") for name in _CODE_SETTINGS}
@@ -94,21 +94,24 @@ def _machine() -> str:
 
 
 def jit(function: Function) -> Any:
-    """Compile a function that is always inlined into compiled callers; Python must not call it.
+    """Mark a function that compiled callers always inline. Python must not call it.
 
-    The function has no Python wrapper, since wrappers of helpers doubled the kernel's compile time, and no reference
-    counts, since nothing here allocates.
+    It has no Python wrapper, because wrappers of helpers doubled the kernel's compile time, and no reference counts,
+    because no compiled function allocates.
     """
     return function if DISABLED else Helper(function, inline=True)
 
 
 def jit_cold(function: Function) -> Any:
-    """Compile a rarely called function for compiled callers; it is not inlined, so that the kernel compiles faster."""
+    """Mark a rarely called function, which compiled callers do not inline, so that the kernel compiles faster."""
     return function if DISABLED else Helper(function, inline=False)
 
 
 def compile_now(function: Function, signature: Signature, *, cached: bool) -> Any:
-    """Compile a function for one signature, or load it from disk if ``cached``. Numba's errors are passed on."""
+    """Compile a function for one signature; with ``cached``, load it from disk or store it there.
+
+    With NUMBA_DISABLE_JIT, return the function itself. Numba's errors pass through.
+    """
     if DISABLED:
         return function
     name = f"{function.__module__}.{function.__qualname__}"
@@ -124,12 +127,12 @@ def compile_now(function: Function, signature: Signature, *, cached: bool) -> An
             if stored:
                 stored.write(code)
             return compiled
-        # The code refers to Numba's library, so that no process without Numba can load it.
+        # The code refers to Numba's library. It is not stored, because only a process with Numba can load it.
         return Compiled(name, signature, code, _compiler.runtime_symbols())
 
 
 class _Stored:
-    """The file of a function's machine code. It begins with a digest of the code and all that the code depends on."""
+    """The file of a function's machine code. It begins with a digest of the code and of everything it depends on."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         self._key = f"{name}\n{source_stamp()}\n{signature.key}\n{_machine()}".encode()
@@ -140,7 +143,7 @@ class _Stored:
         return hashlib.sha256(self._key + code).digest()
 
     def read(self) -> bytes:
-        """Return the code, or nothing if there is none, or if it is damaged or of something else."""
+        """Return the code, or b"" if the file is missing, damaged, or of another function, version or processor."""
         try:
             content = self._path.read_bytes()
         except OSError:
@@ -149,7 +152,7 @@ class _Stored:
         return code if digest == self._digest(code) else b""
 
     def write(self, code: bytes) -> None:
-        """Write the code, unless the folder cannot be written (a read-only home): then every process compiles."""
+        """Write the code. If the folder cannot be written (a read-only home), do nothing: every process compiles."""
         part = self._path.with_name(f".{os.urandom(8).hex()}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Calls machine code from Python, without Numba: types and signatures of compiled functions, loading and errors.
+"""Calls machine code from Python without Numba: types and signatures of compiled functions, loading and errors.
 
-A compiled function has the C interface of ``_CALL``: the arguments, flattened to words of 8 bytes, room for the
-results, and room for the address of a ``_Failure``.
+A compiled function has the C interface ``_CALL`` with three addresses: the arguments as words of 8 bytes, a buffer for
+the results, and a place for the address of a ``_Failure``. It returns an error code; above 0, the failure is set.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Function = Callable[..., Any]
 
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p)
 ENTRY, NATIVE = "lengthwise_entry", "lengthwise_native"
-"""Symbols of a compiled function: with the interface of ``_CALL``, and with Numba's, for compiled callers."""
+"""Symbols of a compiled function: ENTRY has the interface ``_CALL``, NATIVE has Numba's, for compiled callers."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number: "float64", "int64" or "bool". Called with types of arguments, it returns a signature."""
+    """A number: "float64", "int64" or "bool". A call with types of arguments returns a signature with this result."""
 
     name: str
 
@@ -62,14 +62,14 @@ class Array:
             raise TypeError(f"a compiled function takes {self} here; got {other}")
         if not value.flags.carray:
             raise TypeError("a compiled function takes aligned, writeable arrays without gaps")
-        is_plain = value.size and self.dtype.names is None  # ``from_buffer`` is four times faster then.
+        is_plain = value.size and self.dtype.names is None  # for these, ``from_buffer`` is four times faster
         words.append(ctypes.addressof(ctypes.c_char.from_buffer(value.data)) if is_plain else value.ctypes.data)
         words.extend(value.shape)
 
 
 @dataclass(frozen=True)
 class Tuple:
-    """A tuple, or a named tuple of class ``kind``. Called with types of arguments, it returns a signature."""
+    """A tuple, or a named tuple of class ``kind``. A call with types of arguments returns a signature, as of Scalar."""
 
     members: tuple[Type, ...]
     kind: type[Any] | None = None
@@ -90,13 +90,13 @@ class Tuple:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A compiled function as an argument of another."""
+    """The type of an argument that is a compiled function of this signature."""
 
     signature: Signature
     layout = "q"
 
     def add_words(self, value: Any, words: list[Any]) -> None:
-        """Add the words that represent a value. Raises TypeError if it is no such function."""
+        """Add the word that represents a function. Raises TypeError unless it is compiled for this signature."""
         if not isinstance(value, Compiled) or value.signature.key != self.signature.key:
             raise TypeError(f"a compiled function takes a compiled function here; got {value!r}")
         words.append(value.address)
@@ -104,7 +104,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Reference:
-    """The address of a named tuple, which only compiled callers have (``by_pointer``)."""
+    """The type of a named tuple that is passed by pointer. Only compiled callers have such values (``by_pointer``)."""
 
     target: Tuple
     layout = "q"
@@ -119,7 +119,7 @@ Type = Scalar | Array | Tuple | Pointer | Reference
 
 @dataclass(frozen=True)
 class Signature:
-    """The types of the results (a tuple has several, nothing has none) and of the arguments."""
+    """The types of the results (several for a tuple, none for a function without a result) and of the arguments."""
 
     results: tuple[Type, ...]
     arguments: tuple[Type, ...]
@@ -141,18 +141,11 @@ def none(*arguments: Type) -> Signature:
     return Signature((), arguments)
 
 
-def function_type(signature: Signature) -> Pointer:
-    """Return the compiled type of an argument that is a function of this signature."""
-    return Pointer(signature)
-
-
-def pointer_to(target: Tuple) -> Reference:
-    """Return the compiled type of a named tuple that is passed by pointer."""
-    return Reference(target)
+function_type, pointer_to = Pointer, Reference
 
 
 def type_of(value: Any) -> Type:
-    """Return the compiled type of a value."""
+    """Return the compiled type of a number, an array, or a tuple of these. Raises TypeError for other values."""
     if isinstance(value, np.ndarray):
         return Array(value.dtype, value.ndim)
     if isinstance(value, tuple):
@@ -165,7 +158,7 @@ def type_of(value: Any) -> Type:
 
 @dataclass(eq=False)
 class Helper:
-    """A function that only compiled functions call. ``_compiler`` adds Numba's dispatcher at its first use."""
+    """A function that only compiled functions call. ``_compiler`` sets Numba's ``dispatcher`` at the first use."""
 
     function: Function
     inline: bool
@@ -173,20 +166,20 @@ class Helper:
 
 
 def by_pointer(value: Any) -> Any:
-    """Return a named tuple as a pointer to a copy of it, which is valid until the compiled caller returns.
+    """Return a pointer to a copy of a named tuple, which is valid until the compiled caller returns.
 
-    A call then passes one pointer. The members of the kernel's state are arrays of seven parts each: to pass them one
-    by one tripled the kernel's compile time.
+    Calls then pass one pointer. Without it they pass each member of the kernel's state, and each is an array of seven
+    parts, which triples the kernel's compile time. Interpreted, the function returns the tuple itself.
     """
     return value
 
 
 class Compiled:
-    """A compiled function. Other threads run while it does."""
+    """A compiled function. A call releases the GIL, so that other threads run meanwhile."""
 
     def __init__(self, name: str, signature: Signature, code: bytes, symbols: Mapping[str, int]) -> None:
         self.name, self.signature = name, signature
-        self._library = _link(code, symbols)  # The code is in memory as long as this object is.
+        self._library = _link(code, symbols)  # The code stays in memory as long as this object exists.
         self.address: int = self._library[NATIVE]
         self._entry = _CALL(self._library[ENTRY])
         self._arguments = Tuple(signature.arguments)
@@ -213,12 +206,12 @@ class Compiled:
 
 
 class _Failure(ctypes.Structure):
-    """An exception of compiled code: Numba pickles its class, its arguments and its place when it compiles."""
+    """An exception of compiled code. At compile time, Numba pickles its class, its arguments and its source line."""
 
     _fields_ = [("pickled", ctypes.c_void_p), ("size", ctypes.c_int32)]
 
     def exception(self) -> BaseException:
-        """Return the exception. A note names its place."""
+        """Return the exception. A note names the function, the file and the line, if they are known."""
         kind, arguments, place = pickle.loads(ctypes.string_at(self.pickled, self.size))  # noqa: S301  of own code
         exception: BaseException = kind(*arguments)
         if place:

@@ -1,4 +1,4 @@
-"""Statistics that several packages share: Student t intervals, the Kaplan-Meier estimator, block resampling."""
+"""Computes statistics that several packages share: t intervals, the Kaplan-Meier estimator, block resampling."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _T_95 = (
 
 
 def t_quantile(level: float, degrees: int) -> float:
-    """Return the half-width, in standard errors, of a two-sided t interval with ``degrees`` degrees of freedom."""
+    """Return the half-width of a two-sided t interval in standard errors; ``degrees`` are the degrees of freedom."""
     if level == 0.95 and degrees <= len(_T_95):
         return _T_95[degrees - 1]
     from scipy.special import stdtrit  # takes 0.2 s
@@ -40,7 +40,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def t_half_width(values: npt.ArrayLike, level: float) -> Any:
-    """Return the half-width of the t interval of the mean over axis 0 (independent rows); NaN below two rows."""
+    """Return the half-width (of a row's shape) of the t interval of the mean of independent rows; NaN below 2 rows."""
     rows = np.asarray(values, float)
     n = len(rows)
     if n < 2:
@@ -49,7 +49,7 @@ def t_half_width(values: npt.ArrayLike, level: float) -> Any:
 
 
 def mean_estimate(values: npt.ArrayLike, level: float = 0.95) -> Estimate:
-    """Return the mean of independent values with its t interval; NaN without values."""
+    """Return the mean of independent values [n] with its t interval; UNKNOWN without values."""
     column = np.asarray(values, float)
     if not len(column):
         return Estimate(math.nan)
@@ -64,7 +64,7 @@ def bootstrap_half_width(draws: Floats, blocks: int, level: float, axis: int = -
 def share_half_width(share: float, n: int, level: float = 0.95) -> float:
     """Return the longer side of the score interval (Wilson, 1927) of a share that ``n`` independent values have.
 
-    At a share of 0 or 1 it is z^2 / (n + z^2), for 95 % about 3.8 / n: equal values leave the rest uncertain.
+    It is above 0 even at a share of 0 or 1: there it is z^2 / (n + z^2), for 95 % about 3.8 / n.
     """
     z2 = NormalDist().inv_cdf(0.5 + level / 2) ** 2
     half = math.sqrt(z2 * (share * (1 - share) / n + z2 / (4 * n * n)))
@@ -72,12 +72,12 @@ def share_half_width(share: float, n: int, level: float = 0.95) -> float:
 
 
 def joint_widening(level: float, count: int, degrees: int) -> float:
-    """Return the factor by which ``count`` t intervals must widen to hold all together at ``level`` (Bonferroni)."""
+    """Return the factor that widens ``count`` t intervals so that all hold together at ``level`` (Bonferroni)."""
     return t_quantile(1 - (1 - level) / count, degrees) / t_quantile(level, degrees)
 
 
 def lag_one_correlation(rows: Floats) -> Floats:
-    """Return [k] the lag-one autocorrelation of each column of [n, k]; 0 for columns without variance."""
+    """Return the lag-one autocorrelation [k] of each column of ``rows`` [n, k]; 0 for columns without variance."""
     deviations = rows - rows.mean(axis=0)
     scale = (deviations**2).sum(axis=0)
     lag = (deviations[1:] * deviations[:-1]).sum(axis=0)
@@ -87,9 +87,10 @@ def lag_one_correlation(rows: Floats) -> Floats:
 def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0.9) -> DrawnEstimate:
     """Add an interval for the cost model's error to an estimate.
 
-    ``values[0]`` is the number computed without the error, the others are computed under draws of the error. Each is
-    scaled by the estimate over ``values[0]`` (if that is 0, shifted by the difference). The interval spans Hazen's
-    quantiles and includes the estimate; its ends may be infinite. They are NaN if any number is NaN.
+    ``values[0]`` is the number computed without the error, and the others are computed under draws of the error. Each
+    draw is scaled by the estimate over ``values[0]``, or shifted by their difference unless ``values[0]`` is positive.
+    The interval spans Hazen's quantiles of the draws and includes the estimate; its ends may be infinite. It is unknown
+    if any number is NaN, ``values[0]`` is infinite, or there are no draws.
     """
     value, (base, *drawn) = estimate.value, values
     moved = [value * (one / base) if base > 0 else value + one - base for one in drawn]
@@ -101,12 +102,12 @@ def drawn_estimate(estimate: Estimate, values: Sequence[float], level: float = 0
 
 
 def batch_half_width(batches: Floats, center: Floats | float, level: float) -> Floats:
-    """Return [k] half-widths of intervals around ``center`` [k], from statistics [b, k] of consecutive batches.
+    """Return the half-widths [k] of intervals around ``center`` [k], from statistics [b, k] of consecutive batches.
 
     Sectioning (Asmussen and Glynn, Stochastic Simulation, 2007, III.5): the spread is measured around ``center``, the
     statistics of the complete run, so that the bias of a quantile of a short batch widens the interval and does not
-    move it. A lag-one autocorrelation r > 0 of the batches widens it by sqrt((1 + r) / (1 - r)), the autoregressive
-    adjustment of Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011).
+    move it. A lag-one autocorrelation r > 0 of the batches (at most 0.8 is used) widens it by sqrt((1 + r) / (1 - r)),
+    the autoregressive adjustment of Skart (Tafazzoli and Wilson, IIE Transactions 43, 2011).
     """
     n = len(batches)
     variance = ((batches - center) ** 2).sum(axis=0) / (n - 1)
@@ -147,8 +148,8 @@ def ranked_cdf(values: Floats, censored: npt.NDArray[np.bool_], weight: Floats) 
 def circular_blocks(starts: Ints, length: int, n: int) -> Ints:
     """Return the row numbers [..., n] of circular block bootstrap samples (Politis and Romano, 1992).
 
-    Each block has ``length`` consecutive rows; after the last row comes the first. ``starts`` [..., blocks] are the
-    first rows of the blocks, drawn uniformly from ``n`` rows; ``length`` x blocks must be at least ``n``.
+    Each block has ``length`` consecutive rows, and the first row follows the last one. ``starts`` [..., blocks] are the
+    first rows of the blocks, drawn uniformly from ``n`` rows; ``length`` times blocks must be at least ``n``.
     """
     rows = (starts[..., None] + np.arange(length)) % n
     return rows.reshape(*starts.shape[:-1], -1)[..., :n]

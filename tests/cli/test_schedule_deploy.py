@@ -106,7 +106,8 @@ def test_the_readme_states_where_vllm_keeps_phases_itself_and_its_fallback(deplo
     folder, _ = deployed("rra", 1)
     flat = " ".join((folder / "README.md").read_text().split())
     assert f"- vLLM {' or '.join(TESTED)}: the class is tested on no other" in flat
-    assert 'its log contains "keeps its own schedule" and the reason. Then nothing runs the phases: use the gateway' in flat
+    assert 'its log contains "keeps its own schedule" and the reason' in flat
+    assert "Then nothing runs the phases: use the gateway" in flat
     assert "`lengthwise schedule run` (above) with `--adapt` does so while it serves" in flat
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from lengthwise import _jit, policy
 from lengthwise.engine import simulate
-from lengthwise.engine.kernel_layout import GAP_BINS, gap_bin
 from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism
 from lengthwise.schema.errors import InputError, PolicyError
 from lengthwise.schema.records import Status
@@ -135,8 +134,16 @@ def test_negative_options_are_refused(options):
         simulate(few(), deployment(), **options)
 
 
-def test_gaps_of_no_time_at_all_are_in_the_first_bin():
-    assert [gap_bin(0.0), gap_bin(1e-9), gap_bin(1e300)] == [0, 0, GAP_BINS - 1]
+@pytest.mark.parametrize(("step_s", "at"), [(0.0, 0), (1e-9, 0), (1e9, -1)])
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_gaps_beyond_the_histogram_are_in_its_first_and_last_bin(step_s, at, engine):
+    made = deployment()
+    parts = ("layer_s", "comm_s", "embedding_s", "send_s", "head_s", "prefill_s", "decode_s")
+    zeros = {name: np.zeros_like(getattr(made.cost, name)) for name in parts}
+    cost = replace(made.cost, **zeros, host_s=np.full_like(made.cost.host_s, step_s))
+    gaps = simulate(few(), replace(made, cost=cost), engine=engine).gaps
+    assert gaps.total > 0
+    assert gaps.histogram[at] == gaps.total
 
 
 def test_a_cache_that_cannot_be_written_is_none(monkeypatch):

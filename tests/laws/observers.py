@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import HealthCheck, reject, settings
 
 from lengthwise.engine import simulate
-from lengthwise.engine._reference_state import RadixPrefix
 from lengthwise.engine.kernel_runner import State, arguments_of, kernel_of
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
@@ -94,7 +93,7 @@ def last_state(workload: Workload, deployment: Deployment) -> State:
 
 def blocks_of(cached: Any) -> list[Any]:
     """The blocks that a request shares with others in the prefix cache, by vLLM's or by SGLang's rules."""
-    if not isinstance(cached, RadixPrefix):
+    if not hasattr(cached, "last"):
         return list(cached)
     pages = [page for node in cached.last.path() for page in node.pages]
     assert len(pages) == len(cached)

@@ -117,7 +117,7 @@ def test_what_is_found_was_computed_by_an_earlier_request_and_is_computed_no_mor
 @given(turns_and_groups(), caching_deployments(), caching_deployments())
 def test_earlier_runs_with_the_same_prefixes_change_nothing(workload, deployment, other):
     fresh = dataclasses.replace(workload, prefixes=copy.copy(workload.prefixes))
-    for earlier in (workload, workload.sent_at(2 * workload.arrival_s)):
+    for earlier in (workload, workload.with_arrivals(2 * workload.arrival_s)):
         simulate(earlier, other)
         simulate(earlier, deployment)
     assert_same(simulate(workload, deployment), simulate(fresh, deployment))

@@ -6,6 +6,7 @@ import json
 import statistics
 from pathlib import Path
 
+import _circle
 import _live as live
 import pytest
 
@@ -37,11 +38,11 @@ def test_retained_runs_are_predicted_as_well_as_the_page_states(prefix, engine, 
     tables = split.calibrated().tables
     errors: dict[str, dict[str, float]] = {}
     for setting in of:
-        errors |= live._circle.errors(circle.deployment(setting), tables, runs[setting.name])
+        errors |= _circle.errors(circle.deployment(setting), tables, runs[setting.name])
     rows = saved(prefix)
-    assert rows.keys() == live._circle.METRICS.keys()
+    assert rows.keys() == _circle.METRICS.keys()
     reported = {
-        metric: live._circle.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
+        metric: _circle.by_load({name: of[metric] for name, of in errors.items()}, split.held_out, metric)
         for metric in rows
     }
     moved = list(otherwise(rows, reported))

@@ -17,8 +17,8 @@ from lengthwise.schema.plan import (
     Objective,
     Plan,
     Point,
+    SearchEffort,
     Shift,
-    Spent,
     Status,
     Study,
     Swap,
@@ -78,9 +78,9 @@ def plan(name: str, bounds: tuple[float, float], *, tied: int = 2, sizes=TPS, ra
     )
 
 
-def spent(choices: list[Choice]) -> Spent:
+def spent(choices: list[Choice]) -> SearchEffort:
     ran, pruned = len([c for c in choices if c.points]), count(choices, Status.PRUNED)
-    return Spent(len(choices), ran, pruned, count(choices, Status.REJECTED), 3, 214, 1_200_000, 34.2)
+    return SearchEffort(len(choices), ran, pruned, count(choices, Status.REJECTED), 3, 214, 1_200_000, 34.2)
 
 
 def count(choices: list[Choice], status: Status) -> int:

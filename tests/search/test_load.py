@@ -178,7 +178,7 @@ def test_rates_of_sessions_share_all_but_their_times():
 
 def test_other_arrivals_are_checked():
     with pytest.raises(InputError, match="must not decrease"):
-        Load(grouped_chats).at(0, 99, 1.0).sent_at(np.arange(99.0)[::-1])
+        Load(grouped_chats).at(0, 99, 1.0).with_arrivals(np.arange(99.0)[::-1])
 
 
 @pytest.mark.slow

@@ -110,7 +110,8 @@ def test_a_simulation_reports_outputs_that_end_at_the_limit(tmp_path, limits, sh
     (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
     deployed = '[deployment]\nmodel = "llama-3-8b"\ngpu = "H100"\n[run]\nmodel_draws = 0\n'
     (outcome,) = simulate.run(config.loads(f'[workload]\ntrace = "t.csv"\n{limits}\n{deployed}', folder=tmp_path))
-    expected = [f"{share} % of outputs end at max_tokens; other limits change the load."] if share else []
+    sentence = "% of outputs stop at max_tokens. With a larger max_tokens they could be longer."
+    expected = [f"{share} {sentence}"] if share else []
     assert [note for note in outcome.notes if "max_tokens" in note] == expected
 
 

@@ -362,7 +362,7 @@ def test_a_replayed_trace_is_searched_by_its_parts(tmp_path):
         'isl = { kind = "uniform", low = 20, high = 200 }\nosl = 20\nrequest_rate = 1', f'trace = "{trace}"'
     ).replace("batch = [4, 32]", "batch = [1, 2]")
     load = requested(text)[0].bench.load
-    assert (load.seeds, load.most) == (5, 400)
+    assert (load.seeds, load.max_requests) == (5, 400)
     assert load.at(0, 400, 2.0).arrival_s[-1] == pytest.approx(399 / 2.0)
     with search.threads(2) as workers:
         best = search_module.plan(loads(text), workers).plans[0].best

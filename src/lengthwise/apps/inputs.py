@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 from lengthwise.apps.app import CHAT, COMPLETION, App, Call, From, LengthFields, Model, Sampling, each, require_one_text
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import estimated_tokens
 
 Row = Mapping[str, Any]
@@ -382,7 +382,7 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 lines += 1
 
-    write_whole(path, write)
+    write_atomic(path, write)
     return lines
 
 

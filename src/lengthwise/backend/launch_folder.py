@@ -32,7 +32,7 @@ from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
 from lengthwise.backend.vllm import phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import UNCAPPED, Workload
 
 PORT = 8000  # port for requests: of the only replica, or of the router in front of several
@@ -255,7 +255,7 @@ def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_RE
         if row.get("max_tokens", 0) >= UNCAPPED:
             row["max_tokens"] = None
         rows.append(f"{json.dumps(row)}\n")
-    write_whole(path, "".join(rows).encode())
+    write_atomic(path, "".join(rows).encode())
 
 
 def _chunk_tokens(workload: Workload, count: int) -> int:
@@ -331,7 +331,7 @@ def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True)
     except OSError as error:
         raise OutputError(f"cannot make the folder {folder}: {error.strerror}. Choose another place") from error
     for name, text in texts.items():
-        write_whole(folder / name, text.encode())
+        write_atomic(folder / name, text.encode())
         (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
     return [folder / name for name in texts]
 

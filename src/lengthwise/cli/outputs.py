@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from lengthwise.schema.errors import MissingExtraError, OutputError
-from lengthwise.schema.files import obstacle, write_whole
+from lengthwise.schema.files import path_fault, write_atomic
 
 STDOUT = Path("-")
 
@@ -81,7 +81,7 @@ def write_outputs(
 
 def write_text(path: Path, text: str, *, quiet: bool = False) -> None:
     """Write a text file as ``write_outputs`` does, or print the text if the path is ``-``."""
-    write_outputs(path, None, text.encode(), write_whole, quiet=quiet)
+    write_outputs(path, None, text.encode(), write_atomic, quiet=quiet)
 
 
 def print_written(paths: Iterable[Path]) -> None:
@@ -97,7 +97,7 @@ def variant_path(path: Path, name: str) -> Path:
 
 
 def _file_obstacle(target: Path) -> str:
-    if reason := obstacle(target):
+    if reason := path_fault(target):
         return reason
     if target.exists() and not os.access(target, os.W_OK):
         return "no permission to write to it; choose another name"

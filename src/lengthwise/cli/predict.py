@@ -104,7 +104,7 @@ def evaluate(
     """Evaluate a predictor on samples that it has not seen, overall and file by file."""
     from lengthwise import predict
     from lengthwise.report.predict import predict_json, write_predict_html
-    from lengthwise.schema.files import write_whole
+    from lengthwise.schema.files import write_atomic
     from lengthwise.usecases import predict as usecase
 
     outputs.require_outputs(json, report, files)
@@ -125,7 +125,7 @@ def evaluate(
         json,
         report,
         found,
-        lambda path, found: write_whole(path, predict_json(found, metadata).encode()),
+        lambda path, found: write_atomic(path, predict_json(found, metadata).encode()),
         lambda path, found: write_predict_html(path, found, metadata, heading=heading),
     )
 

@@ -34,7 +34,7 @@ def run(
     from lengthwise import catalog
     from lengthwise.cost.profiles import describe_profile, read_profile
     from lengthwise.report.profile import profile_json, write_profile_html
-    from lengthwise.schema.files import write_whole
+    from lengthwise.schema.files import write_atomic
 
     outputs.require_outputs(json, report, [file])
     view = describe_profile(
@@ -43,7 +43,7 @@ def run(
     if json != outputs.STDOUT:
         _show(view)
     outputs.write_outputs(
-        json, report, view, lambda path, view: write_whole(path, profile_json(view).encode()), write_profile_html
+        json, report, view, lambda path, view: write_atomic(path, profile_json(view).encode()), write_profile_html
     )
 
 

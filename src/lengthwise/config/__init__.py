@@ -1,4 +1,4 @@
-"""Turns text into checked settings: scenario, application and gateway files (TOML or YAML), and ``--set``."""
+"""Turns scenario, application and gateway files (TOML or YAML) and ``--set`` into checked settings."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Reads an application's file (TOML or YAML, with ``--set``) into the records from which it is planned and run."""
+"""Reads an application's file (TOML or YAML, with ``--set``) into the records that planning and running need."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class AppFile:
     """The checked content of an application's file."""
 
     app: App
-    rows: Rows
-    served: tuple[Served, ...]
-    loaded: tuple[EngineConfig, ...]
+    rows: Rows  # the input rows
+    served: tuple[Served, ...]  # by model: its shape, limits and costs, for planning
+    loaded: tuple[EngineConfig, ...]  # by model: how its engines are started and called
     cluster: Cluster | None  # None if the file names no GPUs
     run: AppRun
     folder: Path  # where relative paths start
-    files: tuple[Path, ...]
-    notes: tuple[str, ...] = ()
-    is_batch: bool = False
-    times: SwitchTimes = field(default_factory=SwitchTimes)
+    files: tuple[Path, ...]  # the files on which the application depends
+    notes: tuple[str, ...] = ()  # warnings, a sentence each
+    is_batch: bool = False  # whether the rows are an OpenAI batch
+    times: SwitchTimes = field(default_factory=SwitchTimes)  # times to start, sleep and wake engines
 
 
 def load_app(path: Path | str, overrides: Sequence[str] = ()) -> AppFile:
@@ -276,7 +276,7 @@ class _Builder:
         return None
 
     def _loaded(self, model: Model, engine: EngineTable | None, run: RunTable) -> EngineConfig | None:
-        """Return how a model's engines are started and called; [run] has what ``engine`` does not set."""
+        """Return how a model's engines are started and called; [run] has the settings that ``engine`` lacks."""
         own = engine or EngineTable()
         if own.command is None and self._is_run_command_reported:
             return None  # a wrong command of [run] is reported once and not for each model

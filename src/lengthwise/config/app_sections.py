@@ -1,4 +1,4 @@
-"""The tables of an application's file, one class for each table."""
+"""Defines the tables of an application's file, one class for each table."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ObservedSection(Section):
 
 
 class LengthSection(Section):
-    """Wraps one distribution for ``validation``, which finds the kinds of a distribution by its key."""
+    """Wraps one distribution, because ``validation`` finds the kinds of a distribution by the key ``output``."""
 
     output: Length
 
@@ -73,7 +73,7 @@ class MessageSection(Section):
 
 
 class CallSection(Section):
-    """A prompt for one model or several. Alternatively, ``model_from`` is the row's field that names the model."""
+    """A prompt for one model or several. ``model_from`` is instead the field of a row that names the model."""
 
     model: str | list[str] | None = None
     model_from: Text | None = None
@@ -120,7 +120,9 @@ class ClusterSection(Section):
     """The GPUs of the application. A node is a text such as "8xA100-80GB" or the name of a node."""
 
     nodes: Annotated[list[Text], Field(min_length=1)]
-    engine_start: Seconds = SwitchRates().engine_start_s  # start without the weights' load time; a profile replaces it
+    engine_start: Seconds = (
+        SwitchRates().engine_start_s
+    )  # start without the weights' load time; measured times replace it
 
 
 class EngineTable(Section):
@@ -156,14 +158,14 @@ class RunTable(Section):
     engine_failures: Count = _DEFAULTS.engine_failures
     max_engine_failures: Count = _DEFAULTS.max_engine_failures
     seed: Annotated[int, Field(ge=0)] = 0
-    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans  # maximum number of times that the rest is planned again
+    replans: Annotated[int, Field(ge=0)] = _DEFAULTS.replans  # largest number of times that the rest is planned again
     ready: Seconds = 600.0
     stall: Seconds = 120.0
     request: Seconds = 3600.0
 
 
 class AppTables(Section):
-    """All tables of the file. Models, calls, loops and engines are validated later, each by itself."""
+    """All tables of the file. Each model, call, loop and engine is validated later, on its own."""
 
     name: str = ""
     inputs: InputsSection

@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 def read(path: Path, kind: str = "scenario") -> Table:
-    """Return the tables of a TOML or YAML file. Raises ScenarioError, which calls it a ``kind`` file."""
+    """Return the tables of a TOML or YAML file. Raises ScenarioError, whose message calls it a ``kind`` file."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def read(path: Path, kind: str = "scenario") -> Table:
 
 
 def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
-    """Return the tables of a text in the format of ``suffix``, such as ".toml"; raises as ``read`` does."""
+    """Return the tables of a text in the format of ``suffix``, such as ".toml". Errors name it ``source``."""
     if suffix == ".toml":
         try:
             return tomllib.loads(text)
@@ -62,7 +62,7 @@ def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
 def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, ...], Table]:
     """Parse ``path=value``. Return the keys of the path, and nested tables that hold the value there.
 
-    The value is TOML or a bare word; "null" means that the key is removed.
+    The value is TOML or a bare word; "null" removes the key. Raises ScenarioError, whose message shows ``example``.
     """
     path, equals, value = text.partition("=")
     keys = tuple(key.strip() for key in path.split("."))
@@ -83,7 +83,7 @@ def assignment(text: str, example: str = "deployment.tp=4") -> tuple[tuple[str, 
 
 
 def to_toml(table: Table) -> str:
-    """Return nested tables as TOML, without empty tables, and with each distribution on one line."""
+    """Return nested tables as TOML, without empty tables and with each distribution on one line."""
     import tomlkit
 
     def filled(out: Any, table: Table) -> Any:
@@ -107,7 +107,7 @@ def to_toml(table: Table) -> str:
     return tomlkit.dumps(filled(tomlkit.document(), table))
 
 
-# By section: alternatives, each a tuple of groups of keys; only one group of an alternative may be given.
+# By section: alternatives. Each is a tuple of groups of keys, of which a file may have only one.
 _EXCLUSIVE: dict[str, tuple[tuple[tuple[str, ...], ...], ...]] = {
     "workload": (
         (("preset",), ("trace", "format", "time_scale", "sort"), ("prompt", "output", "correlation")),
@@ -120,7 +120,10 @@ _ARRIVALS_WITHOUT_RATE = ("all_at_once", "rate_profile")
 
 
 def merged(base: Table, over: Table) -> Table:
-    """Return ``base`` updated with ``over``: tables are merged, other values replaced, keys with None removed."""
+    """Return ``base`` updated with ``over``: tables without a ``kind`` are merged, other values replaced.
+
+    None removes a key, and a key removes those that it excludes (``_EXCLUSIVE``).
+    """
     out = {key: value for key, value in base.items() if key not in over}
     for key, value in over.items():
         old = base.get(key)
@@ -135,7 +138,7 @@ def merged(base: Table, over: Table) -> Table:
 
 
 def removed_keys(base: Table, over: Table) -> list[list[str]]:
-    """Return, by section, the keys of ``base`` that ``merged`` drops because keys of ``over`` exclude them."""
+    """Return the keys of ``base`` that ``merged`` removes because keys of ``over`` exclude them, a list a section."""
     found = []
     for section in _EXCLUSIVE:
         old, new = base.get(section), over.get(section)
@@ -165,13 +168,13 @@ def _excluded_keys(section: str, base: Table, over: Table) -> set[str]:
 
 
 def resolved(text: str, folder: Path) -> Path:
-    """Return a path relative to ``folder``, or to the working folder if the file exists only there."""
+    """Return a path relative to ``folder``, or to the working folder if the path exists only there."""
     path = Path(text).expanduser()
     return path if path.exists() and not (folder / path).exists() else folder / path
 
 
 def python_object(text: str, folder: Path) -> Any:
-    """Import the object "file.py:name" or "package.module:name". Raises PolicyError if there is none."""
+    """Import the object "file.py:name" or "package.module:name". Raises PolicyError if it cannot be imported."""
     place, _, name = text.rpartition(":")
     if place.endswith(".py"):
         module = _module_of_file(resolved(place, folder).resolve())

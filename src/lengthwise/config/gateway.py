@@ -71,7 +71,7 @@ class ListenSection(Section):
 
 
 class EngineTemplate(Section):
-    """Settings of an engine, without an address. The file names where the API key is, but never has the key itself."""
+    """Settings of an engine without its address. The file names the variable or file of the API key, never the key."""
 
     kind: Kind = "auto"
     api_key_env: Text | None = None
@@ -169,7 +169,7 @@ class PredictionSection(Section):
 
 
 class KeySection(Section):
-    """The SHA-256 digest of a client's key, or a file with lines ``tenant:sha256``; neither has the key itself."""
+    """The SHA-256 digest of a client's key (never the key), or a file with lines ``tenant:sha256``, and its limits."""
 
     tenant: Text | None = None
     sha256: Text | None = None
@@ -265,9 +265,9 @@ def load_gateway(
     """Read and check a gateway's file (TOML or YAML); None: only the overrides.
 
     Relative paths in the file start at its folder. ``overrides`` are assignments such as ``"order.mode=fcfs"``; the
-    last one for a key wins. ``engines`` are addresses of further engines. ``options`` maps a key that was set through
-    ``overrides`` to its command-line option, which messages then name. Raises ScenarioError, which lists all wrong keys
-    and values.
+    last one for a key wins. ``engines`` are addresses of further engines. ``options`` maps keys that ``overrides`` set
+    to the command-line options behind them, which messages name. Raises ScenarioError, which lists all wrong keys and
+    values.
     """
     if path is None:
         return _checked({}, "the command line", Path(), overrides, engines, options)
@@ -411,7 +411,7 @@ class _Builder:
             settings = section.model_dump(include={"kind", "concurrency", "probe", "generation_defaults"})
             key, tls = _engine_key(section, self.folder), self._tls(section.tls, *path)
             return gateway_config.Engine(url, name=name, api_key=key, tls=tls, **settings)
-        # The problem is recorded. The unique name prevents a second report, of a duplicate name.
+        # The problem is recorded above. The unique name prevents a second one, about a duplicate name.
         return gateway_config.Engine(_UNUSED_URL, name=".".join(path))
 
     def _discovery(self, section: DiscoverySection) -> gateway_config.Discovery:

@@ -1,4 +1,4 @@
-"""A scenario: a workload, a deployment and how to simulate them, read from a file and checked."""
+"""Reads and checks scenarios: a workload, a deployment and the settings of their simulation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Scenario(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return warnings: settings that an override removed, and settings that have little effect."""
+        """Return warnings: settings that an override removed, and settings without an effect."""
         return self._notes
 
     @property
@@ -84,7 +84,7 @@ class Scenario(Section):
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.
 
-        Settings that it does not have become those of the engine that it names.
+        Keys that it does not set get the defaults of the engine that it names (``engine_defaults``).
         """
         changed = self.model_copy(update={} if self.name else {"name": Path(source).stem})
         changed._source, changed._folder, changed._notes = source, folder, tuple(notes)  # noqa: SLF001 - its own
@@ -92,12 +92,12 @@ class Scenario(Section):
             section = getattr(changed, key)
             given = section.model_fields_set
             values = dict(section) | {name: value for name, value in defaults.items() if name not in given}
-            # Defaults do not count as given: a variant with another engine has that engine's.
+            # Defaults do not count as set, so that a variant with another engine gets that engine's defaults.
             changed.__dict__[key] = type(section).model_construct(given, **values)
         return changed
 
     def engine_defaults(self) -> dict[str, dict[str, Any]]:
-        """Return the settings by section that the named engine has by default. Empty for an unknown GPU."""
+        """Return the default settings of the named engine by section; {} without a name or for an unknown GPU."""
         from lengthwise import catalog
 
         if self.engine.name is None:
@@ -105,7 +105,7 @@ class Scenario(Section):
         try:
             gpu = catalog.gpu(self.file_or_name(self.deployment.gpu))
         except InputError:
-            return {}  # It is reported where the deployment is built.
+            return {}  # The build of the deployment reports the unknown GPU.
         found = sections.ENGINES[self.engine.name].of(self.engine.name, gpu)
         # Calibrated tables have the host overhead of the engine that was measured.
         return {k: v for k, v in found.items() if k != "deployment" or not self.deployment.cost.startswith("tables:")}
@@ -127,7 +127,7 @@ class Scenario(Section):
         return effective[variant]
 
     def updated(self, over: Table, *, exclude: set[str] | None = None) -> Self:
-        """Return the validated scenario with the settings ``over``. The sections ``exclude`` lose their settings."""
+        """Return the validated scenario with the settings ``over``, after resetting the sections in ``exclude``."""
         base = self.model_dump(exclude=exclude, exclude_unset=True, exclude_none=True)
         return type(self).model_validate(merged(base, over)).with_origin(self.source, self.folder)
 
@@ -186,7 +186,7 @@ KeyPath = tuple[str, ...]
 
 
 def canonical(raw: Table) -> tuple[Table, list[Problem]]:
-    """Return the settings with keys instead of aliases, and a problem for each key that is given twice."""
+    """Return the settings with keys instead of aliases, and a problem for each key that two names set."""
     problems: list[Problem] = []
     settings = _renamed(raw, _SECTIONS, (), problems)
     for key, value in settings.items():
@@ -201,7 +201,7 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
     if not isinstance(raw, dict):
         return raw
     nested: Table = {}
-    for key, value in raw.items():  # YAML variants have quoted keys with dots
+    for key, value in raw.items():  # keys with dots name nested tables, as in YAML: "engine.max_num_seqs": 64
         *parents, leaf = str(key).split(".")
         table = nested
         for name in parents:
@@ -266,7 +266,7 @@ def _distribution(key: str, value: Any, path: KeyPath, problems: list[Problem]) 
 
 
 def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
-    """Return limits without units in their keys: ``ttft_ms = 200`` becomes ``ttft = "200ms"``."""
+    """Return the limits with units in values instead of keys: ``ttft_ms = 200`` becomes ``ttft = "200ms"``."""
     values, names = Table(), {}
     for key, value in table.items():
         stem, _, unit = key.rpartition("_")
@@ -341,7 +341,7 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
 
 
 def _cache_notes(scenario: Scenario, source: str) -> list[str]:
-    """Return notes on cache settings without effect. Raises ScenarioError if every variant offloads without a size."""
+    """Return warnings of cache settings without effect. Raises ScenarioError if no offloading has a size."""
     notes = list[str]()
     tables = {one.name: one.engine.kv_offloading for one in scenario.variant_scenarios()}
     unsized = [repr(name) for name, table in tables.items() if table and "size_gb" not in table.model_fields_set]
@@ -362,8 +362,8 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     workload = scenario.workload
     if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(
-            "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
-            "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
+            "enable_prefix_caching = true only helps preempted requests here, because no two prompts share a prefix; "
+            "[workload.groups], [workload.sessions], [workload.tools] or a trace can give shared prefixes"
         )
     return notes
 
@@ -383,7 +383,7 @@ def _canonical_path(table: Any, keys: Sequence[str]) -> KeyPath:
 
 
 def _variant_problems(settings: Table, variants: list[Any], known: set[tuple[KeyPath, str]]) -> list[Problem]:
-    """Return the problems of each variant, without those that the base has as well (``known``)."""
+    """Return the problems of each variant, except those that the base has, too (``known``)."""
     base = {key: value for key, value in settings.items() if key != "variants"}
     problems, names, effective = list[Problem](), set[str](), list[Table]()
     for index, variant in enumerate(variants):

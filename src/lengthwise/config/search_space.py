@@ -27,20 +27,19 @@ _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine"
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
-"""The settings that may be an axis: dotted key to section."""
+"""The settings that may be an axis: section class by dotted key."""
 _AXES = {
     "engine": "engine.name",
     "scheduler": "scheduler.policy",
     "batch": "engine.max_num_seqs",
     "chunk": "engine.max_num_batched_tokens",
 }
-REPLICAS = "deployment.replicas"
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
-"""Metrics that a limit bounds from below; all others are bounded from above."""
+"""Metrics on which a limit is a lower bound; on all others it is an upper bound."""
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
-    """Return nested tables as one table with dotted keys."""
+    """Return nested tables as one table with dotted keys, in which "-" becomes "_"."""
     out: Table = {}
     for key, value in table.items():
         name = f"{prefix}{str(key).replace('-', '_')}"
@@ -55,7 +54,7 @@ def nested(key: str, value: Any) -> Table:
 
 
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the dotted key of a setting from an alias or a short name. An unknown name does not change."""
+    """Return the dotted key of a setting for an alias or a short name ("tp"). An unknown name does not change."""
     section, dot, key = text.rpartition(".")
     if section == "kv_offloading":
         return f"engine.{text}"
@@ -74,7 +73,7 @@ def limit_names(table: Mapping[str, Any]) -> Table:
 
 
 def space_of(section: SearchSection) -> search.Space:
-    """Return the search space of [search]. An axis with a single value may be given without a list."""
+    """Return the search space of [search]. A value that is no list is an axis with one value."""
 
     def axes(table: Table) -> dict[str, tuple[Any, ...]]:
         return {key: tuple(_values(values)) for key, values in table.items()}
@@ -96,7 +95,7 @@ def with_first_values(settings: Table) -> Table:
             given: Any = out
             for part in key.split("."):
                 given = given.get(part) if isinstance(given, dict) else None
-            if key in VARIABLE and first and key != REPLICAS and given is None:
+            if key in VARIABLE and first and key != search.REPLICAS and given is None:
                 out = merged(out, nested(key, first[0]))
     return out
 
@@ -140,7 +139,7 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
 def _reasons_against(key: str, value: Any) -> list[str]:
     """Return why the setting ``key`` cannot have the value, apart from rules that involve other keys."""
     section, leaf = VARIABLE[key], key.rpartition(".")[2]
-    if key == REPLICAS and value in ("fill", "auto"):
+    if key == search.REPLICAS and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]

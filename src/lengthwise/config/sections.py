@@ -35,7 +35,7 @@ from lengthwise.schema.specs import GpuSpec
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
-RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one in 12 days; longer gaps sum to times that cannot resolve a step
+RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one in 12 days; at lower rates, times are too large to resolve steps
 HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
@@ -49,21 +49,21 @@ _LOADS = ("request_rate", "session_rate", "concurrency", "arrivals")
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
-    ``max_num_seqs`` and ``gpu_memory_utilization`` default to those of the prefill side; all engine settings without a
-    key in this table are those of the prefill side.
+    ``max_num_seqs``, ``gpu_memory_utilization`` and engine settings without a key in this table default to those of the
+    prefill side. The decode side has no prefix cache.
     """
 
-    tp: UpTo1024 = 1
-    pp: UpTo1024 = 1
-    replicas: Replicas = 1
-    num_blocks: Count | None = None
+    tp: UpTo1024 = 1  # tensor-parallel degree
+    pp: UpTo1024 = 1  # number of pipeline stages
+    replicas: Replicas = 1  # number of replicas that only decode
+    num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
     max_step_seqs: Seqs | None = None
     max_in_flight: UpTo1024 | None = None
     gpu_memory_utilization: Share | None = None
     link: Literal["node", "host"] = "node"  # link between the sides; "host": through host memory
     kv_transfer: Wait = 0.0  # additional seconds of each request's KV transfer
-    one_at_a_time: bool = True  # transfers of a replica wait for one another; False: they overlap
+    one_at_a_time: bool = True  # a replica sends, and receives, one request at a time; False: transfers overlap
     batching: Text = "unified"
     memory: Text = "paged"
     preemption_mode: PreemptionMode = "recompute"
@@ -77,17 +77,17 @@ class DecodeSection(Section):
 
 
 class SessionsTable(Section):
-    """Sessions of several turns: the lengths of [workload] are the new tokens of a turn, and its output."""
+    """Sessions of several turns. The lengths of [workload] are a turn's new prompt tokens and its output."""
 
     turns: Annotated[NotNan, Field(ge=1, le=1e6)] = 1.0  # mean of a geometric distribution
     max_turns: Count | None = None  # None: no limit
     think_time: DelayTime = DelayTable(median=0.0)  # from the end of an answer to the next turn
-    # A session ends before a request whose prompt and output exceed this; None: no limit.
+    # A session ends before the request whose prompt and output would exceed this limit; None: no limit.
     max_context_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
 
 
 class GroupsTable(Section):
-    """Groups of sessions, or of single requests, that share a system prompt, which comes before their own prompts."""
+    """Groups of sessions, or of single requests. A group shares a system prompt, with which its prompts begin."""
 
     count: Annotated[int, Field(ge=1, le=1_000_000)]  # number of groups
     system_prompt: Length  # a length is drawn for each group
@@ -101,54 +101,54 @@ class ToolsTable(Section):
     max_calls: Count | None = None  # after a turn; None: no limit
     time: DelayTime = DelayTable(median=1.0)  # from the end of a request until the result is sent
     tokens: Length = FixedLength(tokens=200)  # of a result
-    fan_out: Annotated[int, Field(ge=1, le=1000)] = 1  # parallel requests that take the place of a tool
-    fan_out_share: Annotated[NotNan, Field(ge=0, le=1)] = 0.0  # share of the calls that are such requests
+    fan_out: Annotated[int, Field(ge=1, le=1000)] = 1  # number of parallel requests that may replace a tool
+    fan_out_share: Annotated[NotNan, Field(ge=0, le=1)] = 0.0  # share of the calls that they replace
 
 
 class WorkloadSection(Section):
     """The requests: their lengths (from a preset, a trace or distributions) and their arrivals.
 
-    With ``sessions`` or ``tools`` it is sessions that arrive, at ``session_rate``.
+    With ``sessions`` or ``tools``, sessions arrive instead of requests, at ``session_rate``.
     """
 
-    preset: Text | None = None
-    trace: Text | None = None
-    format: Text | None = None
-    prompt: Length | None = None
-    output: Length | None = None
-    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    preset: Text | None = None  # name of a preset, such as "chat-1m"
+    trace: Text | None = None  # path of a trace file
+    format: Text | None = None  # format of the trace; None: detected from its content
+    prompt: Length | None = None  # prompt lengths
+    output: Length | None = None  # output lengths
+    correlation: Annotated[float, Field(ge=-1, le=1)] = 0.0  # Spearman's rank correlation of prompt and output lengths
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] | None = None  # None: 1,000, or all of a replayed trace
-    # A trace without request_rate, concurrency and arrivals is replayed; with one of them only its lengths are used.
+    # A trace without a rate, concurrency and arrivals is replayed; with one of them, only its lengths are used.
     # They also replace a preset's arrivals.
-    request_rate: RequestRate | None = None  # at least 1e-6; inf: all requests at once
+    request_rate: RequestRate | None = None  # requests per second, at least 1e-6; inf: all requests at once
     session_rate: Rate | None = None  # sessions per second, instead of requests
-    concurrency: Count | None = None
-    arrivals: Arrivals | None = None
+    concurrency: Count | None = None  # number of requests in the system of a closed loop
+    arrivals: Arrivals | None = None  # process of the arrivals; default: Poisson, or those of the preset
     sessions: SessionsTable | None = None  # chats of several turns
     groups: GroupsTable | None = None  # shared system prompts
     tools: ToolsTable | None = None  # agents
     time_scale: Rate = 1.0  # factor on the times of a replayed trace
     sort: bool = False  # put the rows of a trace in order of arrival
-    predicted: Literal["none", "oracle", "mean"] = "none"
-    # The number of tenants, or a weight for each tenant's number of requests; a replayed trace keeps its own tenants.
+    predicted: Literal["none", "oracle", "mean"] = "none"  # predicted lengths: none, the true ones, or their mean
+    # The number of tenants with equal shares, or the weights of their shares; a replayed trace keeps its own tenants.
     tenants: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[Rate], Field(min_length=1)] | None = None
-    max_prompt_tokens: Count | None = None
-    max_output_tokens: Count | None = None
-    max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None
-    # Limit of the output that clients send, where an output ends: a distribution or a number, a multiple of the output,
-    # or "none". Default: the limits in the trace, if it has any.
+    max_prompt_tokens: Count | None = None  # limit of a prompt
+    max_output_tokens: Count | None = None  # limit of an output
+    max_total_tokens: Annotated[int, Field(ge=2, le=2**31 - 1)] | None = None  # limit of prompt and output together
+    # Limit of the output that clients set: a distribution, a number of tokens, a multiple of the output, or "none".
+    # Default: the limits in the trace, if it has any.
     max_tokens: MaxTokens | None = None
     ignore_eos: bool = False  # every output is as long as its max_tokens
     cut: Literal["output", "prompt", "proportional", "redraw"] = "output"  # how requests above the limits are shortened
 
     @property
     def is_replay(self) -> bool:
-        """Return whether a trace is replayed with its own arrivals, instead of giving only the lengths."""
+        """Return whether a trace is replayed with its own arrivals; otherwise a trace gives only the lengths."""
         return self.trace is not None and not self._loads()
 
     @property
     def rate_rps(self) -> float | None:
-        """Return the rate of requests, or with sessions of sessions; None if there is none."""
+        """Return the rate of requests or, with ``session_rate``, of sessions; None without a rate."""
         return self.request_rate if self.session_rate is None else self.session_rate
 
     def _loads(self) -> list[str]:
@@ -217,37 +217,37 @@ class WorkloadSection(Section):
 
 
 class HostTable(Section):
-    """Seconds that an engine's host adds to each step, to each sequence of a step, and to each request."""
+    """Seconds that an engine's host adds to a step, for each sequence of a step, and to each request."""
 
     step_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().step_s)
     sequence_s: HostSeconds = Field(default_factory=lambda: costs.HostOverhead().sequence_s)
-    request_s: HostSeconds = 0.0  # delays each request on its own
-    serial_s: HostSeconds = 0.0  # service time of a front end that takes one request at a time
+    request_s: HostSeconds = 0.0  # delay of a request in front of the engine, which blocks no other request
+    serial_s: HostSeconds = 0.0  # service time of the front end, which takes one request at a time
     launch_s: HostSeconds = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens
 
 
 class DeploymentSection(Section):
     """The model, its GPUs and replicas, and the source of step times.
 
-    ``host`` gives the time that the engine's host adds to a step, and the delay of a request in front of the engine:
-    "default" takes them from ``cost``; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these
-    engines; ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", serial_s = "2ms" }`` sets them.
+    ``host`` is the time that the engine's host adds to a step, and the delay of a request in front of the engine:
+    "default" takes both from ``cost``; "vllm", "sglang" and "trtllm" are fitted to measured deployments of these
+    engines; ``{ step_s = "300us", sequence_s = "9us", request_s = "20ms", serial_s = "2ms" }`` gives other times.
     """
 
     model: Text  # name of the catalog, or a Hugging Face config.json
-    gpu: Text
-    node: Text | None = None
-    tp: UpTo1024 = 1
-    pp: UpTo1024 = 1
-    replicas: Replicas = 1
+    gpu: Text  # name of the catalog, or a .toml file
+    node: Text | None = None  # name of the catalog, or a .toml file
+    tp: UpTo1024 = 1  # tensor-parallel degree
+    pp: UpTo1024 = 1  # number of pipeline stages
+    replicas: Replicas = 1  # number of independent copies
     cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
     host: Text | HostTable = "default"
-    memory_planner: Text = "lengthwise"
-    weight_dtype: Text | None = None
+    memory_planner: Text = "lengthwise"  # or "vidur"
+    weight_dtype: Text | None = None  # None: the model's own
     kv_dtype: Text | None = None
     # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
-    decode: DecodeSection | None = None  # replicas that decode; the replicas of this table then only prefill
+    decode: DecodeSection | None = None  # with a decode side, the replicas of this table only prefill
 
     @property
     def gpus(self) -> int:
@@ -256,7 +256,7 @@ class DeploymentSection(Section):
 
     @property
     def host_overhead(self) -> str | costs.HostOverhead:
-        """Return the overhead of the engine's host: a name of ``cost.HOST_NAMES``, or its seconds."""
+        """Return the overhead of the engine's host: one of ``cost.HOST_NAMES``, or a record of seconds."""
         return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
 
     @field_validator("cost")
@@ -283,7 +283,7 @@ class KVStorageTable(Section):
     read_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.read_gb_per_s  # of one replica's link to it
     write_gb_per_s: Annotated[NotNan, Field(gt=0)] = KVStorage.write_gb_per_s
     latency: Wait = 0.0  # of each read and of each write
-    shared: bool = False  # replicas find what others have written
+    shared: bool = False  # whether replicas find blocks that other replicas have written
     usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # needs a finite size_gb; 0: the GPUs' price includes it
 
 
@@ -294,30 +294,30 @@ class KVOffloadingTable(Section):
     size_gb: Annotated[NotNan, Field(ge=0, le=1e6)] = 0.0
     gb_per_s: Annotated[NotNan, Field(gt=0)] = KVOffloading.gb_per_s  # between a GPU and CPU memory, in each direction
     latency: Wait = 0.0  # of each load and of each store
-    load: Literal["always", "if_faster"] = "always"  # if_faster: where computing the tokens would take longer
-    outputs: bool = False  # store blocks of outputs, too, when their request ends
+    load: Literal["always", "if_faster"] = "always"  # if_faster: only where computing the tokens takes longer
+    outputs: bool = False  # whether the blocks of an output are stored, too, when the request ends
     storage: KVStorageTable | None = None  # behind the CPU memory
     usd_per_gb_hour: Annotated[NotNan, Field(ge=0)] = 0.0  # 0: the price of the GPUs includes it
 
 
 class EngineSection(Section):
-    """The engine's limits, named as in vLLM. Their bounds keep a typo from allocating terabytes.
+    """The engine's limits, named as in vLLM.
 
-    ``name``, or ``engine = "sglang"`` for short, names an engine: scheduler, host and the limits that the scenario does
-    not set are that engine's own.
+    ``name`` (short: ``engine = "sglang"``) names an engine, whose defaults apply to the scheduler, the host and the
+    limits that the scenario does not set.
     """
 
     name: Literal["vllm", "sglang", "trtllm"] | None = None
-    max_num_seqs: Seqs = 256
-    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048
-    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
-    gpu_memory_utilization: Share = 0.9
+    max_num_seqs: Seqs = 256  # largest number of sequences that run at once on a replica
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] = 2048  # largest number of tokens in a step
+    block_size: Annotated[int, Field(ge=1, le=2**16)] = 16  # tokens of a KV block
+    gpu_memory_utilization: Share = 0.9  # share of GPU memory that the engine may use
     max_model_len: Annotated[int, Field(ge=2, le=2**24)] | None = None
     max_step_seqs: Seqs | Literal["per_stage"] | None = None  # "per_stage": max_num_seqs / pipeline stages, as in Vidur
     # Share of the KV blocks that admission keeps free; None: 0.01 for paged and paged_strict (vLLM v0, Vidur), else 0.
     watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
-    timeout_s: Seconds = math.inf  # time after which a client gives up
-    enable_prefix_caching: bool = False
+    timeout_s: Seconds = math.inf  # time from the arrival after which a client gives up
+    enable_prefix_caching: bool = False  # whether prompts reuse blocks of earlier ones
     prefix_cache: Literal["vllm", "sglang"] = "vllm"  # the rules of vLLM's blocks, or of SGLang's radix tree
     radix_eviction_policy: Literal["lru", "lfu", "slru", "priority", "fifo", "mru", "filo"] = "lru"
     kv_offloading: KVOffloadingTable | None = None  # CPU memory behind the prefix cache
@@ -325,18 +325,18 @@ class EngineSection(Section):
 
 
 class EngineDefaults(NamedTuple):
-    """What an engine takes where no setting is given, by the GPU's memory where that decides."""
+    """Default settings of an engine, some of which depend on the GPU's memory."""
 
     version: str
     policy: str
     block_size: int
     prefix_cache: str
-    # From each number of GiB on: (max_num_batched_tokens, max_num_seqs).
+    # (smallest GPU memory in GiB, (max_num_batched_tokens, max_num_seqs)), by rising memory.
     limits_by_gib: tuple[tuple[float, tuple[int, int]], ...]
-    smallest_on: str = "no GPU"  # part of the names of GPUs with the smallest limits, whatever their memory
+    smallest_on: str = "no GPU"  # GPUs with this text in their names have the smallest limits, whatever their memory
 
     def of(self, host: str, gpu: GpuSpec) -> dict[str, dict[str, Any]]:
-        """Return the settings by section, for a GPU."""
+        """Return the default settings by section, for a GPU and the host ``host``."""
         gib = 0 if self.smallest_on in gpu.name.lower() else gpu.memory_bytes / 2**30
         tokens, seqs = next(limits for least, limits in reversed(self.limits_by_gib) if gib >= least)
         limits = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "block_size": self.block_size}
@@ -358,17 +358,16 @@ ENGINES = {
     ),
     "trtllm": EngineDefaults("TensorRT-LLM", "trtllm", 32, "vllm", ((0, (8192, 2048)),)),
 }  # fmt: skip
-"""Defaults of servers: vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and the least ``max_running_requests``, and
-TensorRT-LLM's ``BuildConfig``. The last one's prefix cache is not modelled."""
+"""Defaults of servers, from vLLM's ``EngineArgs``, SGLang's ``memory_hook`` and smallest ``max_running_requests``, and
+TensorRT-LLM's ``BuildConfig``. TensorRT-LLM's prefix cache is not modelled."""
 
 
 class SglangTable(Section):
     """SGLang's own settings of its scheduler, named as its flags; its chunk size is engine.max_num_batched_tokens."""
 
     schedule_conservativeness: Annotated[NotNan, Field(ge=0, le=1e6)] = SglangSettings.schedule_conservativeness
-    max_prefill_tokens: Count = (
-        SglangSettings.max_prefill_tokens
-    )  # of a step, beyond which no other request is admitted
+    # prompt tokens of a step from which on the step admits no further request
+    max_prefill_tokens: Count = SglangSettings.max_prefill_tokens
     chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
     enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
 
@@ -376,41 +375,41 @@ class SglangTable(Section):
 class TrtllmTable(Section):
     """TensorRT-LLM's own settings of its scheduler; its max_num_tokens is engine.max_num_batched_tokens."""
 
-    # memory for every max_tokens, or for one step; the latter pauses requests when memory runs out
+    # GUARANTEED_NO_EVICT reserves memory for every max_tokens; MAX_UTILIZATION for one step, and pauses requests
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"] = "GUARANTEED_NO_EVICT"
     enable_chunked_prefill: bool = TrtllmSettings.enable_chunked_prefill  # false: prompts are computed in one piece
-    # of prompts that do not fit in a step
+    # which prompts are computed in chunks when not all fit in a step
     context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = "FIRST_COME_FIRST_SERVED"
 
 
 class SchedulerSection(Section):
     """A named scheduler, policies of single axes that replace its own, or a user's own policies.
 
-    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. One with brackets,
-    "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers arrivals of
-    similar predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
+    A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. A value with
+    brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers
+    arrivals of similar predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
     "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
     """
 
-    policy: Text = "vllm_v1"
-    rank: Text | None = None
-    victim: Text | None = None
-    batching: Text | None = None
-    memory: Text | None = None
-    preemption_mode: PreemptionMode | None = None
-    router: Text | None = None
+    policy: Text = "vllm_v1"  # named scheduler
+    rank: Text | None = None  # order of waiting requests
+    victim: Text | None = None  # order in which running requests are preempted when memory runs out
+    batching: Text | None = None  # how a step is formed
+    memory: Text | None = None  # when a request is admitted
+    preemption_mode: PreemptionMode | None = None  # how a preempted request gets its KV cache back
+    router: Text | None = None  # which replica a request goes to
     preemption: Text | None = None  # whether a waiting request may preempt a running one
     binning: Text | None = None
     max_wait_s: Wait | None = None  # requests with a longer total wait precede all others, in order of arrival
-    batch_wait_s: Wait | None = None  # maximum wait of the first request of a bin until the bin is full
+    batch_wait_s: Wait | None = None  # longest wait of a bin's first request for a full bin
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
-    async_scheduling: bool | None = None  # true: as vLLM's, a step is formed before the step before it has ended
-    hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the one before it
+    async_scheduling: bool | None = None  # true: a step is formed while the step before it runs, as in vLLM
+    hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
-    # requests are admitted while the predicted peak of KV tokens fits, with a margin that adapts to preemptions
+    # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise
     reserve: bool | None = None
-    max_preemption_rate: Annotated[NotNan, Field(ge=0)] | None = None  # preemptions that reserve allows an admission
+    max_preemption_rate: Annotated[NotNan, Field(ge=0)] | None = None  # preemptions per admission that reserve allows
 
 
 class SloSection(Section):
@@ -427,12 +426,12 @@ class RunSection(Section):
     Requests that arrive before ``warmup_s`` count only in the times between tokens, in rates and in hardware metrics.
     """
 
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
-    seeds: Annotated[int, Field(ge=1, le=10_000)] = 1
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0  # first seed
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = 1  # number of runs
     warmup_s: Wait = 0.0
     time_limit_s: Seconds = math.inf
-    strict: bool = False
-    # Runs under cost tables perturbed by their errors; None: 16 for up to 50,000 requests.
+    strict: bool = False  # whether a request that could never fit is an error
+    # Runs with cost tables that are perturbed by their errors; None: 16 in runs of up to 50,000 requests, else 0.
     model_draws: Annotated[int, Field(ge=0, le=10_000)] | None = None
 
     @field_validator("model_draws")
@@ -450,14 +449,16 @@ class SearchSection(Section):
         "requests_per_dollar"
     )
     rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
-    max_gpus: Count | None = None
-    limits: dict[str, Any] = Field(default_factory=dict)  # ttft.p90 = "2s"; waiting is limited by default
-    # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest for the limits at rate.
+    max_gpus: Count | None = None  # of all replicas together; None: no limit
+    limits: dict[str, Any] = Field(
+        default_factory=dict
+    )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
+    # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest that meet limits at rate.
     space: dict[str, Any] = Field(default_factory=dict)  # a list of values for each axis: ``tp = [1, 2, 4]``
-    any_of: list[dict[str, Any]] = Field(default_factory=list)  # further axes; a configuration takes one entry
+    any_of: list[dict[str, Any]] = Field(default_factory=list)  # alternatives of further axes; a configuration has one
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"
     trials: Count = 100  # only for the strategy "bayesian"
-    top: Count = 10
+    top: Count = 10  # number of configurations that are at least evaluated exactly
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
@@ -503,18 +504,19 @@ _PREDICTORS: dict[str, tuple[str | None, tuple[str, ...], tuple[str, ...]]] = {
 PARAMETERS = {kind: (*needed, *optional) for kind, (_, needed, optional) in _PREDICTORS.items()}
 _COMMON = ("name", "kind", "window_tokens", "statistic", "update_predictions")
 LAST_CLASS_RATIO = 2.0
-"""If only the boundaries between classes are given, the last class ends at the last boundary times this ratio."""
+"""If a file gives only inner boundaries of classes, the last class ends at the last boundary times this ratio."""
 _Positive = Annotated[NotNan, Field(gt=0, le=1e9)]
 
 
 class PredictorSection(Section):
     """The predictor of output lengths, which predicts at arrival and again after every ``window_tokens`` of output.
 
-    "oracle" knows the lengths. With an error, "lognormal_error" (``sigma``, ``bias`` of the log), "bin_neighbour" (the
-    next class with probability ``p`` on each side), "confusion" (``matrix`` of true by predicted classes) and
-    "quantised" (the class alone) know them. "same" predicts ``tokens``, "reversed" ``pivot`` squared over the length.
-    "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn from other requests of the same [workload], drawn with
-    another seed. "model" is a trained predictor (``file``), "default" the predictor that comes with lengthwise.
+    "oracle" returns the true lengths. Four kinds add an error to them: "lognormal_error" (``sigma`` and ``bias`` of the
+    log), "bin_neighbour" (a neighbouring class, with probability ``p`` on each side), "confusion" (``matrix`` of true
+    by predicted classes) and "quantised" (only the class is known). "same" predicts ``tokens`` for every request,
+    "reversed" ``pivot`` squared over the true length. "constant", "ecdf" and "bucket_ecdf" (by prompt length) learn
+    from other requests of the same [workload], drawn with another seed. "model" is a trained predictor (``file``),
+    "default" the predictor that comes with lengthwise.
     """
 
     kind: Kind = "none"
@@ -525,17 +527,17 @@ class PredictorSection(Section):
     bias: Annotated[NotNan, Field(ge=-10, le=10)] = 0.0
     half_life_tokens: _Positive | None = None  # tokens after which an error halves
     exact_lengths: bool = False
-    # The boundaries of the classes of lengths: all of them in increasing order, only the inner ones, or the number of
-    # classes, which then have equally many requests of the same workload.
+    # Boundaries of the classes of lengths: all of them in increasing order, only the inner ones, or the number of
+    # classes, which then hold equally many requests of the same workload.
     boundaries: list[float] | Annotated[int, Field(ge=1, le=4096)] | None = None
     p: Annotated[NotNan, Field(ge=0, le=0.5)] | None = None
     split: Annotated[NotNan, Field(ge=0, le=1)] = 0.5
     matrix: list[list[float]] | None = None
     pivot: Annotated[NotNan, Field(ge=1, le=1e5)] = 256.0
-    conditional: bool = False  # predict once, and later condition that prediction on the tokens so far
+    conditional: bool = False  # whether a later prediction is the first one conditioned on the tokens so far
     window_tokens: Count = 50
     statistic: Text = "mean"  # "mean", "median", a quantile ("q0.9"), or "tail_inflated"
-    update_predictions: bool = True
+    update_predictions: bool = True  # whether it predicts again after every window_tokens
 
     @property
     def is_random(self) -> bool:
@@ -598,12 +600,12 @@ class ScheduleSection(Section):
     """The search for a schedule: its latency bound, its GPUs and its strategies.
 
     ``latency_bound`` limits the time from the start of a request's prefill to its last token, for outputs of the length
-    ``bound_for``: "p99" is the length that one output in a hundred exceeds, "80 tokens" a fixed length, which some
+    ``bound_for``: "p99" is the length that one output in a hundred exceeds; "80 tokens" is a fixed length, which some
     output must have. With ``worst_case`` this latency is computed for heavy batches (with p99, one batch in a hundred
     is heavier), otherwise for batches of expected weight. ``strategies``: "rra" (every GPU prefills and decodes, in
-    phases), "waa-c" and "waa-m" (some GPUs prefill, the others decode; they are split by computation or by memory).
-    ``threshold`` (ExeGPT's dynamic adjustment): prefill batches are resized so that their prompt tokens deviate from
-    the mean by at most this share, and so are decode batches; None: every prefill batch has B_E requests.
+    phases), "waa-c" and "waa-m" (some GPUs prefill, the others decode; computation or memory decides the split).
+    ``threshold`` (ExeGPT's dynamic adjustment): prefill and decode batches are resized so that they deviate from their
+    means by at most this share; None: every prefill batch has B_E requests.
     """
 
     latency_bound: Seconds = math.inf
@@ -614,9 +616,8 @@ class ScheduleSection(Section):
     threshold: Annotated[NotNan, Field(gt=0, lt=1)] | None = None
     # Systems to compare with, or "all"; each is simulated in all its configurations (seconds to a minute).
     baselines: list[Text] = Field(default_factory=list)
-    # Rate at which weights are reloaded from memory; None: 4.9, or ExeGPT's.
-    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None
-    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # rate from the drives of a node; None: 7.3
+    dram_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # rate of reloads from host memory; None: 4.9
+    ssd_gb_s: Annotated[NotNan, Field(gt=0, lt=1e6)] | None = None  # rate of reloads from a node's drives; None: 7.3
 
     @field_validator("bound_for")
     @classmethod
@@ -677,7 +678,7 @@ class LabPolicy(SchedulerSection):
 
     @property
     def title(self) -> str:
-        """Return the name, or without one the keys that the file sets, such as "aged(weight=20) max_num_seqs=64"."""
+        """Return the name, or without one the keys that the file sets, such as "aged(weight=20) max_wait_s=60"."""
         return self.name or _title(self, "policy", "rank")
 
 
@@ -688,16 +689,16 @@ class LabPredictor(PredictorSection):
 
     @property
     def title(self) -> str:
-        """Return the name, or without one the keys that the file sets, such as "aged(weight=20) max_num_seqs=64"."""
+        """Return the name, or without one the keys that the file sets, such as "lognormal_error sigma=0.5"."""
         return self.name or _title(self, "kind", "file")
 
 
 class LabSection(Section):
-    """What ``lengthwise lab`` tries: every policy with every predictor, at every load and batch size.
+    """The experiments of ``lengthwise lab``: every policy with every predictor, at every load and batch size.
 
     A policy is the name of a scheduler ("srtf"), a rank ("aged(weight=20)"), or a table with keys of [scheduler]; a
     table without ``policy`` changes the scenario's own scheduler. A predictor is a kind ("oracle") or a table with keys
-    of [predictor]. FCFS and shortest-first with known lengths always run, since they are the two ends of the gap.
+    of [predictor]. FCFS and shortest-first with known lengths always run, because their difference is the gap.
     """
 
     policies: list[LabPolicy] = Field(

@@ -1,4 +1,4 @@
-"""Requests and service times that a command names: traces, presets, files of numbers, distributions."""
+"""Reads requests and service times that a command names: traces, presets, files of numbers, distributions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 def open_workload(
     source: str, format_: str | None = None, num_requests: int = PRESET_REQUESTS, seed: int = 0
 ) -> Workload:
-    """Return the requests of a trace file, or ``num_requests`` requests drawn from a preset."""
+    """Return the requests of the trace file ``source``, or ``num_requests`` requests of the preset of that name."""
     from lengthwise import workload
     from lengthwise.config.workload import read_trace
 

@@ -19,7 +19,7 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class Problem:
-    """A wrong key or value: its path, and a text that says what is required."""
+    """A wrong key or value: its path, and a text with the requirement and the given value."""
 
     path: tuple[str, ...]
     text: str
@@ -37,7 +37,7 @@ class Problems(list[Problem]):
 
     @contextmanager
     def at(self, *path: str) -> Iterator[None]:
-        """Add an InputError of the block as a problem at ``path``, or at the ``key`` of a WrongKeyError below it."""
+        """Catch an InputError of the block and add it as a problem at ``path`` (and the ``key`` of a WrongKeyError)."""
         try:
             yield
         except InputError as error:
@@ -136,7 +136,7 @@ def problems_of(error: ValidationError, root: type[BaseModel]) -> list[Problem]:
 
 
 def _union_problems(union: tuple[Any, ...], group: Sequence[_Error], root: type[BaseModel]) -> list[Problem]:
-    """Return the problems of a value that may have several types, as one that names them all if none fits."""
+    """Return the problems of a value that may have several types; if no type fits, one problem that names them all."""
     inside = [one for one in group if str(one["loc"][len(union)]).startswith("list[")]
     inside = inside or [one for one in group if str(one["loc"][len(union)]).endswith("Table")]
     if any(one["type"] not in ("list_type", "model_type", "model_attributes_type") for one in inside):

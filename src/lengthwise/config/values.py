@@ -1,4 +1,4 @@
-"""Types of values in files: durations, counts, length distributions and arrival processes."""
+"""Defines types of values in files: durations, counts, length distributions and arrival processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Section(BaseModel):
 
 @contextmanager
 def input_error_as_value_error() -> Iterator[None]:
-    """Raise an InputError of the block as a ValueError, for which pydantic names the key of the value."""
+    """Raise an InputError of the block as a ValueError, which pydantic reports with the key of the value."""
     try:
         yield
     except InputError as error:
@@ -183,11 +183,11 @@ class EmpiricalLength(_Length):
     weights: list[float] | None = None
 
 
-Length = Annotated[
+_Distribution = (
     FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
-    | QuantilesLength | EmpiricalLength,
-    Field(discriminator="kind"),
-]  # fmt: skip
+    | QuantilesLength | EmpiricalLength
+)  # fmt: skip
+Length = Annotated[_Distribution, Field(discriminator="kind")]
 
 
 class NoLimit(Section):
@@ -210,11 +210,7 @@ class MultipleLimit(Section):
         return self.times
 
 
-MaxTokens = Annotated[
-    FixedLength | UniformLength | ZipfLength | LogNormalLength | TruncatedNormalLength | SkewNormalLength
-    | QuantilesLength | EmpiricalLength | NoLimit | MultipleLimit,
-    Field(discriminator="kind"),
-]  # fmt: skip
+MaxTokens = Annotated[_Distribution | NoLimit | MultipleLimit, Field(discriminator="kind")]
 
 
 def _delay_table(value: Any) -> Any:
@@ -247,7 +243,7 @@ _Cv = Annotated[NotNan, Field(gt=0)]
 class _Arrivals(Section):
     """Base of the arrival processes of [workload.arrivals]: ``process`` is the class that a table describes.
 
-    The rate is no key of the table but ``workload.request_rate`` or ``session_rate``, so that a sweep changes one key.
+    The rate is ``workload.request_rate`` or ``session_rate`` and no key of the table, so that a sweep changes one key.
     """
 
     needs_rate: ClassVar[bool] = True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 LOG = "log"
-"""The format that ``lengthwise predict train`` reads: rows with a prompt, an output or its tokens, and a model."""
+"""The format that ``lengthwise predict train`` reads: rows with a prompt, an output or its length, and a model."""
 
 
 def read_trace(
@@ -32,9 +32,9 @@ def read_trace(
     sort: bool = False,
     replayed: bool = False,
 ) -> Workload:
-    """Read the requests of a trace or of a log; ``format`` None means that it is detected.
+    """Read the requests of a trace or of a log of texts; ``format`` None: it is detected.
 
-    ``replayed`` requires that the requests have arrival times. Raises TraceError, or InputError for an invalid log.
+    With ``replayed``, a log must have arrival times. Raises TraceError, or InputError for an invalid log.
     """
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
@@ -83,9 +83,9 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
 
 @dataclass(frozen=True)
 class Source:
-    """Models from which requests are drawn, or the requests ``replayed`` of a trace with its own arrivals.
+    """The models from which requests are drawn, and the requests of a ``replayed`` trace with its own arrivals.
 
-    With ``sessions``, the lengths are those of new tokens and of outputs, and the arrivals those of sessions.
+    With ``sessions``, prompts of ``lengths`` are the new tokens of a turn, and ``arrivals`` are those of sessions.
     """
 
     lengths: w.Lengths
@@ -135,19 +135,13 @@ def _sessions(section: WorkloadSection) -> w.Sessions | None:
     table, groups, tools = section.sessions, section.groups, section.tools
     if table is None and groups is None and tools is None:
         return None
-    table = table or SessionsTable()
-    return w.Sessions(
-        table.turns,
-        table.think_time.build(),
-        table.max_turns,
-        table.max_context_tokens,
-        None if groups is None else w.Groups(groups.count, groups.system_prompt.build(), groups.zipf),
-        None
-        if tools is None
-        else w.Tools(
-            tools.calls, tools.time.build(), tools.tokens.build(), tools.max_calls, tools.fan_out, tools.fan_out_share
-        ),
-    )
+    table, calls = table or SessionsTable(), None
+    if tools is not None:
+        time, tokens = tools.time.build(), tools.tokens.build()
+        calls = w.Tools(tools.calls, time, tokens, tools.max_calls, tools.fan_out, tools.fan_out_share)
+    common = None if groups is None else w.Groups(groups.count, groups.system_prompt.build(), groups.zipf)
+    limits = (table.max_turns, table.max_context_tokens)
+    return w.Sessions(table.turns, table.think_time.build(), *limits, common, calls)
 
 
 def _arrivals(section: WorkloadSection) -> w.Arrivals:
@@ -174,25 +168,18 @@ def _limited(section: WorkloadSection, lengths: w.Lengths) -> w.Lengths:
 
 
 @dataclass(frozen=True, eq=False)
-class InOrder:
-    """Observed lengths, which are returned in their own order instead of drawn at random."""
+class InOrder(w.Samples):
+    """Observed pairs of lengths, which are returned in their own order instead of drawn at random."""
 
-    samples: w.Samples
-
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return the first ``n`` prompts and outputs."""
-        drawn = self.draw(n, rng)
-        return drawn.prompt, drawn.output
-
-    def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the protocol of Lengths
-        """Return the first ``n`` prompts and outputs with texts and limits: copies, since they are changed in place."""
-        return self.samples.take(np.arange(n))
+    def draw(self, n: int, rng: np.random.Generator) -> w.Drawn:  # noqa: ARG002 - the signature of Samples
+        """Return copies of the first ``n`` pairs, with texts and limits."""
+        return self.take(np.arange(n))
 
 
 def _replayed(section: WorkloadSection, trace: Workload) -> Workload:
     n = min(section.num_requests or len(trace), len(trace))
     trace = trace.take(np.arange(n))
-    lengths, arrivals = _limited(section, InOrder(w.Samples.of(trace))), w.Replay(trace.arrival_s)
+    lengths, arrivals = _limited(section, InOrder.of(trace)), w.Replay(trace.arrival_s)
     made = w.generate(n, lengths, arrivals, predicted=section.predicted, tenants=section.tenants, name=trace.name)
     is_cut = (made.prompt_tokens != trace.prompt_tokens).any() or (made.output_tokens != trace.output_tokens).any()
     if is_cut and trace.prefixes is not None and (trace.prefixes.turns >= 0).any():

@@ -14,7 +14,7 @@ import numpy as np
 
 from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.records import shape_facts
 from lengthwise.schema.specs import GpuSpec, ModelSpec, NodeSpec, dtype_name
 
@@ -53,7 +53,7 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
         with place.open("wb") as file:
             np.savez(file, **arrays)
 
-    write_whole(path, write)
+    write_atomic(path, write)
 
 
 KEY = "made_for"

@@ -17,7 +17,7 @@ import numpy as np
 from lengthwise.backend.openai import Client, Prompt
 from lengthwise.backend.openai_protocol import Chunk, RequestError, Usage
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Floats, Ints, Status
+from lengthwise.schema.records import MAX_CLIENT_CPU_SHARE, Floats, Ints, Status
 from lengthwise.schema.workload import UNCAPPED, SharedPrefixes, Workload
 
 _TEXT = """
@@ -404,7 +404,7 @@ class Monitor:
             f"the client sent {late['count']:,} of {late['of']:,} requests ({100 * late['share']:.1f} %) more than "
             f"{1e3 * late['limit_s']:.1f} ms after they were due (the worst "
             f"{1e3 * self.metadata['late_s']['max']:.1f} ms{self._ttft()}); latencies, counted from when they were "
-            f"due, include it{'' if share > IDLE_SHARE else cause}"
+            f"due, include it{'' if share > MAX_CLIENT_CPU_SHARE else cause}"
         )
 
     def _ttft(self) -> str:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.records import (
     Records,
     ReplicaTotals,
@@ -176,7 +176,7 @@ def write_records(measured: RunResult, path: Path | str) -> None:
         text = json.dumps(meta, ensure_ascii=False, default=plain)
     except (TypeError, ValueError) as error:
         raise OutputError(f"metadata of records must be plain values that JSON knows; {error}") from error
-    write_whole(path, lambda target: pl.DataFrame(columns).write_parquet(target, metadata={_KEY: text}))
+    write_atomic(path, lambda target: pl.DataFrame(columns).write_parquet(target, metadata={_KEY: text}))
 
 
 def read_records(path: Path | str) -> RunResult:

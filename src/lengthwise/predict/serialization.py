@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.schema.errors import InputError, LengthwiseError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 
 Arrays = dict[str, npt.NDArray[Any]]
 State = tuple[dict[str, Any], Arrays]
@@ -97,7 +97,7 @@ def save(predictor: Any, path: Path | str, metadata: Mapping[str, Any] | None = 
     with zipfile.ZipFile(out, "w") as file:
         for name, data in parts.items():  # without the time of writing
             file.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, compress_type=zipfile.ZIP_DEFLATED)
-    write_whole(path, out.getvalue())
+    write_atomic(path, out.getvalue())
 
 
 def load(path: Path | str) -> Any:

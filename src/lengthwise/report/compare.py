@@ -17,7 +17,7 @@ from lengthwise.report.fitted_table import FittedTable, boxed_table
 from lengthwise.report.formatting import MINUS, UNKNOWN, amount, buckets, capitalized
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES
 from lengthwise.schema.records import RunResult
 
@@ -222,4 +222,4 @@ def write_compare_json(path: Path | str, comparison: Comparison) -> None:
         "errors": {e.key: {n: getattr(e, n) for n in ("a", "b", "error", "low", "high")} for e in comparison.errors},
         "distances": {d.metric: {k: v for k, v in vars(d).items() if k != "metric"} for d in comparison.distances},
     }
-    write_whole(path, json_text("comparison", fields).encode())
+    write_atomic(path, json_text("comparison", fields).encode())

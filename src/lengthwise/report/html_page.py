@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lengthwise.schema.errors import MissingExtraError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -52,7 +52,7 @@ def write_page(path: Path | str, template: str, *, data: Any, **context: Any) ->
     text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     # A "<" in a name could close the script element that holds the data.
     context["figures"] = Markup(text.replace("<", "\\u003c"))  # noqa: S704
-    write_whole(path, environment.get_template(f"{template}.html").render(context).encode())
+    write_atomic(path, environment.get_template(f"{template}.html").render(context).encode())
 
 
 @cache

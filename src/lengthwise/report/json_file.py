@@ -35,7 +35,7 @@ from lengthwise.metrics import Summary, hit_rate_over_time
 from lengthwise.report.binding import bottleneck_of
 from lengthwise.report.result import Result, check_results, shows_prefix_cache
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 
 VERSION = 1
 TIME_BINS = 100  # of the hit rate over time
@@ -61,7 +61,7 @@ def write_json(path: Path | str, results: list[Result]) -> None:
     check_results(results)
     has_prefix_cache = shows_prefix_cache(results)
     made = [_result(result, has_prefix_cache=has_prefix_cache) for result in results]
-    write_whole(path, json_text("results", {"results": made}).encode())
+    write_atomic(path, json_text("results", {"results": made}).encode())
 
 
 def _result(result: Result, *, has_prefix_cache: bool) -> dict[str, Any]:

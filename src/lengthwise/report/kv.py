@@ -14,7 +14,7 @@ from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.theory import estimate_cell, figure_of, line_of, marks_of
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.kv import CacheSize, KvStudy, Loading
 
 
@@ -234,4 +234,4 @@ def write_kv_html(path: Path | str, study: KvStudy) -> None:
 
 def write_kv_json(path: Path | str, study: KvStudy) -> None:
     """Write the study to a JSON file. Raises OutputError if the file cannot be written."""
-    write_whole(path, json_text("kv", {"answers": answers(study), **plain(study)}).encode())
+    write_atomic(path, json_text("kv", {"answers": answers(study), **plain(study)}).encode())

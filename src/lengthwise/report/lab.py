@@ -17,7 +17,7 @@ from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.lab import FCFS, ORACLE, Cell, LabTable, Verdict
 from lengthwise.schema.metric_names import LESS, MORE, NEITHER, PREFIX_CACHE
 
@@ -194,4 +194,4 @@ def _columns(table: LabTable) -> dict[str, Any]:
 def write_lab_json(path: Path | str, table: LabTable) -> None:
     """Write all results of a lab to a JSON file. Raises InputError if there are no results."""
     _check_table(table)
-    write_whole(path, json_text("lab", plain(table)).encode())
+    write_atomic(path, json_text("lab", plain(table)).encode())

@@ -11,7 +11,7 @@ from lengthwise.report.curves import Figure, json_number, json_numbers
 from lengthwise.report.formatting import UNKNOWN, amount, percent, seconds
 from lengthwise.report.html_page import TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.schedule import SYSTEM_NAMES, FrontPoint, SchedulePlan, ScheduleRow, Watched
 
 STRATEGIES = {"rra": 0, "waa-c": 1, "waa-m": 2, "static": 4}  # colours of the strategies
@@ -132,13 +132,13 @@ def write_schedule_json(path: Path | str, plan: SchedulePlan, answer: Sequence[s
         "front": [{"strategy": strategy, "points": points} for strategy, points in fields["front"]],
         "stages": timeline["stages"],
         "timeline": timeline["bars"],
-        "spreads": [{"held_share": one.pop("met_share"), **one} for one in uncertainty["spreads"]],
+        "spreads": uncertainty["spreads"],
         "spread_notes": uncertainty["notes"],
     }
-    write_whole(path, json_text("schedule", fields).encode())
+    write_atomic(path, json_text("schedule", fields).encode())
 
 
 def write_watched_json(path: Path | str, report: Watched) -> None:
     """Write all results of a replay to a JSON file. Raises OutputError if the file cannot be written."""
     fields = {"answer": text.watch_sentences(report), **plain(report), "late": report.late}
-    write_whole(path, json_text("schedule_watch", fields).encode())
+    write_atomic(path, json_text("schedule_watch", fields).encode())

@@ -16,7 +16,7 @@ from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.report.search_text import MONTH_H, metric_of
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.metric_names import Metric
 from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
 
@@ -351,7 +351,7 @@ def write_search_json(path: Path | str, study: Study) -> None:
     for plan in study.plans:
         best, choices = plan.best.key if plan.best else None, list(map(_choice_fields, plan.choices))
         plans.append({"name": plan.name, "best": best, **plain(replace(plan, choices=())), "choices": choices})
-    write_whole(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
+    write_atomic(path, json_text("study", {"name": study.name, "plans": plans, "swaps": study.swaps}).encode())
 
 
 def _choice_fields(choice: Choice) -> dict[str, Any]:

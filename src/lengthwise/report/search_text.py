@@ -17,7 +17,7 @@ from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, PREFIX_CACHE, QUANTILES, Metric, split
-from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, Shift, Spent, Status, Study
+from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, SearchEffort, Shift, Status, Study
 
 LABELS = {  # of settings, by the last part of their keys
     **METADATA,
@@ -177,7 +177,7 @@ def rank_text(plan: Plan, index: int) -> str:
     return "~" if status is Status.SCOUTED else ""
 
 
-def effort_text(effort: Spent) -> str:
+def effort_text(effort: SearchEffort) -> str:
     """Return two sentences on the effort of a search: the candidates and the simulations."""
     share = effort.pruned / effort.candidates if effort.candidates else 0.0
     evaluated = effort.candidates - effort.pruned - effort.rejected

@@ -12,7 +12,7 @@ from lengthwise.report.formatting import PLUS_MINUS, UNKNOWN, amount, counted, p
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.theory import ORDERS, MultiBinStudy, QueueStudy, share_retained
 
 SHOWN_CUTS = 4  # so many boundaries are written out
@@ -239,4 +239,4 @@ def marks_of(
 def write_theory_json(path: Path | str, study: MultiBinStudy | QueueStudy) -> None:
     """Write the study to a JSON file. Raises OutputError if the file cannot be written."""
     kind = "multibin" if isinstance(study, MultiBinStudy) else "queue"
-    write_whole(path, json_text("theory", {"kind": kind, "answers": answers(study), **plain(study)}).encode())
+    write_atomic(path, json_text("theory", {"kind": kind, "answers": answers(study), **plain(study)}).encode())

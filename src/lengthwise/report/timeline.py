@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.records import Records, RequestRecords, Status, StepRecords
 
 Event = dict[str, Any]
@@ -35,7 +35,7 @@ def write_timeline(path: Path | str, records: Records) -> None:
                 file.write((",\n" if i else "\n") + encode(event))
             file.write("\n]}\n")
 
-    write_whole(path, write)
+    write_atomic(path, write)
 
 
 def _events(records: Records, steps: StepRecords) -> Iterator[Event]:

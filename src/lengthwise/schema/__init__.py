@@ -1,1 +1,1 @@
-"""Records that pass between the packages: frozen columns, never live objects."""
+"""Defines the records that pass between packages. They are frozen, and hold no live objects but policy functions."""

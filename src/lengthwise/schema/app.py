@@ -1,4 +1,4 @@
-"""Applications of several models: their cluster, their tasks, and the plan of their execution."""
+"""Defines applications of several models: their cluster, their tasks, and the plan of their execution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cluster:
 
     @cached_property
     def machine_of(self) -> Ints:
-        """Return the number of each GPU's machine, as an array [gpus]."""
+        """Return the number of each GPU's machine, [gpus]."""
         return np.repeat(np.arange(len(self.machines)), [m.gpus for m in self.machines])
 
     @cached_property
@@ -68,7 +68,7 @@ class ModelPlan:
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """Return (gpu, tp, pp). If a new plan has the same shape, replicas that both plans have are not restarted."""
+        """Return (gpu, tp, pp). Between plans of the same shape, replicas can continue without a restart."""
         return self.gpu, self.tp, self.pp
 
 
@@ -81,12 +81,12 @@ Placement = dict[int, tuple[Replica, ...]]
 
 @dataclass(frozen=True)
 class Switch:
-    """How a replica becomes ready when a stage starts: it is "resident", must "wake" from sleep, or must "start"."""
+    """The preparation of one replica when a stage starts."""
 
     model: int
     replica: Replica
-    how: str
-    seconds: float  # including those in which other engines leave its GPUs
+    how: str  # "resident": its engine already runs; "wake": the engine sleeps; "start": it must be started
+    seconds: float  # until the replica is ready, including the time in which other engines leave its GPUs
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ class AppSpan:
     gpu: int
     start_s: float
     end_s: float
-    # "run", "load", or the reason why it is idle: "waiting_for_parents" (the running model, or every candidate, waits
-    # for outputs of others), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free"
-    # (deliberately: more GPUs would gain less than loading costs), "tail" (all remaining models already run).
+    # "run", "load", or the reason for being idle: "waiting_for_parents" (the running model, or every candidate, waits
+    # for outputs of other models), "no_plan_fits" (a model could run, but has no plan for the free GPUs), "left_free"
+    # (more GPUs for a model would gain less than loading costs), "tail" (all remaining models already run).
     what: str
     model: int = -1  # by number; -1: none
     plan: ModelPlan | None = None
@@ -130,9 +130,9 @@ class AppMethod:
     planned_s: float  # seconds on the draws used for planning (their mean, or the requested quantile)
     search_s: float  # seconds of planning
     stages: int
-    gain: float
-    makespans_s: tuple[float, ...] = ()  # seconds of each draw, the same draws for every method
-    lead_s: float = math.nan  # seconds of planning until the engines of the first stage start; NaN: ``search_s``
+    gain: float  # mean makespan plus ``lead_s``, divided by that sum of the chosen method; 1 for the chosen method
+    makespans_s: tuple[float, ...] = ()  # of each draw, the same draws for every method
+    lead_s: float = math.nan  # seconds by which planning delays the run; NaN: ``search_s``
 
     def __post_init__(self) -> None:
         if math.isnan(self.lead_s):
@@ -141,7 +141,7 @@ class AppMethod:
 
 @dataclass(frozen=True)
 class AppWhatIf:
-    """The makespan under a hypothetical change, and its difference on the same draws (negative if shorter)."""
+    """The makespan in seconds under a hypothetical change, and its difference on the same draws (negative: shorter)."""
 
     name: str
     makespan: Estimate
@@ -155,7 +155,7 @@ class AppPlan:
     models: tuple[str, ...]
     method: str
     stages: tuple[AppStage, ...]
-    planned: tuple[tuple[ModelPlan, ...], ...]
+    planned: tuple[tuple[ModelPlan, ...], ...]  # plans of each stage as the method chose them, before the simulation
     reserve: tuple[ModelPlan, ...]  # plans of models without work in the draws used for planning, so without a stage
     makespan: Estimate  # seconds, the mean over draws not used for planning, and its 95 % interval
     makespans_s: tuple[float, ...]  # [draws] makespan of each draw
@@ -170,7 +170,7 @@ class AppPlan:
 
     @property
     def idle_s(self) -> dict[str, float]:
-        """Return the GPU-seconds in which no model runs, by reason (``AppSpan.what``). "load" is one of the reasons."""
+        """Return the GPU-seconds in which no model runs, by ``AppSpan.what``, "load" included."""
         found = defaultdict[str, float](float)
         for span in self.spans:
             if span.what != "run":
@@ -180,10 +180,10 @@ class AppPlan:
 
 @dataclass(frozen=True)
 class Coins:
-    """Random events that decide which tasks of an application are present. At run time they are observed, not drawn."""
+    """Random events (coins) that decide which tasks of an application are present. A run observes their outcomes."""
 
-    chance: Floats  # [k] probability that a coin succeeds, given that the coin before it succeeded
-    after: Ints  # [k] number of the coin before it, which is smaller, or -1
+    chance: Floats  # [k] probability that a coin succeeds, given that its predecessor succeeded
+    after: Ints  # [k] number of its predecessor, which is smaller, or -1
 
     def __len__(self) -> int:
         return len(self.chance)
@@ -197,8 +197,8 @@ class Coins:
 class Tasks:
     """All potential calls of an application to its models: one row per task, parents before children.
 
-    *Coins* decide which tasks are present: a branch is taken, a round of a loop is needed, an item of a list exists. A
-    task is present if its coin, and all coins before that coin, succeed.
+    A coin decides whether a branch is taken, a round of a loop is needed, or an item of a list exists. A task is
+    present if its coin and all predecessors of that coin succeed.
     """
 
     calls: tuple[str, ...]
@@ -214,7 +214,7 @@ class Tasks:
     parent_start: Ints  # [n+1] first index of a task's parents in ``parent``
     parent: Ints  # [m] tasks whose outputs a task waits for
     shown: Ints  # [m] occurrences of the parent's output in the task's prompt; 0: the task only waits for it
-    random_draw: Ints  # [n] coin of the task, or -1: it is always present
+    random_draw: Ints  # [n] number of the task's coin, or -1: the task is always present
     coins: Coins = field(default_factory=lambda: Coins(np.zeros(0), np.zeros(0, np.int64)))
 
     def __len__(self) -> int:
@@ -242,8 +242,8 @@ class Tasks:
 
 @dataclass(frozen=True)
 class TaskDraw:
-    """One draw of which tasks are present and of their lengths."""
+    """One random draw of the present tasks and their lengths."""
 
     present: Flags  # [n] whether the task is present
-    prompt_tokens: Ints  # [n] with the parents' outputs, cut to the model's limit
+    prompt_tokens: Ints  # [n] including the parents' outputs, at most the model's limit
     output_tokens: Ints  # [n] at least 1 if present

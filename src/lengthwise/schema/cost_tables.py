@@ -1,17 +1,18 @@
-"""The format of step costs, to which every source of timing is converted.
+"""Defines the format of step costs, to which every source of timing is converted.
 
-``T`` is the tokens of a step, ``B`` its sequences. All entries are seconds. Beyond the last entry of a one-dimensional
-table, its last slope continues.
+``T`` is the number of tokens in a step, ``B`` the number of sequences. All entries are seconds. Beyond the last entry
+of a one-dimensional table, the mean slope of its last 256 entries continues.
 
-Two rules for attention:
+There are two rules for attention:
 
 * ``PER_REQUEST``: a step's prefill attention is the sum over its prompts of ``prefill_s`` at (chunk, context before the
-  chunk); its decode attention is ``decode_s`` at (sequences, KV tokens over all of them). Both tables are on the axis
-  of ``grid_value`` and are interpolated bilinearly.
-* ``MERGED`` (Vidur's): all prompts count as one prompt of sqrt(sum chunk^2) tokens over the sum of their contexts, and
+  chunk); its decode attention is ``decode_s`` at (sequences, KV tokens over all of them). Both axes of both tables are
+  those of ``grid_value``. Values are interpolated bilinearly, and extrapolated beyond the axes.
+* ``MERGED`` (Vidur's): all prompts count as one prompt of sqrt(sum chunk^2) tokens after the sum of their contexts, and
   all decodes have their mean context. Contexts are rounded up to ``step_tokens``, and the tables are read without
-  interpolation: ``prefill_s[chunk, context / step_tokens]``, ``decode_s[sequences, mean context / step_tokens]``. If
-  there is more than one prompt, ``merge_factor`` multiplies prefill attention; likewise for decodes.
+  interpolation: ``prefill_s[chunk, context / step_tokens]``, ``decode_s[sequences, mean context / step_tokens]``; the
+  last entry applies beyond a table. ``merge_factor`` multiplies the prefill attention of several prompts, and the
+  decode attention of several decodes.
 
 With dense masks, each pair of a query and a key of different sequences adds ``masked_s``: to prefill attention if the
 query is of a prompt, to decode attention if it is of a decode.
@@ -31,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 PER_REQUEST, MERGED = 0, 1
 GRID_PER_OCTAVE = 16
 NOT_MEASURED = "rows that were made up and not measured"
-"""Phrase in ``CostEvidence.source`` for such rows."""
+"""Phrase in a ``CostEvidence.source`` whose profile has estimated rows among the measured ones."""
 
 
 def grid_value(index: int) -> int:
@@ -44,7 +45,7 @@ def grid_value(index: int) -> int:
 
 @lru_cache(maxsize=256)
 def grid_axis(largest: int) -> Ints:
-    """Return the attention axis from 0 to the first point at or above ``largest``. The array is read-only."""
+    """Return the attention axis: int64 points from 0 to the first one at or above ``largest``. It is read-only."""
     values = [0]
     while values[-1] < largest or len(values) < 2:
         values.append(grid_value(len(values)))
@@ -55,7 +56,7 @@ def grid_axis(largest: int) -> Ints:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """The rule by which the attention tables are read. The module's docstring defines both kinds."""
+    """The rule by which the attention tables are read: ``PER_REQUEST`` or ``MERGED``, which the module defines."""
 
     kind: int = PER_REQUEST
     step_tokens: int = 64
@@ -73,15 +74,15 @@ class FitError:
 
 @dataclass(frozen=True)
 class PartError:
-    """The error of the predicted seconds of one part of a step, as one random factor of all steps.
+    """The error of one part of a step's predicted seconds, as one random factor that all steps share.
 
     ``part`` is "layer", "comm", "embedding", "send", "head", "host", "prefill", "context" (what context before a chunk
     adds to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "step"
     (all of them together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is
     the standard deviation of log(measured / predicted) on held-out points.
 
-    If large errors are likelier on the slow side, ``slow_log_sd`` is the standard deviation on that side, and otherwise
-    None. For "front", it applies only to the delay, because a slow draw of the serial time would limit every rate.
+    ``slow_log_sd`` is the standard deviation of draws that are slower than predicted; None: it is ``log_sd``. For
+    "front", it applies only to ``Front.request_s``, because a slow draw of ``serial_s`` would limit every rate.
     """
 
     part: str
@@ -146,8 +147,8 @@ class Front:
 class CostTables:
     """Seconds of one step of one replica, by part.
 
-    A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)`` and, on the first stage, ``embedding_s[T]``
-    and ``host_s[B]``; on the last stage ``head_s[B]``; on every other stage ``send_s[T]``.
+    A stage of L layers takes ``L * (layer_s[T] + comm_s[T] + attention)``. The first stage adds ``embedding_s[T]`` and
+    ``host_s[B]``, the last one ``head_s[B]``, and every stage but the last ``send_s[T]``.
 
     Attributes:
         layer_s: [T+1] one layer's GEMMs, norms, activations, rotary embedding, cache write.
@@ -156,14 +157,14 @@ class CostTables:
         send_s: [T+1] transfer of activations to the next pipeline stage.
         head_s: [B+1] final norm, LM head, sampling.
         host_s: [B+1] host overhead of a step (scheduling, input preparation, detokenising).
-        prefill_s: [chunk, context] one layer's prefill attention, by the rules above.
+        prefill_s: [chunk, context] one layer's prefill attention, by the module's rules.
         decode_s: [sequences, KV tokens] one layer's decode attention.
         stage_layers: [PP] layers of each pipeline stage.
         beside_prompts: [sequences, KV tokens], on the axes of ``decode_s`` (rule PER_REQUEST): factor on the decode
-            attention of a step with prompts, since kernels have a fast path for batches of single queries; None: 1.
+            attention of a step with prompts, because kernels are faster for batches without prompts; None: 1.
         front: Front end of the engine, which all replicas of the deployment share.
-        masked_s: One layer's seconds for each (query, key) pair of different sequences. Attention that masks every
-            query against the keys of the complete batch computes and discards such pairs; 0: it skips them.
+        masked_s: One layer's seconds for each (query, key) pair of different sequences, which attention with a dense
+            mask over the complete batch computes and discards; 0: attention skips these pairs.
         other: Stages of another tensor-parallel degree; None: all stages are alike.
     """
 

@@ -1,4 +1,4 @@
-"""Deployments: a model on GPUs, with its parallelism, scheduler, costs and memory."""
+"""Defines deployments: a model on GPUs, with its parallelism, scheduler, costs and memory."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Parallelism:
 
 @dataclass(frozen=True)
 class KVStorage:
-    """Storage behind the CPU memory of each replica, or of all: a disk, a file system, memory of another machine."""
+    """Storage behind the CPU memory of the replicas: a disk, a file system, or memory of another machine."""
 
-    size_gb: float = float("inf")  # of one replica, or of all if ``shared``; infinite: as vLLM's file system tier
+    size_gb: float = float("inf")  # of one replica, or of all if ``shared``; infinite, as vLLM's file system tier
     read_gb_per_s: float = 6.0  # of one replica's link to the storage: an NVMe SSD
     write_gb_per_s: float = 3.0
     latency_s: float = 0.0  # of each read and of each write
-    shared: bool = False  # whether replicas find what others have written
+    shared: bool = False  # whether replicas find blocks that other replicas have written
     usd_per_gb_hour: float = 0.0  # price of a GB for an hour; 0: the price of the GPUs includes it
 
     def __post_init__(self) -> None:
@@ -55,12 +55,9 @@ class KVStorage:
         for name in ("read_gb_per_s", "write_gb_per_s"):
             if not getattr(self, name) > 0:
                 raise InputError(f"kv_offloading.storage.{name} must be above 0; it is {getattr(self, name)}")
-        if not 0 <= self.latency_s < float("inf"):
-            raise InputError(f"kv_offloading.storage.latency_s must be at least 0 and finite; it is {self.latency_s}")
-        if not 0 <= self.usd_per_gb_hour < float("inf"):
-            raise InputError(
-                f"kv_offloading.storage.usd_per_gb_hour must be at least 0 and finite; it is {self.usd_per_gb_hour}"
-            )
+        for name in ("latency_s", "usd_per_gb_hour"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise InputError(f"kv_offloading.storage.{name} must be at least 0 and finite; it is {value}")
         if self.usd_per_gb_hour and self.size_gb == float("inf"):
             raise InputError(
                 "kv_offloading.storage must have a finite size_gb where a GB has a price; it has usd_per_gb_hour "
@@ -75,8 +72,8 @@ class KVOffloading:
     size_gb: float  # of one replica, all of its GPUs together
     gb_per_s: float = 25.0  # bandwidth between one GPU and CPU memory in each direction: PCIe 4 x16, as measured
     latency_s: float = 0.0  # of each load and of each store
-    load: str = "always"  # or "if_faster": only where loading takes less time than computing the tokens would
-    outputs: bool = False  # whether blocks of outputs are stored, too, when their request ends
+    load: str = "always"  # or "if_faster": only where loading the tokens takes less time than computing them
+    outputs: bool = False  # whether the blocks of an output are stored, too, when the request ends
     storage: KVStorage | None = None  # behind the CPU memory
     usd_per_gb_hour: float = 0.0  # price of a GB of CPU memory for an hour; 0: the price of the GPUs includes it
 
@@ -104,7 +101,7 @@ RADIX_EVICTION_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "fil
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits and settings of an engine, named as in vLLM if vLLM has them (except the dtypes)."""
+    """Limits and settings of an engine. Those that vLLM has, too, are named as in vLLM, except the dtypes."""
 
     max_num_seqs: int = 256  # sequences resident on a replica
     max_num_batched_tokens: int = 2048
@@ -112,17 +109,18 @@ class EngineLimits:
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None  # None: the model's own, cut to the size of the KV cache
     max_step_seqs: int | None = None  # sequences of one step; None: ``max_num_seqs``
-    # Share of the KV blocks that admission leaves free; None: that of the engine whose memory policy is used.
+    # Share of the KV blocks that admission leaves free; None: the default of the memory policy (0.01 or 0).
     watermark: float | None = None
     weight_dtype: str | None = None
     kv_dtype: str | None = None
-    # Time after which a client gives up, counted from when it sent the request (noticed once the request has entered).
+    # Seconds after which a client gives up, from when it sends the request. A request that is still in the front end
+    # then times out when it enters the engine's queue.
     timeout_s: float = float("inf")
     enable_prefix_caching: bool = False
-    prefix_cache: str = "vllm"  # whose rules the prefix cache has: one of ``PREFIX_CACHES``
+    prefix_cache: str = "vllm"  # the engine whose rules the prefix cache follows: one of ``PREFIX_CACHES``
     radix_eviction_policy: str = "lru"  # of prefix_cache "sglang": one of ``RADIX_EVICTION_POLICIES``
     kv_offloading: KVOffloading | None = None
-    max_in_flight: int | None = None  # steps in a replica's pipeline at a time, waiting ones too; None: one per stage
+    max_in_flight: int | None = None  # running and waiting steps in a replica's pipeline; None: one per stage
 
     def __post_init__(self) -> None:
         required = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "block_size": 1}
@@ -167,7 +165,7 @@ class EngineLimits:
 
 
 _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
-"""Default watermarks by memory policy, those of vLLM v0 and of Vidur; vLLM v1 keeps no blocks free."""
+"""Default watermarks by memory policy, as in vLLM v0 and Vidur; for other policies it is 0, as in vLLM v1."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,7 @@ class SglangSettings:
     """SGLang's own settings of its scheduler, named as its flags. ``max_num_batched_tokens`` is its chunk size."""
 
     schedule_conservativeness: float = 1.0  # scales what admission reserves for outputs; 0 reserves nothing
-    max_prefill_tokens: int = 16384  # prompt tokens of a step, beyond which it admits no other request
+    max_prefill_tokens: int = 16384  # prompt tokens of a step from which on the step admits no further request
     chunked_prefill: bool = True  # False: prompts are computed in one piece (SGLang's chunked_prefill_size -1)
     enable_mixed_chunk: bool = False  # True: running requests decode beside the chunks of prompts
 
@@ -241,12 +239,12 @@ class PolicyAxes:
 
 @dataclass(frozen=True)
 class Scheduler(PolicyAxes):
-    """A scheduler: its policies, its bounds on waiting, and rules of an engine that policies do not express."""
+    """A scheduler: its policies, its bounds on waiting, and those rules of an engine that no policy expresses."""
 
-    # Starvation bound. A request that has waited this long in total since the client sent it precedes all others, in
-    # order of arrival, and is not preempted for another.
+    # Starvation bound. A request whose total wait (in the front end, bins and queues) reaches this bound precedes all
+    # others, in order of arrival, and is not preempted for another.
     max_wait_s: float = float("inf")
-    batch_wait_s: float = float("inf")  # longest time that a bin waits to be full, from when its first request was sent
+    batch_wait_s: float = float("inf")  # longest wait of a bin's first request, from its arrival, for a full bin
     # Preemptions are considered when an arrival ranks before all waiting requests, and again after this many steps.
     preemption_interval_steps: int = 50
     # SGLang forms the steps, admits by max_tokens and retracts. Of the policies, only ``rank`` and ``router`` apply.
@@ -254,9 +252,9 @@ class Scheduler(PolicyAxes):
     # TensorRT-LLM forms the steps, admits and pauses. Of the policies, only ``rank`` and ``router`` apply.
     trtllm: TrtllmSettings | None = None
     async_scheduling: bool = False  # vLLM's: a step is formed before the outputs of the step before it are known
-    hide_host: bool = False  # with async_scheduling, the host prepares a step while the GPU runs the one before it
-    # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``), with a margin that
-    # adapts to ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
+    hide_host: bool = False  # with async_scheduling: the host prepares a step while the GPU runs the step before it
+    # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
+    # until there are ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
     reserve: bool = False
     max_preemption_rate: float = 0.01
 
@@ -276,12 +274,12 @@ class Scheduler(PolicyAxes):
 
     @property
     def engine_rules(self) -> str:
-        """Return the engine whose own rules form the steps instead of policies: "sglang", "trtllm", or "" for none."""
+        """Return the engine whose rules form the steps: "sglang", "trtllm", or "" if policies form them."""
         return "sglang" if self.sglang is not None else "trtllm" if self.trtllm is not None else ""
 
     @property
     def reserves_max_tokens(self) -> bool:
-        """Return whether a request that runs has the memory for all of its ``max_tokens``."""
+        """Return whether every running request has KV memory for all of its ``max_tokens``."""
         return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
 
     def _check_reserve(self) -> None:
@@ -317,7 +315,7 @@ NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a 
 
 @dataclass(frozen=True)
 class KvPlan:
-    """The memory of one replica, in bytes of its fullest GPU."""
+    """The memory of one replica. Bytes are those on its fullest GPU."""
 
     num_blocks: int  # blocks that requests can use: vLLM's num_gpu_blocks less NULL_BLOCKS
     block_size: int
@@ -333,9 +331,9 @@ class KvPlan:
 class KVTransfer:
     """Transfer of a request's KV cache from the prefill replica to the decode replica.
 
-    A transfer takes ``fixed_s`` plus the time in which ``bytes_per_s`` moves ``bytes_per_token`` for each cached token,
-    while both sides continue their steps. With ``one_at_a_time``, a replica sends one request at a time and receives
-    one at a time. The others queue in the order in which their transfers were admitted.
+    A transfer takes ``fixed_s`` plus ``bytes_per_token / bytes_per_s`` for each cached token, while both sides continue
+    their steps. With ``one_at_a_time``, a replica sends one request at a time and receives one at a time. The other
+    requests queue in the order in which their transfers were admitted.
     """
 
     fixed_s: float = 0.0
@@ -352,7 +350,7 @@ class KVTransfer:
 
     @property
     def token_s(self) -> float:
-        """Return the seconds in which one cached token is moved."""
+        """Return the seconds that the transfer of one cached token takes."""
         return self.bytes_per_token / self.bytes_per_s
 
 
@@ -360,8 +358,8 @@ class KVTransfer:
 class DecodeSide:
     """Replicas that only decode. The deployment's other replicas prefill the requests.
 
-    Their numbers follow those of the prefill replicas. Rank, victim policy, bounds on waiting, block size,
-    ``max_model_len`` and timeout of the deployment apply to both sides.
+    Decode replicas are numbered after the prefill replicas. Rank, victim policy, bounds on waiting, block size,
+    ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache.
     """
 
     parallel: Parallelism
@@ -372,7 +370,7 @@ class DecodeSide:
     batching: Any = "unified"
     # Admission policy of the KV memory; it admits a complete request before the transfer of its cache starts.
     memory: Any = "paged"
-    # A preempted request returns to the replica that prefilled it ("recompute") or remains here ("swap").
+    # "recompute": a preempted request returns to the replica that prefilled it; "swap": it stays on its decode replica.
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
 
@@ -391,11 +389,11 @@ class Deployment:
     kv: KvPlan
     max_model_len: int
     name: str = ""
-    decode: DecodeSide | None = None  # replicas that decode; the others then only prefill. None: all do both
+    decode: DecodeSide | None = None  # with a decode side, the replicas of ``parallel`` only prefill
 
     @property
     def price_per_hour_usd(self) -> float:
-        """Return the price for an hour of all GPUs, and of the memory behind their prefix caches if that has one."""
+        """Return the price of all GPUs for an hour, plus that of CPU memory and storage behind the prefix caches."""
         usd = self.gpus * self.gpu.price_per_hour_usd
         if (offloading := self.limits.kv_offloading) is not None:
             usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
@@ -418,26 +416,29 @@ class Deployment:
 
     @property
     def offload_blocks(self) -> int:
-        """Return how many blocks the CPU memory behind a replica's prefix cache holds, or 0 without."""
+        """Return the number of blocks in the CPU memory behind a replica's prefix cache, 0 without such memory."""
         offloading = self.limits.kv_offloading
         return 0 if offloading is None else int(offloading.size_gb * GB / self.offloaded_block_bytes)
 
     @property
     def storage_blocks(self) -> float:
-        """Return how many blocks the storage behind the CPU memory holds, or 0 without."""
+        """Return the number of blocks in the storage behind the CPU memory, 0 without storage; it may be infinite."""
         if (offloading := self.limits.kv_offloading) is None or (storage := offloading.storage) is None:
             return 0
         return storage.size_gb * GB // self.offloaded_block_bytes if storage.size_gb < math.inf else math.inf
 
     @property
     def offloaded_block_bytes(self) -> float:
-        """Return the bytes of a block in CPU memory and in storage: of all GPUs of a replica."""
-        # Of MLA's cache, which every GPU of a stage has in full, vLLM keeps one copy if there is one stage.
+        """Return the bytes of a block in CPU memory and in storage, which hold the parts of all GPUs of a replica."""
+        # Every GPU of a stage has MLA's complete cache. With one stage, vLLM offloads one copy of it.
         copies = 1 if self.model.attention.is_mla and self.parallel.pp == 1 else self.parallel.gpus_per_replica
         return self.kv.kv_bytes_per_block * copies
 
     def decoding(self) -> Deployment:
-        """Return the decode side as a deployment of its own, with this one's rank, bounds on waiting and timeout."""
+        """Return the decode side as a separate deployment, which takes from this one what ``DecodeSide`` lacks.
+
+        It has no prefix cache, binning, reservation or preemption by rank. Raises InputError without a decode side.
+        """
         side = self.decode
         if side is None:
             raise InputError("there is no decode side; give the deployment one")
@@ -455,7 +456,10 @@ class Deployment:
         )
 
     def require_known_rules(self, workload: Workload) -> None:
-        """Raise InputError for what the rules of its scheduler do not cover, PolicyError if they miss max_tokens."""
+        """Raise InputError if the simulator does not model this scheduler with these settings and this workload.
+
+        It is a PolicyError if the scheduler admits by ``max_tokens`` and the workload has none.
+        """
         self._require_steps_ahead()
         if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
             part = "disaggregation" if self.decode is not None else "kv_offloading"

@@ -1,4 +1,4 @@
-"""The tree of errors. A message states the requirement, the given value, and a remedy."""
+"""Defines the tree of errors. A message states the requirement, the given value, and a remedy."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from contextlib import contextmanager
 
 
 class LengthwiseError(Exception):
-    """Base of all errors that lengthwise raises on purpose."""
+    """Base of all errors that lengthwise raises on purpose. A search raises it if a worker process dies."""
 
 
 class InputError(LengthwiseError):
-    """An input, or an engine that the run needs, cannot be used. The user can mend that. The CLI exits with 2."""
+    """The user must correct an input, or an engine that the run needs. The CLI exits with 2."""
 
 
 class InternalError(LengthwiseError):
-    """An invariant of lengthwise is violated: an internal error. Please report it. The CLI exits with 1."""
+    """An invariant of lengthwise is violated. Please report the error. The CLI exits with 1."""
 
 
 class UnknownNameError(InputError):
-    """An unknown ``name`` of a ``kind`` ("model", "GPU", "rank policy"). The message lists the nearest known names."""
+    """No ``kind`` ("model") has this ``name``. The message lists similar or all ``known`` names, and ``or_else``."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], or_else: str = "") -> None:
         known = sorted(known)
@@ -50,7 +50,7 @@ class DoesNotFitError(InputError):
 
 
 class ScheduleError(InputError):
-    """No schedule meets the latency bound. The message gives the minimum latency and its limiting cause."""
+    """No schedule meets the latency bound, or the engines support none that does. The message gives the cause."""
 
 
 class PolicyError(InputError):

@@ -9,11 +9,11 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty. An unknown number, or an interval that is not known, is NaN."""
+    """A number with its uncertainty. Unknown numbers and unknown intervals are NaN."""
 
     value: float
-    half_width: float = math.nan  # of the confidence interval over the random requests
-    # Interval that results from the cost model's error, if the error is as large here as at the measured points.
+    half_width: float = math.nan  # of the confidence interval of sampling: other random requests
+    # Interval of the cost model's error, which is assumed to be as large as at the measured points.
     model_low: float = math.nan
     model_high: float = math.nan
 
@@ -47,7 +47,7 @@ class Estimate:
 class DrawnEstimate(Estimate):
     """An estimate with its value under each random draw of the cost model's error.
 
-    Draw k is the same error for all estimates of one model on one GPU, so two of them can be compared draw by draw.
+    Draw k has the same error in all estimates of one model on one GPU, so that they can be compared draw by draw.
     """
 
     draws: tuple[float, ...] = ()

@@ -12,11 +12,11 @@ from pathlib import Path
 from lengthwise.schema.errors import OutputError
 
 
-def write_whole(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
-    """Write a file atomically. On any failure the old content remains.
+def write_atomic(path: Path | str, data: bytes | Callable[[Path], None]) -> None:
+    """Write a file atomically: on any failure, the old content remains.
 
-    The content goes to a hidden file in the same folder, is flushed to the disk and renamed. Links are followed. A
-    device or a pipe (``/dev/stdout``) is written in place.
+    The content goes to a hidden file in the same folder, which is flushed to the disk and renamed. Links are followed.
+    A device or a pipe (``/dev/stdout``) is written in place, not atomically.
 
     Args:
         path: Its folder must exist.
@@ -63,8 +63,8 @@ def _write(path: Path, data: bytes | Callable[[Path], None]) -> None:
         path.write_bytes(data)
 
 
-def obstacle(target: Path) -> str:
-    """Return why a path cannot be a file, regardless of permissions, or "" if it can be one."""
+def path_fault(target: Path) -> str:
+    """Return the reason why a file cannot be created or replaced at a path, or "". Permissions are not checked."""
     if target.is_dir():
         return "it is a folder; give the name of a file"
     if not target.parent.exists():
@@ -74,5 +74,5 @@ def obstacle(target: Path) -> str:
 
 def _reason(target: Path, error: Exception) -> str:
     if isinstance(error, PermissionError):
-        return obstacle(target) or f"no permission to write in {target.parent}; choose another place"
-    return obstacle(target) or f"{getattr(error, 'strerror', None) or error}"
+        return path_fault(target) or f"no permission to write in {target.parent}; choose another place"
+    return path_fault(target) or f"{getattr(error, 'strerror', None) or error}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """What a cache of this size finds. Sizes and rates are of one replica; a GB is 1e9 bytes."""
+    """Hits of a prefix cache of one size. Sizes and rates are of one replica; a GB is 1e9 bytes."""
 
     name: str  # "GPU pool", a size, or "all blocks"
     blocks: int
@@ -18,34 +18,38 @@ class CacheSize:
     gb: float  # NaN without a model
     block_share: Estimate  # of all references to blocks of prompts, partly filled ones included
     token_share: Estimate  # of all prompt tokens
-    saved_share: Estimate = UNKNOWN  # of the time that prefilling each prompt alone takes
-    saved_s_per_hour: Estimate = UNKNOWN  # the same in seconds, for each hour of traffic
-    # Of memory of this size behind the GPU pool and of the storage behind both, by what they add to the pool:
+    saved_share: Estimate = UNKNOWN  # of the prefill time, where each prompt is computed alone
+    saved_s_per_hour: Estimate = UNKNOWN  # saved prefill seconds for each hour of traffic
+    # Costs of CPU memory of this size behind the GPU pool, and of storage behind both. Seconds and tokens are those
+    # that the GPU pool alone does not save.
     usd_per_saved_s: Estimate = UNKNOWN  # price of memory and storage over the seconds saved
     usd_per_million_tokens: Estimate = UNKNOWN  # price of memory and storage over the tokens found
-    net_usd_per_hour: Estimate = UNKNOWN  # price of the seconds of the replica's GPUs saved, less that of both
-    # Of all prompt tokens, what the GPU pool and CPU memory of this size behind it find, with engine.kv_offloading's
-    # storage behind both. Known if that is another share than the larger of the two finds:
+    net_usd_per_hour: Estimate = UNKNOWN  # price of the saved seconds of the replica's GPUs, less memory and storage
+    # Share of all prompt tokens that three tiers find together: the GPU pool, CPU memory of this size, and the storage
+    # of engine.kv_offloading. UNKNOWN where the larger of pool and memory alone finds the same share.
     hierarchy_share: Estimate = UNKNOWN
-    is_given: bool = False  # the GPU pool or a size of the user, which the figure marks
+    is_given: bool = False  # whether it is the GPU pool or a size that the user gives; the figure marks these
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Loading a prefix against computing it again, for a request with ``new_tokens`` more tokens."""
+    """The time to load a prefix from one source, to compare with the time to compute it again (``KvStudy.compute_s``).
+
+    The request has ``KvStudy.new_tokens`` more tokens than the prefix.
+    """
 
     source: str
     gb_per_s: float  # of one GPU
-    break_even_tokens: Estimate  # shortest prefix that is loaded faster, in complete blocks; inf: none that fits
+    break_even_tokens: Estimate  # prefix, in complete blocks, from which on loading is faster; inf: none fits
     load_s: tuple[float, ...]  # at each of KvStudy.prefix_tokens
 
 
 @dataclass(frozen=True)
 class Found:
-    """Shares of prompt tokens."""
+    """Shares of the prompt tokens that two prefix caches find."""
 
-    unlimited: Estimate = UNKNOWN  # that an unlimited cache finds, outputs included
-    simulated: Estimate = UNKNOWN  # that the simulated engine found in its GPU pool
+    unlimited: Estimate = UNKNOWN  # an unlimited cache that also stores outputs
+    simulated: Estimate = UNKNOWN  # the GPU pool of the simulated engine
 
 
 @dataclass(frozen=True)
@@ -68,16 +72,18 @@ class KvStudy:
     block_tokens: int
     bytes_per_token: float  # of one copy of the KV cache; NaN without a model
     curve: tuple[CacheSize, ...]  # from one block to all
-    sizes: tuple[CacheSize, ...]  # those of the table; the GPU pool's always with blocks of outputs
+    sizes: tuple[CacheSize, ...]  # rows of the table; the row of the GPU pool always counts blocks of outputs
     found: Found = Found()
     tiers: tuple[TierShare, ...] = ()  # the GPU pool first; empty without ``engine.kv_offloading``
-    new_tokens: int = 0  # of the mean request that finds all that an unlimited cache has
-    prefix_tokens: tuple[int, ...] = ()
-    compute_s: tuple[float, ...] = ()  # seconds that not computing each of prefix_tokens saves
+    new_tokens: int = 0  # prompt tokens that the mean request computes although the cache is unlimited
+    prefix_tokens: tuple[int, ...] = ()  # lengths of prefixes, for compute_s and Loading.load_s
+    compute_s: tuple[
+        float, ...
+    ] = ()  # at each of prefix_tokens: seconds that a request without the prefix's prefill saves
     loadings: tuple[Loading, ...] = ()
-    usd_per_gb_hour: float = math.nan  # of the memory
+    usd_per_gb_hour: float = math.nan  # price of CPU memory
     gpu_usd_per_s: float = math.nan  # of a replica's GPUs
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def storage_usd_per_hour(self) -> float:

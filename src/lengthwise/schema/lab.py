@@ -18,9 +18,9 @@ class LoadUnit(StrEnum):
     """The unit of a load."""
 
     CAPACITY = "capacity"
-    """The saturation rate of first come first served, measured at each batch size."""
+    """A share of the rate at which FCFS saturates, which is measured at each batch size."""
     ALONE = "isolated"
-    """Batch size / mean JCT of an isolated request (ELIS, section 6.2)."""
+    """A multiple of the batch size divided by the mean JCT of isolated requests (ELIS, section 6.2)."""
     RPS = "rps"
     """Requests per second."""
 
@@ -39,10 +39,10 @@ class Cell:
     "wait.mean", "wait.max" (total time in queues, also after preemptions) in seconds, "slowdown.mean", "slowdown.p99"
     (JCT relative to the same request in isolation), "requests_per_s", "preemptions_per_request",
     "recomputed_tokens_per_request", "waiting_share" (of the JCT), "found_full" (share of requests that arrive when all
-    sequences are in use), "served" (share of requests), and "hit_rate" and "loaded_share" (of prompt tokens, of the
-    prefix cache and the CPU memory behind it, if there are such). Metrics paired by seed with the same requests under
-    other policies are "gap_closed" (share of the gap in mean JCT between FCFS and the oracle), and "jct.mean",
-    "jct.p50", "jct.p99" with "/fcfs" or "/oracle".
+    sequences are in use), "served" (share of requests), and "hit_rate" and "loaded_share" (shares of the prompt tokens
+    that the prefix cache finds and that CPU memory behind it supplies, where these exist). Metrics paired by seed with
+    the same requests under other policies are "gap_closed" (share of the gap in mean JCT between FCFS and the oracle),
+    and "jct.mean/fcfs", "jct.p50/fcfs", "jct.p99/fcfs" and the same with "/oracle": ratios to that policy's JCT.
     """
 
     policy: str
@@ -70,14 +70,15 @@ class Verdict:
     load: float
     is_improvement: bool
     # "worth it", "no queue", "lengths alike", "no gain", "the tail pays", "one seed" (a gain without an interval),
-    # "undecided" (the interval holds no gain and a large one) or "not compared" (the policies served other requests).
+    # "undecided" (the interval contains both no gain and a large gain) or "not compared" (the policies did not serve
+    # the same requests).
     reason: str
-    best: str  # names the evaluated cell; "": none
-    description: str
+    best: str  # ``Cell.name`` of the policy that the verdict is about; "": none
+    description: str  # the reason in one or two sentences
 
     @property
     def head(self) -> str:
-        """Return the verdict in a few words, such as "Worth it"."""
+        """Return the verdict in a few words: "Worth it", "Not worth it", "Not sure" or "Cannot be compared"."""
         if self.is_improvement:
             return "Worth it"
         unsure = {ONE_SEED: "Not sure", UNDECIDED: "Not sure", NOT_COMPARED: "Cannot be compared"}

@@ -1,7 +1,7 @@
-"""The names of metrics: keys, aliases, labels, units, and whether less or more is better.
+"""Defines the names of metrics: keys, aliases, labels, units, and whether less or more is better.
 
-A name is a latency with a statistic ("ttft.p99", "jct.mean") or a key alone ("requests_per_s"). Fields of records and
-summaries add the unit: "ttft_s".
+A name is a latency with a statistic ("ttft.p99", "jct.mean") or the key of another metric ("requests_per_s"). Fields of
+records and summaries add the unit: "ttft_s".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 LESS, MORE, NEITHER = -1, 1, 0  # what is better
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # quantiles that are always reported
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # levels of the quantiles that every report has
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ OTHERS = _by_key(
     Metric("preemptions_per_request", "Preemptions/request", ""),
 )
 PREFIX_CACHE = {"hit_rate": "cached", "loaded_share": "loaded"}
-"""Metrics that exist only where prompts share prefixes and a cache is on, with short labels of columns."""
+"""Metrics that exist only where prompts share prefixes and a cache is on, with their short column labels."""
 ALIASES = {alias: metric.key for metric in LATENCIES.values() for alias in metric.aliases}
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a name into a key, with aliases replaced, and a statistic ("" if the name has none)."""
+    """Split a name into its key, which replaces an alias, and its statistic ("" if the name has none)."""
     key, _, statistic = name.partition(".")
     return ALIASES.get(key, key), statistic
 
 
 def unit_of(name: str) -> str:
-    """Return the unit of a metric after a space (" s"), or "" for a share, a plain number or an unknown name."""
+    """Return a space and the unit of a metric (" s"), or "" for a share, a plain number or an unknown name."""
     unit = (LATENCIES | OTHERS).get(split(name)[0], Metric("", "", "")).unit
     return f" {unit}" if unit not in {"", "share"} else ""
 

@@ -1,4 +1,4 @@
-"""Results of a search: ranked configurations of a deployment with their measurements."""
+"""Defines results of a search: ranked configurations of a deployment with their measurements."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Status(StrEnum):
     """The stage of the search that a configuration reached."""
 
     RANKED = "ranked"
-    """Its objective is known to the requested precision."""
+    """Its objective is known to the requested precision, if the load has enough requests."""
     SCOUTED = "scouted"
-    """Simulated, and significantly worse than the best; its objective is known roughly."""
+    """Its objective is known roughly, from short runs: it is clearly worse, or enough tied ones are ranked."""
     PRUNED = "pruned"
-    """Not simulated: by a bound it cannot be among the best."""
+    """It cannot be among the best, by a closed-form bound or by one short run that breaks a limit."""
     REJECTED = "rejected"
-    """It cannot run, or violates a limit at every rate."""
+    """It cannot run, needs too many GPUs, or violates a limit at every rate or at the requested one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Limit:
 
     @property
     def direction(self) -> str:
-        """Return the sign between the metric and its bound: ">=" or "<="."""
+        """Return the relation between the metric and its bound: ">=" or "<="."""
         return ">=" if self.at_least else "<="
 
     def is_satisfied(self, value: float) -> bool:
@@ -54,10 +54,9 @@ class Objective:
 class Point:
     """Metrics of one deployment under one load, each the mean over seeds.
 
-    ``values`` maps metrics to estimates: "ttft.p90", "tbt.p99", "jct.mean" and so on (s), "within_slo" as a share
-    of requests, "requests_per_s", "output_tokens_per_s", "usd_per_million_output_tokens", "usd_per_thousand_requests",
-    "energy_j_per_output_token", "power_w", "mfu", "mbu", "kv_utilization", "busy_share", "preemptions_per_request",
-    "served" (share of requests neither rejected nor timed out). ``satisfied`` is whether all limits hold.
+    ``values`` maps metrics to estimates: latencies such as "ttft.p90" and "jct.mean" (s) and the metrics of
+    ``metric_names.OTHERS`` except "goodput", where they apply; "served" is the share of requests that are neither
+    rejected nor time out. With an SLO, "good_requests_per_s" is the goodput. ``satisfied`` is whether all limits hold.
     """
 
     rate_rps: float
@@ -81,16 +80,16 @@ class Exclusion:
 class Bounds:
     """Bounds on a configuration's objective and rate, from formulas, without simulation. NaN: not computed."""
 
-    objective: float = float("nan")
-    rate_rps: float = float("nan")  # above it the queue grows
+    objective: float = float("nan")  # no schedule reaches a better one
+    rate_rps: float = float("nan")  # no schedule sustains a higher one
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What prevents a configuration from serving a higher rate."""
+    """The limit and the resource that keep a configuration from serving a higher rate."""
 
-    binds: str = ""  # the limit that bounds the rate (its metric), or "throughput"
-    cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence
+    binds: str = ""  # metric of the limit that bounds the rate, or "throughput"; "": no limit is near its bound
+    cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence; "": unknown
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Choice:
     """One configuration and its results."""
 
     key: str  # identifies the configuration within its search
-    name: str  # differences from the other configurations, for tables
+    name: str  # the settings that differ between configurations, for tables
     settings: dict[str, Any]  # scenario keys on the axes of the search ("deployment.tp") and their values
     gpus: int  # of all replicas
     price_per_hour_usd: float  # of all GPUs, and of priced memory behind their prefix caches
@@ -107,7 +106,7 @@ class Choice:
     objective: Estimate = UNKNOWN  # in the objective's unit
     capacity_rps: Estimate = UNKNOWN  # largest rate within the limits, if the objective needs it
     bounds: Bounds = Bounds()
-    at: Point | None = None  # operating point, at which the objective was measured; None: not simulated
+    at: Point | None = None  # operating point, at which the objective was measured; None: not measured
     points: tuple[Point, ...] = ()  # load curve by rate, including the operating point
     bottleneck: Bottleneck = Bottleneck()
     simulations: int = 0
@@ -122,12 +121,12 @@ class Trade:
     rate_rps: float
     cost_usd: float
     latency_s: float
-    latency: Estimate = UNKNOWN  # the same with its intervals
+    latency: Estimate = UNKNOWN  # ``latency_s`` with its intervals
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The best configuration if one limit had another ``bound``. ``objective`` is NaN if none meets all limits."""
+    """The best configuration if the limit on ``metric`` had another ``bound``; "" and NaN if none meets all limits."""
 
     metric: str
     bound: float
@@ -149,8 +148,8 @@ class ExcludedGroup:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """The effort of a search. ``reused`` counts evaluations that an earlier run had saved."""
+class SearchEffort:
+    """The effort of a search. ``reused`` counts evaluations that the store had from an earlier run."""
 
     candidates: int
     simulated: int
@@ -173,13 +172,13 @@ class Plan:
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
     tied: int  # number of choices at the top that neither sampling nor model error separates from the best one
-    cause: tuple[str, ...]
-    frontiers: dict[str, tuple[Trade, ...]]
+    cause: tuple[str, ...]  # for each axis, a sentence on the best configuration with another value
+    frontiers: dict[str, tuple[Trade, ...]]  # by latency metric
     shifts: tuple[Shift, ...]  # sensitivity to each limit, by metric and rising bound, including the requested one
     excluded_groups: tuple[ExcludedGroup, ...]
-    effort: Spent
+    effort: SearchEffort
     level: float = 0.95
-    notes: tuple[str, ...] = ()  # what limits the trust in the cost tables, a sentence each
+    notes: tuple[str, ...] = ()  # warnings about the cost tables and prices, a sentence each
 
     @property
     def best(self) -> Choice | None:

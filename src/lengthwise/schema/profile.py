@@ -1,7 +1,7 @@
-"""Measured operators of a device: one row for each measured point, with the spread over its repetitions.
+"""Defines profiles: measured operators of a device, one row for each point, with the spread over its repetitions.
 
 A row belongs to an operator of a model's shard (``tp`` >= 1; then ``ProfileFacts.model`` names the model), or to a
-kernel without a model (``tp`` 0) that its shape columns describe. Columns that do not apply to a row are 0.
+kernel without a model (``tp`` 0), which its shape columns describe. Columns that do not apply to a row are 0.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _OPERATORS = {
     "gemm": "gemm",
 }
 OPERATOR_PARTS = {name: part for part, names in _OPERATORS.items() for name in _names(names)}
-"""The part of the cost tables of each operator. Its seconds count once per layer for "layer", "prefill" and "decode",
-twice per layer for an all-reduce, and once per step for the others. "mixed attention" (prompts and decodes in one
-kernel) and "gemm" (of no model) are separate parts, which an estimator may use."""
+"""The part of the cost tables to which each operator belongs. Its seconds count once per layer for "layer", "prefill"
+and "decode", twice per layer for an all-reduce, and once per step for other operators. "mixed attention" (prompts and
+decodes in one kernel) and "gemm" (of no model) belong to no part of the tables; an estimator may use them."""
 
 _UP_AND_DOWN = ("mlp up", "mlp down", "shared mlp up", "shared mlp down")
 PRODUCTS = frozenset({name for name in OPERATOR_PARTS if name.endswith("projection")} | {*_UP_AND_DOWN, "lm head"})
@@ -63,7 +63,7 @@ TEXT_COLUMNS = ("operator", "dtype", "kv_dtype", "backend")
 """``backend``: the kernel's or library's name if known, such as an attention backend or "nccl"."""
 
 MADE_UP = "made_up"
-"""Key of ``ProfileFacts.machine``: {operator: [TP degree, ...]} whose rows are not measurements."""
+"""Key of ``ProfileFacts.machine``. Its value {operator: [TP degree, ...]} marks rows that are not measurements."""
 
 COLUMNS = (*TEXT_COLUMNS, *WHOLE_COLUMNS, *REAL_COLUMNS)
 
@@ -73,15 +73,15 @@ class ProfileFacts:
     """Origin of a profile."""
 
     name: str
-    source: str  # "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", "aiconfigurator"
-    gpu: str  # the device: its catalog name, or the name in the source
+    source: str  # the program that measured: "lengthwise", "vidur", "llmservingsim v0", "llmservingsim v1", ...
+    gpu: str  # catalog name of the device, or its name in the source
     model: str = ""
     engine: str = ""  # origin of the kernels, such as "vLLM 0.19.0" or "torch 2.13.0"
     license: str = ""
     measured: str = ""  # date or dates (ISO), or ""
     # JSON-able facts: processor, driver, versions, threads; MADE_UP, if some rows are not measured.
     machine: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # such as skipped points and converted units
+    notes: tuple[str, ...] = ()  # for example on skipped points and converted units
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Profile:
         return tuple(int(tp) for tp in np.unique(self.columns["tp"]) if tp > 0)
 
     def where(self, mask: npt.NDArray[np.bool_]) -> Profile:
-        """Return a profile of the rows that a mask selects."""
+        """Return a profile of the rows where a mask [n] is true."""
         return replace(self, columns={name: column[mask] for name, column in self.columns.items()})
 
     def made_up(self, operator: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Records of a run: columns by request, by step and by replica."""
+"""Defines the records of a run: columns by request, by step and by replica."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Status(IntEnum):
 
 
 class Rejection(IntEnum):
-    """The reason of a rejection: even an idle replica cannot take the request, or one of its parents did not finish."""
+    """The reason of a rejection: no idle replica could take the request, or one of its parents did not finish."""
 
     NONE = 0
     PROMPT_REACHES_MAX_MODEL_LEN = 1
@@ -43,17 +43,17 @@ class RequestRecords:
 
     Attributes:
         arrival_s: When the client sent the request. A child (``Workload.after``) is sent when its parents have
-            finished, and rejected when one of them cannot finish. It is NaN if the run ended before that.
+            finished, and rejected when one of them cannot finish. NaN: the run ended before the child was sent.
         output_tokens: Number of produced tokens.
         replica: Replica that last admitted the request, or -1 if none did.
         scheduled_s: Start of its first step.
-        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission, or to the timeout of
-            a request that was in a queue then.
-        rejection: Number of a ``Rejection``.
+        queued_for_s: Total time in the front end, in queues and in bins, up to the last admission or, for a request
+            that times out in a queue, up to the timeout.
+        rejection: A ``Rejection``, as a number.
         cached_tokens: Prompt tokens found in the prefix cache at the first admission. None: unknown (a measured run).
-        loaded_tokens: Prompt tokens after them that were loaded from CPU memory before the first admission.
-        storage_tokens: The loaded tokens that came from storage behind the CPU memory.
-        load_s: Seconds from the start of the request's loads to their end; its wait in the queue does not count them.
+        loaded_tokens: Prompt tokens after the cached ones that were loaded from CPU memory before the first admission.
+        storage_tokens: Loaded tokens that came from the storage behind the CPU memory.
+        load_s: Total duration of the request's loads, which ``queued_for_s`` does not contain.
     """
 
     arrival_s: Floats
@@ -82,8 +82,8 @@ class StepRecords:
         end_s: When its last pipeline stage ended.
         decode_seqs: Number of decodes; each computes one token.
         prefill_tokens: Computed prompt tokens of the ``prefill_seqs`` prompts.
-        kv_blocks: Number of allocated blocks when the step was formed.
-        waiting: Number of waiting requests when the step was formed.
+        kv_blocks: Number of KV blocks that were allocated when the step was formed.
+        waiting: Number of requests that waited when the step was formed.
     """
 
     start_s: Floats
@@ -102,8 +102,8 @@ class TokenGaps:
 
     ``histogram[k]`` counts the gaps in [``edges_s[k]``, ``edges_s[k+1]``); the last bin also counts all longer gaps.
     Except for the first, a bin is at most 1/128 of its lower edge wide, so that a quantile read at the middle of a bin
-    is within 0.4 % of the true one. Small runs also list every distinct gap, ``gap_s`` (ascending), and how often it
-    occurs, ``count``; in other runs both are None.
+    is within 0.4 % of the true one. Small runs also list every distinct gap in ``gap_s`` (ascending) and its number of
+    occurrences in ``count``; in other runs both are None.
     """
 
     histogram: Ints
@@ -125,8 +125,9 @@ class ReplicaTotals:
         kv_read_tokens: Cached tokens that decodes read.
         busy_s: Time with at least one step in flight.
         layer_s: Seconds of the layers without collectives and attention. ``layer_s`` to ``send_s`` are parts of the
-            steps' time, each summed over all pipeline stages; ``embedding_s`` is the token embedding.
-        kv_block_s: Blocks in use in a step times its seconds, summed over steps.
+            steps' time by the parts of ``CostTables``, each summed over all pipeline stages.
+        swap_s: Seconds of swaps of KV cache between GPU and CPU memory.
+        kv_block_s: KV blocks in use in a step times the step's seconds, summed over steps.
     """
 
     steps: Ints
@@ -150,8 +151,9 @@ class ReplicaTotals:
 class TimeSeries:
     """Sums over all replicas in time bins of ``bin_s`` seconds. A step counts in the bin in which it ends.
 
-    ``step_s`` is the time in steps. ``seqs_s``, ``waiting_s`` and ``kv_blocks_s`` are products of a quantity and the
-    time in steps. Divided by ``step_s``, they are means over that time.
+    ``step_s`` is the total duration of the steps. ``seqs_s``, ``waiting_s`` and ``kv_blocks_s`` sum the number of
+    sequences, waiting requests and allocated KV blocks, each times the step's duration; divided by ``step_s`` they are
+    means over the time in steps.
     """
 
     bin_s: float
@@ -165,7 +167,7 @@ class TimeSeries:
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run. ``end_s`` is the time of the last event.
+    """The records of a run. ``end_s`` is the time of the last event; ``steps`` is None if they were not recorded.
 
     If the time limit left requests unfinished, ``end_s`` is the limit, or the end of the last step that was in flight
     at the limit. All sums include such a step, but no request gets a token from it.
@@ -182,8 +184,8 @@ class Records:
 
 
 SIMULATED, BENCH = "simulate", "bench"
-IDLE_SHARE = 0.4
-"""Share of a core below which the load generator did not limit a measurement."""
+MAX_CLIENT_CPU_SHARE = 0.4
+"""Load of one core by the load generator below which the load generator does not limit a measurement."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,8 @@ class RunResult:
             "prefix_cache" (prompt tokens looked up and found) and "deployment" (model, "model_shape" as in
             ``shape_facts``, gpu, tp, pp, replicas, limits).
         warnings: A sentence each: a late client, a partial run, lengths that differ from the requested ones.
+        errors: Number of failed requests by kind of failure ("http 429").
+        tokens: Arrival times of all streamed chunks; None if unknown.
         client_s: [n] the client's own part of TTFT and JCT: the time from when a request was due until its headers were
             sent, or NaN if the request was never sent. None if unknown.
     """
@@ -245,7 +249,7 @@ class RunResult:
 
 
 def shape_facts(model: ModelSpec) -> dict[str, int]:
-    """Return the shapes that identify a model under any name, and that its fine-tunes and quantisations share."""
+    """Return the shapes by which a model is recognised under any name; fine-tunes and quantisations share them."""
     attention, ffn = model.attention, model.ffn
     return {
         "layers": model.layers,

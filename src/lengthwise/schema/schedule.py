@@ -1,4 +1,4 @@
-"""Schedules under a latency bound: the choice, its alternatives, and its behaviour when lengths drift."""
+"""Defines schedules under a latency bound: the choice, its alternatives, and its behaviour when lengths drift."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ScheduleRow:
     """A schedule and its estimated performance."""
 
     strategy: str  # "rra", "waa-c", "waa-m", "static" (batches of fixed membership), or a key of ``SYSTEM_NAMES``
-    # New requests per prefill, B_E; of a static schedule its batch; of another system max. sequences on a replica.
+    # B_E, new requests per prefill; of static batching the batch size; of another system its max_num_seqs.
     prefill_batch: int
-    decode_steps: int
-    micro_batches: int
+    decode_steps: int  # N_D, decode iterations between two prefills (RRA)
+    micro_batches: int  # B_m, micro-batches of the decode pipeline (WAA, other systems)
     tp: int
     tp_groups: int  # groups of ``tp`` GPUs that are one stage each; every other GPU is a stage of its own
     prefill_gpus: int
@@ -35,12 +35,12 @@ class ScheduleRow:
     cycle_s: float
     prefill_s: float
     decode_s: float
-    decode_batch: float  # mean sequences per decode iteration, B_D
+    decode_batch: float  # B_D, mean number of sequences in a decode iteration
     memory_share: float
     stages: int = 0
     replicas: int = 1
     chunk_tokens: int = 0  # of another system: largest number of tokens in a step; 0: unlimited
-    # (tp, stages, replicas) of the prefill workers; the other fields then describe the decode workers.
+    # (tp, stages, replicas) of separate prefill workers; the other fields then describe the decode workers.
     prefill_cut: tuple[int, int, int] | None = None
 
     @property
@@ -68,7 +68,7 @@ class ScheduleRow:
 
     @property
     def family(self) -> tuple[str, int, int]:
-        """Return (strategy, tp, groups). A change to another family, or another split of WAA, must reload weights."""
+        """Return (strategy, tp, groups). A change of the family, or of WAA's ``prefill_gpus``, reloads weights."""
         return self.strategy, self.tp if self.tp_groups else 1, self.tp_groups
 
 
@@ -83,13 +83,13 @@ class LatencyBound:
 
     limit_s: float  # infinite: none
     tokens: int
-    level: float = 0.99  # ``tokens`` is this quantile of output lengths unless it was given
+    level: float = 0.99  # the quantile of output lengths that ``tokens`` is, unless the user gives a fixed length
     worst_case: bool = True  # whether the bound limits ``latency_high_s`` rather than ``latency_s``
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How uncertain the performance of a fixed schedule is because of one source of uncertainty."""
+    """Intervals of the performance of a fixed schedule, for one source of uncertainty."""
 
     source: str  # "lengths": other samples of the requests behind the distribution; "costs": errors of the tables
     draws: int
@@ -130,11 +130,11 @@ class ScheduleSide:
 
 @dataclass(frozen=True)
 class ScheduleSearch:
-    """The search for a schedule: the result of each side, and how much better the optimum can be.
+    """The search for a schedule: the result of each side, and a bound on the throughput of the optimum.
 
     ``evaluated`` of ``points`` schedules were estimated, in ``seconds``. The optimum has at most (1 + ``gap``) times
-    the throughput of the chosen schedule, if the search's tolerances hold. They do not hold for RRA's short phases: if
-    RRA is among the sides, the gap is approximate, unless all schedules were evaluated.
+    the throughput of the chosen schedule, if the search's tolerances hold. RRA's short phases violate them: with RRA
+    among the sides, the gap is approximate unless all schedules were evaluated.
     """
 
     sides: tuple[ScheduleSide, ...]
@@ -214,8 +214,8 @@ class DriftRow:
     retained_latency_s: float  # the unchanged schedule's latency that the bound limits; infinite if it cannot run
     is_satisfied: bool
     replanned: ScheduleRow | None  # the best schedule for the new lengths; None: none meets the bound
-    # By how much the bound should have been tighter, so that the schedule chosen under it meets the bound now; 0: it
-    # meets the bound anyway; NaN: no tighter bound suffices.
+    # Share by which a tighter bound would have led to a schedule that meets the bound now; 0: the chosen one meets it;
+    # NaN: no tighter bound suffices.
     margin: float
     reload: bool  # whether re-planning moves weights, and not only batch sizes and phases
 
@@ -301,16 +301,15 @@ class Change:
     before: LengthFacts  # lengths for which the schedule was planned
     after: LengthFacts  # lengths now
     bound_s: float  # latency bound; infinite: none
-    margin: float  # how much tighter the bound was for the new schedule
-    free_rps: float  # throughput of the best schedule under the bound without a margin; 0: none meets it
+    margin: float  # share by which the bound was tightened to choose the new schedule
+    free_rps: float  # throughput of the best schedule under the bound without the margin; 0: none meets it
     retained: ScheduleRow | None  # the deployed schedule under new lengths; None: memory or batch no longer suffices
     retained_latency_s: float  # its latency that the bound limits; infinite if it cannot run
-    # Share of requests that exceed the bound under it; before the change, at most one minus the bound's quantile.
-    late_share: float
+    late_share: float  # share of requests that exceed the bound under the deployed schedule
     new: ScheduleRow | None  # the best schedule now, even if it is not worth the change; None: none meets the bound
     new_latency_s: float  # its latency that the bound limits
     load_s: float  # seconds without service until it runs: 0 unless weights move
-    made: bool  # whether to change
+    made: bool  # whether the deployed schedule is replaced
     # Time after which more requests are served than without the change; inf: never; NaN if throughput is not the gain.
     repaid_s: float
     cause: str  # the reason, in words
@@ -332,8 +331,8 @@ class Adaptation:
     started_s: float
     requests: int
     sides: tuple[str, ...]  # "prompts", "outputs" or both
-    evidence: dict[str, float]  # by side, the value of one unit bet on the change (a betting test martingale)
-    first: bool  # whether this is the alarm, or else the same change estimated from more requests
+    evidence: dict[str, float]  # by side, the betting martingale: the value of one unit bet on the change
+    first: bool  # True: the alarm; False: a new decision on the same change, estimated from more requests
     change: Change
     first_latency_s: float  # latency (which the bound limits) of the first schedule under the new lengths, unchanged
     first_late_share: float  # share of requests that would exceed the bound
@@ -344,23 +343,23 @@ class Watched:
     """The result of watching a stream of requests: how the schedule adapts when lengths change."""
 
     name: str
-    live: str
+    live: str  # name of the stream of requests
     requests: int
-    left_out: int
+    left_out: int  # requests of the stream that did not finish
     bound_s: float  # latency bound; infinite: none
     false_positive_rate: float  # probability of any alarm while lengths do not change
     planned: ScheduleRow
     planned_lengths: LengthFacts
     deployed: ScheduleRow
     adaptations: tuple[Adaptation, ...]
-    # How much more a tested request resembles the next request than the fiftieth after it (rank correlation, the
-    # larger of both sides). Values well above 0 may cause false alarms.
+    # Rank correlation between neighbouring tested requests, less that between requests 50 apart; the larger of prompts
+    # and outputs. Values well above 0 may cause false alarms.
     matching: float
     evidence: float  # at the end: the value of one unit bet on another change; an alarm needs 1 / false_positive_rate
 
     @property
     def late(self) -> float:
-        """Return the expected number of requests that would exceed the bound if the first schedule were not changed."""
+        """Return the expected number of requests that would exceed the bound under the first schedule, unchanged."""
         ends = [*(one.started - 1 for one in self.adaptations[1:]), self.requests]
         spans = zip(self.adaptations, ends, strict=True) if self.adaptations else ()
         return sum(one.first_late_share * max(end - one.started + 1, 0) for one, end in spans)

@@ -1,4 +1,4 @@
-"""Models, GPUs, links and nodes, described by the numbers that determine cost and memory; dtypes."""
+"""Defines models, GPUs, links and nodes by the numbers that determine cost and memory, and dtypes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class AttentionSpec:
     heads: int
     kv_heads: int
     head_dim: int
-    window_tokens: int | None = None
-    windowed_layers: int = 0
-    v_head_dim: int | None = None
-    q_lora_rank: int = 0
+    window_tokens: int | None = None  # of sliding-window attention; None: no layer has a window
+    windowed_layers: int = 0  # number of layers with the window
+    v_head_dim: int | None = None  # size of a value head; None: ``head_dim``
+    q_lora_rank: int = 0  # of MLA: rank of the compressed queries; 0: queries are not compressed
     # Above 0: MLA (DeepSeek), where heads share a cached latent of ``kv_lora_rank + rope_head_dim`` numbers a token.
     kv_lora_rank: int = 0
     rope_head_dim: int = 0
     bias: bool = False
-    output_gate: bool = False  # the query projection also gives a gate for each output (Qwen3-Next)
+    output_gate: bool = False  # whether the query projection also computes a gate for each output (Qwen3-Next)
     # DeepSeek sparse attention (V3.2): an indexer with a cached key per token chooses the tokens that are attended to.
     index_heads: int = 0
     index_head_dim: int = 0
@@ -73,7 +73,7 @@ class FfnSpec:
     expert_intermediate: int = 0  # width of an expert
     shared_intermediate: int = 0  # width of a shared expert, which every token uses too; 0: none
     dense_layers: int = 0  # number of dense layers of an MoE model
-    interleaved: bool = False  # dense layers are spread evenly among the others; otherwise they are the first
+    interleaved: bool = False  # True: dense layers are spread evenly among the MoE layers; False: they come first
     bias: bool = False
 
 
@@ -83,7 +83,7 @@ class ModelFacts:
 
     dtype: str = "bfloat16"
     learned_positions: int = 0  # rows of a learned position table (OPT, GPT-3); 0: none
-    norm_bias: bool = False  # norms are LayerNorms with a bias, otherwise RMSNorms
+    norm_bias: bool = False  # True: norms are LayerNorms with a bias; False: RMSNorms
     published_params: float | None = None
     source: str = ""
     aliases: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class GpuSpec:
     is_cpu: bool = False  # its kernels have no tiles of thread blocks to fill
 
     def flops(self, dtype: str) -> float:
-        """Return the peak FLOP/s with weights of this dtype. A dtype without hardware support computes as bf16."""
+        """Return the peak FLOP/s with weights of this dtype, or of bfloat16, float16 or float32 if it has none."""
         for name in (dtype, "bfloat16", "float16", "float32"):
             if name in self.peak_flops:
                 return self.peak_flops[name]

@@ -1,4 +1,4 @@
-"""Workloads: requests as columns."""
+"""Defines workloads: requests as columns, their dependencies, shared prefixes and predictions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lengthwise.schema.errors import InputError
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MAX_TOKENS = 1e12
+"""Exclusive upper limit of all lengths and predictions, in tokens."""
 UNCAPPED = 10**12
 """``Workload.max_tokens`` of a request whose client sets no limit."""
 
@@ -24,14 +25,14 @@ class Predictions:
     """Predicted output lengths of n requests, with a new prediction after every ``window_tokens`` output tokens.
 
     Row ``start[i] + w`` is the prediction for request ``i`` after ``w * window_tokens`` tokens; the last row of a
-    request also applies later. Since the number of rows may reveal the true length, only the engine looks rows up, and
-    a policy sees the numbers of one row.
+    request also applies later. The number of rows may reveal the true length, so the engine looks up the row and gives
+    a policy only the numbers in it.
     """
 
     window_tokens: int  # tokens between two predictions, at least 1
-    start: Ints  # [n + 1] int64, increasing
-    total_tokens: Floats  # [m] float64, predicted output length: tokens so far and to come
-    # [m] float64, Gittins rank of the distribution, or if that is unknown the predicted remaining tokens.
+    start: Ints  # [n + 1] int64, from 0, increasing
+    total_tokens: Floats  # [m] float64, predicted length of the complete output, at least 0
+    # [m] float64, Gittins rank of the predicted distribution; without a distribution the predicted remaining tokens.
     gittins_rank: Floats
 
     def __len__(self) -> int:
@@ -62,11 +63,11 @@ class Predictions:
 
     @property
     def first_tokens(self) -> Floats:
-        """Return the output lengths that are predicted before the first token, as a float64 array [n]."""
+        """Return the output lengths predicted before the first token, [n] float64."""
         return self.total_tokens[self.start[:-1]]
 
     def take(self, rows: npt.NDArray[np.int64]) -> Predictions:
-        """Return the predictions for the requests with these numbers, in the order of ``rows``."""
+        """Return the predictions for the requests ``rows``, in this order."""
         start, at = _rows_of(self.start, rows)
         return Predictions(self.window_tokens, start, self.total_tokens[at], self.gittins_rank[at])
 
@@ -76,12 +77,14 @@ MAX_TENANTS = 1_000_000
 
 @dataclass(frozen=True)
 class After:
-    """Dependencies: request i is sent when all of its parents, ``parent[start[i]:start[i + 1]]``, have finished."""
+    """Dependencies: request i is sent ``delay_s[i]`` seconds after the last of its parents has finished.
 
-    start: Ints  # [n+1] int64, from 0, not decreasing
+    The parents are the requests ``parent[start[i]:start[i + 1]]``. A request without parents is sent at its arrival.
+    """
+
+    start: Ints  # [n + 1] int64, from 0, not decreasing
     parent: Ints  # [m] int64, each smaller than the number of its child
-    # [n] float64 or None, seconds from the last parent's end until the request is sent (a user thinks, a tool works).
-    delay_s: Floats | None = None
+    delay_s: Floats | None = None  # [n] float64, at least 0: a user thinks, a tool works; None: all 0
 
     def __post_init__(self) -> None:
         for name in ("start", "parent"):
@@ -121,19 +124,18 @@ class After:
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Which prompts begin with the same tokens.
+    """Prompts that begin with the same tokens.
 
-    Prompt i begins with blocks of ``block_tokens`` tokens, whose contents have the numbers
-    ``block_ids[start[i] : start[i + 1]]``. Two prompts share as many blocks as their lists of numbers begin with in
-    common. A block that the prompt fills only in part shares nothing. A request that is a later turn of a session
-    has no numbers: its prompt begins with the prompt and the output of the request ``previous_turn``. All other
-    tokens occur in one request only.
+    Prompt i begins with blocks of ``block_tokens`` tokens, and ``block_ids[start[i] : start[i + 1]]`` identifies their
+    contents. Two prompts share the blocks of the longest common prefix of their ids. A block that a prompt fills only
+    in part is not shared. A later turn of a session has no ids: its prompt begins with the prompt and the output of the
+    request ``previous_turn``. All other tokens occur in one request only.
     """
 
     block_tokens: int  # tokens of a block, at least 1
     start: Ints  # [n + 1] int64, from 0, not decreasing
-    block_ids: Ints  # [m] int64, numbers of contents, at least 0
-    previous_turn: Ints | None = None  # [n] int64, a request before this one, or -1; None: no request has one
+    block_ids: Ints  # [m] int64, at least 0; equal ids are equal contents
+    previous_turn: Ints | None = None  # [n] int64, number of an earlier request, or -1: none; None: all -1
 
     def __post_init__(self) -> None:
         n = len(self.start) - 1
@@ -161,7 +163,7 @@ class SharedPrefixes:
 
     @property
     def turns(self) -> Ints:
-        """Return for each request ([n] int64) the request that its prompt continues, or -1."""
+        """Return the number of the request that each prompt continues, or -1, [n] int64."""
         assert self.previous_turn is not None
         return self.previous_turn
 
@@ -174,7 +176,7 @@ class SharedPrefixes:
         return SharedPrefixes(self.block_tokens, start, self.block_ids[at], turns)
 
     def within(self, prompt_tokens: Ints) -> SharedPrefixes:
-        """Return the prefixes of prompts that are cut to ``prompt_tokens`` ([n])."""
+        """Return the shared prefixes after the prompts are shortened to ``prompt_tokens`` [n]."""
         blocks = -(-np.asarray(prompt_tokens) // self.block_tokens)
         place = np.arange(len(self.block_ids)) - np.repeat(self.start[:-1], np.diff(self.start))
         start = np.concatenate([[0], np.cumsum(np.minimum(np.diff(self.start), blocks))])
@@ -189,7 +191,7 @@ class Workload:
     Only the engine reads ``output_tokens``. A policy sees ``predicted_tokens``.
     """
 
-    # [n] float64, not decreasing, from 0; in a closed loop all 0, and a request is sent when another ends.
+    # [n] float64, at least 0, not decreasing. In a closed loop all are 0, and a request is sent when another one ends.
     arrival_s: Floats
     prompt_tokens: Ints  # [n] int64, at least 1
     output_tokens: Ints  # [n] int64, at least 1
@@ -197,12 +199,12 @@ class Workload:
     predicted_tokens: Floats | None = None
     priority: Ints | None = None  # [n] int64 or None; smaller is scheduled first
     extra: dict[str, Any] = field(default_factory=dict)  # more columns [n]: "session", "turn", "class", "prompt"
-    concurrency: int | None = None  # number of requests in the system of a closed loop; None: an open loop
+    concurrency: int | None = None  # of a closed loop: number of requests in the system; None: an open loop
     name: str = ""
     predictions: Predictions | None = None  # predictions that are renewed as tokens arrive
     tenant: Ints | None = None  # [n] int64 from 0 or None; fair schedulers share capacity among tenants
-    after: After | None = None  # a child is sent after its ``arrival_s`` and its parents' ends; None: no dependencies
-    prefixes: SharedPrefixes | None = None  # prompts that begin alike; None: no two prompts do
+    after: After | None = None  # a child is sent no earlier than its ``arrival_s``; None: no dependencies
+    prefixes: SharedPrefixes | None = None  # None: no two prompts begin alike
     # [n] int64 or None, the client's limit of the output: at least ``output_tokens``; UNCAPPED: it sets none.
     max_tokens: Ints | None = None
     ignore_eos: npt.NDArray[np.bool_] | None = None  # [n] or None; where true, an output has exactly ``max_tokens``
@@ -223,11 +225,11 @@ class Workload:
 
     @property
     def session_starts_s(self) -> Floats:
-        """Return the arrivals of the requests that wait for no other one: where sessions, or single requests, start."""
+        """Return the arrivals of the requests without parents, at which sessions or single requests start."""
         return self.arrival_s if self.after is None else self.arrival_s[np.diff(self.after.start) == 0]
 
     def earliest_s(self, jct_s: float = 0.0) -> Floats:
-        """Return ([n] float64) when each request would be sent if every request took ``jct_s``."""
+        """Return the time at which each request would be sent if every JCT were ``jct_s``, [n] float64."""
         sent_s, after = self.arrival_s.copy(), self.after
         if after is not None:
             assert after.delay_s is not None
@@ -238,10 +240,10 @@ class Workload:
 
     @property
     def previous_turn(self) -> Ints:
-        """Return for each request ([n] int64) the one before it in its session, or -1.
+        """Return the number of each request's predecessor in its session, or -1, [n] int64.
 
-        That is the request that its prompt continues (``prefixes``), or otherwise the last one above it with the same
-        number in the column "session" of ``extra``. A negative number is no session.
+        The predecessor is the request that the prompt continues (``prefixes``) or, without one, the last earlier
+        request with the same value in the column "session" of ``extra``. A negative value there means no session.
         """
         before = np.full(len(self), -1)
         if "session" in self.extra:
@@ -254,7 +256,7 @@ class Workload:
         return before if self.prefixes is None else np.where(self.prefixes.turns >= 0, self.prefixes.turns, before)
 
     def take(self, rows: Ints, arrival_s: Floats | None = None) -> Workload:
-        """Return the workload of the requests ``rows``, in this order, by default with their own arrivals.
+        """Return the workload of the requests ``rows``, in this order; ``arrival_s`` replaces their arrivals.
 
         Raises InputError if a request depends on one that is not among them.
         """
@@ -265,15 +267,15 @@ class Workload:
         parts = {name: part.take(rows) for name in PARTS if (part := getattr(self, name)) is not None}
         return replace(self, **columns, **parts, extra={name: values[rows] for name, values in self.extra.items()})
 
-    def sent_at(self, arrival_s: Floats) -> Workload:
-        """Return the same requests with other arrivals. All else is shared, and not checked again."""
+    def with_arrivals(self, arrival_s: Floats) -> Workload:
+        """Return the requests with other arrivals. The copy shares all other columns, which are not checked again."""
         made = copy(self)
         object.__setattr__(made, "arrival_s", np.ascontiguousarray(arrival_s, np.float64))
         _require_arrivals(made.arrival_s)
         return made
 
     def without_dependencies(self) -> Workload:
-        """Return the workload with every request sent at its arrival; later turns share nothing with earlier ones."""
+        """Return the workload without ``after`` and ``previous_turn``: every request is sent at its arrival."""
         prefixes = self.prefixes and SharedPrefixes(
             self.prefixes.block_tokens, self.prefixes.start, self.prefixes.block_ids
         )
@@ -393,18 +395,18 @@ COLUMNS: dict[str, type] = {
     "max_tokens": np.int64,
     "ignore_eos": np.bool_,
 }
-PARTS = ("predictions", "after", "prefixes")  # records of several rows for a request, or None
+PARTS = ("predictions", "after", "prefixes")  # optional records that have several rows for a request
 
 
 def _rows_of(start: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the starts of the lists with the numbers ``rows``, and where their items lie."""
+    """Return the starts of the lists ``rows`` when concatenated, and the old indices of their items."""
     counts = np.diff(start)[rows]
     new = np.concatenate([[0], np.cumsum(counts)])
     return new, np.repeat(start[:-1][rows] - new[:-1], counts) + np.arange(new[-1])
 
 
 def _renumbered(n: int, rows: Ints, required: Ints, owner: Ints) -> Ints:
-    """Return the places in ``rows`` of the requests ``required``, each of which the request ``owner`` needs."""
+    """Return the places in ``rows`` of the requests ``required``; ``owner[k]`` is the request that needs each."""
     place = np.full(n, -1)
     place[rows] = np.arange(len(rows))
     missing = place[required] < 0
@@ -435,8 +437,9 @@ _DIGIT = re.compile(r"\d")
 PER_BYTE, PER_WORD, PER_DIGIT = 0.060, 0.717, 1.099
 """Tokens by UTF-8 byte, by word or punctuation mark, and by digit.
 
-Least squares of the relative error on 13,195 outputs of 35 models under Mistral's Tekken (131,072 tokens): half are
-within 3.6 %, 90 % within 10 %. The bytes account for scripts without spaces."""
+The coefficients minimize the squared relative error on 13,195 outputs of 35 models under Mistral's tokenizer Tekken
+(131,072 tokens): half of the estimates are within 3.6 %, 90 % within 10 %. The bytes account for scripts without
+spaces."""
 
 
 def estimated_tokens(text: str) -> int:

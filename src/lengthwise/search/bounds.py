@@ -1,15 +1,15 @@
-"""Closed-form upper bounds on the request rate of a deployment, which no schedule exceeds.
+"""Computes upper bounds on the request rate of a deployment, which no schedule exceeds, in closed form.
 
 The bounds follow from the cost tables and the mean request. Let W(T) be the shortest time in which a stage computes a
 step of T tokens without attention, Wc its lower convex hull, m the tokens that the engine computes for a request, and a
 the least attention time of these tokens. J steps that complete N requests take at least J Wc(m N / J) + N a (Jensen's
 inequality). With x = N / J requests completed per step, the rate is at most x / (Wc(m x) + x a).
 
-Several limits bound x. A step has at most ``max_step_seqs`` sequences, and a request takes part in one step per output
-token. A step computes at most its token budget, if the batching policy splits prompts. A step reads at most the KV
-tokens that fit in the cache, and more only where requests share blocks. If a quantile q of the time between tokens is
-limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive no faster than the
-front end admits them.
+Several limits bound x. A step has at most ``max_step_seqs`` and ``max_num_seqs`` sequences, and a request takes part in
+one step per output token. A step computes at most its token budget, if the batching policy splits prompts. A step reads
+at most the KV tokens that fit in the cache, and more only where requests share blocks. If the quantile q of the time
+between tokens is limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive
+no faster than the front end admits them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table
 
 @dataclass(frozen=True)
 class MeanWork:
-    """The work that a request causes on average.
+    """The mean work of a request.
 
-    ``tokens`` is the number of computed tokens (uncached prompt and output, less one), ``decodes`` those of them that
-    decode steps compute. ``kv_reads`` is the number of cached tokens read over all decode steps, ``kv_own`` the
-    same without tokens whose blocks other requests may use, and ``pairs`` that of (query, key) pairs in the prompt's
-    attention.
+    ``tokens`` is the number of computed tokens (uncached prompt and output, less one), of which decode steps compute
+    ``decodes``. ``kv_reads`` is the number of cached tokens that its decode steps read, ``kv_own`` the same without
+    tokens whose blocks other requests may share. ``pairs`` is the number of (query, key) pairs in the attention of its
+    prompt.
     """
 
     tokens: float
@@ -62,8 +62,9 @@ class MeanWork:
 class Ceiling:
     """An upper bound on the rate of a deployment, and the times that follow from it.
 
-    ``min_step_s`` is the time of a step of one token through all stages. ``jct_s`` is approximately the JCT of a mean
-    request at full load. ``impossible`` has the limits that no rate can meet: the metric of each, and the reason.
+    ``rate_rps`` is infinite if no request is admitted. ``min_step_s`` is the time of a step of one token through all
+    stages. ``jct_s`` is approximately the JCT of a mean request at full load. ``impossible`` maps the metric of each
+    limit that breaks at every rate to the reason.
     """
 
     rate_rps: float
@@ -102,7 +103,7 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
 
 
 def fits_any(deployment: Deployment, load: Load) -> bool:
-    """Return whether the deployment admits at least one request of the load; it may reject long prompts."""
+    """Return whether the deployment admits at least one request of the load's sample; it may reject long prompts."""
     return bool(_admitted(deployment, load.sample()).any())
 
 
@@ -130,7 +131,7 @@ def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool
 
 
 def _with_parents(requests: Workload, is_admitted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which requests are admitted if a request is rejected whose parents are not all admitted."""
+    """Return the mask [n] of admitted requests, in which a request needs all of its parents to be admitted."""
     after = requests.after
     if after is None or is_admitted.all():
         return is_admitted
@@ -174,7 +175,7 @@ class _Stages:
         self.through_s: Floats = self.each_s.sum(axis=0)
 
     def rate(self, work: MeanWork, per_step: float) -> tuple[float, float]:
-        """Return the slowest stage's bound on requests per second, and the requests completed per step at it."""
+        """Return the slowest stage's bound on requests/s, and the completions per step (up to ``per_step``) at it."""
         attention_s = _prefill_pair_s(self.cost) * work.pairs + _decode_token_s(self.cost) * work.kv_reads
         rows = zip(self.layers, self.slope_s, self.each_s, strict=True)
         stages = {(float(n), float(slope), row.tobytes()): row for n, slope, row in rows}  # equal stages once
@@ -195,11 +196,11 @@ class _Stages:
 def _stage_rate(
     step_s: Floats, slope_s: float, attention_s: float, tokens: float, per_step: float
 ) -> tuple[float, float]:
-    """Return an upper bound of x / (Wc(tokens x) + x attention) for x up to ``per_step``, and the x that has it."""
+    """Return an upper bound of x / (Wc(tokens x) + x attention_s) for x up to ``per_step``, and its x."""
     hull_tokens, hull_s = hull(step_s, slope_s, per_step * tokens)
     x = np.geomspace(per_step * 1e-6, per_step, GRID_POINTS)
     seconds = np.interp(x * tokens, hull_tokens, hull_s) + x * attention_s
-    rates = x[1:] / seconds[:-1]  # upper bounds within each cell: its most requests in its least time
+    rates = x[1:] / seconds[:-1]  # bounds within each cell: the largest x over the shortest time
     best = int(np.argmax(rates))
     return float(rates[best]), float(x[best + 1])
 

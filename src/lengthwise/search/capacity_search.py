@@ -3,10 +3,11 @@
 The requests of a seed are fixed, and a rate only stretches their arrival times. The usage of a limit is the share of
 requests beyond its bound, divided by the allowed share; it rises smoothly with the rate. Usage is averaged over
 independent seeds: this mean is unbiased even if bursts are rare in a short run, unlike the quantile of one run. The
-search brackets and bisects the rate at which the mean usage crosses 1. The interval of this rate is the sum of two
-parts: the spread over seeds divided by the slope (a t interval), and the change since the previous, shorter runs. Runs
-become longer until the interval is small. A growing queue counts as a limit, too, long before waits reach their bounds:
-a rate is rejected if, beyond chance, half a percent of the window's arrivals remained in the queue.
+search brackets the rate at which the mean usage crosses 1, and interpolates. The half-width of this rate's interval
+sums four parts: the spread over seeds divided by the slope (a t interval), the change since the previous, shorter runs,
+the error of the interpolation, and the largest growth of the queue that goes unnoticed. Runs become longer until the
+interval is small. A growing queue counts as a limit, too, long before waits reach their bounds: a rate is rejected if,
+beyond chance, half a percent of the window's arrivals remained in the queue.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from lengthwise.search.measurement import Window, mean_values, simulated_window,
 from lengthwise.statistics import drawn_estimate, t_half_width
 
 FLOOR_SHARE = 1e-3  # a deployment that breaks its limits at this share of its ceiling has the capacity 0
-MIN_USAGE = 0.02  # smaller usage is raised to this, because its logarithm has no information
+MIN_USAGE = 0.02  # smaller usages count as this one, because their logarithms have no information
 MIN_STEP, MAX_STEP = 1.008, 1.5
 MIN_SLOPE = 1.0
 
@@ -43,17 +44,17 @@ MAX_REQUESTS = 2**19  # largest number of requests in one run
 WAIT_SPANS, JCT_SPANS, MIN_S = 12.0, 1.5, 30.0
 """A scouting run lasts at least this many longest limited waits, this many JCTs, and this many seconds."""
 EXACT_WAIT_SPANS, EXACT_JCT_SPANS = 40.0, 5.0
-"""The same for the first runs of an exact answer; later runs are twice as long as those before."""
-RAMP_SPANS = 4.0  # every run lasts at least so many times as the rate of sessions takes to build up
+"""The same for the first runs of an exact answer. Then the length doubles until the answer is precise."""
+RAMP_SPANS = 4.0  # every run lasts at least this many times ``Load.ramp_s``
 SCOUT_TOLERANCE, SEED_TOLERANCE = 0.05, 0.03
 """Relative width of the last bracket in a scouting search, and in an exact one."""
-ROOT_ERROR = 0.002  # relative error of interpolation in a bracket of width SEED_TOLERANCE, measured over seeds
+ROOT_ERROR = 0.002  # measured relative error of the interpolation in a bracket of width SEED_TOLERANCE
 
 OPERATING_STEPS, OPERATING_STEP = 5, 0.985
-"""Number of attempts to find an operating point that holds the limits, each at this share of the previous rate."""
+"""Number of attempts to find an operating point within the limits, each at this share of the previous rate."""
 
 CURVE_FRACTIONS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
-"""Rates of a load curve, as shares of the operating rate; those above 1 show what a looser limit would gain."""
+"""Rates of a load curve, as shares of the operating rate; those above 1 show the latencies beyond it."""
 
 Map = Callable[[Callable[[int], list[float]], Iterable[int]], Iterable[list[float]]]
 
@@ -65,9 +66,9 @@ def largest_rate(
 
     ``usage`` maps a rate to the usage of the limits, which are broken above 1. The result is 0 if the limits are broken
     down to FLOOR_SHARE of ``max_rate``. The search steps from ``guess`` by growing factors until two rates bracket the
-    answer. The first factor is ``ratio`` or, with a known ``slope`` of log usage over log rate, the one by which usage
-    would reach 1. Then the search interpolates the rate at which log usage is 0, until the bracket's relative width is
-    ``tolerance``.
+    answer. The first factor is ``ratio`` or, if the ``slope`` of log usage over log rate is known (not 0), the factor
+    at which usage would be 1. Then the search interpolates the rate at which log usage is 0, until the bracket's
+    relative width is ``tolerance``.
     """
     low, high, at_low, at_high = 0.0, math.inf, 0.0, math.inf
     rate, width = min(guess, max_rate), MIN_STEP if slope else ratio
@@ -104,7 +105,7 @@ def _crossing(at_low: float, at_high: float) -> float:
 
 @dataclass
 class Effort:
-    """The number of simulations that a search has run, and of the requests in them; searches add to it."""
+    """The number of simulations so far, and of the requests in them. Functions that simulate add to it."""
 
     simulations: int = 0
     requests: int = 0
@@ -165,7 +166,7 @@ class Trials:
         return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
 
     def spread(self, rate_rps: float, level: float) -> float:
-        """Return the half-width of the sustained rate's interval: that of the mean usage, divided by the slope."""
+        """Return the half-width of the sustained rate over seeds (NaN for one seed): that of the mean usage / slope."""
         if len(self.seeds) < 2:
             return math.nan
         if len(self.by_rate) < 2:
@@ -184,7 +185,7 @@ class Trials:
         return half if worst < usage.shape[1] - 1 else half / (QUEUE_GROWTH + self._growth_noise(rate_rps))
 
     def undetected_growth(self, rate_rps: float) -> float:
-        """Return the largest growth of the queue that goes unnoticed, as a share of the rate; 0 if a limit binds."""
+        """Return the largest growth of the queue that is not detected, as a share of the rate; 0 if a limit binds."""
         if self.binds != "throughput" or len(self.by_rate) < 2:
             return 0.0
         return QUEUE_GROWTH + max(self._growth_noise(rate) for rate in self._bracket(rate_rps))
@@ -207,10 +208,10 @@ class Trials:
 class Capacity:
     """The largest sustained rate; all rates are in requests per second.
 
-    ``rate_rps`` is the mean over seeds, 0 if the limits break at any rate. Its interval covers the spread over seeds
-    and the change with longer runs. ``binds`` is the limit that breaks first. ``requests`` is the number of requests in
-    the longest runs. ``ceiling`` is the upper bound for all schedules. ``slope`` is that of log usage over log rate, 0
-    if unknown.
+    ``rate_rps`` is the rate at which the mean usage over seeds is 1, or 0 if the limits break at every rate. The module
+    explains its interval. ``binds`` is the metric of the limit that breaks first, or "throughput". ``requests`` is the
+    number of requests in the longest runs. ``ceiling`` is an upper bound for all schedules. ``slope`` is the slope of
+    log usage over log rate, 0 if unknown.
     """
 
     rate_rps: Estimate
@@ -222,7 +223,7 @@ class Capacity:
 
     @property
     def low_rps(self) -> float:
-        """Return the lower end of the rate's interval; the rate itself if it has no interval."""
+        """Return the lower end of the rate's interval, at least half the rate; the rate itself without an interval."""
         rate = self.rate_rps
         return max(rate.low, rate.value / 2) if math.isfinite(rate.half_width) else rate.value
 
@@ -252,7 +253,7 @@ def scout(deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity
 
 
 def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity:
-    """Return the result of one short run at a rate. ``binds`` is the limit that breaks, "" if all hold."""
+    """Return this rate as a capacity, after one short run. ``binds`` is the limit that breaks there, "" if all hold."""
     top = ceiling(deployment, load.sample(), slo_limits.limits)
     requests = run_length(replace(top, rate_rps=rate_rps), load, slo_limits)
     trials = Trials(deployment, load, slo_limits, requests, range(1), Effort())
@@ -263,14 +264,14 @@ def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: 
 def rough_capacity(
     deployment: Deployment, load: Load, slo_limits: SloLimits, guess: float = math.nan, seeds: int = 4, slope: float = 0
 ) -> Capacity:
-    """Return a rough capacity without an interval, from short runs of ``seeds`` seeds, for comparisons."""
+    """Return a rough capacity without an interval, for comparisons, from short runs that start at rate ``guess``."""
     top = ceiling(deployment, load.sample(), slo_limits.limits)
     start = 0.75 * top.rate_rps if math.isnan(guess) else guess
-    if load.sample().after is not None:  # already long; the bias of their beginning cancels in comparisons
+    if load.sample().after is not None:  # runs with sessions are long already; their ramp's bias cancels in comparisons
         requests = run_length(replace(top, rate_rps=start), load, slo_limits)
     else:
         requests = 2 * run_length(top, load, slo_limits)
-    requests = min(requests, load.most, MAX_REQUESTS)
+    requests = min(requests, load.max_requests, MAX_REQUESTS)
     trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
     rate = largest_rate(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE, slope)
     return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort, trials.slope(rate))
@@ -295,7 +296,7 @@ def capacity(
     the ``map`` of a thread pool runs them in parallel.
     """
     found, slope, previous, shorter = scout(deployment, load, slo_limits), 0.0, math.nan, 0.0
-    used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.most)
+    used, most = load.seeds_up_to(seeds), min(MAX_REQUESTS, load.max_requests)
     ramp_s = load.ramp_s(found.ceiling.jct_s)
     span_s = max(
         EXACT_WAIT_SPANS * slo_limits.guard_s, EXACT_JCT_SPANS * found.ceiling.jct_s, RAMP_SPANS * ramp_s, MIN_S
@@ -324,7 +325,7 @@ def capacity(
 def with_model_error(
     found: Capacity, deployment: Deployment, load: Load, slo_limits: SloLimits, draws: int, each: Map = map
 ) -> Capacity:
-    """Return the capacity with the interval of the cost model's error, by ``draws`` perturbed cost tables."""
+    """Return the capacity with the interval of the cost model's error, if that is known, from ``draws`` draws of it."""
     tried = comparable_deployments(deployment, draws)
     if len(tried) == 1 or not found.rate_rps.value > 0:
         return found
@@ -344,7 +345,7 @@ def with_model_error(
 
 
 def run_length(top: Ceiling, load: Load, slo_limits: SloLimits) -> int:
-    """Return the number of requests in the shortest run that shows whether the rate is sustained."""
+    """Return the number of requests of the shortest run that shows whether the rate ``top.rate_rps`` is sustained."""
     span_s = max(WAIT_SPANS * slo_limits.guard_s, JCT_SPANS * top.jct_s, RAMP_SPANS * load.ramp_s(top.jct_s), MIN_S)
     return int(min(max(MIN_REQUESTS, math.ceil(span_s * top.rate_rps)), MAX_REQUESTS))
 
@@ -395,7 +396,7 @@ def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, .
 def point_at_capacity(
     deployment: Deployment, load: Load, slo_limits: SloLimits, found: Capacity, seeds: int, level: float = 0.95
 ) -> Point | None:
-    """Return all metrics at the lower end of the capacity's interval, or where the limits break there, slightly below.
+    """Return all metrics at the lower end of the capacity's interval, or slightly below if the limits break there.
 
     The result is None if the limits hold at no rate.
     """

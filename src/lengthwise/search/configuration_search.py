@@ -1,7 +1,7 @@
-"""The search over configurations: bounds for all, scouting runs for promising ones, exact results for the best.
+"""Searches over configurations: bounds for all, scouting runs for promising ones, exact results for the best.
 
-The next evaluations depend on results, never on timing. Configurations are evaluated in batches, and the results of a
-batch are read when all are complete. Therefore one worker and a hundred workers give the same plan.
+Configurations are evaluated in batches, and the search continues when all results of a batch are complete. The next
+batch depends on these results and not on timing, so that one worker and a hundred workers give the same plan.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lengthwise.schema.plan import (
     Limit,
     Plan,
     Point,
+    SearchEffort,
     Shift,
-    Spent,
     Status,
     Study,
     Swap,
@@ -44,7 +44,7 @@ Choices = dict[str, Choice]
 Progress = Callable[[str, int, int], None]
 
 SUSTAINED_SHARE = 0.97
-"""A point that serves a smaller share of its offered rate has a growing queue: latencies depend on the run's length."""
+"""A point that serves a smaller share of its rate has a growing queue, whose latencies depend on the run's length."""
 FRONTIER_METRICS = ("ttft.p90", "tbt.p99", "jct.p90")
 
 BOUND_FACTORS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
@@ -63,16 +63,16 @@ MAX_RANKED_FACTOR = 2
 SCOUTING_ERROR = 0.05
 """Least assumed relative error of scouted objectives; larger if ranked configurations had larger errors."""
 MODEL_ERROR = 0.5
-"""The best configuration of another GPU or model is ranked if its scouted objective is this close to the best one."""
+"""The best configuration of another GPU or model is ranked if a scouted objective better by this share would win."""
 HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
 
 
 @dataclass
 class Run:
-    """A running search, which stores evaluations if there is a ``store``.
+    """A running search, which saves evaluations in ``store``, if there is one, and reuses saved ones.
 
     ``identity`` is a text that distinguishes the question from others in the same store. ``progress`` is called with
-    the name of a step ("bound", "scout", "rank", "shift"), and its numbers of finished and of expected evaluations.
+    the name of a step ("bound", "scout", "rank", "shift") and its numbers of finished and of expected evaluations.
     """
 
     bench: Bench
@@ -100,7 +100,7 @@ class Run:
         return self.clock() - self.started_s
 
     def evaluated(self, step: str, choices: Sequence[Choice], extra: tuple[Any, ...] = ()) -> list[Choice]:
-        """Return the choices after one step of evaluation, in their order; the store may have some results."""
+        """Return the choices after one step of evaluation, in their order. ``extra`` is as in ``Task``."""
         tasks = [Task(step, choice, extra) for choice in choices]
         keys, found = [""] * len(tasks), dict[int, Choice]()
         if self.store is not None:
@@ -129,12 +129,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Options:
-    """How thorough a search is.
+    """The thoroughness of a search.
 
-    ``top`` configurations are ranked (evaluated exactly), and more if they could be among the best. With
-    ``exhaustive``, every configuration that can run is scouted (simulated briefly) and none is pruned. With
-    ``sensitivity``, other bounds of each limit are searched, too. A ``strategy`` proposes configurations of a space too
-    large to enumerate; without it, all are evaluated.
+    ``top`` configurations are ranked (evaluated exactly), and more if they could be the best. With ``exhaustive``,
+    every configuration that can run is scouted (simulated briefly) and none is pruned. With ``sensitivity``, the search
+    also tries other bounds of each limit. A ``strategy`` proposes configurations of a space that is too large to
+    enumerate; without it, every configuration is evaluated.
     """
 
     top: int = 10
@@ -177,7 +177,7 @@ def search(
         frontiers={metric: frontier(ordered, metric, limits) for metric in metrics},
         shifts=shifts,
         excluded_groups=_excluded_groups(ordered),
-        effort=Spent(
+        effort=SearchEffort(
             candidates=len(ordered),
             simulated=sum(c.simulations > 0 for c in ordered),
             pruned=count[Status.PRUNED],
@@ -240,7 +240,7 @@ def _explored(run: Run, strategy: Strategy[Settings]) -> list[Choice]:
 
 
 def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]:
-    """Return the same choices, where those that could be among the best are RANKED: evaluated exactly."""
+    """Return the choices after those that could be among the best are evaluated exactly, which makes them RANKED."""
     question = run.bench.question
     by_key = {c.key: c for c in evaluated}
     rough = {c.key: c.objective.value for c in evaluated if c.status is Status.SCOUTED}
@@ -255,7 +255,7 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
         threshold: tuple[float, ...] = ()
         ranked = best_first()
         if len(ranked) >= options.top and batch != _other_hardware(by_key, exact, ranked, question):
-            # a rough result suffices below the lower end of the best one's interval
+            # Below the lower end of the best one's interval, a rough result suffices.
             best, half = ranked[0].objective, _half_width(ranked[0])
             threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
         for choice in run.evaluated("rank", batch, threshold):
@@ -315,7 +315,7 @@ def _ordered(choices: Sequence[Choice], question: Question) -> list[Choice]:
 
     def key(c: Choice) -> tuple[Any, ...]:
         value = c.bounds.objective if c.status is Status.PRUNED else c.objective.value
-        # Of equal objectives, the one that uses less of its limits comes first.
+        # Of choices with equal objectives, the one with the smallest usage of its limits comes first.
         used = math.inf
         if c.at is not None:
             limits = [limit for limit in question.slo_limits.limits if not limit.at_least]
@@ -427,7 +427,7 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         known = (c for c in choices if c.status in (Status.RANKED, Status.SCOUTED))
         keyed = (c for c in known if key in c.settings and key in best.settings)
         others = (c for c in keyed if c.settings[key] != best.settings[key])
-        # By value: ties come first in the ranking, and a tie on another GPU says nothing of this setting.
+        # The best by value, not by rank: a tied choice on another GPU ranks high but says nothing about this setting.
         other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
         if other is None:
             continue

@@ -1,4 +1,4 @@
-"""The limits of a search, how far a run uses them, and the question that a search answers."""
+"""Defines the limits of a search, their usage by a run, and the question that a search answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lengthwise.schema.records import TokenGaps
 from lengthwise.search.measurement import SCALAR_METRICS, Window, window_metrics
 
 WAITS = {"ttft": "ttft_s", "jct": "jct_s", "queueing_delay": "queueing_delay_s"}
-"""Latencies that grow with the queue; they are infinite for a request that is not served."""
+"""Latencies that contain the wait in the queue, and their columns; infinite for a request that is not served."""
 
 LIMITED = (*WAITS, "tpot", "tbt")
 
 LONGEST_WAIT_S = 3600.0
-"""A bound on a wait above it is not measured: any queue that breaks it grows, and a growing queue is a limit, too."""
+"""A larger bound on a wait is not measured: a queue that breaks it grows, and the growth is a limit of its own."""
 
 DEFAULT = Limit("queueing_delay.p99", 5.0)
 """Vidur's limit (section 6): a rate is sustained if 99 % of the requests are scheduled within 5 s."""
@@ -41,7 +41,7 @@ class SloLimits:
 
     @property
     def guard_s(self) -> float:
-        """Return the largest measured bound on a wait: requests in this span before a run's end are not judged."""
+        """Return the largest measured bound on a wait: arrivals in this span before a run's end are not judged."""
         waits = [limit.bound for limit in self.limits if split(limit.metric)[0] in WAITS]
         slo = {} if self.slo is None else self.slo.limits
         slos = [bound for name, bound in slo.items() if name != "tpot_s"] or [DEFAULT.bound] * (self.slo is not None)
@@ -50,20 +50,21 @@ class SloLimits:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Return the levels of the quantiles to measure, by name: the usual ones and those in the limits."""
+        """Return the levels of the quantiles to measure, by name: QUANTILES and the quantiles in the limits."""
         named = [split(limit.metric)[1] for limit in self.limits]
         return QUANTILES | {s: quantile_level(s) for s in named if s.startswith("p")}
 
     @property
     def needs_sums(self) -> bool:
-        """Return whether a limit needs sums over the window, for which the warm-up is simulated once more."""
+        """Return whether a limit needs sums over the window, for which the warm-up is simulated a second time."""
         return any(split(limit.metric)[0] not in (*WAITS, "within_slo") for limit in self.limits)
 
     def usage(self, window: Window) -> dict[str, float]:
         """Return the usage of each limit by metric: at most 1 if the limit holds, 0 if there is nothing to measure.
 
-        For a quantile, the usage is the share of requests (or tokens) beyond the bound, divided by the allowed share.
-        This is exact even if there are too few values for an exact quantile.
+        For a quantile, the usage is the share of requests (or tokens) beyond the bound, divided by the allowed share,
+        which is exact even if there are too few values for an exact quantile. For other metrics, it is the value
+        divided by the bound, or the reverse for a lower bound.
         """
         used = {limit.metric: self._usage_of(window, limit) for limit in self.limits}
         return {metric: 0.0 if math.isnan(share) else share for metric, share in used.items()}
@@ -82,7 +83,7 @@ class SloLimits:
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Return the limits, and in addition DEFAULT if none of them bounds the waiting time in a growing queue."""
+    """Return the limits, and DEFAULT as well if none of them bounds a wait."""
     is_bounded = any(split(limit.metric)[0] in (*WAITS, "within_slo") for limit in limits)
     return limits if is_bounded else (*limits, DEFAULT)
 
@@ -112,7 +113,7 @@ def check_limit(limit: Limit) -> Limit:
 
 
 def good_share(window: Window, slo: Slo | None, guard_s: float) -> float:
-    """Return the share of the window's requests that met all limits of ``slo``; NaN without requests."""
+    """Return the share of the requests before the window's last ``guard_s`` that met the SLO; NaN for no request."""
     if slo is None:
         raise InputError("within_slo needs limits for a single request: set [slo] ttft, tpot or jct")
     met = []
@@ -141,7 +142,7 @@ def _share_above(window: Window, metric: str, bound: float) -> float:
 
 
 def gaps_above(gaps: TokenGaps, bound: float) -> float:
-    """Return the share of times between tokens above ``bound``, as if they were uniform within each bin."""
+    """Return the share of times between tokens above ``bound`` (s), as if they were uniform within each bin."""
     if gaps.total == 0:
         return 0.0
     at = int(np.searchsorted(gaps.edges_s, bound, side="right")) - 1
@@ -176,8 +177,9 @@ class Question:
 
     ``rate_rps`` is the offered load, for objectives that need one; without it, "energy" is measured at capacity.
     ``max_gpus`` limits the GPUs of all replicas together. ``requests`` is the number of requests in an offline batch
-    ("makespan"). Ranked configurations reach the relative half-width ``precision`` at the confidence ``level``, over
-    ``seeds`` independent repetitions. ``model_draws`` short runs use cost tables with random errors.
+    ("makespan"). Capacities of ranked configurations reach the relative half-width ``precision`` at the confidence
+    ``level``, over ``seeds`` independent repetitions, if the load has enough requests. The interval of the cost model's
+    error comes from short runs with ``model_draws`` perturbed cost tables; 0: there is no such interval.
     """
 
     objective: Objective

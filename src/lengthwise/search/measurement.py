@@ -1,4 +1,4 @@
-"""Statistics of a run's steady state, from the end of the warm-up to the last arrival."""
+"""Measures the steady state of a run, from the end of the warm-up to the last arrival."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SCALAR_METRICS = tuple(key for key in OTHERS if key not in ("within_slo", "goodp
 
 @dataclass(frozen=True)
 class Window:
-    """The measured part of a run: from ``start_s`` to ``end_s``, the last arrival, where the simulation stopped.
+    """The measured part of a run: from ``start_s`` to ``end_s``, where the simulation stopped.
 
-    ``before`` is the same simulation, stopped at ``start_s``; if None, sums and gaps are those of the complete run.
-    Simulations are deterministic, so ``before`` is exactly the beginning of ``records``; sums over the window are their
-    differences.
+    ``end_s`` is the last arrival, or of an offline batch the last event. ``before`` has the records of the same
+    simulation, stopped at ``start_s``. Simulations are deterministic, so that sums over the window are the differences
+    of both records. Without ``before``, sums and gaps are those of the complete run.
     """
 
     deployment: Deployment
@@ -47,16 +47,16 @@ class Window:
     def waits_s(self, column: str, guard_s: float) -> Floats:
         """Return the values [m] of a latency column for the requests that arrived in the window.
 
-        The last ``guard_s`` seconds of the window do not count. The latency is infinite if the request was rejected or
-        timed out, or still waited at the end of the run.
+        The last ``guard_s`` seconds of the window do not count. The latency is infinite if the request was rejected,
+        timed out, or had not come to the end of this latency when the run stopped.
         """
         values = request_column(self._arrivals(guard_s), column)
         return np.where(np.isnan(values), math.inf, values)
 
     def censored_waits_s(self, column: str, guard_s: float) -> Floats:
-        """Return the latencies of ``waits_s``. An unfinished request counts as if it finished at the end of the run.
+        """Return the latencies of ``waits_s``, but those of unfinished requests end when the run stops.
 
-        These values are for means, which one infinite latency would make infinite.
+        They are for means, which one infinite latency makes infinite. Rejected and timed-out requests stay infinite.
         """
         arrivals = self._arrivals(guard_s)
         values = request_column(arrivals, column)
@@ -81,7 +81,7 @@ class Window:
         return _rows(r, (r.arrival_s >= self.start_s) & (r.arrival_s < max(self.start_s, self.end_s - guard_s)))
 
     def queue_growth(self) -> float:
-        """Return by how many unscheduled requests the queue grew over the window, as a share of the arrivals."""
+        """Return the growth of the number of requests without a first step over the window, as a share of arrivals."""
         r = self.records.requests
         is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (
@@ -105,7 +105,7 @@ class Window:
         return np.asarray((finished_s > self.start_s) & (finished_s <= self.end_s))
 
     def prefix_cache(self) -> dict[str, float]:
-        """Return what the prefix cache had of the prompts first scheduled in the window; {} without one."""
+        """Return the shares of prompt tokens cached and loaded at first steps in the window; {} without a cache."""
         r, deployment = self.records.requests, self.deployment
         if not (self.shares_prefixes and deployment.limits.enable_prefix_caching):
             return {}
@@ -135,9 +135,9 @@ def _rows(requests: RequestRecords, rows: Any) -> RequestRecords:
 def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, sums: bool = True) -> Window:
     """Simulate an open-loop workload, and return its steady part: the window after the warm-up.
 
-    ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, and its sums and times
-    between tokens are subtracted. With sessions, the warm-up lasts as long as sessions take to send SENT_SHARE of their
-    requests, but at most half of the run.
+    ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, so that the window has
+    sums of its own. The warm-up is WARMUP_SHARE of the run. With sessions, it is extended until they send requests at
+    their full rate (``metrics.session_times``), but at most to half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
@@ -152,9 +152,9 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
 def window_metrics(window: Window, guard_s: float, quantiles: Mapping[str, float] = QUANTILES) -> dict[str, float]:
     """Return the metrics of a window by name, as in ``Point.values``, but without "within_slo".
 
-    TTFT and queueing delay cover the arrivals in the window, without its last ``guard_s``. Requests that still wait
-    count as infinite; in means, they count as if they ended with the run. JCT and TPOT cover the requests that finished
-    in the window.
+    TTFT and queueing delay are of the requests that arrived in the window, without its last ``guard_s`` seconds.
+    Requests that still wait when the run stops count as infinite in quantiles; in means, their latency ends there. JCT
+    and TPOT are of the requests that finished in the window.
     """
     finished = window.as_records()
     values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Evaluation of configurations, the same in every worker, in steps: bound, scouting run, exact and rough results."""
+"""Evaluates configurations, the same in every worker, in steps: bound, scouting run, exact and rough results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from lengthwise.statistics import drawn_estimate
 CURVE_SEEDS = 4
 SCOUTED_SHARE = 0.95  # share of the rough capacity at which a scouted configuration is measured
 MAX_REPLICAS_FACTOR = 3
-"""Largest factor on the number of replicas that the rate of one suggests; if it is too small, more do not help."""
+"""The search for the number of replicas gives up above this many times the number that the rate of one suggests."""
 OBJECTIVE_METRICS = {"goodput": "good_requests_per_s", "energy": "energy_j_per_output_token", "makespan": "makespan"}
 BINDING_SHARE = 0.8  # usage from which a limit binds at a given rate
-AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # the operating point's place in a load curve
-EXACT_LENGTHS = 8  # runs of a ranked configuration are this many times longer than a scouting run
+AT = capacity_search.CURVE_FRACTIONS.index(1.0)  # index of the operating point in a load curve
+EXACT_LENGTHS = 8  # at a given rate, runs of a ranked configuration are this many times as long as a scouting run
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ class Evaluation:
         return _with_effort(choice, found.effort, objective=Estimate(value))
 
     def with_model_error(self, point: Point, effort: Effort, rate_rps: Estimate = UNKNOWN) -> Point:
-        """Return a point with intervals of the cost model's error, from short runs with perturbed cost tables."""
+        """Return a point with intervals of the cost model's error, from short runs with perturbed cost tables.
+
+        If the capacity ``rate_rps`` has such an interval, costs per request and token get theirs from it.
+        """
         limits, level = self.question.slo_limits, self.question.level
         tried = comparable_deployments(self.deployment, self.question.model_draws)
         if len(tried) == 1:
@@ -68,7 +71,7 @@ class Evaluation:
         return self.with_intervals(point, runs, rate_rps)
 
     def with_intervals(self, point: Point, runs: Sequence[Point], rate_rps: Estimate = UNKNOWN) -> Point:
-        """Return a point with intervals of the cost model's error from ``runs``; the first one has no error."""
+        """Return a point with intervals of the cost model's error from ``runs``, of which the first has no error."""
         values = dict[str, Estimate]()
         for name, estimate in point.values.items():
             drawn = values[name] = drawn_estimate(estimate, [run.value(name) for run in runs])
@@ -183,7 +186,7 @@ class AtRate(Evaluation):
     """Objectives at a given rate: cost or GPUs of the replicas that sustain the rate, goodput, energy."""
 
     def bound(self, choice: Choice) -> Choice:
-        """Return the choice with its bound; REJECTED if the limits break for every number of replicas."""
+        """Return the choice with its bound; REJECTED if no number of replicas can meet the limits at the rate."""
         top = ceiling(self.deployment, self.load.sample(), self.question.slo_limits.limits)
         if top.impossible:
             return self._impossible(choice, top.impossible)
@@ -242,9 +245,9 @@ class AtRate(Evaluation):
     def fewest_replicas(
         self, guess: int, seeds: range, effort: Effort, lengths: int = EXACT_LENGTHS
     ) -> tuple[int, bool]:
-        """Return the fewest replicas that sustain the rate, and whether sampling leaves this number certain.
+        """Return the fewest replicas that sustain the rate, and whether this number is certain despite sampling.
 
-        It is certain if, beyond the spread over seeds, it holds the limits and one replica less breaks them.
+        It is certain if, beyond the spread over seeds, this number meets the limits and one replica less breaks them.
         """
         replicas, low, high, step = guess, 0, 0, 1
         usage_of: dict[int, tuple[float, float]] = {}
@@ -294,7 +297,7 @@ class AtRate(Evaluation):
         return _with_effort(measured, effort, status=status, objective=objective)  # with the effort of the curve
 
     def _tightest(self, at: Point, share: float = BINDING_SHARE) -> str:
-        """Return the metric of the limit with the largest usage; "" if this is below ``share``."""
+        """Return the metric of the limit with the largest usage, "" below ``share``, "throughput" without limits."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
@@ -483,7 +486,7 @@ class Bench:
 def sized(deployment: Deployment, gpus: int) -> Deployment:
     """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one."""
     parallel = deployment.parallel
-    return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // (parallel.tp * parallel.pp))))
+    return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // parallel.gpus_per_replica)))
 
 
 def better(a: float, b: float, question: Question) -> bool:

@@ -1,4 +1,4 @@
-"""The space of configurations that a search chooses from."""
+"""Defines the space of configurations that a search chooses from, and their names."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ MAX_CANDIDATES = 1_000_000
 
 @dataclass(frozen=True)
 class Space:
-    """Axes, which map the key of a setting to its values, and alternatives with further axes.
+    """Axes, which map the key of a setting ("deployment.tp") to its values, and alternatives with further axes.
 
-    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, one value of each axis of
-    one alternative in ``any_of``. For example, schedulers with different parameters are alternatives.
+    A configuration takes one value of each axis in ``axes`` and, if there are alternatives, chooses one entry of
+    ``any_of`` and takes one value of each of its axes. For example, schedulers with different parameters are
+    alternatives. ``len`` counts configurations that are in several alternatives several times.
     """
 
     axes: Axes
     any_of: tuple[Axes, ...] = ()
 
     def alternatives(self) -> list[Axes]:
-        """Return the axes of each alternative, with the common axes; without alternatives, the common ones."""
+        """Return the common axes together with those of each alternative; without alternatives, the common axes."""
         return [self.axes | own for own in self.any_of] or [dict(self.axes)]
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ _SWITCH = {True: "on", False: "off"}
 
 
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a short unique name for each configuration, from the settings that differ."""
+    """Return a unique name for each configuration, from the settings that differ: "tp4 x2", else "key=value" pairs."""
     order = list(_NAMES)
     keys = dict.fromkeys(key for settings in many for key in settings)
     varied = [

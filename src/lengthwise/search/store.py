@@ -1,4 +1,4 @@
-"""A store of evaluations: an append-only SQLite file of results, keyed by the content of their questions."""
+"""Stores evaluations in an append-only SQLite file: results, keyed by the content of their questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lengthwise.schema.errors import InputError, OutputError
@@ -27,8 +26,8 @@ DECIDING = (
     "_jit.py", "_native.py", "_compiler.py", "statistics.py", "schema", "catalog", "workload", "cost", "policy",
     "predict", "theory", "engine", "metrics", "search", "config", "usecases",
 )  # fmt: skip
-"""Packages that determine a result. config and usecases are among them, because a key contains the scenario's text.
-cli and report only present numbers, and backend runs real engines."""
+"""Modules and packages that determine a result. config and usecases are among them, because a key contains the text of
+the scenario, from which they build deployments. cli and report only present numbers, and backend runs real engines."""
 
 
 class Store:
@@ -44,7 +43,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path | str) -> Store:
-        """Open the store in a folder; the folder and the file are created if they do not exist.
+        """Open the store in a folder, and create the folder and the file if they do not exist.
 
         Raises InputError if the file is not a store or a newer lengthwise wrote it, and OutputError if the folder
         cannot be written.
@@ -90,9 +89,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -150,7 +147,7 @@ def _translated_errors(path: Path) -> Iterator[None]:
 
 
 def content_key(*parts: object) -> str:
-    """Return the SHA-256 of the content of ``parts`` in hexadecimal, which is the same on every machine.
+    """Return the SHA-256 of ``parts`` in hexadecimal, which is the same on every machine.
 
     Parts are JSON values; other types raise TypeError. The order of keys does not matter, and tuples equal lists.
     Floats are exact and may be NaN or infinite, and 1 and 1.0 differ.

@@ -1,4 +1,4 @@
-"""Strategies that propose configurations in batches and learn from their results."""
+"""Defines strategies, which propose configurations in batches and learn from their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C")
 class Strategy(Protocol[C]):
     """Proposes candidates of type C.
 
-    A strategy is deterministic: equal results lead to equal batches, for any number of workers and order of results.
+    A strategy is deterministic: equal results lead to equal batches, for any number of workers.
     """
 
     def suggest(self) -> list[C]:
@@ -62,8 +62,8 @@ class Bayesian:
         self._open: dict[str, Any] = {}
         self._seen: set[str] = set()
         with _quiet(optuna):
-            # Effects of axes depend on each other (multivariate, group); trials under way count as bad ones, so that
-            # a batch spreads out (constant_liar).
+            # The effects of axes depend on each other (multivariate, group). Unfinished trials count as bad ones, so
+            # that the proposals of a batch differ (constant_liar).
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
             self._study: Any = optuna.create_study(direction="maximize", sampler=sampler)
 

@@ -40,9 +40,9 @@ class Workers(Protocol):
     def run(self, tasks: Sequence[T], work: Callable[[T], R]) -> Iterator[tuple[int, R]]:
         """Yield the index and the result of each task, in the order of completion.
 
-        The first error of a task is raised in the caller with its original type. Then waiting tasks are not started,
-        and the caller does not wait for running ones; the same holds if the caller stops the iteration. Processes
-        retain their copy of ``work`` until a run with another object.
+        The first error of a task is raised in the caller with its original type. After an error, or when the caller
+        stops the iteration, no waiting task starts, and the caller does not wait for running ones. Processes retain
+        their copy of ``work`` until a run with another object.
         """
 
 
@@ -59,10 +59,10 @@ def _worker_count(jobs: int | None) -> int:
 
 
 def chunks(tasks: int, jobs: int) -> list[range]:
-    """Return the task indices in chunks, which are sent to a worker as one message.
+    """Return the task indices in chunks; a worker receives a chunk in one message.
 
-    They are large enough to be cheap to send, and small enough to balance the load: a worker gets at least
-    CHUNKS_PER_WORKER chunks. If there are few tasks, which may be long, each is a chunk.
+    A chunk has at most MAX_CHUNK tasks, and few enough that each of the ``jobs`` workers gets CHUNKS_PER_WORKER chunks,
+    which balances the load. If there are too few tasks for that, each is a chunk.
     """
     size = max(1, min(MAX_CHUNK, tasks // (jobs * CHUNKS_PER_WORKER)))
     return [range(start, min(start + size, tasks)) for start in range(0, tasks, size)]
@@ -76,7 +76,7 @@ def threads(jobs: int | None = None) -> Iterator[Workers]:
 
 @dataclass(frozen=True)
 class _Threads:
-    """Daemon threads, so that Ctrl-C does not wait for compiled code; each run starts new threads."""
+    """Daemon threads, so that Ctrl-C does not wait for compiled code. Each run starts new ones."""
 
     jobs: int
 
@@ -277,7 +277,7 @@ def _serve(pipe: Pipe, pickled_work: bytes) -> None:
             try:
                 work = pickle.loads(pickled_work) if work is None else work  # noqa: S301 - of the parent process
                 result = pickle.dumps(_run_chunk(work, pickle.loads(tasks)))  # noqa: S301
-            except Exception as error:  # noqa: BLE001 - work or results that cannot be pickled
+            except Exception as error:  # noqa: BLE001 - work, tasks or results that cannot be pickled
                 result = pickle.dumps(([], SentError.of(error)))
             pipe.send_bytes(result)
 

@@ -13,7 +13,7 @@ import numpy as np
 from lengthwise.apps.launch.local import slug
 from lengthwise.apps.plan import SwitchTimes, write_switch_times
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 
 PROFILE, SWITCH_TIMES = "profile.json", "switch-times.toml"
 _VERSION = 1
@@ -134,7 +134,7 @@ def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
 def write_profile(folder: Path, profile: AppProfile) -> None:
     """Write profile.json and the file of switching times, each atomically."""
     text = json.dumps({"version": _VERSION, **asdict(profile)}, indent=1) + "\n"
-    write_whole(folder / PROFILE, text.encode())
+    write_atomic(folder / PROFILE, text.encode())
     if profile.switches:
         write_switch_times(folder / SWITCH_TIMES, profile.switch_times())
 

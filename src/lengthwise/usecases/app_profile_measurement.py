@@ -33,7 +33,7 @@ from lengthwise.schema.app import ModelPlan, Replica, Tasks
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, InternalError, OutputError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.records import RunResult, shape_facts
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import kaplan_meier, t_half_width
@@ -233,7 +233,7 @@ def write_outputs(path: Path, outputs: Sequence[SampleOutput]) -> None:
     """Write outputs to a CSV file, one per line."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *map(astuple, outputs)])
-    write_whole(path, text.getvalue().encode())
+    write_atomic(path, text.getvalue().encode())
 
 
 def read_outputs(path: Path) -> list[SampleOutput]:

@@ -113,7 +113,7 @@ class ScenarioBench:
     def requests(self, seed: int, predictor: str) -> Workload:
         """Return the requests of a seed with predictions of the named predictor, or without any if the name is ""."""
         requests = self.scenario.workload.num_requests or DEFAULT_REQUESTS
-        drawn = self.load.draw(seed, min(requests, self.load.most))
+        drawn = self.load.draw(seed, min(requests, self.load.max_requests))
         if not predictor:
             return drawn
         if predictor == ORACLE and predictor not in self.predictors:

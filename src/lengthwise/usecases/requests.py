@@ -218,7 +218,7 @@ def search_load(scenario: Scenario) -> Load:
     parts = max(1, min(MAX_PARTS, len(trace) // MIN_PART_REQUESTS)) if trace.after is None else 1
     if draws.prediction is not None:
         trace = draws.prediction(trace, first_seed)
-    return search.Load(_Parts(trace, parts), name, seeds=parts, most=len(trace) // parts)
+    return search.Load(_Parts(trace, parts), name, seeds=parts, max_requests=len(trace) // parts)
 
 
 @dataclass(frozen=True)

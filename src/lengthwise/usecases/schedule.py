@@ -147,7 +147,8 @@ def _without_client_limits(lengths: w.Lengths) -> w.Lengths:
         case w.Capped(lengths=w.ClientLimits() as inner):
             return replace(lengths, lengths=_without_client_limits(inner))
         case w.ClientLimits(lengths=w.Samples() as seen):
-            rows = replace(lengths, lengths=InOrder(seen)).draw(len(seen.prompt), np.random.default_rng(0))
+            in_order = InOrder(seen.prompt, seen.output, max_tokens=seen.max_tokens, ignore_eos=seen.ignore_eos)
+            rows = replace(lengths, lengths=in_order).draw(len(seen.prompt), np.random.default_rng(0))
             return w.Samples(rows.prompt, rows.output)
     return lengths
 
@@ -162,7 +163,7 @@ def _observed(side: w.Marginal) -> Ints | None:
 
 def _within_limits(limits: w.Capped, seen: w.Samples) -> schedule.Sample | None:
     """Return the requests cut to the limits. If ``cut`` is "redraw", longer requests are left out instead."""
-    in_order, rng = InOrder(w.Samples(seen.prompt, seen.output)), np.random.default_rng(0)
+    in_order, rng = InOrder(seen.prompt, seen.output), np.random.default_rng(0)
     if limits.cut != "redraw":
         drawn = replace(limits, lengths=in_order).draw(len(seen.prompt), rng)
         return schedule.Sample(drawn.prompt, drawn.output)

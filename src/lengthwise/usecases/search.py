@@ -282,7 +282,7 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     if requested.is_offline:
         requests = bench.load.batch(0, bench.question.requests)
     else:
-        requests = bench.load.at(0, min(EXPLAINED_REQUESTS, bench.load.most), choice.at.rate_rps)
+        requests = bench.load.at(0, min(EXPLAINED_REQUESTS, bench.load.max_requests), choice.at.rate_rps)
     max_log_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
     records = engine.simulate(requests, deployed, max_log_steps=max_log_steps)
     binds = report.what_binds(
@@ -362,7 +362,7 @@ def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
     if requested.is_offline or choice.at is None:
         return scenario.with_run(seeds=seeds)
     rate_rps, ramp_s = choice.at.rate_rps, load.ramp_s(choice.at.value("jct.mean"))
-    requests = load.most * (load.seeds or 1)
+    requests = load.max_requests * (load.seeds or 1)
     if not section.is_replay:
         span_s = max(CLAIM_S, search.RAMP_SPANS * ramp_s)
         requests = max(section.num_requests or 0, CLAIM_REQUESTS, math.ceil(rate_rps * span_s))

@@ -131,14 +131,16 @@ def whole_prompts_note(deployment: Deployment) -> str:
 
 
 def limits_note(records: Records, workload: Workload) -> str:
-    """Return a note if clients' limits end outputs that could be longer, otherwise ""."""
+    """Return a warning with the share of outputs that end at ``max_tokens`` but not by ``ignore_eos``, or "" for 0."""
     r = records.requests
     finished = r.status == Status.FINISHED
     if workload.max_tokens is None or not finished.any():
         return ""
     free = True if workload.ignore_eos is None else ~workload.ignore_eos
     share = float((finished & free & (r.output_tokens == workload.max_tokens)).sum() / finished.sum())
-    return f"{two_digits(100 * share)} % of outputs end at max_tokens; other limits change the load." if share else ""
+    if not share:
+        return ""
+    return f"{two_digits(100 * share)} % of outputs stop at max_tokens. With a larger max_tokens they could be longer."
 
 
 def unsteady_note(outcome: VariantOutcome) -> str:

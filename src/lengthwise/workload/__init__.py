@@ -1,4 +1,4 @@
-"""Workloads: models of arrivals and lengths, presets, and trace files."""
+"""Makes workloads: models of arrivals and lengths, sessions, presets, and trace files."""
 
 import lazy_loader
 

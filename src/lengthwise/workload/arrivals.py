@@ -1,6 +1,6 @@
-"""Models of arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing times in seconds, at least 0.
+"""Models arrival times: ``sample(n, rng)`` returns ``n`` non-decreasing times in seconds, at least 0.
 
-The renewal models (Poisson, Gamma, Weibull) wait for one gap before the first request. Gaps are drawn with mean 1 and
+In the renewal models (Poisson, Gamma, Weibull) the first request arrives after one gap. Gaps are drawn with mean 1 and
 divided by the rate, so that with one seed two rates differ only in the scale of time (common random numbers).
 """
 
@@ -42,7 +42,7 @@ class AllAtOnce:
 
 @dataclass(frozen=True)
 class ClosedLoop(AllAtOnce):
-    """A fixed number of requests is in the system. When one ends, with any outcome, the engine releases the next."""
+    """A closed loop with ``concurrency`` requests in the system. When one ends, with any outcome, the next is sent."""
 
     concurrency: int
 
@@ -113,7 +113,7 @@ class Weibull:
 
 
 def elis_gamma(rate_rps: float = 1 / (ELIS_SHAPE * ELIS_SCALE_S)) -> Gamma:
-    """Return Gamma arrivals as ELIS measured them: cv 1.17, and 0.13 requests per second unless a rate is given."""
+    """Return Gamma arrivals with the cv that ELIS measured, 1.17, and by default its rate, 0.13 requests per second."""
     return Gamma(rate_rps, 1 / sqrt(ELIS_SHAPE))
 
 
@@ -122,7 +122,7 @@ class RateProfile:
     """Poisson arrivals whose rate changes over time.
 
     The rate is ``rates_rps[i]`` from ``times_s[i]`` to the next time; with ``linear``, it is interpolated between the
-    times. The last rate continues until ``period_s``, when the profile repeats (a day, a week); None: forever.
+    times. The last rate continues until ``period_s`` (a day, a week), after which the profile repeats; None: forever.
     """
 
     times_s: Sequence[float]  # increasing times, the first 0
@@ -144,7 +144,7 @@ class RateProfile:
             raise InputError("the rate ends at 0 forever: give a last rate above 0, or a period_s")
 
     def sample(self, n: int, rng: np.random.Generator) -> Floats:
-        """Return arrival times [n] in seconds: unit-rate Poisson times through the inverse of the cumulative rate."""
+        """Return arrival times [n] in seconds: the inverse of the cumulative rate at Poisson times of rate 1."""
         target = np.cumsum(rng.standard_exponential(n))
         edges, expected, starts, ends = self._cumulative_rate()
         period_start_s = np.zeros(n)
@@ -159,7 +159,7 @@ class RateProfile:
         return np.asarray(np.maximum.accumulate(period_start_s + edges[segment] + inside))
 
     def _cumulative_rate(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return the ends of the segments, the expected arrivals up to each end, and the rates at both ends."""
+        """Return the ends of k segments [k + 1], the arrivals expected up to them, and rates at starts and ends [k]."""
         times, rates = np.asarray(self.times_s, float), np.asarray(self.rates_rps, float)
         if self.period_s is None or self.period_s > times[-1]:
             # Without a period the last segment is open; one second of it represents its rate.
@@ -206,7 +206,7 @@ def weibull_shape(cv: float) -> float:
 
 
 def _times(gaps: Floats, scale: float) -> Floats:
-    """Return the scaled cumulative sums of the gaps, in place: a second array would need much memory."""
+    """Return the cumulative sums of the gaps times ``scale``. They replace the gaps, to save memory."""
     np.cumsum(gaps, out=gaps)
     gaps *= scale
     return gaps

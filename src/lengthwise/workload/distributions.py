@@ -1,4 +1,4 @@
-"""Distributions of lengths, given by their quantile functions, and checks of arguments."""
+"""Defines distributions of lengths by their quantile functions, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def require(condition: bool | np.bool_, message: str) -> None:
 
 
 def require_positive(name: str, value: float) -> None:
-    """Raise InputError unless the value is finite and above 0; ``name`` is for the message."""
+    """Raise InputError unless the value is finite and above 0. The message calls it ``name``."""
     require(isfinite(value) and value > 0, f"{name} must be a finite number above 0; it is {value}")
 
 
@@ -86,7 +86,7 @@ def _truncated_moments(mean: float, sd: float, low: float, high: float) -> tuple
 
 
 def skew_normal_cdf(x: Floats, mean: float, sd: float, skewness: float) -> Floats:
-    """Return the cdf at ``x`` of Azzalini's skew normal (1985) with these moments, by Owen's T function."""
+    """Return the CDF at ``x`` [n] of Azzalini's skew normal (1985) with these moments, by Owen's T function."""
     from scipy.special import ndtr, owens_t
 
     ratio = abs(skewness) ** (2 / 3)
@@ -136,7 +136,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Zipf:
-    """Integers from ``low`` to ``high``. The k-th smallest has weight ``k**-theta`` (in Vidur, a hash decides k)."""
+    """Integers from ``low`` to ``high``. The k-th smallest has weight ``k**-theta`` (Vidur assigns k by a hash)."""
 
     low: int
     high: int
@@ -194,7 +194,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class TruncatedNormal:
-    """A truncated normal; ``mean`` and ``sd`` are those before truncation (after it: see ``from_moments``)."""
+    """A normal with ``mean`` and ``sd``, truncated to ``low`` .. ``high``; ``from_moments`` takes those afterwards."""
 
     mean: float
     sd: float
@@ -217,7 +217,7 @@ class TruncatedNormal:
         """Return the quantiles [n] in tokens, within the bounds."""
         from scipy.special import ndtr, ndtri
 
-        # Ranges in the upper tail are computed from that tail: probabilities near 1 lack the precision.
+        # A range in the upper tail is mirrored to the lower one, because probabilities near 1 lack precision.
         side = -1.0 if self.mean < self.low else 1.0
         first, last = ndtr(side * (np.array([self.low, self.high]) - self.mean) / self.sd)
         tokens = self.mean + side * self.sd * ndtri(first + u * (last - first))
@@ -226,7 +226,7 @@ class TruncatedNormal:
 
 @dataclass(frozen=True)
 class SkewNormal:
-    """Azzalini's skew normal, as a table of 4,097 points. The moments are those before truncation (as in ExeGPT)."""
+    """Azzalini's skew normal with these moments (as ExeGPT's), truncated to ``low`` .. ``high``; a table of points."""
 
     mean: float
     sd: float
@@ -257,8 +257,8 @@ class SkewNormal:
 def two_slope_table(mean: float, median: float, p90: float, low: float, high: float) -> tuple[Floats, Floats]:
     """Return the levels and the tokens of a quantile table with this mean, median and 90th percentile.
 
-    The distribution is log-normal or normal up to ``p90``; above it, its tail is scaled to match the mean. Raises
-    InputError if no tail has this mean.
+    The distribution is log-normal up to ``p90``, or normal if no tail gives the log-normal this mean. Above ``p90``,
+    the tail is stretched to match the mean. Raises InputError if neither has this mean.
     """
     if not 0 < low < median < p90 < high:
         raise InputError(f"0 < low < median < p90 < high must hold; they are {low:g}, {median:g}, {p90:g}, {high:g}")
@@ -268,7 +268,7 @@ def two_slope_table(mean: float, median: float, p90: float, low: float, high: fl
     levels[np.searchsorted(z, Z90)] = 0.9  # exact, so that the table has the published p90
 
     def tokens(tail: float, *, is_log: bool) -> Floats:
-        """Return tokens at ``z`` (of a log-normal with ``is_log``); ``tail`` multiplies the slope above p90."""
+        """Return the tokens at ``z``; ``tail`` multiplies the slope above p90, ``is_log`` selects the log-normal."""
         scale = log if is_log else float
         slope = (scale(p90) - scale(median)) / Z90
         values = scale(median) + slope * (np.minimum(z, Z90) + tail * np.maximum(z - Z90, 0))
@@ -315,8 +315,6 @@ class Quantiles:
         cls, mean: float, median: float, p90: float, *, low: float = 1.0, high: float
     ) -> Quantiles:
         """Return a smooth table with these statistics, in tokens. Raises InputError if no tail gives the mean."""
-        # A log-normal through median and p90, whose tail above p90 is scaled to match the mean; if the mean is too
-        # large even without a tail, a normal that is scaled in the same way. The bounds truncate both.
         return cls(*two_slope_table(mean, median, p90, low, high))
 
     def quantile(self, u: Floats) -> Floats:

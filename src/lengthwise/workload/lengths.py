@@ -1,11 +1,11 @@
-"""Models that draw pairs of prompt and output lengths."""
+"""Models pairs of prompt and output lengths, and the limits that clients and engines set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import pi, sin, sqrt
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 Cut = Literal["output", "prompt", "proportional", "redraw"]
 
-_BLOCK = 1 << 18  # pairs drawn at once: temporaries stay in the cache, and ten million requests fit in memory
+_BLOCK = 1 << 18  # pairs drawn at once: temporary arrays stay in the processor's cache and need little memory
 _MAX_REDRAWS = 200
 TEXTS = ("prompt", "output", "model")  # text columns of a workload that are drawn with its lengths, for predictors
 
@@ -32,9 +32,9 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Drawn prompt tokens and output tokens [n], and the same requests' texts [n] by name in ``Workload.extra``.
+    """Drawn prompt tokens and output tokens [n], and the texts [n] of these requests, by column of ``Workload.extra``.
 
-    The clients' limits are those of ``Workload``; None: no client sets one.
+    The clients' limits ``max_tokens`` and ``ignore_eos`` are as in ``Workload``; None: no client sets one.
     """
 
     prompt: Ints
@@ -49,17 +49,30 @@ class Drawn:
 
 
 def draw(lengths: Lengths, n: int, rng: np.random.Generator) -> Drawn:
-    """Return drawn lengths of ``n`` requests, with texts if the model has a method ``draw``."""
+    """Return drawn lengths of ``n`` requests, with texts and limits if the model has a method ``draw``."""
     with_texts: Callable[[int, np.random.Generator], Drawn] | None = getattr(lengths, "draw", None)
     return Drawn(*lengths.sample(n, rng)) if with_texts is None else with_texts(n, rng)
+
+
+class WithTexts:
+    """Base of models of lengths whose requests also have texts or limits of clients (``draw``)."""
+
+    def draw(self, n: int, rng: np.random.Generator) -> Drawn:
+        """Return drawn lengths of ``n`` requests, with their texts and limits."""
+        raise NotImplementedError
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return the prompt tokens and output tokens of ``draw``, [n] int64 each."""
+        drawn = self.draw(n, rng)
+        return drawn.prompt, drawn.output
 
 
 @dataclass(frozen=True)
 class Joint:
     """Joins two marginal distributions by a Gaussian copula; ``correlation`` is Spearman's r, from -1 to 1."""
 
-    # The underlying normals have the correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken r slightly. The
-    # prompts do not depend on the correlation, and the first k requests do not depend on n.
+    # The underlying normals have the correlation ``2 sin(pi r / 6)``; ties of rounded lengths weaken r slightly. With
+    # one seed, every correlation gives the same prompts, and the first k requests do not depend on n.
 
     prompt: Marginal
     output: Marginal
@@ -86,9 +99,9 @@ class Joint:
 
 @dataclass(frozen=True)
 class Conditional:
-    """Draws a prompt, and then an output from the marginal for the prompt's class.
+    """Draws a prompt, and then an output from the distribution of the prompt's class.
 
-    There is one class for each of ``outputs``. Classes are equally likely, and the first one has the shortest prompts.
+    Prompts are divided by length into as many equally likely classes as there are ``outputs``, the shortest first.
     """
 
     prompt: Marginal
@@ -113,7 +126,7 @@ class Conditional:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(WithTexts):
     """Observed pairs of lengths [m], at least 1 token, with their ``texts`` [m]. Pairs are drawn with replacement.
 
     The clients' limits ``max_tokens`` and ``ignore_eos`` [m] of the pairs are drawn with them.
@@ -135,15 +148,10 @@ class Samples:
             raise InputError(f"every column of texts must have one text for each sample ({prompt.size})")
 
     @classmethod
-    def of(cls, workload: Workload) -> Samples:
+    def of(cls, workload: Workload) -> Self:
         """Return the pairs of a workload, such as one read from a trace, with their texts and the clients' limits."""
         texts = {name: workload.extra[name] for name in TEXTS if name in workload.extra}
         return cls(workload.prompt_tokens, workload.output_tokens, texts, workload.max_tokens, workload.ignore_eos)
-
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt tokens and output tokens, [n] int64 each."""
-        drawn = self.draw(n, rng)
-        return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
         """Return drawn lengths, with the texts and limits of the same rows."""
@@ -158,12 +166,12 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class ClientLimits:
-    """Draws pairs from the model ``lengths``, and the limits of outputs ``max_tokens`` that clients send with them.
+class ClientLimits(WithTexts):
+    """Draws pairs from the model ``lengths``, with the limit ``max_tokens`` that clients set for each output.
 
-    An output that would be longer than its limit ends there, as in an engine. ``max_tokens`` is a distribution; a
-    factor of at least 1, for a multiple of the output, rounded up; "own", for the limits that ``lengths`` draws; or
-    None, for no limits. With ``ignore_eos``, every output is as long as its limit.
+    An output that would be longer than its limit ends there, as in an engine. ``max_tokens`` is a distribution of
+    limits; a factor of at least 1, for limits that are a multiple of the output, rounded up; "own", for the limits that
+    ``lengths`` draws; or None, for no limits. With ``ignore_eos``, every output is as long as its limit.
     """
 
     lengths: Lengths
@@ -174,11 +182,6 @@ class ClientLimits:
         times = self.max_tokens
         if isinstance(times, int | float) and not 1 <= times < np.inf:
             raise InputError(f"max_tokens must be at least 1 times the output; it is {times} times")
-
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt tokens, and output tokens up to their limits, [n] int64 each."""
-        drawn = self.draw(n, rng)
-        return drawn.prompt, drawn.output
 
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
         """Return drawn lengths with limits. Raises InputError if ``ignore_eos`` finds an output without a limit."""
@@ -203,7 +206,7 @@ class ClientLimits:
 
 
 def limits_within(max_total_tokens: int, prompt: Ints, output: Ints, max_tokens: Ints) -> Ints:
-    """Return clients' limits lowered to what a total leaves beside the prompts, but to no less than the outputs."""
+    """Return clients' limits [n], lowered to the total less the prompts, but not below the outputs."""
     left = np.maximum(max_total_tokens - prompt, output)
     return np.where(max_tokens < UNCAPPED, np.minimum(max_tokens, left), max_tokens)
 
@@ -221,13 +224,13 @@ def _shortened(drawn: Drawn, output: Ints) -> Drawn:
 
 
 @dataclass(frozen=True)
-class Capped:
+class Capped(WithTexts):
     """Draws pairs from the model ``lengths`` and enforces limits (None: no limit); both lengths stay at least 1.
 
-    ``cut`` decides what a pair above ``max_total_tokens`` (at least 2) loses: "output" tokens first, as an engine
-    finishes a request at its context length; "prompt" tokens first; or "proportional", both by their shares of the
-    excess, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again. A client's limit
-    becomes at most what ``max_total_tokens`` leaves beside the prompt, or the output's length with ``ignore_eos``.
+    ``cut`` says how a pair above ``max_total_tokens`` (at least 2) is shortened: "output" tokens first, as an engine
+    finishes a request at its context length; "prompt" tokens first; or "proportional", both in proportion to their
+    lengths, rounded up, as Vidur cuts a trace. With "redraw", a pair above any limit is drawn again. A client's limit
+    is lowered to ``max_total_tokens`` less the prompt, and with ``ignore_eos`` to the output.
     """
 
     lengths: Lengths
@@ -245,13 +248,8 @@ class Capped:
         if self.cut not in ("output", "prompt", "proportional", "redraw"):
             raise InputError(f"cut must be output, prompt, proportional or redraw; it is {self.cut!r}")
 
-    def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return prompt and output tokens within the limits, [n] int64. Raises InputError if redrawing fails."""
-        drawn = self.draw(n, rng)
-        return drawn.prompt, drawn.output
-
     def draw(self, n: int, rng: np.random.Generator) -> Drawn:
-        """Return drawn lengths within the limits. The text of a shortened output is shortened in proportion."""
+        """Return drawn lengths within the limits, with shortened texts. Raises InputError if redrawing fails."""
         drawn = draw(self.lengths, n, rng)
         if self.cut == "redraw":
             return self._redraw(drawn, rng)

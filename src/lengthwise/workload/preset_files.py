@@ -1,4 +1,4 @@
-"""Generated workloads, and named presets, which are data files of this package."""
+"""Generates workloads, also from named presets, which are data files of this package."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def generate(
 ) -> Workload:
     """Return a workload of ``num_requests`` requests that are drawn from the models.
 
-    Clients' limits of outputs are those that ``lengths`` draws (``ClientLimits``).
-    Arrivals, lengths and tenants have separate random streams: with one seed, other arrivals leave every length
-    unchanged, and another rate only scales time. A ``ClosedLoop`` also sets the workload's concurrency. Raises
-    InputError for an invalid argument.
+    Clients' limits of outputs are those that ``lengths`` draws (``ClientLimits``). Arrivals, lengths and tenants have
+    separate random streams: with one seed, other arrivals leave every length unchanged, and another rate only scales
+    time. A ``ClosedLoop`` also sets the workload's concurrency. Raises InputError for an invalid argument.
 
     Args:
         predicted: The predicted lengths: "none"; "oracle", the true lengths; or "mean", the mean of the drawn lengths
@@ -85,7 +84,7 @@ def predicted_lengths(predicted: Predicted, output: npt.NDArray[np.int64]) -> np
 
 
 def drawn_tenants(tenants: int | Sequence[float], n: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return a tenant for each of n requests or sessions; ``tenants`` is their number, or weights of shares."""
+    """Return the tenant [n], from 0, of each of n requests or sessions; ``tenants`` is as in ``generate``."""
     weights = np.ones(tenants) if isinstance(tenants, int) else np.asarray(tenants, float)
     if weights.ndim != 1 or not len(weights) or not (np.isfinite(weights) & (weights > 0)).all():
         raise InputError(f"tenants must be an integer of at least 1, or weights above 0; got {tenants!r}")

@@ -21,6 +21,7 @@ from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.workload.distributions import Empirical
 from lengthwise.workload.session_rows import (
     JOURNAL,
+    columns_of,
     is_agentic,
     is_otel,
     read_agentic,
@@ -31,15 +32,8 @@ from lengthwise.workload.session_rows import (
 from lengthwise.workload.trace_rows import FORMATS, HASHED_TOKENS, Source, Trace, hash_fault, line_of, read_rows
 from lengthwise.workload.writers import may_be_workload, read_parquet
 
-READABLE = (
-    *FORMATS,
-    "journal",
-    "otel",
-    "parquet",
-    "servegen",
-    "sharegpt",
-    "sharegpt_turns",
-)  # names that ``read(format=)`` accepts
+READABLE = (*FORMATS, "journal", "otel", "parquet", "servegen", "sharegpt", "sharegpt_turns")
+"""Names that ``read(format=)`` accepts."""
 _DETECTION_BYTES = 1 << 16
 _OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|completion_tokens|choices)"\s*:')
 """A JSON list with such a key near its start has requests with outputs, not conversations."""
@@ -82,16 +76,17 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     =============  ==================================================================================
 
     The first request arrives at time 0, except in Parquet. ``extra`` has the format's "session" and "class", and the
-    texts of the columns prompt, output (or response) and model. ``hash_ids`` become ``Workload.prefixes``, and requests
-    that wait for others ``Workload.after``; a later request of a session (agentic, journal, sharegpt, otel) whose
-    prompt exceeds the prompt and output before it continues them. Raises TraceError, with file and line, if the file is
-    unreadable, has no known format or an invalid row, and UnknownNameError for an unknown ``format``.
+    texts of the columns prompt, output (or response) and model. ``Workload.prefixes`` has the ``hash_ids``, and
+    ``Workload.after`` the requests that wait for others. A later request of a session (agentic, journal, otel,
+    sharegpt_turns) continues the one before it if its prompt is longer than that one's prompt and output. Raises
+    TraceError, with file and line, if the file is unreadable, has no known format or an invalid row, UnknownNameError
+    for an unknown ``format``, and InputError for another invalid argument.
 
     Args:
         path: The file; for ServeGen its folder, or one of its two files.
-        time_scale: Factor on the arrivals; 0.5 doubles the rate. Delays after other requests stay as they are.
+        time_scale: Factor on the arrivals; 0.5 doubles the rate. Delays after other requests do not change.
         sort: Whether to sort unordered requests by arrival (stable) instead of raising an error.
-        count_tokens: For ShareGPT: counts the tokens of a text; None estimates them (``schema.tokens``).
+        count_tokens: For ShareGPT: counts the tokens of a text; None: ``schema.workload.estimated_tokens``.
         window_s: For ServeGen: start and end of the time span for which requests are drawn, in seconds, with ``seed``.
     """
     path = Path(path)
@@ -138,7 +133,7 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
 
 
 def detect(path: Path | str) -> str | None:
-    """Return the format of a trace file by its first bytes, None if unknown. Raises TraceError if unreadable."""
+    """Return the format of a trace file by its content, None if unknown. Raises TraceError if it is unreadable."""
     path = Path(path)
     return "servegen" if path.is_dir() else _detect(Source.load(path))
 
@@ -186,11 +181,7 @@ def _to_workload(path: Path, trace: Trace, time_scale: float, max_requests: int 
         arrival_s=(trace.arrival_s - trace.arrival_s[0]) * time_scale,
         prompt_tokens=trace.prompt_tokens,
         output_tokens=trace.output_tokens,
-        priority=extra.pop("priority", None),
-        tenant=extra.pop("tenant", None),
-        max_tokens=extra.pop("max_tokens", None),
-        ignore_eos=extra.pop("ignore_eos", None),
-        extra=extra,
+        **columns_of(extra),
         name=name,
         prefixes=prefixes,
     )
@@ -248,9 +239,9 @@ _Lengths = dict[float, tuple[Empirical, Empirical]]  # histograms by the start o
 def read_servegen(path: Path, window_s: tuple[float, float], seed: int) -> Trace:
     """Return requests of all clients, drawn for a span of the measured time; each client is a session.
 
-    In every 600-s window, a client has the measured number of requests. Gaps are drawn from its fitted Gamma or Weibull
-    distribution and scaled to fill the window; lengths are drawn from its histograms, without correlation. Clients
-    without histograms are left out, and the trace's name states the share of requests that remain.
+    In every window of 600 s, a client has the measured number of requests. Gaps are drawn from its fitted Gamma or
+    Weibull distribution and scaled to fill the window; lengths are drawn from its histograms, without correlation.
+    Clients without histograms are left out, and the trace's name then states the share of the requests that remain.
     """
     start_s, end_s = window_s
     if not 0 <= start_s < end_s:
@@ -304,7 +295,7 @@ _NumberedFiles = list[tuple[Path, int | None]]
 
 
 def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
-    """Return the files of rates and of lengths, each with its client (None: rows name it), and a name."""
+    """Return the files of rates and of lengths, each with its client's number (None: each row names it), and a name."""
     if path.is_dir():
 
         def numbered(pattern: str) -> _NumberedFiles:
@@ -326,7 +317,7 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
 
 
 def _rate_windows(source: Source, number: int | None) -> Iterator[tuple[int, _Window]]:
-    """Yield the client and the window of each row; rows do not name their client if ``number`` is given."""
+    """Yield the client and the window of each row. ``number`` is the client of all rows; None: each row names it."""
     reader = csv.reader(io.StringIO(source.data.decode("utf-8", "replace"), newline=""))
     for cells in reader:
         if cells == _RATE_COLUMNS or not cells:

@@ -1,4 +1,4 @@
-"""Reads traces in which requests wait for others: Agentic Mooncake, conversations, spans and the gateway's journal."""
+"""Reads traces in which requests wait for others: Agentic Mooncake, conversations, OpenTelemetry spans, journals."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
 
 @dataclass
 class Call:
-    """One request of a trace, and the requests (by their place in the file) that it waits for."""
+    """One request of a trace. Other requests are given by their place in the file, from 0."""
 
-    line: int | None
-    arrival_s: float | None  # None: sent when its parents have ended
+    line: int | None  # in the file, from 1
+    arrival_s: float | None  # None: the request has parents
     prompt_tokens: int
     output_tokens: int
     session: str | int
-    parents: Sequence[int] = ()
-    delay_s: float = 0.0
-    block_ids: Sequence[int] = ()
-    previous_turn: int = -1
+    parents: Sequence[int] = ()  # requests that it waits for
+    delay_s: float = 0.0  # from the end of its last parent until it is sent
+    block_ids: Sequence[int] = ()  # as in SharedPrefixes
+    previous_turn: int = -1  # the request that its prompt continues
 
 
 def workload_of(
@@ -49,9 +49,9 @@ def workload_of(
 ) -> Workload:
     """Return the workload of these calls, in order of arrival; a child has the arrival of its latest parent.
 
-    Calls of a session that wait for the same call are of the same turn. Without ``sort``, calls without parents must be
-    in order of arrival. Raises TraceError with the line of the call, or
-    without a ``source`` InputError.
+    The turn of a call is one more than the largest turn of its parents in its session, or without such parents the next
+    turn of the session. Without ``sort``, calls without parents must be in order of arrival. Raises TraceError, with
+    the line of the call where it is known; without a ``source`` it raises InputError.
     """
     n, latest_s = len(calls), -np.inf
     arrival_s = np.zeros(n)
@@ -94,15 +94,18 @@ def workload_of(
             output_tokens=np.array([call.output_tokens for call in calls])[order],
             after=after.take(order) if len(after.parent) else None,
             prefixes=prefixes.take(order) if shares else None,
-            priority=columns.pop("priority", None),
-            tenant=columns.pop("tenant", None),
-            max_tokens=columns.pop("max_tokens", None),
-            ignore_eos=columns.pop("ignore_eos", None),
-            extra=columns,
+            **columns_of(columns),
             name=name,
         )
     except InputError as error:
         raise error if source is None else source.fault(None, str(error)) from error
+
+
+def columns_of(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return columns by name as arguments of ``Workload``: its optional columns, and the others in ``extra``."""
+    names = ("priority", "tenant", "max_tokens", "ignore_eos")
+    extra = {name: column for name, column in columns.items() if name not in names}
+    return {name: columns.get(name) for name in names} | {"extra": extra}
 
 
 def _starts(lists: Iterable[Sequence[int]]) -> Any:
@@ -110,7 +113,7 @@ def _starts(lists: Iterable[Sequence[int]]) -> Any:
 
 
 def is_agentic(source: Source) -> bool:
-    """Return whether rows of a Mooncake trace wait for others."""
+    """Return whether rows of a Mooncake trace may wait for others: it has a key that only such traces have."""
     return any(key in source.data for key in (b'"delay"', b'"wait_for"', b'"tool_wait_ms"'))
 
 
@@ -118,9 +121,9 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
     """Return the requests of Dynamo's Agentic Mooncake, or of a Mooncake trace with sessions and delays.
 
     A row waits for the rows whose ``request_id`` is in ``wait_for``. Without ``wait_for``, a row with a ``delay``, or
-    without a timestamp, waits for the row before it in its session. It is sent ``delay`` plus ``tool_wait_ms``
-    milliseconds after the last of them has ended. ``input_length`` is the complete prompt. A row without a
-    ``session_id`` belongs to the session of the last row that it waits for.
+    without a timestamp, waits for the last earlier row of its session. It is sent ``delay`` plus ``tool_wait_ms``
+    milliseconds after the last of these rows has ended. ``input_length`` is the complete prompt. A row without a
+    ``session_id`` belongs to the session of the last row that it waits for. Raises TraceError, with the line.
     """
     rows = list(source.json_rows())
     names = [str(row.get("request_id", f"row {number}")) for number, (_, row) in enumerate(rows)]
@@ -174,7 +177,7 @@ def _session(given: Any, default: str | int) -> str | int:
 def _parents(
     source: Source, line: int, row: dict[str, Any], place: dict[str, int], number: int, last: dict[str, int]
 ) -> list[int]:
-    """Return the places of the rows that a row waits for; ``last`` is the last row of each session so far."""
+    """Return the places of the rows that row ``number`` waits for; ``last`` has the last row of each session so far."""
     names, session = row.get("wait_for"), str(row.get("session_id"))
     if names is None:
         is_later = session in last and (row.get("delay") is not None or row.get("timestamp") is None)
@@ -185,7 +188,7 @@ def _parents(
 
 
 def _scheduling_columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the columns priority and tenant of rows that have them."""
+    """Return the columns priority and tenant, if rows have them; tenants with other names than codes get codes."""
     columns: dict[str, Any] = {}
     if any(type(row.get("priority")) is int for row in rows):
         columns["priority"] = [row.get("priority") or 0 for row in rows]
@@ -237,7 +240,7 @@ def _milliseconds(source: Source, line: int, row: dict[str, Any], key: str) -> f
 
 
 def _continued(calls: Sequence[Call], before: int, prompt_tokens: int) -> int:
-    """Return ``before`` if a prompt is longer than that request's prompt and output, so that it may continue them."""
+    """Return ``before`` if a prompt can continue that request, being longer than its prompt and output, else -1."""
     return before if prompt_tokens > calls[before].prompt_tokens + calls[before].output_tokens else -1
 
 
@@ -248,11 +251,11 @@ def read_conversations(
     *,
     multi_turn: bool,
 ) -> Workload:
-    """Return a request for each answer; the messages before an answer are its prompt.
+    """Return a workload with a request for each answer; the messages before an answer are its prompt.
 
     With ``multi_turn`` each answer waits for the answer before it, and conversations start at their "tstamp" (seconds),
-    if all have one. Without, all requests arrive at time 0. ``extra`` has "session", "turn", the texts "prompt" and
-    "output" and, if entries name it, "model".
+    if all have one. Otherwise, all requests arrive at time 0. ``extra`` has "session", "turn", the texts "prompt" and
+    "output" and, if entries name it, "model". ``count_tokens`` None estimates the tokens of texts.
     """
     count = count_tokens or (lambda text: estimated_tokens(text) if text else 0)
     calls: list[Call] = []
@@ -333,14 +336,14 @@ def is_otel(first: dict[str, Any] | None) -> bool:
 
 
 def read_otel(source: Source) -> Workload:
-    """Return the calls of models in a file of OpenTelemetry GenAI spans.
+    """Return the workload of a file of OpenTelemetry GenAI spans, with a request for each call of a model.
 
-    Objects are OTLP's JSON (the collector's file exporter) or single spans (OTLP's, or those of the SDKs' console
-    exporters), each on one line or several. Calls of one
-    ``gen_ai.conversation.id``, or else of one trace, are a session: a call waits for the calls of its session that
-    ended before it started, and as long after them as was recorded. Its prompt continues the prompt and output of the
-    last of them if it is longer than both, and if the ``gen_ai.input.messages`` of the two, where both are recorded,
-    begin alike. Contents are rarely recorded: then a longer prompt counts as a continuation, even if it is another one.
+    The file has OTLP's JSON (the collector's file exporter) or single spans (OTLP's, or those of the SDKs' console
+    exporters), each on one line or several. Calls with one ``gen_ai.conversation.id``, or without it in one trace, are
+    a session. A call waits for the last calls of its session that ended before it started, and is sent after the
+    recorded delay. Its prompt continues the prompt and output of its parent (if it joins parallel calls, of the call
+    before these) if it is longer than both, and if its ``gen_ai.input.messages`` begin with those of that call, where
+    both are recorded. Without recorded messages, a longer prompt always counts as a continuation.
     """
     spans = [span for line, row in source.json_objects() for span in _spans(source, line, row)]
     if not spans:
@@ -350,12 +353,14 @@ def read_otel(source: Source) -> Workload:
     members: dict[str, list[int]] = {}
     for number, span in enumerate(spans):
         earlier = [i for i in members.get(span.session, ()) if spans[i].end_ns <= span.start_ns]
-        # Of the calls that have ended, only the last are parents: those that no other such call came after.
+        # A call that ended before another ended call started is no parent.
         last_start_ns = max((spans[i].start_ns for i in earlier), default=0)
         parents = [i for i in earlier if spans[i].end_ns > last_start_ns or spans[i].start_ns == last_start_ns]
         fork = parents[0] if len(parents) == 1 else -1
         if len(parents) > 1 and len(calls[parents[0]].parents) == 1:
-            fork = calls[parents[0]].parents[0]  # parallel calls are joined: the prompt continues what was before them
+            fork = calls[parents[0]].parents[
+                0
+            ]  # it joins parallel calls, and its prompt continues the call before them
         may_continue = fork >= 0 and _begins_with(span.messages, spans[fork].messages)
         previous = _continued(calls, fork, span.prompt_tokens) if may_continue else -1
         delay_s = (span.start_ns - max((spans[i].end_ns for i in parents), default=span.start_ns)) / 1e9
@@ -394,7 +399,7 @@ def _spans(source: Source, line: int, row: dict[str, Any]) -> Iterator[_Span]:
 
 
 def _flat(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, str | int, str | int]]:
-    """Yield attributes, trace, start and end of each span of an object: OTLP's, or of a console exporter's."""
+    """Yield the attributes, trace, start and end of each span in an object of OTLP or of a console exporter."""
     if "resourceSpans" in row or "scopeSpans" in row:  # the latter alone: a line of Java's logging exporter
         for resource in row.get("resourceSpans", [row]):
             for scope in resource.get("scopeSpans", ()):
@@ -437,28 +442,28 @@ def _nanoseconds(at: str | int) -> int:
 JOURNAL = "lengthwise-journal"
 """The ``format`` in the first line of a journal of `lengthwise serve`."""
 RECORDED_TOKENS = 16
-"""Tokens of a block of the prefixes of a journal."""
+"""Block size, in tokens, of the shared prefixes of a journal."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A request that a gateway has served. Sessions and beginnings of prompts are known by hashes."""
+    """A request that a gateway has served."""
 
     arrival_s: float
     finished_s: float
     prompt_tokens: int
     output_tokens: int
-    session: int = 0  # 0: none
-    prefix: tuple[tuple[int, int], ...] = ()  # (leading tokens, their hash), the shortest first
+    session: int = 0  # hash of its session; 0: none
+    prefix: tuple[tuple[int, int], ...] = ()  # (number of leading prompt tokens, their hash), the shortest first
 
 
 def recorded_calls(requests: Sequence[Recorded]) -> list[Call]:
     """Return the calls of requests, in order of arrival, with what their prompts share.
 
-    A request waits for the last one of its session that ended before it came, and continues it if its prompt begins
-    with all recorded beginnings of that prompt and is longer than that prompt and output. Other prompts share blocks of
-    RECORDED_TOKENS tokens where the hashes of their beginnings are equal. The first request with a beginning says how
-    many tokens it has.
+    A request waits for the request of its session that ended last before its arrival. It continues that request if it
+    has all hashes of that prompt and is longer than that prompt and output. Other prompts share blocks of
+    RECORDED_TOKENS tokens where their hashes are equal. If requests give a hash different numbers of tokens, the first
+    one counts.
     """
     uses = Counter(key for one in requests for _, key in one.prefix)
     spans: dict[int, tuple[range, int]] = {}  # numbers of the blocks that a hash adds, and its leading tokens
@@ -482,7 +487,7 @@ def recorded_calls(requests: Sequence[Recorded]) -> list[Call]:
         reached = 0
         for tokens, key in one.prefix if call.previous_turn < 0 else ():
             if uses[key] < 2:
-                break  # no other prompt has this beginning, nor any longer one
+                break  # no other prompt has this hash, and so none has a later one
             if key not in spans:
                 end = max(tokens, reached)
                 more = end // RECORDED_TOKENS - reached // RECORDED_TOKENS
@@ -499,11 +504,11 @@ def _hashes(one: Recorded) -> list[int]:
 
 
 def read_journal(source: Source) -> Workload:
-    """Return the requests of a gateway's journal that had an output, with their sessions and what prompts share.
+    """Return the requests of a gateway's journal that had an output, with their sessions and shared prefixes.
 
-    Times of several runs of the gateway are put on one clock. ``extra`` has "session", "turn" and "model". Damaged
-    lines are left out, as they end a run that was killed. The limit of a request with several choices is that of their
-    total.
+    Times of several runs of the gateway are converted to Unix time, and the first arrival becomes 0. ``extra`` has
+    "session", "turn" and "model". Damaged lines, as at the end of a killed run, are left out. An output above its
+    ``max_tokens`` is the total of several choices, so its limit is ``max_tokens`` times the fewest possible choices.
     """
     rows: list[tuple[Recorded, int, dict[str, Any]]] = []
     shift_s = 0.0

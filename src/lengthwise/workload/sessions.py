@@ -1,9 +1,10 @@
-"""Synthetic sessions: shared system prompts, chats of several turns, and agents that call tools."""
+"""Generates sessions: shared system prompts, chats of several turns, and agents that call tools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ class Delay:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of sessions with a common system prompt; the popularity of the k-th group is proportional to k**-zipf."""
+    """Groups of sessions with a common system prompt. The share of the k-th group is proportional to ``k**-zipf``."""
 
     count: int
     system_prompt: Marginal  # one length is drawn for each group
@@ -53,12 +54,12 @@ class Groups:
 
     @property
     def shares(self) -> Floats:
-        """Return the expected share of the sessions of each group, [count]."""
+        """Return each group's expected share of the sessions, [count]."""
         weights = np.exp(-self.zipf * np.log(np.arange(1, self.count + 1)))
         return np.asarray(weights / weights.sum())
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Return the groups of n sessions, and the tokens of the system prompts [count]."""
+        """Return the group of each session [n], and the tokens of each group's system prompt [count]."""
         levels = np.maximum(rng.random(self.count), 2.0**-54)
         tokens = np.maximum(np.rint(self.system_prompt.quantile(levels)), 1).astype(np.int64)
         below = np.cumsum(self.shares)
@@ -69,8 +70,8 @@ class Groups:
 class Tools:
     """Calls of tools after a turn. A call appends its result to the context, and the model is called again.
 
-    With probability ``fan_out_share``, ``fan_out`` parallel requests take the place of the tool. Each continues the
-    context with a prompt of its own, and the request that joins them waits for all and appends their outputs.
+    With probability ``fan_out_share``, ``fan_out`` parallel requests replace the tool. Each continues the context with
+    a prompt of its own. The request after them waits for all of them and appends their outputs to the context.
     """
 
     calls: float  # mean number of calls after a turn; geometric, from 0
@@ -91,8 +92,8 @@ class Tools:
 class Sessions:
     """Sessions of geometrically many turns. A turn's prompt is the context so far and new tokens.
 
-    The context so far is the previous request's prompt and output; the first one is the group's system prompt. A
-    session ends before the request whose prompt and output would exceed ``max_context_tokens``; a session whose first
+    The context so far is the previous request's prompt and output; in the first turn, it is the group's system prompt.
+    A session ends before the request whose prompt and output would exceed ``max_context_tokens``; a session whose first
     request would exceed it is left out.
     """
 
@@ -131,9 +132,10 @@ def generate_sessions(
     """Return ``num_requests`` requests of sessions that start at the times of ``arrivals``; equal seeds, equal bytes.
 
     ``lengths`` gives the new prompt tokens of turns and parallel requests, and all outputs. The last session may be
-    cut. ``extra`` has "session", "turn" (how many requests of the session come before it, one after the other) and,
-    with groups, "group". A request that waits for others has the arrival of its session. A client's limit of an output
-    is at most what ``max_context_tokens`` leaves. Raises InputError if almost no session fits in the context.
+    incomplete. ``extra`` has "session", "turn" (from 0; parallel requests have the turn of the request that joins them)
+    and, with groups, "group". A request that waits for others has the arrival of its session. A client's limit of an
+    output is at most the space that ``max_context_tokens`` leaves. ``predicted`` and ``tenants`` are those of
+    ``generate``. Raises InputError for an invalid argument, or if almost no session fits in the context.
     """
     if num_requests < 1:
         raise InputError(f"num_requests must be at least 1; it is {num_requests}")
@@ -174,16 +176,17 @@ def generate_sessions(
 def find_sessions(workload: Workload) -> Workload:
     """Return the workload with the columns "session" and "turn" of ``extra``, found by its shared prefixes.
 
-    A request continues the earlier one whose full blocks its prompt begins with; of several, the longest. The earlier
-    one's last full block must have been new, since otherwise both may only share a system prompt. Its prompt and output
-    together must be shorter than the new prompt, and no other request may continue it. A request that continues none
-    starts a session. The workload does not change if it has sessions or no prefixes.
+    A request can continue an earlier one if its prompt begins with all full blocks of the earlier prompt, the last of
+    these blocks was new in the earlier request (otherwise both may only share a system prompt), and no other request
+    continues the earlier one. Of several such requests it continues the longest, if the prompt and output of that one
+    are shorter than its own prompt. Otherwise it starts a session. The workload does not change if it has the column
+    "session" or no prefixes.
     """
     prefixes = workload.prefixes
     if prefixes is None or "session" in workload.extra:
         return workload
     known: set[int] = set()
-    last: dict[int, int] = {}  # by its last full block: the request that a longer prompt continues
+    last: dict[int, int] = {}  # by last full block: the request that a longer prompt may continue
     full = np.minimum(workload.prompt_tokens // prefixes.block_tokens, np.diff(prefixes.start))
     total = workload.prompt_tokens + workload.output_tokens
     session, turn = np.arange(len(workload)), np.zeros(len(workload), np.int64)
@@ -210,15 +213,15 @@ def _streams(seed: int) -> list[np.random.Generator]:
 
 @dataclass(frozen=True)
 class _SessionRequests:
-    """The requests of sessions one after the other, without parallel ones, which are columns [steps, fan_out]."""
+    """The requests of sessions, one row for each but the parallel ones, which are in columns [steps, fan_out]."""
 
     session: Ints  # [steps], from 0 and not decreasing
     turn: Ints
     prompt: Ints
     answer: Ints  # [steps, 3]: output tokens, max_tokens (or UNCAPPED) and ignore_eos
     delay_s: Floats
-    joins: npt.NDArray[np.bool_]  # whether parallel requests come before the step
-    parallel_prompt: Ints  # [steps, fan_out]; counts only where the step joins
+    joins: npt.NDArray[np.bool_]  # whether the request joins parallel requests
+    parallel_prompt: Ints  # [steps, fan_out]; counts only where ``joins``
     parallel_answer: Ints  # [steps, fan_out, 3]
     group: Ints  # [sessions drawn]
     system_tokens: Ints  # [groups]
@@ -282,18 +285,11 @@ class _SessionRequests:
         exceeds = longest > (sessions.max_context_tokens or MAX_TOKENS)
         exceeded = np.cumsum(exceeds)
         fits = exceeded == (exceeded - exceeds)[first][session]
-        return cls(
-            session[fits],
-            turn[fits],
-            prompt[fits],
-            answer[fits],
-            delay_s[fits],
-            joins[fits],
-            parallel_prompt[fits],
-            parallel_answer[fits],
-            group,
-            system,
-        )
+        columns: dict[str, Any] = {
+            "session": session, "turn": turn, "prompt": prompt, "answer": answer, "delay_s": delay_s, "joins": joins,
+            "parallel_prompt": parallel_prompt, "parallel_answer": parallel_answer,
+        }  # fmt: skip
+        return cls(**{name: column[fits] for name, column in columns.items()}, group=group, system_tokens=system)
 
 
 def _answers(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Ints, Ints]:

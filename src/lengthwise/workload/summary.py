@@ -1,4 +1,4 @@
-"""Descriptions of workloads: counts, rates, quantiles and histograms."""
+"""Describes workloads by counts, rates, quantiles and histograms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from lengthwise.schema.workload import UNCAPPED, Workload
 
 LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # levels of the quantiles in a description
-_LENGTH_BINS, _TIME_BINS, _MAX_RANKED = 24, 48, 200_000  # the last: requests of a rank correlation, evenly spaced
+_LENGTH_BINS, _TIME_BINS = 24, 48
+_MAX_RANKED = 200_000  # a rank correlation uses at most this many requests, evenly spaced
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class SessionSummary:
     count: int
     mean_requests: float  # of a session
     max_requests: int
-    single_share: float  # of the sessions: those of one request
-    starts_per_s: float | None  # None where all start at once
-    delay_s: float | None  # median, p90: from the end of a request until one that waits for it is sent; None: none does
+    single_share: float  # share of the sessions that have one request
+    starts_per_s: float | None  # None: all start at once, or no request waits for others
+    # Median and 90th percentile of the time from the end of a request until a request that waits for it is sent. None:
+    # no request waits for others.
+    delay_s: float | None
     delay_p90_s: float | None
 
 
@@ -52,9 +55,9 @@ class SessionSummary:
 class LimitSummary:
     """Limits of outputs that clients send (``max_tokens``)."""
 
-    share: float  # of the requests that have one
-    reached_share: float  # of the requests whose output ends there
-    tokens: LengthSummary
+    share: float  # share of the requests that have a limit
+    reached_share: float  # share of the requests whose output has as many tokens as its limit
+    tokens: LengthSummary  # of the limits
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,8 @@ class Description:
     name: str
     requests: int
     concurrency: int | None  # None for an open loop
-    # Time from the first arrival to the last. Requests that wait for others arrive as if requests took no time.
-    duration_s: float
-    # Requests per second, while as many sessions end as start; None where all arrive, or all sessions start, at once.
+    duration_s: float  # from the first arrival to the last, as if requests that others wait for took no time
+    # Requests per second in a steady state, in which as many sessions end as start; None: all start at once.
     rate_rps: float | None
     interarrival_cv: float | None  # sd of the gaps between arrivals, or between starts of sessions, over their mean
     prompt: LengthSummary
@@ -85,7 +87,7 @@ class Description:
 
 
 def describe(workload: Workload) -> Description:
-    """Return the description of a workload: counts, rates, quantiles and histograms, as plain numbers."""
+    """Return the description of a workload, in plain numbers."""
     prompt, output = _length_summary(workload.prompt_tokens), _length_summary(workload.output_tokens)
     starts_s, arrival_s = workload.session_starts_s, workload.earliest_s()
     gaps, span_s = np.diff(starts_s), float(starts_s[-1] - starts_s[0])

@@ -1,4 +1,4 @@
-"""Trace files in memory, and the trace formats with one request per row."""
+"""Reads trace files into memory, and the trace formats with one request per row."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ class Source:
             yield number, value
 
     def json_objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the line and the value of each JSON object, on one line or several, also of those in a list.
+        """Yield the line number and the value of each JSON object. Objects may span lines, and be in a list.
 
-        Raises TraceError where there is none.
+        Raises TraceError if the text has another value or is no JSON.
         """
         text, at, line, decoder = self.data.decode("utf-8", "replace"), 0, 1, json.JSONDecoder()
         while found := _NEXT_VALUE.search(text, at):
@@ -145,7 +145,7 @@ _NEXT_VALUE = re.compile(r"[^\s,\[\]]")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order of a file, with its own times."""
+    """Requests in the order of a file, with the file's times."""
 
     arrival_s: npt.NDArray[np.float64]  # [n] seconds since any time
     prompt_tokens: npt.NDArray[np.int64]  # [n], at least 0
@@ -163,7 +163,7 @@ _DATE_FORMAT = "%Y-%m-%d %H:%M:%S%.f"
 
 
 def is_date(text: str | None) -> bool:
-    """Return whether a text looks like a date or .NET ticks. ``parse_dates`` may still reject it."""
+    """Return whether a text looks like a date or .NET ticks (of 100 ns). ``parse_dates`` may still reject it."""
     try:
         return text is not None and (text.isdigit() or datetime.fromisoformat(text) is not None)
     except ValueError:
@@ -282,7 +282,7 @@ def read_rows(source: Source, form: RowFormat) -> Trace:
 
 
 def _check_turns(source: Source, form: RowFormat, trace: Trace) -> None:
-    """Raise TraceError if a turn exceeds those of its session before it by more than one. Equal ones run together."""
+    """Raise TraceError if a turn is more than one above its session's largest earlier turn (equal ones: parallel)."""
     columns = {"at": trace.arrival_s, "turn": trace.extra["turn"], "session": trace.extra["session"]}
     rows = pl.DataFrame(columns).with_row_index("row").sort("at", "turn", maintain_order=True)
     before = pl.col("turn").cum_max().shift(1, fill_value=-1).over("session")
@@ -308,7 +308,7 @@ def _lines(source: Source, form: RowFormat) -> Iterator[tuple[int, dict[str, Any
 _MEANINGFUL = {
     *FORMATS["vidur"].extra, *FORMATS["mooncake"].extra, "delay", "wait_for", "tool_wait_ms", "previous_turn",
 } - {"block_size"}  # fmt: skip
-"""Columns that lengthwise reads in some format, so that another format must not ignore them."""
+"""Columns that lengthwise reads in some format. A CSV file of a format that ignores them may not have them."""
 _ELSEWHERE = (
     f"CSV files with {', '.join(FORMATS['vidur'].required)} have {', '.join(FORMATS['vidur'].extra)}, and JSONL files "
     "of Mooncake's format hash_ids, session_id, wait_for and delay. Rename the columns, or take this one out"
@@ -420,7 +420,7 @@ def _first_fault(source: Source, form: RowFormat, columns: list[str], fallback: 
 
 
 def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a row's lengths or, if ``columns`` has arrivals, with its arrival; None: nothing."""
+    """Return the fault of a row's lengths, optional columns or, if ``columns`` has arrivals, arrival; None: none."""
     for name in (form.prompt, form.output):
         value = _number(cells.get(name), form.kind)
         if value is None or not (form.min_tokens <= value < 2**53 and value == int(value)):
@@ -436,7 +436,7 @@ def row_fault(form: RowFormat, columns: list[str], cells: Mapping[str, Any]) -> 
 
 
 def _column_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a row's optional columns, or None."""
+    """Return the fault of a row's optional columns, or None."""
     for name, least in (("priority", -(2**63)), ("turn", 0)):
         if name not in form.extra or (given := cells.get(name)) in (None, ""):
             continue
@@ -451,7 +451,7 @@ def _column_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
 
 
 def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
-    """Return what is wrong with the hash_ids of a row, or None."""
+    """Return the fault of a row's hash_ids or block_size, or None."""
     if type(block_tokens) is not int or block_tokens < 1:
         return f"block_size must be a number of tokens from 1 up; it is {block_tokens!r:.60}"
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**63 for one in ids):
@@ -465,13 +465,11 @@ def hash_fault(ids: Any, prompt_tokens: int, block_tokens: Any) -> str | None:
 
 
 def _limit_fault(form: RowFormat, cells: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a row's max_tokens and ignore_eos, or None."""
+    """Return the fault of a row's max_tokens or ignore_eos, or None."""
     given, output, is_exact = cells.get("max_tokens"), cells[form.output], cells.get("ignore_eos")
     if form.kind == "csv":
-        output, is_exact = (
-            int(float(output)),
-            {"true": True, "false": False, "": False}.get(str(is_exact or ""), is_exact),
-        )
+        output = int(float(output))
+        is_exact = {"true": True, "false": False, "": False}.get(str(is_exact or ""), is_exact)
     cap = UNCAPPED if given in (None, "") else _number(given, form.kind)
     if cap is None or cap != int(cap) or not float(output) <= cap <= UNCAPPED:
         return f"max_tokens must be a whole number from {form.output} ({output}) up, or missing; it is {given!r}"

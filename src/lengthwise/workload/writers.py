@@ -1,4 +1,4 @@
-"""Writes workloads to files, in Parquet (lossless) or in another tool's format, and reads the Parquet files."""
+"""Writes workloads to Parquet (lossless) or to another tool's format, and reads Parquet files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, OutputError, TraceError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 from lengthwise.workload.trace_rows import HASHED_TOKENS, TEXTS, Source
 
@@ -48,7 +48,7 @@ _PARENTS, _DELAY, _IDS, _TURN = "after.parent", "after.delay_s", "prefixes.block
 
 
 def relation_columns(workload: Workload) -> dict[str, Any]:
-    """Return what requests wait for and which prompts begin alike, as columns of a file."""
+    """Return dependencies and shared prefixes as columns of a file; {} if the workload has neither."""
     columns: dict[str, Any] = {}
     if workload.after is not None:
         columns |= {_PARENTS: lists_of(workload.after.start, workload.after.parent), _DELAY: workload.after.delay_s}
@@ -59,7 +59,7 @@ def relation_columns(workload: Workload) -> dict[str, Any]:
 
 
 def relations_of(frame: Any, block_tokens: int) -> tuple[After | None, SharedPrefixes | None]:
-    """Return what ``relation_columns`` stored, None where the frame has no such columns."""
+    """Return the dependencies and shared prefixes in a frame with ``relation_columns``; None where it lacks them."""
     after = prefixes = None
     if _PARENTS in frame.columns:
         after = After(*flat(frame[_PARENTS]), frame[_DELAY].to_numpy())
@@ -69,7 +69,7 @@ def relations_of(frame: Any, block_tokens: int) -> tuple[After | None, SharedPre
 
 
 def flat(series: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Return the starts of the rows and all values of a column of lists, which ``lists_of`` makes."""
+    """Return the starts [n + 1] and the values [m] of a column of n lists: the inverse of ``lists_of``."""
     lengths = series.list.len().to_numpy().astype(np.int64)
     start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return start, series.filter(series.list.len() > 0).explode().to_numpy()
@@ -153,7 +153,7 @@ def extra_series(name: str, values: npt.NDArray[Any]) -> Any:
 
 
 def lists_of(start: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> Any:
-    """Return a column of lists, whose row i is ``values[start[i]:start[i + 1]]``."""
+    """Return a column of lists, in which row i is ``values[start[i]:start[i + 1]]``."""
     inner = pl.from_numpy(np.asarray(values), schema=["v"])["v"]
     row = pl.Series("row", np.repeat(np.arange(len(start) - 1), np.diff(start)))
     every = pl.DataFrame({"row": pl.Series(np.arange(len(start) - 1))})
@@ -196,11 +196,11 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
     """Write a workload to a file atomically; it is compressed if its name ends in .gz.
 
     Only Parquet is lossless and can store a closed loop. The other formats store arrivals and lengths. Vidur's also
-    stores tenants and max_tokens, and Mooncake's stores those, ignore_eos, "session", shared prefixes and what requests
-    wait for (as Agentic Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100
-    ns, and starts at 1970-01-01. ``format`` is one of WRITABLE. Without it, the suffix decides: .parquet, .csv
-    (Vidur's) or .jsonl (Mooncake's). Raises OutputError if the format is unclear or cannot represent the workload, or
-    the file cannot be written.
+    stores tenants and max_tokens, and Mooncake's stores those, ignore_eos, "session", shared prefixes and dependencies
+    (as Agentic Mooncake, with the additional keys block_size and previous_turn). Azure's rounds times to 100 ns, and
+    starts at 1970-01-01. ``format`` is one of WRITABLE. Without it, the suffix decides: .parquet, .csv (Vidur's) or
+    .jsonl (Mooncake's). Raises OutputError if the format is unclear, cannot hold a closed loop or an arrival, or the
+    file cannot be written; UnknownNameError for an unknown format; and InputError if it cannot hold dependencies.
     """
     path = Path(path)
     is_gzip = path.suffix.lower() == ".gz"
@@ -225,7 +225,7 @@ def write(workload: Workload, path: Path | str, format: str | None = None) -> No
             # Without a time in the header, the same workload gives the same bytes.
             target.write_bytes(gzip.compress(target.read_bytes(), compresslevel=6, mtime=0))
 
-    write_whole(path, write_file)
+    write_atomic(path, write_file)
 
 
 def _write_rows(workload: Workload, form: str, file: BinaryIO) -> None:

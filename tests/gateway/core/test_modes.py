@@ -111,7 +111,6 @@ def test_members_that_leave_do_not_hold_their_batch_up():
     for i in range(3):
         made.remove(1.1, i)
     assert sent(made.schedule(1.1)) == [4]
-    assert not made.dispatcher._batch_left
 
 
 @pytest.mark.parametrize(("long", "first"), [(100, 2), (1000, 3)])

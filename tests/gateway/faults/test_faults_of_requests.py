@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 import aiohttp
 from fault_world import CARE, ask, body, config_of, engine
@@ -49,7 +50,7 @@ async def troubles_while(fault: Fault, served: Callable[[int], bool]) -> tuple[s
             bad = asyncio.ensure_future(poisoned(gateway.port, over, got))
             async with asyncio.timeout(60):
                 while not served(got.total()) or not all(other.done() for other in others):
-                    troubles |= {w.unavailable_reason(gateway.fleet._clock()) for w in gateway.fleet.workers()}
+                    troubles |= {w.unavailable_reason(monotonic()) for w in gateway.fleet.workers()}
                     await asyncio.sleep(0.01)
             over.set()
             await bad
@@ -101,7 +102,7 @@ async def trouble_of_broken(fault: Fault) -> tuple[dict[str, str], Counter[int]]
             got = Counter[int]()
 
             def troubles() -> dict[str, str]:
-                return {w.name: w.unavailable_reason(gateway.fleet._clock()) for w in gateway.fleet.workers()}
+                return {w.name: w.unavailable_reason(monotonic()) for w in gateway.fleet.workers()}
 
             async with asyncio.timeout(60):
                 while not any(troubles().values()):

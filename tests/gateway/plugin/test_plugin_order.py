@@ -291,7 +291,6 @@ def test_what_is_over_is_forgotten():
         made.schedule()
         made.tokens()
     assert len(made.lengthwise.registry) <= 260
-    assert len(made.lengthwise.registry._overdue_times) <= 260
 
 
 def test_predictions_are_read_again_every_window():

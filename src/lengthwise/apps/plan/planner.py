@@ -21,7 +21,7 @@ from lengthwise.cost.model_error import deployment_notes
 from lengthwise.engine import simulate, warm_up
 from lengthwise.schema.app import PLAN_FORMAT, AppMethod, AppPlan, AppWhatIf, Cluster, Machine, TaskDraw, Tasks
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import mean_estimate
 
@@ -488,4 +488,4 @@ def write_plan(path: Path | str, plan: AppPlan) -> None:
         return None if isinstance(value, float) and math.isnan(value) else value
 
     content = {"format": PLAN_FORMAT, **plain(asdict(plan)), "idle_s": plan.idle_s}
-    write_whole(path, (json.dumps(content, allow_nan=False) + "\n").encode())
+    write_atomic(path, (json.dumps(content, allow_nan=False) + "\n").encode())

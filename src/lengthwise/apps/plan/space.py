@@ -13,7 +13,7 @@ from lengthwise.schema.app import Cluster, ModelPlan
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.specs import ModelSpec
 
 HOWS = ("start", "wake", "stop", "sleep")  # the first two end with a ready replica, the others with free GPUs
@@ -79,7 +79,7 @@ def write_switch_times(path: Path | str, times: SwitchTimes) -> None:
 
     names = ("model", "gpu", "tp", "pp", "how", "seconds")
     rows = [dict(zip(names, (*key, float(times.measured[key])), strict=True)) for key in sorted(times.measured)]
-    write_whole(path, tomlkit.dumps({"replica": rows}).encode())
+    write_atomic(path, tomlkit.dumps({"replica": rows}).encode())
 
 
 _PIPELINES = (2, 4, 8, 16)

@@ -24,7 +24,7 @@ from lengthwise.apps.run.job import Job, Layout
 from lengthwise.apps.run.progress import RunResult
 from lengthwise.schema.app import Ints
 from lengthwise.schema.errors import InputError, OutputError, UnknownNameError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 
 OUTPUTS, PARQUET, DEAD, MANIFEST = "outputs.jsonl", "outputs.parquet", "dead.jsonl", "manifest.json"
 LOCK = "run.lock"
@@ -86,7 +86,7 @@ def export(
     files: dict[str, str] = {}
     answers = write_lines(folder / OUTPUTS, _answers(ledger, layout, order, ids))
     if "parquet" in forms:
-        write_whole(folder / PARQUET, lambda path: _write_parquet(folder / OUTPUTS, path))
+        write_atomic(folder / PARQUET, lambda path: _write_parquet(folder / OUTPUTS, path))
         files[PARQUET] = sha256(folder / PARQUET)
     if "jsonl" in forms:
         files[OUTPUTS] = sha256(folder / OUTPUTS)
@@ -203,7 +203,7 @@ def counts(job: Job, completed: RunResult) -> dict[str, dict[str, int]]:
 def write_manifest(folder: Path, metadata: Mapping[str, Any]) -> None:
     """Write a manifest as sorted JSON."""
     text = json.dumps(metadata, indent=2, sort_keys=True, ensure_ascii=False, default=_plain)
-    write_whole(folder / MANIFEST, text.encode() + b"\n")
+    write_atomic(folder / MANIFEST, text.encode() + b"\n")
 
 
 def _plain(value: Any) -> Any:

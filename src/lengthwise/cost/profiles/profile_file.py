@@ -12,7 +12,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from lengthwise.schema.errors import InputError, ProfileError
-from lengthwise.schema.files import write_whole
+from lengthwise.schema.files import write_atomic
 from lengthwise.schema.profile import COLUMNS, TEXT_COLUMNS, Profile, ProfileFacts
 
 VERSION = 1
@@ -29,7 +29,7 @@ def write_profile(profile: Profile, path: Path | str) -> None:
         raise ProfileError(f"a profile's metadata must be JSON-able; {error}") from error
     columns = {n: profile[n].tolist() if n in TEXT_COLUMNS else profile[n] for n in COLUMNS}
     frame = pl.DataFrame(columns, schema_overrides=dict.fromkeys(TEXT_COLUMNS, pl.String))
-    write_whole(path, lambda place: frame.write_parquet(place, metadata={_KEY: metadata}))
+    write_atomic(path, lambda place: frame.write_parquet(place, metadata={_KEY: metadata}))
 
 
 def read_profile(path: Path | str) -> Profile:

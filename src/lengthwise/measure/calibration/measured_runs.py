@@ -16,7 +16,7 @@ from lengthwise.metrics import request_column
 from lengthwise.metrics.columns import clock_warning
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.records import IDLE_SHARE, Floats, RequestRecords, RunResult, Status, shape_facts
+from lengthwise.schema.records import MAX_CLIENT_CPU_SHARE, Floats, RequestRecords, RunResult, Status, shape_facts
 from lengthwise.schema.workload import Workload
 
 Mask = npt.NDArray[np.bool_]
@@ -88,7 +88,7 @@ def harmless_lateness(measured: RunResult) -> tuple[str, ...]:
     warning, share, lag = client.get("late_doubt"), client.get("cpu_share"), client.get("loop_lag")
     if not isinstance(warning, str) or warning not in measured.warnings:
         return ()
-    idle = isinstance(share, int | float) and share < IDLE_SHARE
+    idle = isinstance(share, int | float) and share < MAX_CLIENT_CPU_SHARE
     on_time = isinstance(lag, Mapping) and lag.get("surely_often") is False
     return (warning,) if idle and on_time and lateness_effect(measured) < MIN_LATENESS_EFFECT else ()
 
