@@ -76,10 +76,9 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
         r = simulate(Workload(np.zeros(450), prompt, output, concurrency=128), made, max_log_steps=0).requests
         runs[seed, column] = r.preemptions.sum(), output.sum() / r.finished_s.max()
     error = np.median(np.abs(runs / list(SWEEP.values()) - 1), axis=1)
-    both = (dict(zip(map(str, SWEEP), of, strict=True)) for of in (SWEEP.values(), runs.mean(axis=0).tolist()))
-    own = dict(zip(("measured", "simulated"), both, strict=True)) | {
-        "tokens_per_s_error": float(np.median(error[:, 1]))
-    }
+    own = {"measured": SWEEP.values(), "simulated": runs.mean(axis=0).tolist()}
+    own = {name: dict(zip(map(str, SWEEP), of, strict=True)) for name, of in own.items()}
+    own["tokens_per_s_error"] = float(np.median(error[:, 1]))
     return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 
 
