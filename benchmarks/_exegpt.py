@@ -18,7 +18,7 @@ from lengthwise.catalog import weight_bytes
 from lengthwise.config.workload import read_trace
 from lengthwise.schedule import Assumptions, Controls, Estimator, Strategy, TaskLengths
 from lengthwise.schedule.baselines import SYSTEMS, curve
-from lengthwise.schedule.length_drift import MOVES, evaluate_deployed, moments, moved
+from lengthwise.schedule.length_drift import MOVES, evaluate_deployed, moments, shift_moment
 from lengthwise.schedule.search_space import row_of
 from lengthwise.schema.errors import ScheduleError
 from lengthwise.schema.schedule import ScheduleRow
@@ -336,7 +336,7 @@ def _lost_without_bound(of: Estimator, strategies: Sequence[Strategy]) -> dict[s
     """
     choice, task, lost = chosen(planner(of, strategies), math.inf), of.setting.task, {}
     for change in (change for what, change in MOVES if what == "mean"):
-        pmf = moved(task.output_pmf, "mean", change, of.setting.model.max_model_len - task.max_prompt_tokens)
+        pmf = shift_moment(task.output_pmf, "mean", change, of.setting.model.max_model_len - task.max_prompt_tokens)
         other = of.replace(task=TaskLengths(task.prompt_pmf, pmf))
         best_rps = chosen(planner(other, strategies), math.inf).row.throughput_rps
         lost[f"{100 * change:+g} %"] = 1 - _on_unseen(choice, other, math.inf)["rps"] / best_rps

@@ -13,7 +13,7 @@ from _sections import Sections
 
 from lengthwise.config.workload import read_trace
 from lengthwise.schedule import Monitor, TaskLengths, Watcher
-from lengthwise.schedule.length_drift import moved
+from lengthwise.schedule.length_drift import shift_moment
 
 Rows = dict[str, Any]
 RATE = 0.01
@@ -44,7 +44,7 @@ def delays(_shared: Path, quick: bool) -> Rows:
     for preset, requests in PLANS:
         task, medians = TaskLengths.from_preset(preset), {}
         for what, by in MOVES:
-            after = moved(task.output_pmf, what, by, 4096)
+            after = shift_moment(task.output_pmf, what, by, 4096)
             medians[f"{what} {by:+g}"] = float(np.median([delay(task, requests, after, seed) for seed in seeds]))
         rows[f"drift.delay.{preset}.{requests or 'known'}"] = {"by_move": medians}
     return rows

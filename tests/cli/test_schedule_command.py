@@ -123,7 +123,7 @@ def test_quiet_prints_nothing(cli, short):
         (["--set", "deployment.model=opt-13c"], "opt-13b"),
         (["--set", "deployment.model=gpt-3-175b"], "need 175 GB on the fullest GPU, of 32.8 GB available (A40)"),
         (["--threshold", "0"], "must be above 0"),
-        (["--set", "workload.prompt.high=4000"], "must be within the 2048"),
+        (["--set", "workload.prompt.high=4000"], "must be within the context of opt-13b (2048 tokens)"),
         (["--set", "engine.max_model_len=908"], "(900 + 9 tokens) must be within engine.max_model_len, 908"),
         (["--bound-for", "10 tokens"], "it is 10 tokens, and the longest output has 9"),
         (["--cost", "tables:none.npz"], "tables of one tensor-parallel degree"),

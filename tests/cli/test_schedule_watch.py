@@ -9,12 +9,12 @@ import pytest
 
 from lengthwise import config, engine, measure
 from lengthwise.schedule import TaskLengths
-from lengthwise.schedule.length_drift import moved
+from lengthwise.schedule.length_drift import shift_moment
 from lengthwise.schema.records import SIMULATED, RunResult
 from lengthwise.usecases import schedule_adaptation, variants
 
 SUMMARIES = TaskLengths.from_preset("exegpt-s")
-LONGER = moved(SUMMARIES.output_pmf, "mean", 0.3, 1500)
+LONGER = shift_moment(SUMMARIES.output_pmf, "mean", 0.3, 1500)
 TEXT = """
 name = "summaries"
 [workload]

@@ -114,8 +114,8 @@ def test_the_measured_attention_backend_is_noted_if_the_deployment_names_none(re
 )
 def test_a_profile_of_a_device_as_its_driver_calls_it_is_of_the_catalogs_gpu(device, gpu):
     rows = profile(operators=("norms",), gpu=device)
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).same_model_and_gpu
-    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).same_model_and_gpu == (gpu == "MI300X")
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu(gpu))).is_same_model_and_gpu
+    assert rows_for(rows, replace(target(), gpu=catalog.gpu("MI300X"))).is_same_model_and_gpu == (gpu == "MI300X")
 
 
 @pytest.mark.parametrize("device", ["Tesla T4", "NVIDIA A10G"])
@@ -134,4 +134,4 @@ def test_a_gpu_file_with_an_alias_takes_a_profile_of_that_name(tmp_path):
     ):
         path = tmp_path / f"{name}.toml"
         path.write_text(text, "utf-8")
-        assert rows_for(rows, replace(target(), gpu=catalog.gpu(str(path)))).same_gpu
+        assert rows_for(rows, replace(target(), gpu=catalog.gpu(str(path)))).is_same_gpu

@@ -100,6 +100,6 @@ def test_an_unbounded_tail_ends_at_a_stated_quantile():
 
 
 def test_lengths_beyond_the_models_are_refused():
-    with pytest.raises(InputError, match="within the 1024 of t5-11b"):
+    with pytest.raises(InputError, match=r"within the context of t5-11b \(1024 tokens\)"):
         TaskLengths.fixed(1000, 25).require_within(catalog.model("t5-11b"))
     TaskLengths.fixed(1000, 24).require_within(catalog.model("t5-11b"))

@@ -153,7 +153,7 @@ def test_t5_hands_over_little_and_its_decoders_project_the_prompts():
     assert (got.throughput_rps > 0).all()
     whole_s = float(prefill_visit_s(tables[1], task, 8, 24))
     assert got.prefill_s[0] < 0.95 * whole_s
-    with pytest.raises(InputError, match="within the 1024"):
+    with pytest.raises(InputError, match=r"within the context of t5-11b \(1024 tokens\)"):
         Estimator(TaskLengths.from_preset("exegpt-c2"), cluster, t5, tables)
 
 

@@ -22,8 +22,9 @@ def admit_by_reserve(S, r, _now_s, _rank):
 def fits_reserved(S, r, candidate, taken):
     """Return whether the predicted peak of KV tokens fits with the waiting request ``candidate``.
 
-    Besides the residents, those of the first ``taken`` requests in ``tmp_slot`` count that are about to be admitted.
-    ``tmp_waiting_key`` gets each request's reserved tokens, in descending order, and ``tmp_waiting`` its tokens so far.
+    The peak includes the residents and, of the first ``taken`` requests in ``tmp_slot``, those that still wait and are
+    about to be admitted. ``tmp_waiting_key`` gets each request's reserved tokens, in descending order,
+    and ``tmp_waiting`` its tokens so far.
     """
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert(S, r, 0, candidate)

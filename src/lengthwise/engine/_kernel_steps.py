@@ -212,7 +212,8 @@ def _count_rounds(rep, prompts):
     ``marked_step`` is the latest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
     which they enter it. The first step that starts after the marked step has left is the marked micro-batch's next one:
     it is marked, and a round is counted. If the step after the marked one has left as well, the marked micro-batch has
-    no requests left: a round is counted for the step before the starting one, too.
+    no requests left. The step before the starting one is then marked instead, and a round is counted for it. If that
+    step has left, too, the starting step is marked, and a second round is counted.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1

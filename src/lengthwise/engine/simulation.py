@@ -38,7 +38,8 @@ def simulate(
             the step ends, but no request gets a token from it.
         strict: Raise InputError after the run if even an idle replica could not serve a request.
         max_log_steps: The kernel returns its logs (``Records.steps``, exact gaps between tokens) only if the run has at
-            most this many steps, and twice as many rows of gaps: one for each step and distinct gap in it.
+            most ``max_log_steps`` steps and at most ``2 * max_log_steps`` rows of gaps. A step adds a row for each
+            distinct gap in it.
         engine: "kernel" (compiled) or "reference" (plain Python: the same results, slow).
 
     Raises:

@@ -110,7 +110,10 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
 
 
 def hidden_host_note(variant: Variant) -> str:
-    """Return a warning if a named host, whose fit contains some overlap, is hidden, otherwise ""."""
+    """Return a warning if ``hide_host`` is set and the host is a named one, otherwise "".
+
+    The times of named hosts are fitted to engines that overlap host and GPU, so that the overlap would count twice.
+    """
     host = variant.scenario.deployment.host
     if not variant.deployment.scheduler.hide_host or not isinstance(host, str):
         return ""

@@ -269,7 +269,8 @@ _STEP[list(b"[{")] = 1
 _STEP[list(b"]}")] = -1
 _CHUNK = 1 << 18
 _OBJECTS, _TEXTS = 16, 32
-"""Limits for each allowed message. A message has 1 object and 4 strings, or with parts and tool calls 3 and 12."""
+"""Limits for each allowed message. A plain message has 1 object and 4 strings; one with a part and a tool call has 6
+and 17 (lists count as objects)."""
 _MIN_MESSAGES = 4096  # messages by which these limits are multiplied at least
 
 
