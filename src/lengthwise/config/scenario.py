@@ -359,8 +359,9 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
         notes.append(
             "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
         )
-    workload = scenario.workload
-    if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
+    workload, given = scenario.workload, "enable_prefix_caching" in scenario.engine.model_fields_set
+    given = given or any("enable_prefix_caching" in v.engine for v in scenario.variants)
+    if cached and given and not (workload.trace or workload.groups or workload.sessions or workload.tools):
         notes.append(
             "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"

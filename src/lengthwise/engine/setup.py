@@ -19,7 +19,9 @@ from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
     PREFIX_CACHES,
+    SCHEDULE_POLICIES,
     Deployment,
+    EngineLimits,
     KVOffloading,
     KVStorage,
     KVTransfer,
@@ -137,6 +139,9 @@ class Params:
         tracks_service: Whether the service that each tenant has received is counted.
         sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
+        schedule_policy: Position of SGLang's order of the queue in ``SCHEDULE_POLICIES``.
+        shuffle_seed: Seed of its order "random", below 2^31.
+        refreshes_prefixes: Whether prefixes of waiting requests count as used every so many passes (SGLang's "lru").
         chunked_prefill_size: Prompt tokens of a step in complete blocks, or 0 if prompts are computed in one piece.
         clip_tokens: Tokens of a request's output beyond which SGLang's own admission reserves no more.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
@@ -150,7 +155,13 @@ class Params:
     """
 
     def __init__(
-        self, deployment: Deployment, policies: Policies, workload: Workload, limit_s: float, all_replicas: int
+        self,
+        deployment: Deployment,
+        policies: Policies,
+        workload: Workload,
+        limit_s: float,
+        all_replicas: int,
+        seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
         self.replicas = deployment.parallel.replicas
@@ -197,6 +208,7 @@ class Params:
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
         self._read_engine_rules(scheduler)
+        self._read_order(scheduler, limits, seed)
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
@@ -219,6 +231,13 @@ class Params:
                 self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(settings.context_chunking_policy)
             else:
                 self.longest_prompt = self.token_budget
+
+    def _read_order(self, scheduler: Scheduler, limits: EngineLimits, seed: int | tuple[int, int]) -> None:
+        order = scheduler.sglang.schedule_policy if scheduler.sglang else "fcfs"
+        self.schedule_policy = SCHEDULE_POLICIES.index(order)
+        self.shuffle_seed = int(np.random.default_rng(seed).integers(2**31)) if scheduler.shuffles else 0
+        has_tree = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
+        self.refreshes_prefixes = has_tree and limits.radix_eviction_policy == "lru"
 
 
 @dataclass(frozen=True)
@@ -411,7 +430,7 @@ def _side(
         deployment,
         policies,
         Functions(*map(compile_policy if compiled else interpreted, policies)),
-        Params(deployment, policies, workload, limit_s, all_replicas),
+        Params(deployment, policies, workload, limit_s, all_replicas, seed),
         columns,
         empty_replica_plan=_empty_replica_plan(policies.batching, deployment),
         concurrency=workload.concurrency or 0,
