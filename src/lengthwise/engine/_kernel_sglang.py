@@ -137,7 +137,9 @@ def _tries_queue(S, r):
 @jit_cold
 def _prefill(S, r, now_s, rank):
     rep, w, params = S.replicas[r], S.work[0], S.params[0]
-    _order(S, r, now_s, rank)
+    ranks_again = params.rank_every_step == 1 or S.queues[rep.queue].overdue_at_s <= now_s
+    if ranks_again or params.schedule_policy != FCFS or params.prefix_caching > 0:
+        _order(S, r, now_s, rank)
     decodes = S.groups[rep.idle_group].members
     decoding = decodes if params.enable_mixed_chunk == 1 else 0
     w.left_input = params.max_prefill_tokens - decoding
@@ -157,7 +159,7 @@ def _prefill(S, r, now_s, rank):
     for i in range(w.prompts):
         slot = S.prompt_slot[w.flight, i]
         q = S.slots[slot]
-        if q.admission < 0:
+        if params.prefix_caching > 0 and q.admission < 0:
             S.results[q.index].cached_tokens = q.prefilled
         blocks = (q.prefilled + S.prompt_chunk[w.flight, i] + params.block_size - 1) // params.block_size
         rep.free_blocks -= blocks - q.blocks
@@ -403,23 +405,27 @@ def _has_prompt_budget(S):
     return S.work[0].left_input > 0 and S.work[0].left_chunk > 0
 
 
-@jit_cold
+@jit
 def _try(S, r, slot):
     """Add a waiting request to the step, or its first chunk, after the prefix that is cached."""
-    q, params = S.slots[slot], S.params[0]
+    q = S.slots[slot]
     q.context = q.prompt + q.generated
-    if params.prefix_caching == 0:
-        return _try_rest(S, r, slot)
-    found, _ = find_cached(S, r, q)
-    reuse_found(S, r, q, found)
-    q.blocks = found
-    q.prefilled = found * params.block_size
+    if S.params[0].prefix_caching > 0:
+        _take_prefix(S, r, q)
     tried = _try_rest(S, r, slot)
-    if tried != ADMITTED:
-        release_blocks(S, r, q, found)
+    if S.params[0].prefix_caching > 0 and tried != ADMITTED:
+        release_blocks(S, r, q, q.blocks)
         q.blocks = 0
         q.prefilled = 0
     return tried
+
+
+@jit_cold
+def _take_prefix(S, r, q):
+    found, _ = find_cached(S, r, q)
+    reuse_found(S, r, q, found)
+    q.blocks = found
+    q.prefilled = found * S.params[0].block_size
 
 
 @jit

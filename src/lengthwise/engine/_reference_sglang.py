@@ -252,7 +252,8 @@ class SglangReplica:
     @property
     def free_tokens(self) -> int:
         """Return the tokens of the free pages."""
-        return self.pool.free * self.limits.page_size
+        free: int = self.pool.free
+        return free * self.limits.page_size
 
     @property
     def free_rows(self) -> int:
@@ -460,7 +461,8 @@ class SglangReplica:
         """Return whether each of the sequences can have one more token."""
         pages = sum(q.rules.kv_tokens % self.limits.page_size == 0 for q in sequences)
         self._make_room(pages)
-        return pages <= self.pool.free
+        free: int = self.pool.free
+        return pages <= free
 
     def _extend(self, sequences: list[Request]) -> None:
         self._make_room(len(sequences))
