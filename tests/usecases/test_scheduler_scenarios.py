@@ -235,6 +235,22 @@ def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
     assert not other.enable_prefix_caching
 
 
+@pytest.mark.parametrize(
+    "both",
+    [
+        '[[variants]]\nname = "a"\nengine = "vllm"\n[[variants]]\nname = "b"\n',
+        '[search]\nspace = { engine = ["vllm", "sglang"] }\n',
+    ],
+    ids=["variants", "search"],
+)
+def test_a_comparison_of_engines_of_which_one_caches_prefixes_is_noted(both):
+    shared = ["workload.groups={ count = 2, system_prompt = 100 }"]
+    (note,) = config.loads(ENGINES + both, overrides=shared).notes
+    assert "set engine.enable_prefix_caching to compare them alike" in note
+    assert not config.loads(ENGINES + both).notes
+    assert not config.loads(ENGINES + both, overrides=[*shared, "engine.enable_prefix_caching=true"]).notes
+
+
 def test_sglangs_order_of_the_queue_is_a_setting():
     given = ["scheduler.sglang.schedule_policy=lpm", "workload.groups={ count = 2, system_prompt = 100 }"]
     (variant,) = variants.build(config.loads(ENGINES, overrides=given))

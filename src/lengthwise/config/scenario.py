@@ -340,6 +340,9 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     return scenario.with_origin(source, folder, notes)
 
 
+ENGINE_KEYS = ("engine", "engine.name")
+
+
 def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     """Return notes on cache settings without effect. Raises ScenarioError if every variant offloads without a size."""
     notes = list[str]()
@@ -361,7 +364,16 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
         )
     workload, given = scenario.workload, "enable_prefix_caching" in scenario.engine.model_fields_set
     given = given or any("enable_prefix_caching" in v.engine for v in scenario.variants)
-    if cached and given and not (workload.trace or workload.groups or workload.sessions or workload.tools):
+    shares = workload.trace or workload.groups or workload.sessions or workload.tools
+    engines = {one.engine.name for one in scenario.variant_scenarios()}
+    axes = [value for space in spaces for key, value in flat(space).items() if key in ENGINE_KEYS]
+    engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
+    if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
+        notes.append(
+            'engine = "sglang" caches prefixes, as its server does, and the other engines do not; set '
+            "engine.enable_prefix_caching to compare them alike"
+        )
+    if cached and given and not shares:
         notes.append(
             "enable_prefix_caching = true only keeps the blocks of preempted requests here: the workload has no shared "
             "prefixes ([workload.groups], [workload.sessions], [workload.tools] or a trace give some)"
