@@ -35,9 +35,9 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     test, counts, different, worlds = importlib.import_module(f"test_live_{engine}_steps"), Counter[str](), 0, 0
     if not test.SOURCES.exists():
         raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{engine.upper()}")
-    least, new = (1, 3) if quick else (STEPS, WORLDS)
-    while counts["steps"] < least:
-        found, wrong = test.compared(range(worlds, worlds + new), sys.executable)
+    new, python = 3 if quick else WORLDS, _vllm.require() if engine == "sglang" else sys.executable
+    while counts["steps"] < (1 if quick else STEPS):
+        found, wrong = test.compared(range(worlds, worlds + new), python)
         counts, different, worlds = counts + found, different + len(wrong), worlds + new
     return {f"engines.{engine}_steps_different": {"value": different, "worlds": worlds, **counts}}
 

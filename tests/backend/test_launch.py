@@ -9,7 +9,7 @@ import pytest
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, trtllm_launch, vllm_launch
 from lengthwise.policy import known, named, rank
-from lengthwise.schema.deployment import KVOffloading, KVStorage
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
 from lengthwise.schema.errors import InputError, UnknownNameError
 
 
@@ -125,6 +125,12 @@ def test_sglang_gets_the_radix_cache_that_was_simulated(policy, flag, note):
     assert value(launch, "--disable-radix-cache") is None
     assert value(launch, "--radix-eviction-policy") == flag
     assert message(launch, note)
+
+
+def test_sglang_gets_the_order_of_the_queue_that_was_simulated():
+    assert value(sglang_launch(deployment()), "--schedule-policy") == "fcfs"
+    by_limit = Scheduler("queue_order", sglang=SglangSettings(schedule_policy="lof"))
+    assert value(sglang_launch(deployment(scheduler=by_limit)), "--schedule-policy") == "lof"
 
 
 def test_asynchronous_scheduling_is_vllms_default_and_noted_where_it_was_not_simulated():

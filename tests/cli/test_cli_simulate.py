@@ -226,10 +226,10 @@ def test_explain_shows_where_predictions_matter(cli, scenario_file):
 
 
 def test_explain_refuses_what_the_rules_of_an_engine_do_not_cover(cli, scenario_file):
-    more = ("--set", "engine=sglang", "--set", "engine.enable_prefix_caching=true")
+    more = ("--set", "engine=sglang", "--set", "engine.prefix_cache=vllm")
     finished = cli("explain", scenario_file, *more)
     assert finished.code == 2
-    assert "not modelled with a prefix cache yet" in finished.err
+    assert "has SGLang's own prefix cache" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -255,16 +255,17 @@ def test_explain_mixes_decodes_and_prompts_where_the_scheduler_does(scenario_fil
 def test_explain_names_prefix_caches_that_are_not_modelled(cli, scenario_file):
     limited = ("--variant", "one", "--set", "workload.max_tokens=2000")
     shared = ("--set", "workload.groups={ count = 2, system_prompt = 100 }")
-    for engine_name, shown in (("vllm", "vllm"), ("sglang", "not modelled"), ("trtllm", "not modelled")):
+    for engine_name, shown in (("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "not modelled")):
         out = cli("explain", scenario_file, *limited, *shared, "--set", f"engine={engine_name}").out
         (row,) = [line.split("  ") for line in out.splitlines() if line.startswith("engine.prefix_cache")]
         cells = [cell.strip() for cell in row if cell.strip()]
         assert sorted(cells[1:4]) == ["not modelled", "sglang", "vllm"]
         assert cells[4] == shown
-        found = (
-            "which engine.enable_prefix_caching = true would find" if shown == "vllm" else "which no cache finds yet"
-        )
-        assert found in " ".join(out.split())
+        found = {
+            "vllm": "which engine.enable_prefix_caching = true would find", "sglang": "SGLang's radix tree, pages of 1",
+            "not modelled": "which no cache finds yet",
+        }  # fmt: skip
+        assert found[shown] in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from lengthwise.engine import simulate
-from lengthwise.schema.deployment import Deployment, EngineLimits, KvPlan, Parallelism, Scheduler, SglangSettings
+from lengthwise.schema.deployment import (
+    SCHEDULE_POLICIES,
+    Deployment,
+    EngineLimits,
+    KvPlan,
+    Parallelism,
+    Scheduler,
+    SglangSettings,
+)
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Rejection
-from lengthwise.schema.workload import UNCAPPED, Workload
+from lengthwise.schema.workload import UNCAPPED, SharedPrefixes, Workload
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 from worlds import GPU, MODEL, NODE, cost_tables
@@ -103,8 +111,94 @@ def test_requests_that_ignore_eos_run_beside_each_other_if_their_ends_fit(engine
     assert r.scheduled_s[1] == r.first_token_s[0]
 
 
+CACHED = {"enable_prefix_caching": True, "prefix_cache": "sglang"}
+
+
+def sharing(documents, own, output, arrival_s=None):
+    """Requests whose prompts have the 40 tokens of a document (-1: none) and ``own`` tokens."""
+    documents, own = np.array(documents), np.array(own)
+    shared = np.where(documents < 0, 0, 40)
+    ids = np.concatenate([np.arange(40) + 100 * one for one in documents if one >= 0])
+    prefixes = SharedPrefixes(1, np.concatenate([[0], np.cumsum(shared)]), ids)
+    work = requests(shared + own, output, [20] * len(own), prefixes=prefixes)
+    return dataclasses.replace(work, arrival_s=np.zeros(len(own)) if arrival_s is None else np.array(arrival_s))
+
+
+def served(workload, made, engine, **options):
+    """The numbers of the requests in the order of their first admissions."""
+    return np.argsort(simulate(workload, made, engine=engine, **options).requests.scheduled_s).tolist()
+
+
+@ENGINES
+def test_the_largest_limit_goes_first_by_lof(engine):
+    work = requests([10] * 4, [5] * 4, [20, 60, 40, 60])
+    assert served(work, deployment(100, {"max_num_seqs": 1}, schedule_policy="lof"), engine) == [1, 3, 2, 0]
+
+
+def test_a_random_order_repeats_with_its_seed_in_both_engines():
+    work, made = requests([10] * 6, [5] * 6, [20] * 6), deployment(99, {"max_num_seqs": 1}, schedule_policy="random")
+    orders = [served(work, made, "kernel", seed=seed) for seed in range(6)]
+    assert orders == [served(work, made, "reference", seed=seed) for seed in range(6)]
+    assert len(set(map(tuple, orders))) > 3
+
+
+@ENGINES
+@pytest.mark.parametrize(("order", "second"), [("fcfs", 1), ("lpm", 2)])
+def test_the_longest_cached_prefix_goes_first_by_lpm(engine, order, second):
+    work = sharing([0, -1, 0], [5, 30, 8], [9, 9, 9], [0, 1e-9, 1e-9])
+    made = deployment(200, CACHED | {"max_num_seqs": 1}, schedule_policy=order)
+    found = simulate(work, made, engine=engine).requests
+    assert np.argsort(found.scheduled_s).tolist()[1] == second
+    assert found.cached_tokens.tolist() == [0, 0, 40]
+
+
+@ENGINES
+@pytest.mark.parametrize(("order", "cached"), [("fcfs", 0), ("lpm", 40)])
+def test_of_requests_that_begin_alike_lpm_tries_one_early(engine, order, cached):
+    # A step has 64 tokens of prompts: all of the first request, and 19 of the second one or, by lpm, of the third one.
+    found = simulate(
+        sharing([0, 0, -1], [5, 5, 20], [9] * 3), deployment(400, CACHED, schedule_policy=order), engine=engine
+    )
+    assert found.requests.cached_tokens.tolist() == [0, cached, 0]
+    assert found.steps.prefill_tokens[:2].tolist() == [64, 45 - cached - 19 + 20 if cached else 46]
+
+
+@ENGINES
+@pytest.mark.parametrize(("order", "expected"), [("fcfs", [0, 1, 2, 3, 4]), ("dfs-weight", [0, 1, 3, 2, 4])])
+def test_the_part_of_the_tree_with_most_waiting_requests_goes_first_by_dfs_weight(engine, order, expected):
+    # Two requests wait for the second document and one for the first; then one for each, and the first one is older.
+    made = deployment(400, CACHED | {"max_num_seqs": 1}, schedule_policy=order)
+    documents, own, output = [0, 1, 0, 1, 1], [5] * 5, [9] * 5
+    second = simulate(sharing(documents[:2], own[:2], output[:2], [0, 1e-9]), made, engine=engine).requests.scheduled_s[
+        1
+    ]
+    assert served(sharing(documents, own, output, [0, 1e-9, *[second + 1e-9] * 3]), made, engine) == expected
+
+
+@pytest.mark.parametrize("order", SCHEDULE_POLICIES)
+def test_both_engines_agree_with_a_long_queue(order):
+    rng = np.random.default_rng(7)
+    documents = rng.integers(-1, 9, 150)
+    work = sharing(documents, rng.integers(1, 60, 150), rng.integers(1, 20, 150), np.repeat([0.0, 0.05], [140, 10]))
+    made = deployment(700, CACHED, schedule_policy=order)
+    one, other = (simulate(work, made, engine=engine).requests for engine in ("reference", "kernel"))
+    for name in ("scheduled_s", "finished_s", "cached_tokens", "preemptions"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert one.cached_tokens.sum() > 1000
+
+
+@ENGINES
+def test_only_tokens_after_the_prefix_count_in_a_step(engine):
+    made = deployment(400, CACHED | {"max_num_seqs": 1})
+    steps = simulate(sharing([0, 0], [5, 30], [9, 9]), made, engine=engine).steps
+    assert steps.prefill_tokens[steps.prefill_seqs > 0].tolist() == [45, 30]
+
+
 WRONG = [
-    ({"limits": {"enable_prefix_caching": True}}, "not modelled with a prefix cache yet"),
+    ({"limits": {"enable_prefix_caching": True}}, "has SGLang's own prefix cache; prefix_cache is 'vllm'"),
+    ({"schedule_policy": "lpm"}, 'schedule_policy "lpm" orders requests by their prefixes in the cache'),
+    ({"schedule_policy": "sjf"}, "there is no schedule_policy named 'sjf'"),
+    ({"schedule_policy": "lof", "rank": "sjf"}, "\"lof\" orders the queue by itself, and rank 'sjf' would change"),
     ({"limits": {"max_step_seqs": 4}}, "not modelled with max_step_seqs yet"),
     ({"limits": {"watermark": 0.01}}, "not modelled with a watermark yet"),
     ({"limits": {"max_in_flight": 2}}, "not modelled with max_in_flight above 1 yet"),

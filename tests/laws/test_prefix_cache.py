@@ -21,7 +21,7 @@ from lengthwise.schema.workload import After, Workload
 sys.path.insert(0, str(Path(__file__).parent))
 from sides import disaggregated
 from test_kernel_agrees import EXAMPLES, assert_same
-from worlds import deployments, shared_prefixes
+from worlds import deployments, limited, sglang_worlds, shared_prefixes
 
 INFINITY = float("inf")
 PREFIX_ROUTERS = (
@@ -70,9 +70,22 @@ def turns_and_groups(draw):
     )  # fmt: skip
 
 
+@st.composite
+def sglang_caches(draw):
+    """Requests with limits and prefixes in common, on replicas that SGLang schedules with its radix cache."""
+    _, deployment = draw(sglang_worlds())
+    limits = dataclasses.replace(deployment.limits, enable_prefix_caching=True)
+    workload = draw(limited(draw(turns_and_groups()), deployment.max_model_len))
+    return workload, dataclasses.replace(deployment, limits=limits)
+
+
+WORLDS = st.one_of(st.tuples(turns_and_groups(), caching_deployments()), sglang_caches())
+
+
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(turns_and_groups(), caching_deployments(), st.sampled_from([INFINITY, INFINITY, 0.2]))
-def test_kernel_and_reference_agree_with_prefixes(workload, deployment, time_limit_s):
+@given(WORLDS, st.sampled_from([INFINITY, INFINITY, 0.2]))
+def test_kernel_and_reference_agree_with_prefixes(world, time_limit_s):
+    workload, deployment = world
     kernel, reference = (
         simulate(workload, deployment, time_limit_s=time_limit_s, engine=engine) for engine in ("kernel", "reference")
     )
@@ -99,8 +112,9 @@ def tokens_of(workload):
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(turns_and_groups(), caching_deployments())
-def test_what_is_found_was_computed_by_an_earlier_request_and_is_computed_no_more(workload, deployment):
+@given(WORLDS)
+def test_what_is_found_was_computed_by_an_earlier_request_and_is_computed_no_more(world):
+    workload, deployment = world
     records = simulate(workload, deployment)
     r, tokens = records.requests, tokens_of(workload)
     for i in np.flatnonzero(r.cached_tokens > 0):

@@ -273,8 +273,9 @@ class Entered(Doorkeeper):
 @given(sglang_worlds(), st.sampled_from(RANKS), st.sampled_from([0.001, 0.01, 0.05, INFINITY]))
 def test_by_sglangs_rules_no_request_passes_an_overdue_one_or_without_a_rank_an_earlier_one(world, rank, max_wait_s):
     workload, deployment = world[0].without_dependencies(), world[1]
+    by_entry = dataclasses.replace(deployment.scheduler.sglang, schedule_policy="fcfs")
     for kind, by in ((Bounded, rank), (Entered, "queue_order")):
-        scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s)
+        scheduler = dataclasses.replace(deployment.scheduler, rank=by, max_wait_s=max_wait_s, sglang=by_entry)
         if kind is Bounded or max_wait_s == INFINITY:
             observe(kind, workload, dataclasses.replace(deployment, scheduler=scheduler))
 

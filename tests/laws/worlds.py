@@ -14,7 +14,9 @@ from lengthwise.schema.cost_tables import MERGED, PER_REQUEST, AttentionRule, Co
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
+    PREFIX_POLICIES,
     RADIX_EVICTION_POLICIES,
+    SCHEDULE_POLICIES,
     Deployment,
     EngineLimits,
     KvPlan,
@@ -245,14 +247,22 @@ def deployments(draw: st.DrawFn) -> Deployment:
 
 @st.composite
 def sglang_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
-    """Requests with limits on replicas that SGLang's rules schedule, with any settings, rank and router."""
-    chunked = draw(st.booleans())
+    """Requests with limits on replicas that SGLang's rules schedule, with any settings, order, cache and router."""
+    chunked, cached = draw(st.booleans()), draw(st.booleans())
+    orders = [one for one in SCHEDULE_POLICIES if cached or one not in PREFIX_POLICIES]
+    order = draw(st.sampled_from(["fcfs", *orders]))
     settings = SglangSettings(
         draw(st.sampled_from([0.0, 0.1, 1.0, 1.6])), draw(st.sampled_from([16, 64, 16384])), chunked,
-        chunked and draw(st.booleans()),
+        chunked and draw(st.booleans()), order,
     )  # fmt: skip
     reserve = draw(reserves())
-    return draw(engine_worlds("queue_order", sglang=settings, **reserve))
+    own = {} if order == "fcfs" else {"rank": "queue_order", "max_wait_s": INFINITY}
+    workload, deployment = draw(engine_worlds("queue_order", own, sglang=settings, **reserve))
+    eviction = draw(st.sampled_from(["lru", "lru", *RADIX_EVICTION_POLICIES]))
+    limits = dataclasses.replace(
+        deployment.limits, enable_prefix_caching=cached, prefix_cache="sglang", radix_eviction_policy=eviction
+    )
+    return workload, dataclasses.replace(deployment, limits=limits)
 
 
 @st.composite
@@ -299,18 +309,16 @@ def limited(draw: st.DrawFn, workload: Workload, max_model_len: int) -> Workload
 
 
 @st.composite
-def engine_worlds(draw: st.DrawFn, own_rank: str, **settings: Any) -> tuple[Workload, Deployment]:
-    """Requests with limits on replicas that an engine's own rules schedule, with any rank and router."""
+def engine_worlds(
+    draw: st.DrawFn, own_rank: str, given: dict[str, Any] | None = None, **settings: Any
+) -> tuple[Workload, Deployment]:
+    """Requests with limits on replicas that an engine's own rules schedule, with any router, and rank if not given."""
     workload, other = draw(workloads()), draw(deployments())
     workload = draw(limited(workload, other.max_model_len))
     limits = dataclasses.replace(other.limits, max_step_seqs=None, enable_prefix_caching=False, watermark=None)
     ranks = [*sorted(known("rank")), *[own_rank] * 8]
-    made = Scheduler(
-        draw(st.sampled_from(ranks)),
-        router=draw(st.sampled_from(ROUTERS)),
-        max_wait_s=draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5])),
-        **settings,
-    )
+    axes = {"rank": draw(st.sampled_from(ranks)), "max_wait_s": draw(st.sampled_from([INFINITY, INFINITY, 0.05, 0.5]))}
+    made = Scheduler(router=draw(st.sampled_from(ROUTERS)), **{**axes, **(given or {}), **settings})
     parallel = dataclasses.replace(other.parallel, pp=1)
     tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)

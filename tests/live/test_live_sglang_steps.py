@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from itertools import zip_longest
@@ -15,19 +14,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 from plugin_engines import ROOT
+from radix_steps import signature
 
-from lengthwise import policy
 from lengthwise.engine import deploy
-from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
-from lengthwise.engine._reference_state import BlockPool, Request, RulesState, Step, Wait
+from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica, shuffle_key
+from lengthwise.engine._reference_state import RADIX_ORDERS, BlockPool, Request, RulesState, Step, Wait
+from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
-from lengthwise.schema.deployment import EngineLimits, Scheduler, SglangSettings
-from lengthwise.schema.workload import Workload
+from lengthwise.schema.deployment import (
+    PREFIX_POLICIES,
+    RADIX_EVICTION_POLICIES,
+    SCHEDULE_POLICIES,
+    EngineLimits,
+    Scheduler,
+    SglangSettings,
+)
+from lengthwise.schema.workload import SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 WORLDS = int(os.environ.get("LENGTHWISE_SGLANG_WORLDS", "100"))
+SEED = 0
 SOURCES = Path(os.environ.get("LENGTHWISE_SGLANG", ROOT / ".engines" / "sglang-mem-cache"))
 """The part of SGLang's package that ``make engine`` unpacks."""
 
@@ -40,11 +48,14 @@ def world(seed):
     tokens = int(rng.integers(120, 400 if tight else 600)) // size * size
     seqs = int(rng.integers(8, 30) if tight else rng.integers(1, 16))
     chunk = None if rng.random() < 0.25 else max(int(rng.integers(seqs, 120)), seqs + size) // size * size + size
-    longest, often = max(4, tokens // (8 if tight else 2) - 2 * size), rng.uniform(0.3 if tight else 0.05, 1)
+    cached = seed % 2 == 1
+    longest = max(4, tokens // (2 if not tight else 4 if cached else 8) - 2 * size)
+    often = rng.uniform(0.3 if tight else 0.05, 1)
+    shared = Sharing(rng, size, longest) if cached else None
     requests, arrival = [], 0
     for _ in range(int(rng.integers(5, 60))):
         arrival += int(rng.geometric(often)) - 1
-        prompt = int(rng.integers(1, longest))
+        prompt = shared.prompt(requests) if shared else int(rng.integers(1, longest))
         # SGLang lowers a limit to what an empty pool has. With ignore_eos it reserves a little more, or would be stuck.
         most = tokens - -(-prompt // size) * size - size - 1 - exact * (size + 1)
         output = int(min(rng.geometric(1 / 60), most))
@@ -56,19 +67,79 @@ def world(seed):
         "page_size": size, "pages": tokens // size, "max_num_seqs": seqs, "chunked_prefill_size": chunk,
         "max_prefill_tokens": int(rng.integers(40, 400)), "mixed": bool(chunk is not None and rng.random() < 0.4),
         "conservativeness": float(rng.choice([0.0, 0.1, 0.3, 1.0, 1.6])),
-        "policy": str(rng.choice(["fcfs", "fcfs", "lof"])), "requests": requests,
-        "overlap": bool(rng.random() < 0.5), "clip": int(rng.choice([20, 4096])),
+        "policy": str(rng.choice([one for one in SCHEDULE_POLICIES if cached or one not in PREFIX_POLICIES])),
+        "requests": requests, "overlap": bool(not cached and rng.random() < 0.5), "clip": int(rng.choice([20, 4096])),
+        "cached": cached, "eviction": str(rng.choice(["lru", "lru", *RADIX_EVICTION_POLICIES])),
+        "max_matched": int(rng.choice([3, 128])), "in_batch_tokens": size * int(rng.integers(1, 5)),
+        "shuffle_seed": int(np.random.default_rng(SEED).integers(2**31)),
+        "priority": rng.integers(0, 3, len(requests)).tolist(), **(shared.made(requests) if shared else {}),
     }  # fmt: skip
+
+
+class Sharing:
+    """Prompts that begin with documents in common, or with the prompt and the output of another request."""
+
+    def __init__(self, rng, size, longest):
+        self.rng, self.longest, self.block = rng, longest, size * int(rng.choice([1, 2]))
+        self.starts, self.ids, self.turns = [0], [], []
+        self.documents = rng.integers(0, 2, (int(rng.integers(1, 5)), 40)).tolist()
+
+    def prompt(self, requests):
+        """Return the prompt tokens of the next request."""
+        rng, tokens, turn, ids = self.rng, int(self.rng.integers(1, self.longest)), -1, []
+        if requests and rng.random() < 0.4:
+            turn = int(rng.integers(len(requests)))
+            if (before := sum(requests[turn][1:3])) < self.longest:
+                tokens = before + int(rng.integers(1, self.longest - before + 1))
+            else:
+                turn = -1
+        if turn < 0 and rng.random() < 0.8:
+            ids = self.documents[int(rng.integers(len(self.documents)))][
+                : int(rng.integers(0, tokens // self.block + 1))
+            ]
+        self.ids += ids
+        self.starts.append(len(self.ids))
+        self.turns.append(turn)
+        return tokens
+
+    def made(self, requests):
+        """Return what a world has of its requests' tokens."""
+        prefixes = SharedPrefixes(self.block, np.array(self.starts), np.array(self.ids, int), np.array(self.turns))
+        _, prompt, output, *_ = (np.array(column) for column in zip(*requests, strict=True))
+        nodes = prefix_nodes(prompt, output, prefixes, 1)
+        shared = [self.block, self.starts, self.ids, self.turns]
+        return {"tokens": [nodes.of(i).tolist() for i in range(len(requests))], "prefixes": shared}
 
 
 class Recorder(Reference):
     """Records every step as ``sglang_steps.py`` prints it."""
 
-    def __init__(self, setup, clip_tokens):
+    def __init__(self, setup, one):
         super().__init__(setup)
-        (rep,) = self.replicas
-        rep.sglang.limits = dataclasses.replace(rep.sglang.limits, clip_tokens=clip_tokens)
-        self.lines, self.retracted = [], []
+        (rep,), names = self.replicas, ("max_matched", "in_batch_tokens")
+        own = {name: one[name] for name in names} | {"clip_tokens": one["clip"]}
+        rep.sglang.limits = dataclasses.replace(rep.sglang.limits, **own)
+        self.lines, self.retracted, self.one = [], [], one
+        if one["cached"]:
+            size = one["page_size"]
+            self.tokens = {
+                node: tokens[k * size : (k + 1) * size]
+                for i, tokens in enumerate(one["tokens"])
+                for k, node in enumerate(setup.nodes.of(i).tolist())
+            }
+        self.memory = self.state()
+
+    def state(self):
+        """What a line has of the memory after a step."""
+        (rep,), size = self.replicas, self.one["page_size"]
+        if not self.one["cached"]:
+            return rep.pool.free * size, []
+        tree = rep.pool
+        tokens = {id(n): [t for page in n.pages for t in self.tokens[page]] for n in tree.segments()}
+        segments = [[tokens[id(n)], n.holders, n.hits, n.priority] for n in tree.segments() if n.parent]
+        leaves = [n for n in tree.segments() if n.parent and not n.children and not n.holders]
+        order = [tokens[id(n)] for n in sorted(leaves, key=RADIX_ORDERS[self.one["eviction"]])]
+        return tree.free * size, [(tree.free - tree.evictable) * size, signature(segments, order)]
 
     def _preempt(self, rep, step, q):
         super()._preempt(rep, step, q)
@@ -77,16 +148,20 @@ class Recorder(Reference):
     def _launch(self, rep, step):
         super()._launch(rep, step)
         while len(self.lines) < step.start_s:
-            tokens = rep.s.params.total_blocks * rep.s.params.block_size
-            self.lines.append(["idle", [], [], tokens, rep.sglang.ratio.initial])
+            self.add(["idle", [], [], None, rep.sglang.ratio.initial])
         self.lines.append(line(step, self.retracted, None, rep.sglang.ratio.now))
         self.retracted = []
 
     def _end_step(self, rep, now):
         has_ended = super()._end_step(rep, now)
         if has_ended:
-            self.lines[-1][3] = rep.pool.free * rep.s.params.block_size
+            self.memory = self.state()
+            self.add(self.lines.pop())
         return has_ended
+
+    def add(self, one):
+        free_tokens, tree = self.memory
+        self.lines.append([*one[:3], free_tokens, one[4], *tree])
 
 
 def line(step, retracted, free_tokens, ratio):
@@ -96,51 +171,47 @@ def line(step, retracted, free_tokens, ratio):
     return [kind, tokens, retracted, free_tokens, ratio]
 
 
-@policy.rank
-def longest_limit(priority):
-    """SGLang's policy lof, for requests whose priority is their negative limit."""
-    return float(priority)
-
-
-@policy.rank
-def queue_order():
-    """SGLang's policy fcfs: a retracted request joins the queue at its end."""
-    return 0.0
-
-
 def own_steps(one):
-    """The steps of the reference engine, each of one second; with overlap, those of its rules."""
+    """The steps of the reference engine, each of one second, and how many requests found a prefix.
+
+    With overlap, the steps are those of its rules.
+    """
     if one["overlap"]:
-        return overlapping_steps(one)
+        return overlapping_steps(one), 0
     arrival, prompt, output, cap, exact = (np.array(column) for column in zip(*one["requests"], strict=True))
     chunk, tokens = one["chunked_prefill_size"], one["pages"] * one["page_size"]
     limits = EngineLimits(
         max_num_seqs=one["max_num_seqs"], max_num_batched_tokens=chunk or 2048, block_size=one["page_size"],
-        max_model_len=tokens,
+        max_model_len=tokens, enable_prefix_caching=one["cached"], prefix_cache="sglang",
+        radix_eviction_policy=one["eviction"],
     )  # fmt: skip
-    settings = SglangSettings(one["conservativeness"], one["max_prefill_tokens"], chunk is not None, one["mixed"])
-    rank = longest_limit if one["policy"] == "lof" else queue_order
-    made = deploy(
-        "llama-3.1-8b", "H100", limits=limits, num_blocks=one["pages"], scheduler=Scheduler(rank, sglang=settings)
+    settings = SglangSettings(
+        one["conservativeness"], one["max_prefill_tokens"], chunk is not None, one["mixed"], one["policy"]
     )
+    made = deploy(
+        "llama-3.1-8b", "H100", limits=limits, num_blocks=one["pages"],
+        scheduler=Scheduler("queue_order", sglang=settings),
+    )  # fmt: skip
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
     free["host_s"] = np.ones_like(made.cost.host_s)
     made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free))
     workload = Workload(
-        arrival.astype(float), prompt, output, priority=-cap, max_tokens=cap, ignore_eos=exact.astype(bool)
-    )
-    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), one["clip"])
+        arrival.astype(float), prompt, output, priority=-np.array(one["priority"]), max_tokens=cap,
+        ignore_eos=exact.astype(bool),
+    )  # fmt: skip
+    setup = prepare(workload, made, seed=SEED, limit_s=np.inf, compiled=False)
+    if one["cached"]:
+        block, *columns = one["prefixes"]
+        shared = SharedPrefixes(block, *(np.array(column, int) for column in columns))
+        setup = dataclasses.replace(setup, nodes=prefix_nodes(prompt, output, shared, one["page_size"]))
+    engine = Recorder(setup, one)
     engine.run()
-    return engine.lines
+    return engine.lines, int((engine.results["cached_tokens"] > 0).sum())
 
 
 def overlapping_steps(one):
     """The steps of a world by the rules of the reference engine, each of which ends when the next one is formed."""
     pool, waiting, retracted = BlockPool(one["pages"]), [], []
-
-    def update_keys():
-        for q in waiting:
-            q.wait.key = -q.rules.max_tokens if one["policy"] == "lof" else 0
 
     def release(q):
         pool.release((), q.blocks)
@@ -154,9 +225,10 @@ def overlapping_steps(one):
     replica = SglangReplica(
         SglangLimits(
             one["page_size"], one["max_num_seqs"], one["max_prefill_tokens"], one["chunked_prefill_size"], one["mixed"],
-            one["conservativeness"], one["clip"],
+            one["conservativeness"], one["clip"], one["policy"],
         ),
-        pool, waiting, update_keys, preempt,
+        pool, waiting, lambda: None, preempt,
+        shuffle_key=lambda number, q: shuffle_key(one["shuffle_seed"], 0, number, q.index),
     )  # fmt: skip
     requests = [
         Request(i, arrival, prompt, output, Wait(arrival), rules=RulesState(cap, exact))
@@ -188,7 +260,8 @@ def sglang_steps(worlds, python):
         path = Path(folder) / "worlds.json"
         path.write_text(json.dumps(worlds))
         words = [python, str(Path(__file__).parent / "sglang_steps.py"), str(SOURCES), str(path)]
-        ran = subprocess.run(words, capture_output=True, text=True, timeout=3000, check=False)
+        own = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=3000, check=False, env=own)
         assert ran.returncode == 0, ran.stderr[-3000:]
         return json.loads(ran.stdout.splitlines()[-1])
 
@@ -198,8 +271,8 @@ def compared(seeds, python):
     worlds = [world(seed) for seed in seeds]
     counts, different = Counter(), []
     for seed, one, expected in zip(seeds, worlds, sglang_steps(worlds, python), strict=True):
-        own = own_steps(one)
-        if isinstance(expected[-1], str):  # From here on SGLang computes a prompt incompletely.
+        own, hits = own_steps(one)
+        if isinstance(expected[-1], str):  # From here on SGLang computes a prompt incompletely, or it has stopped.
             own = own[: len(expected[:-1])]
             counts[expected.pop()] += 1
         for number, (found, of_sglang) in enumerate(zip_longest(own, expected)):
@@ -208,11 +281,16 @@ def compared(seeds, python):
         counts += Counter(line[0] for line in expected)
         counts["retractions"] += sum(len(line[2]) for line in expected)
         counts["steps"] += len(expected)
+        counts["cached_steps"] += len(expected) * one["cached"]
+        counts[f"{one['policy']}_steps"] += len(expected)
+        counts["prefixes_found"] += hits
     return counts, different
 
 
-def test_every_step_is_that_of_sglang():
-    counts, different = compared(range(WORLDS), sys.executable)
+def test_every_step_is_that_of_sglang(engine_python):
+    counts, different = compared(range(WORLDS), engine_python)
     assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
-    assert min(counts[kind] for kind in ("prefill", "mixed", "decode", "idle", "retractions")) > WORLDS / 2, counts
+    kinds = ("prefill", "mixed", "decode", "idle", "retractions", "prefixes_found", "cached_steps")
+    assert min(counts[kind] for kind in kinds) > WORLDS / 2, counts
+    assert min(counts[f"{policy}_steps"] for policy in SCHEDULE_POLICIES) > WORLDS, counts

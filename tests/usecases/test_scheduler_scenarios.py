@@ -225,6 +225,43 @@ def test_a_named_engine_has_its_scheduler_host_and_limits():
     assert config.loads(one.to_toml()).model_dump() == one.model_dump()
 
 
+def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
+    on, off = (
+        variants.deployment(config.loads(ENGINES, overrides=more)).limits
+        for more in ([], ["engine.enable_prefix_caching=false"])
+    )
+    assert (on.enable_prefix_caching, on.prefix_cache) == (True, "sglang")
+    assert not off.enable_prefix_caching
+    assert not config.loads(ENGINES).notes
+    other = variants.deployment(config.loads(ENGINES, overrides=["engine=vllm"])).limits
+    assert not other.enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        '[[variants]]\nname = "a"\nengine = "vllm"\n[[variants]]\nname = "b"\n',
+        '[search]\nspace = { engine = ["vllm", "sglang"] }\n',
+    ],
+    ids=["variants", "search"],
+)
+def test_a_comparison_of_engines_of_which_one_caches_prefixes_is_noted(both):
+    shared = ["workload.groups={ count = 2, system_prompt = 100 }"]
+    (note,) = config.loads(ENGINES + both, overrides=shared).notes
+    assert "set engine.enable_prefix_caching to compare them alike" in note
+    assert not config.loads(ENGINES + both).notes
+    assert not config.loads(ENGINES + both, overrides=[*shared, "engine.enable_prefix_caching=true"]).notes
+
+
+def test_sglangs_order_of_the_queue_is_a_setting():
+    given = ["scheduler.sglang.schedule_policy=lpm", "workload.groups={ count = 2, system_prompt = 100 }"]
+    (variant,) = variants.build(config.loads(ENGINES, overrides=given))
+    assert variant.deployment.scheduler.sglang.schedule_policy == "lpm"
+    assert simulate(variant.workload(0), variant.deployment, seed=0).requests.cached_tokens.sum() > 0
+    with pytest.raises(ScenarioError, match=r"scheduler\.sglang\.schedule_policy.*'fcfs', 'lpm', 'dfs-weight', 'lof'"):
+        config.loads(ENGINES, overrides=["scheduler.sglang.schedule_policy=lmp"])
+
+
 def test_what_a_scenario_gives_precedes_the_defaults_of_its_engine():
     given = ["engine.block_size=16", "deployment.host=default", "scheduler.rank=sjf", "workload.predicted=oracle"]
     one = config.loads(ENGINES, overrides=given)

@@ -66,7 +66,7 @@ def sglang_launch(
         "--enable-mixed-chunk": own.enable_mixed_chunk if own else is_chunked,
         "--max-prefill-tokens": own.max_prefill_tokens if own else launch.step_tokens(d),
         "--schedule-conservativeness": f"{own.schedule_conservativeness:g}" if own else None,
-        "--schedule-policy": "fcfs",
+        "--schedule-policy": own.schedule_policy if own else "fcfs",
         "--enable-priority-scheduling": by_priority,
         "--schedule-low-priority-values-first": by_priority,
         "--retraction-policy": "priority" if by_priority else None,

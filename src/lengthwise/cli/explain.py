@@ -199,8 +199,8 @@ def _show_engines(variant: Variant) -> None:
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
             values["here"] = getattr(getattr(variant.scenario, section), key)
-            if key == "prefix_cache":  # TensorRT-LLM's is not modelled, nor any under an engine's own rules
-                refusing = ["here"] if variant.deployment.scheduler.engine_rules else []
+            if key == "prefix_cache":  # TensorRT-LLM's is not modelled
+                refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
             rows.append((f"{section}.{key}", *map(str, values.values())))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
@@ -211,9 +211,9 @@ def _caches(found: Explanation) -> list[tuple[str, str]]:
     """Return a row of rules and speeds for the prefix cache, and for each tier behind it; sizes are in a table."""
     limits = found.deployment.limits
     if not limits.enable_prefix_caching:
-        rules = found.deployment.scheduler.engine_rules
         text = "which engine.enable_prefix_caching = true would find"
-        text = f'which no cache finds yet with scheduler "{rules}"' if rules else text
+        if found.deployment.scheduler.trtllm is not None:
+            text = 'which no cache finds yet with scheduler "trtllm"'
         return [("prefix cache", f"off; prompts share prefixes, {text}")] if found.shares_prefixes else []
     size = f"{limits.block_size} token{'s' if limits.block_size > 1 else ''}"
     kinds = {

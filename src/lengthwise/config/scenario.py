@@ -340,6 +340,9 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
     return scenario.with_origin(source, folder, notes)
 
 
+ENGINE_KEYS = ("engine", "engine.name")
+
+
 def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     """Return warnings of cache settings without effect. Raises ScenarioError if no offloading has a size."""
     notes = list[str]()
@@ -359,8 +362,18 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
         notes.append(
             "engine.prefix_cache has no effect, because the cache is off; set engine.enable_prefix_caching = true"
         )
-    workload = scenario.workload
-    if cached and not (workload.trace or workload.groups or workload.sessions or workload.tools):
+    workload, given = scenario.workload, "enable_prefix_caching" in scenario.engine.model_fields_set
+    given = given or any("enable_prefix_caching" in v.engine for v in scenario.variants)
+    shares = workload.trace or workload.groups or workload.sessions or workload.tools
+    engines: set[str | None] = {one.engine.name for one in scenario.variant_scenarios()}
+    axes = [value for space in spaces for key, value in flat(space).items() if key in ENGINE_KEYS]
+    engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
+    if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
+        notes.append(
+            'engine = "sglang" caches prefixes, as its server does, and the other engines do not; set '
+            "engine.enable_prefix_caching to compare them alike"
+        )
+    if cached and given and not shares:
         notes.append(
             "enable_prefix_caching = true only helps preempted requests here, because no two prompts share a prefix; "
             "[workload.groups], [workload.sessions], [workload.tools] or a trace can give shared prefixes"

@@ -334,6 +334,7 @@ class EngineDefaults(NamedTuple):
     # (smallest GPU memory in GiB, (max_num_batched_tokens, max_num_seqs)), by rising memory.
     limits_by_gib: tuple[tuple[float, tuple[int, int]], ...]
     smallest_on: str = "no GPU"  # GPUs with this text in their names have the smallest limits, whatever their memory
+    enable_prefix_caching: bool = False
 
     def of(self, host: str, gpu: GpuSpec) -> dict[str, dict[str, Any]]:
         """Return the default settings by section, for a GPU and the host ``host``."""
@@ -343,7 +344,7 @@ class EngineDefaults(NamedTuple):
         return {
             "scheduler": {"policy": self.policy},
             "deployment": {"host": host},
-            "engine": limits | {"prefix_cache": self.prefix_cache},
+            "engine": limits | {"prefix_cache": self.prefix_cache, "enable_prefix_caching": self.enable_prefix_caching},
         }
 
 
@@ -354,7 +355,7 @@ ENGINES = {
     ),
     "sglang": EngineDefaults(
         "SGLang 0.5.23", "sglang", 1, "sglang",
-        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))),
+        ((0, (2048, 2048)), (20, (4096, 2048)), (60, (8192, 2048)), (160, (16384, 2048))), enable_prefix_caching=True,
     ),
     "trtllm": EngineDefaults("TensorRT-LLM", "trtllm", 32, "vllm", ((0, (8192, 2048)),)),
 }  # fmt: skip
@@ -370,6 +371,8 @@ class SglangTable(Section):
     max_prefill_tokens: Count = SglangSettings.max_prefill_tokens
     chunked_prefill: bool = SglangSettings.chunked_prefill  # false: prompts are computed in one piece
     enable_mixed_chunk: bool = SglangSettings.enable_mixed_chunk  # running requests decode beside chunks of prompts
+    # order of the queue: by arrival, longest cached prefix, subtrees with many requests, longest max_tokens, random
+    schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "lof", "random"] = "fcfs"
 
 
 class TrtllmTable(Section):

@@ -18,6 +18,7 @@ from lengthwise.engine._kernel_queue import (
 )
 from lengthwise.engine._kernel_tiers import end_offloading, is_loaded, leave_loading
 from lengthwise.policy import contracts, reservation
+from lengthwise.schema.deployment import SCHEDULE_POLICIES
 from lengthwise.schema.records import Status
 
 OUTPUT_WEIGHT = contracts.SERVICE_OUTPUT_WEIGHT
@@ -27,6 +28,7 @@ BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECO
 MARGIN_STEP = reservation.MARGIN_STEP
 INFINITY = float("inf")
 UNSERVED, EXCLUDED = -1, -2
+LOF = SCHEDULE_POLICIES.index("lof")
 
 
 @jit
@@ -271,6 +273,8 @@ def enqueue(S, queue_index, now_s, slot, rank):
     if S.params[0].sglang == 1:  # It admits requests with equal keys in the order of entry.
         S.counters[0].entries += 1
         tie = S.counters[0].entries
+        if S.params[0].schedule_policy > 0:  # Its own orders instead of a rank.
+            key = -float(S.max_tokens[request.index]) if S.params[0].schedule_policy == LOF else 0.0
     queue_push(S, queue_index, key, tie, slot)
     deadline_s = request.arrival_s + S.params[0].timeout_s
     S.queues[queue_index].deadline_s = min(S.queues[queue_index].deadline_s, deadline_s)

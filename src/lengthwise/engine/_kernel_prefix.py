@@ -14,6 +14,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
 from lengthwise.engine._kernel_radix import count_in_use, count_matched, evict_leaf, hold, insert_pages, match_prefix
+from lengthwise.engine.kernel_layout import ALL
 
 RADIX = 2
 """Value of ``Params.prefix_caching`` for SGLang's radix tree."""
@@ -54,11 +55,22 @@ def uncache(S, r, block):
 @jit
 def evict_excess(S, r):
     """Evict contents, in the cache's order, until no more blocks have them than are free."""
+    if S.params[0].prefix_caching == RADIX:
+        make_room(S, r, 0)
+        return
     while S.pools[r].evictable > S.replicas[r].free_blocks:
-        if S.params[0].prefix_caching == RADIX:
-            evict_leaf(S, r)
-        else:
-            _evict_oldest(S, r)
+        _evict_oldest(S, r)
+
+
+@jit_cold
+def make_room(S, r, blocks):
+    """Evict leaves of a radix tree until so many blocks are empty, after what decode steps have evicted before."""
+    rep = S.replicas[r]
+    while S.pools[r].evictable > max(0, min(rep.free_blocks, rep.spare_blocks)):
+        evict_leaf(S, r)
+    rep.spare_blocks = ALL
+    while S.pools[r].evictable > max(0, rep.free_blocks - blocks):
+        evict_leaf(S, r)
 
 
 @jit

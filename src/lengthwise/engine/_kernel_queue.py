@@ -48,6 +48,21 @@ def queue_rebuild(S, queue_index):
         _move_down(S, queue.offset, queue.length, i, S.queued_key[at], S.queued_index[at], S.queued_slot[at])
 
 
+@jit_cold
+def queue_sort(S, queue_index):
+    """Sort a queue, the first request first, which is also an order of its heap (Shell's method)."""
+    queue = S.queues[queue_index]
+    offset, gap = queue.offset, queue.length // 2
+    while gap > 0:
+        for i in range(offset + gap, offset + queue.length):
+            key, index, slot = S.queued_key[i], S.queued_index[i], S.queued_slot[i]
+            while i >= offset + gap and key_before(key, index, S.queued_key[i - gap], S.queued_index[i - gap]):
+                _copy(S, i - gap, i)
+                i -= gap  # noqa: PLW2901
+            _put(S, i, key, index, slot)
+        gap //= 2
+
+
 @jit
 def _move_down(S, offset, length, i, key, index, slot):
     while True:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine._kernel_contents import NONE, clear_place, free_record, new_record, place_of
-from lengthwise.engine.kernel_layout import RADIX_POLICIES
+from lengthwise.engine.kernel_layout import ALL, RADIX_POLICIES
 
 LRU, LFU, SLRU, PRIORITY, FIFO, MRU, FILO = range(len(RADIX_POLICIES))
-ALL = 2**62
+UNLINKED = -2
+"""``next`` of a segment that no order of the queue has linked."""
 
 
 @jit
-def _page(S, i, at):
+def page_of(S, i, at):
     """Return the node of a request's page ``at``."""
     run = S.node_start[i]
     while at >= S.node_length[run]:
@@ -127,7 +128,7 @@ def evict_leaf(S, r):
 @jit
 def _add(S, r, i, start, length, parent, priority):
     """Add a segment of a request's pages, with neither holders nor children, and return it."""
-    segment = new_record(S, r, _page(S, i, start))
+    segment = new_record(S, r, page_of(S, i, start))
     entry, pool = S.segments[r, segment], S.pools[r]
     pool.clock += 1
     S.cached[r, segment].holders = 0
@@ -142,6 +143,10 @@ def _add(S, r, i, start, length, parent, priority):
     entry.place = NONE
     entry.used = pool.clock
     entry.created = pool.clock
+    entry.born = pool.clock
+    entry.weight = 0
+    entry.first = NONE
+    entry.next = UNLINKED
     return segment
 
 
@@ -152,8 +157,9 @@ def _split(S, r, child, at):
     upper = _add(S, r, lower.owner, lower.start, at - lower.start, lower.parent, lower.priority)
     S.cached[r, upper].holders = S.cached[r, child].holders
     S.segments[r, upper].hits = lower.hits
+    S.segments[r, upper].born = lower.born
     S.segments[r, upper].children = 1
-    S.cached[r, child].node = _page(S, lower.owner, at)
+    S.cached[r, child].node = page_of(S, lower.owner, at)
     S.cache_table[r, place_of(S, r, S.cached[r, child].node)] = child
     lower.length -= at - lower.start
     lower.start = at

@@ -1,4 +1,4 @@
-"""Forms a step by SGLang's rules: admission by clients' limits, chunked prompts, retraction (``_reference_sglang``).
+"""Forms a step by SGLang's rules: order, admission by clients' limits, chunks, retraction (``_reference_sglang``).
 
 The kernel gets ``form_as_sglang`` as an argument, so that only runs with these rules compile them. All residents that
 decode are in the idle group while a step is formed, since a replica has one step at a time.
@@ -7,15 +7,23 @@ decode are in the idle group while a step is formed, since a replica has one ste
 from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
-from lengthwise.engine import kernel_layout
+from lengthwise.engine import _reference_sglang, kernel_layout
+from lengthwise.engine._kernel_contents import NONE
 from lengthwise.engine._kernel_groups import remove_partial, update
 from lengthwise.engine._kernel_memory import add_prompt, note_admission, preempt, update_ranks
-from lengthwise.engine._kernel_queue import queue_pop
+from lengthwise.engine._kernel_prefix import cache_blocks, find_cached, make_room, release_blocks, reuse_found
+from lengthwise.engine._kernel_queue import queue_pop, queue_rebuild, queue_sort
+from lengthwise.engine._kernel_radix import UNLINKED, match_prefix, page_of
 from lengthwise.engine._kernel_reserve import fits_reserved
+from lengthwise.schema.deployment import SCHEDULE_POLICIES
 
-RETRACT_STEPS = kernel_layout.RETRACT_STEPS
+RETRACT_STEPS, MAX_MATCHED = kernel_layout.RETRACT_STEPS, kernel_layout.MAX_MATCHED
+IN_BATCH_TOKENS, REFRESH_PASSES = kernel_layout.IN_BATCH_TOKENS, kernel_layout.REFRESH_PASSES
+FCFS, LPM, DFS_WEIGHT, _, RANDOM = range(len(SCHEDULE_POLICIES))
 ADMITTED, NO_TOKENS, NO_MEMORY = range(3)
-UNLIMITED = 1 << 60
+UNLIMITED, INFINITY = 1 << 60, float("inf")
+
+shuffle_key = jit(_reference_sglang.shuffle_key)
 
 
 def form_as_sglang(S, r, now_s, rank):
@@ -28,6 +36,7 @@ def form_as_sglang(S, r, now_s, rank):
         if S.block_needs[rep.idle_group, group.steps % S.params[0].block_size] <= rep.free_blocks:
             lower_ratio(S, r)
         else:
+            _is_short(S, r)  # All cached blocks that no request holds are evicted.
             _retract(S, r, now_s, rank)
         take_decodes(S, r)
     if w.seqs == 0:
@@ -45,6 +54,25 @@ def lower_ratio(S, r):
     """Lower the new token ratio of a replica, as every decode step without a retraction does."""
     rep, params = S.replicas[r], S.params[0]
     rep.new_token_ratio = max(rep.new_token_ratio - params.token_ratio_decay, params.least_token_ratio)
+
+
+@jit
+def note_room(S, r, seqs):
+    """Note that a decode step makes a block empty for each of its sequences, before it takes those that it needs."""
+    rep = S.replicas[r]
+    rep.spare_blocks = min(rep.spare_blocks, rep.free_blocks - seqs)
+
+
+@jit_cold
+def insert_prompts(S, r, f):
+    """Insert the prompts that a step has completed into the radix tree, and free those that end with it."""
+    for i in range(S.flights[f].prompts):
+        q = S.slots[S.prompt_slot[f, i]]
+        if q.prefilled + S.prompt_chunk[f, i] == q.context:
+            cache_blocks(S, r, q, q.context)
+            if q.generated + 1 == q.output:
+                release_blocks(S, r, q, q.blocks)
+                q.blocks = 0
 
 
 @jit_cold
@@ -109,6 +137,9 @@ def _tries_queue(S, r):
 @jit_cold
 def _prefill(S, r, now_s, rank):
     rep, w, params = S.replicas[r], S.work[0], S.params[0]
+    ranks_again = params.rank_every_step == 1 or S.queues[rep.queue].overdue_at_s <= now_s
+    if ranks_again or params.schedule_policy != FCFS or params.prefix_caching > 0:
+        _order(S, r, now_s, rank)
     decodes = S.groups[rep.idle_group].members
     decoding = decodes if params.enable_mixed_chunk == 1 else 0
     w.left_input = params.max_prefill_tokens - decoding
@@ -121,19 +152,22 @@ def _prefill(S, r, now_s, rank):
         if not _resume(S, r):
             return
         resumed = 1
-    _admit(S, r, now_s, min(params.max_num_seqs - decodes, params.max_num_seqs - S.running[r] + resumed), rank)
+    _admit(S, r, min(params.max_num_seqs - decodes, params.max_num_seqs - S.running[r] + resumed))
+    if params.prefix_caching > 0 and w.prompts > 0:  # With larger pages, a page more for each request.
+        more = w.prompts if params.block_size > 1 else 0
+        make_room(S, r, (w.prompt_tokens + params.block_size - 1) // params.block_size + more)
     for i in range(w.prompts):
         slot = S.prompt_slot[w.flight, i]
         q = S.slots[slot]
+        if params.prefix_caching > 0 and q.admission < 0:
+            S.results[q.index].cached_tokens = q.prefilled
         blocks = (q.prefilled + S.prompt_chunk[w.flight, i] + params.block_size - 1) // params.block_size
         rep.free_blocks -= blocks - q.blocks
         q.blocks = blocks
         if i >= resumed:
             note_admission(S, r, slot, now_s, rank)
-    if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0:
-        group = S.groups[rep.idle_group]
-        if S.block_needs[rep.idle_group, group.steps % params.block_size] <= rep.free_blocks:
-            take_decodes(S, r)
+    if params.enable_mixed_chunk == 1 and w.prompts > 0 and decodes > 0 and not _is_short(S, r):
+        take_decodes(S, r)
 
 
 @jit
@@ -141,6 +175,7 @@ def take_decodes(S, r):
     """Put the decoding residents into the step, and give them the blocks that they need for it."""
     rep, w = S.replicas[r], S.work[0]
     group, flight = S.groups[rep.idle_group], S.flights[w.flight]
+    note_room(S, r, group.members)
     rep.free_blocks -= S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
     w.decodes = group.members
     w.seqs += group.members
@@ -195,12 +230,152 @@ def _resume(S, r):
 
 
 @jit_cold
-def _admit(S, r, now_s, most, rank):
-    """Admit waiting requests in order, until one cannot be admitted. The step may have ``most`` prompts."""
-    rep, w, params = S.replicas[r], S.work[0], S.params[0]
-    queue = S.queues[rep.queue]
-    if queue.length > 0 and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
+def _order(S, r, now_s, rank):
+    """Order the queue by the policy for a pass over it."""
+    rep, params = S.replicas[r], S.params[0]
+    queue, policy = S.queues[rep.queue], params.schedule_policy
+    rep.passes += 1
+    if queue.length == 0:
+        return
+    if policy == FCFS and (params.rank_every_step == 1 or queue.overdue_at_s <= now_s):
         update_ranks(S, rep.queue, now_s, rank)
+    if policy == DFS_WEIGHT or (policy == LPM and queue.length <= MAX_MATCHED):
+        queue_sort(S, rep.queue)
+        make_room(S, r, 0)
+        if policy == LPM:
+            _order_by_prefix(S, r, queue)
+        else:
+            _order_by_tree(S, r, queue)
+        return
+    if policy == RANDOM:
+        for at in range(queue.offset, queue.offset + queue.length):
+            index = S.slots[S.queued_slot[at]].index
+            S.queued_index[at] = shuffle_key(params.shuffle_seed, r, rep.passes, index)
+        queue_rebuild(S, rep.queue)
+    if params.refreshes_prefixes == 1:
+        if rep.refreshes % REFRESH_PASSES == 0:
+            queue_sort(S, rep.queue)
+            make_room(S, r, 0)
+            for i in range(min(queue.length, MAX_MATCHED) - 1, -1, -1):
+                _match(S, r, S.slots[S.queued_slot[queue.offset + i]])
+        rep.refreshes += 1
+
+
+@jit
+def _match(S, r, q):
+    """Return how many pages of a waiting request are in the tree, which end with ``work.found_segment``."""
+    return match_prefix(S, r, q.index, (q.prompt + q.generated) // S.params[0].block_size)[0]
+
+
+@jit_cold
+def _order_by_prefix(S, r, queue):
+    """Order by the longest cached prefix. Keys are in ``tmp_key``, pages in which requests begin in ``tmp_tie``."""
+    size, seen = S.params[0].block_size, 0
+    begin = (IN_BATCH_TOKENS + size - 1) // size - 1
+    for i in range(queue.length):
+        slot = S.queued_slot[queue.offset + i]
+        q, at = S.slots[slot], i
+        found, context = _match(S, r, q) * size, q.prompt + q.generated
+        key = -float(min(found, context - 1))
+        if found <= IN_BATCH_TOKENS and context // size * size >= IN_BATCH_TOKENS:
+            page, k = page_of(S, q.index, begin), 0
+            while k < seen and S.tmp_tie[k] != page:
+                k += 1
+            if k < seen:
+                key = INFINITY
+            else:
+                S.tmp_tie[seen] = page
+                seen += 1
+        while at > 0 and S.tmp_key[at - 1] > key:
+            S.tmp_key[at] = S.tmp_key[at - 1]
+            S.queued_slot[queue.offset + at] = S.queued_slot[queue.offset + at - 1]
+            at -= 1
+        S.tmp_key[at] = key
+        S.queued_slot[queue.offset + at] = slot
+
+
+@jit_cold
+def _order_by_tree(S, r, queue):
+    """Order as a depth-first search of the tree finds the requests' prefixes, heavier children first."""
+    begin, end = queue.offset, queue.offset + queue.length
+    for at in range(begin, end):
+        q = S.slots[S.queued_slot[at]]
+        _match(S, r, q)
+        q.cached_segment = S.work[0].found_segment
+    for at in range(begin, end):
+        segment = S.slots[S.queued_slot[at]].cached_segment
+        while segment != NONE:
+            S.segments[r, segment].weight += 1
+            segment = S.segments[r, segment].parent
+    top = NONE
+    for at in range(begin, end):
+        segment = S.slots[S.queued_slot[at]].cached_segment
+        while segment != NONE and S.segments[r, segment].next == UNLINKED:
+            top = _link(S, r, segment, top)
+            segment = S.segments[r, segment].parent
+    _number(S, r, top)
+    for at in range(begin, end):
+        segment = S.slots[S.queued_slot[at]].cached_segment
+        S.queued_key[at] = INFINITY if segment == NONE else float(S.segments[r, segment].weight)
+    queue_sort(S, S.replicas[r].queue)
+    for at in range(begin, end):
+        S.counters[0].entries += 1  # Requests that enter later are behind these.
+        S.queued_index[at] = S.counters[0].entries
+        S.queued_key[at] = 0.0
+        q = S.slots[S.queued_slot[at]]
+        segment = q.cached_segment
+        q.cached_segment = NONE
+        while segment != NONE and S.segments[r, segment].next != UNLINKED:
+            entry = S.segments[r, segment]
+            entry.weight = 0
+            entry.first = NONE
+            entry.next = UNLINKED
+            segment = entry.parent
+
+
+@jit_cold
+def _link(S, r, segment, top):
+    """Add a segment to the children of its parent, before lighter ones. Return the first segment without a parent."""
+    entry, before = S.segments[r, segment], NONE
+    at = top if entry.parent == NONE else S.segments[r, entry.parent].first
+    while at != NONE:
+        other = S.segments[r, at]
+        if other.weight < entry.weight or (other.weight == entry.weight and other.born > entry.born):
+            break
+        before, at = at, other.next
+    entry.next = at
+    if before != NONE:
+        S.segments[r, before].next = segment
+    elif entry.parent == NONE:
+        return segment
+    else:
+        S.segments[r, entry.parent].first = segment
+    return top
+
+
+@jit_cold
+def _number(S, r, segment):
+    """Replace the weights of the linked segments by their numbers in the search, children before their parent."""
+    count = 0
+    while segment != NONE:
+        while S.segments[r, segment].first != NONE:
+            segment = S.segments[r, segment].first
+        count += 1
+        S.segments[r, segment].weight = count
+        while segment != NONE and S.segments[r, segment].next == NONE:
+            segment = S.segments[r, segment].parent
+            if segment != NONE:
+                count += 1
+                S.segments[r, segment].weight = count
+        if segment != NONE:
+            segment = S.segments[r, segment].next
+
+
+@jit_cold
+def _admit(S, r, most):
+    """Admit waiting requests in order, until one cannot be admitted. The step may have ``most`` prompts."""
+    rep, w = S.replicas[r], S.work[0]
+    queue = S.queues[rep.queue]
     while queue.length > 0:
         if _has_memory(S, r) and not _has_prompt_budget(S):
             return
@@ -232,19 +407,41 @@ def _has_prompt_budget(S):
 
 @jit
 def _try(S, r, slot):
-    """Add a waiting request or its first chunk to the step. Return ADMITTED, NO_TOKENS or NO_MEMORY."""
-    q, w, params = S.slots[slot], S.work[0], S.params[0]
-    size, max_tokens = params.block_size, S.max_tokens[q.index]
+    """Add a waiting request or its first chunk, after the cached prefix. Return ADMITTED, NO_TOKENS or NO_MEMORY."""
+    q = S.slots[slot]
     q.context = q.prompt + q.generated
+    if S.params[0].prefix_caching > 0:
+        _take_prefix(S, r, q)
+    tried = _try_rest(S, r, slot)
+    if S.params[0].prefix_caching > 0 and tried != ADMITTED:
+        release_blocks(S, r, q, q.blocks)
+        q.blocks = 0
+        q.prefilled = 0
+    return tried
+
+
+@jit_cold
+def _take_prefix(S, r, q):
+    found, _ = find_cached(S, r, q)
+    reuse_found(S, r, q, found)
+    q.blocks = found
+    q.prefilled = found * S.params[0].block_size
+
+
+@jit
+def _try_rest(S, r, slot):
+    """Add what a request has to compute to the step, or its first chunk."""
+    q, w, params = S.slots[slot], S.work[0], S.params[0]
+    size, max_tokens, left = params.block_size, S.max_tokens[q.index], q.context - q.prefilled
     if params.reserve == 1:
         if not fits_reserved(S, r, slot, 0):
             return NO_TOKENS
-    elif S.ignore_eos[q.index]:
+    elif S.ignore_eos[q.index] and params.prefix_caching == 0:
         return _try_exact(S, r, slot)
     new_tokens = min(max(max_tokens - q.generated, 0), params.clip_tokens)
-    if q.context + new_tokens + size >= _unreserved_tokens(S, r):
+    if left + new_tokens + size >= _unreserved_tokens(S, r):
         return NO_MEMORY
-    pages = (q.context + size - 1) // size * size
+    pages = (left + size - 1) // size * size
     if params.chunked_prefill_size == 0:
         if w.prompts > 0 and pages >= w.left_input:
             return NO_TOKENS
@@ -253,7 +450,7 @@ def _try(S, r, slot):
         if tokens > 0:
             _add(S, slot, tokens, 0)
         return ADMITTED if tokens > 0 else NO_TOKENS
-    _add(S, slot, q.context, min(max_tokens, params.clip_tokens))
+    _add(S, slot, left, min(max_tokens, params.clip_tokens))
     return ADMITTED
 
 
@@ -334,13 +531,14 @@ def _add_expected_end(S, r, slot, is_sorted):
 def _retract(S, r, now_s, rank):
     """Retract at least one request: those with the fewest output tokens, and of them the longest prompts, first."""
     rep, size = S.replicas[r], S.params[0].block_size
-    group = S.groups[rep.idle_group]
     count = _order_by_output(S, r)
     left = count
-    while left > 1 and (left == count or _is_short(S, rep, group, size)):
+    while left > 1 and (left == count or _is_short(S, r)):
         left -= 1
         preempt(S, r, S.tmp_slot[left], now_s, rank)
-    if _is_short(S, rep, group, size) and rep.partials > 0:
+        if S.params[0].prefix_caching > 0:
+            make_room(S, r, (RETRACT_STEPS * left + size - 1) // size)
+    if _is_short(S, r) and rep.partials > 0:
         preempt(S, r, S.partials[r, 0], now_s, rank)
     generated, limits = 0, 0
     for i in range(left):
@@ -353,9 +551,14 @@ def _retract(S, r, now_s, rank):
     rep.new_token_ratio = min(1.0, (generated + RETRACT_STEPS * left) / (limits + 1))
 
 
-@jit
-def _is_short(S, rep, group, size):
-    return S.block_needs[rep.idle_group, group.steps % size] > rep.free_blocks
+@jit_cold
+def _is_short(S, r):
+    """Return whether blocks for a decode step are short, though all cached ones that no request holds are evicted."""
+    rep = S.replicas[r]
+    need = S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % S.params[0].block_size]
+    if S.params[0].prefix_caching > 0:
+        make_room(S, r, need)
+    return need > rep.free_blocks
 
 
 @jit_cold

@@ -30,7 +30,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
-from lengthwise.engine._kernel_sglang import lower_ratio, merge_prompts
+from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
 from lengthwise.schema.records import Status
 
@@ -296,11 +296,13 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def _finish_decodes(S, r, g, now_s):
-    """Finish the group's requests that have all their tokens, in the order of admission."""
-    finished, slot = 0, pop_finished(S, g)
+    """Finish the group's requests that have all their tokens, in the order of admission (SGLang: of decodes)."""
+    finished, slot, sglang = 0, pop_finished(S, g), S.params[0].sglang == 1
     while slot >= 0:
-        i = finished
-        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > S.slots[slot].admission:
+        i, q = finished, S.slots[slot]
+        while i > 0 and (
+            S.slots[S.tmp_slot[i - 1]].place > q.place if sglang else S.slots[S.tmp_slot[i - 1]].admission > q.admission
+        ):
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             i -= 1
         S.tmp_slot[i] = slot
@@ -311,7 +313,7 @@ def _finish_decodes(S, r, g, now_s):
 
 
 @jit
-def end_step(S, D, r, now_s, rank, router):
+def end_step(S, D, r, now_s, rank, router):  # noqa: C901  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[0].async_scheduling == 1:
         _end_async_step(S, r, now_s)
@@ -324,7 +326,10 @@ def end_step(S, D, r, now_s, rank, router):
     rep.steps_since_admit += 1
     rep.steps_since_check += 1
     g, is_alone = flight.group, S.groups[rep.idle_group].members == 0
-    is_mixed = S.groups[g].members > 0
+    is_mixed, caches = S.groups[g].members > 0, S.params[rep.side].prefix_caching == RADIX
+    by_sglang = S.params[rep.side].sglang == 1
+    if caches and by_sglang:
+        insert_prompts(S, r, f)
     if S.groups[g].members > 0:
         if flight.rests == 0:
             _advance_group(S, r, g, now_s)
@@ -340,13 +345,13 @@ def end_step(S, D, r, now_s, rank, router):
         slot = S.prompt_slot[f, i]
         q = S.slots[slot]
         q.prefilled += S.prompt_chunk[f, i]
-        if S.params[rep.side].prefix_caching == RADIX:
+        if caches and (not by_sglang or q.prefilled < q.context):
             cache_blocks(S, r, q, q.prefilled)
         if q.prefilled < q.context:
             _add_partial(S, r, slot)
         else:
             _end_prompt(S, D, r, slot, now_s, rank, router)
-    if S.params[rep.side].sglang == 1 and flight.prompts > 0:
+    if by_sglang and flight.prompts > 0:
         merge_prompts(S, r, f, is_mixed, is_alone)
     flight.prompts = 0
 
@@ -642,9 +647,11 @@ def end_in_place(S, r, end_s):
     g = S.flights[w.flight].group
     S.counters[0].last_s = max(S.counters[0].last_s, end_s)
     _advance_group(S, r, g, end_s)
-    rep.free_blocks -= S.block_needs[g, S.groups[g].steps % S.params[0].block_size]
+    need = S.block_needs[g, S.groups[g].steps % S.params[0].block_size]
     if S.params[rep.side].sglang == 1:
         lower_ratio(S, r)
+        note_room(S, r, S.groups[g].members)
+    rep.free_blocks -= need
     rep.in_flight -= 1
     rep.steps_since_check += 1
     w.swap_s = 0.0

@@ -1,17 +1,20 @@
-"""SGLang's scheduler (0.5.23) on one replica: admission by clients' limits, chunked prompts, retraction.
+"""SGLang's scheduler (0.5.23) on one replica: order of the queue, admission by clients' limits, chunks, retraction.
 
-The rules are those of its ``Scheduler``, ``PrefillAdder``, ``NewTokenRatioTracker`` and
-``ScheduleBatch.retract_decode`` without a radix cache, with or without overlap of steps. A test compares every step
-with SGLang's own functions.
+The rules are those of its ``Scheduler``, ``SchedulePolicy``, ``PrefillAdder``, ``NewTokenRatioTracker`` and
+``ScheduleBatch.retract_decode``, with or without its radix cache, and without it with or without overlap of steps. A
+test compares every step with SGLang's own functions.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from lengthwise.engine._reference_state import BlockPool, Request, Step
-from lengthwise.engine.kernel_layout import CLIP_TOKENS, RETRACT_STEPS
+from lengthwise.engine._reference_state import RadixSegment, Request, Step
+from lengthwise.engine.kernel_layout import CLIP_TOKENS, IN_BATCH_TOKENS, MAX_MATCHED, REFRESH_PASSES, RETRACT_STEPS
 
 INITIAL_RATIO, MIN_RATIO_FACTOR, DECAY_STEPS = 0.7, 0.14, 600
 
@@ -47,9 +50,27 @@ class NewTokenRatio:
         self.now = self.initial
 
 
+def shuffle_key(seed: int, replica: int, number: int, index: int) -> int:
+    """Return a request's key in a random order of the queue: a hash of the seed, the replica, the pass and the request.
+
+    All values are below 2^31. The keys of one pass differ. The kernel compiles this function.
+    """
+    value = 0
+    for part in (seed, replica, number, index):
+        value ^= part
+        for _ in range(2):
+            value ^= value >> 16
+            value = (value * 0x7FEB352D) & 0xFFFFFFFF
+            value ^= value >> 15
+    return value >> 1 << 31 | index
+
+
 @dataclass(frozen=True)
 class SglangLimits:
-    """Limits of a replica, named as in SGLang; ``chunked_prefill_size`` None computes complete prompts."""
+    """Limits of a replica, named as in SGLang; ``chunked_prefill_size`` None computes complete prompts.
+
+    ``max_matched`` and ``in_batch_tokens`` are ``kernel_layout.MAX_MATCHED`` and ``IN_BATCH_TOKENS``.
+    """
 
     page_size: int
     max_running_requests: int
@@ -58,6 +79,10 @@ class SglangLimits:
     enable_mixed_chunk: bool = False
     schedule_conservativeness: float = 1.0
     clip_tokens: int = CLIP_TOKENS
+    schedule_policy: str = "fcfs"
+    refreshes_prefixes: bool = False
+    max_matched: int = MAX_MATCHED
+    in_batch_tokens: int = IN_BATCH_TOKENS
 
 
 class _PrefillPass:
@@ -106,13 +131,16 @@ class _PrefillPass:
         if self.left_chunk is not None:
             self.left_chunk -= pages
 
+    def _left(self, q: Request) -> int:
+        return q.context - q.rules.kv_tokens
+
     def resume(self, q: Request) -> bool:
         """Add the next chunk of a prompt, even without memory to reserve. Return whether it completes the prompt.
 
         Where SGLang would run out of memory, the chunk is cut to the free tokens.
         """
         assert self.left_chunk is not None
-        left, tokens = q.context - q.rules.kv_tokens, min(self.left_chunk, int(self.left_total))
+        left, tokens = self._left(q), min(self.left_chunk, int(self.left_total))
         tokens = tokens if tokens > 0 else self.left_chunk
         tokens = min(left, tokens, self.replica.free_tokens + -q.rules.kv_tokens % self.size)
         if tokens > 0:
@@ -122,6 +150,8 @@ class _PrefillPass:
     def admit(self, q: Request) -> bool | None:
         """Add a waiting request or its first chunk. Return None if memory is short, False if another budget is.
 
+        Only the tokens after its cached prefix, the first ``rules.kv_tokens`` tokens, count.
+
         Memory reserved by predicted length is such a budget. It takes the place of SGLang's reservation by limits.
         """
         if admissible := self.replica.admissible:
@@ -129,12 +159,12 @@ class _PrefillPass:
             residents = dict.fromkeys([*self.replica.running, *chunked, *(one for one, _ in self.prompts)])
             if not admissible([q], list(residents)):
                 return False
-        elif q.rules.ignore_eos:
+        elif q.rules.ignore_eos and not self.replica.nodes_of:
             return self._admit_exact(q)
-        new_tokens = min(max(q.rules.max_tokens - q.generated, 0), self.clip)
-        if q.context + new_tokens + self.size >= self.left_total:
+        new_tokens, left = min(max(q.rules.max_tokens - q.generated, 0), self.clip), self._left(q)
+        if left + new_tokens + self.size >= self.left_total:
             return None
-        pages = -(-q.context // self.size) * self.size
+        pages = -(-left // self.size) * self.size
         if self.left_chunk is None:
             if self.prompts and pages >= self.left_input:
                 return False
@@ -143,7 +173,7 @@ class _PrefillPass:
             if tokens > 0:
                 self.add(q, tokens, 0)
             return tokens > 0
-        self.add(q, q.context, min(q.rules.max_tokens, self.clip))
+        self.add(q, left, min(q.rules.max_tokens, self.clip))
         return True
 
     def _admit_exact(self, q: Request) -> bool | None:
@@ -195,20 +225,26 @@ class SglangReplica:
     def __init__(
         self,
         limits: SglangLimits,
-        pool: BlockPool,
+        pool: Any,
         waiting: list[Request],
         update_keys: Callable[[], None],
         preempt: Callable[[Step, Request], None],
         admissible: Callable[[list[Request], list[Request]], int] | None = None,
+        *,
+        nodes_of: Callable[[Request], list[int]] | None = None,
+        shuffle_key: Callable[[int, Request], int] = lambda _number, q: q.index,
     ) -> None:
         """``update_keys`` renews the keys of ``waiting``. ``preempt`` frees a request's blocks, and queues it again.
 
         ``admissible`` returns how many of the first waiting requests may join the residents, if memory is reserved by
-        predicted length.
+        predicted length. With a radix cache, ``pool`` is a ``RadixCache``, and ``nodes_of`` returns the nodes of a
+        request's full pages. ``shuffle_key`` gives the policy "random" its keys in a pass, by the pass's number.
         """
         self.limits, self.ratio = limits, NewTokenRatio(limits.schedule_conservativeness)
         self.pool, self.waiting = pool, waiting
         self._update_keys, self._preempt, self.admissible = update_keys, preempt, admissible
+        self.nodes_of, self._shuffle_key = nodes_of, shuffle_key
+        self._passes = self._refreshes = 0
         self.running: list[Request] = []
         self.is_full = False
         self.chunked: Request | None = None
@@ -218,7 +254,8 @@ class SglangReplica:
     @property
     def free_tokens(self) -> int:
         """Return the tokens of the free pages."""
-        return self.pool.free * self.limits.page_size
+        free: int = self.pool.free
+        return free * self.limits.page_size
 
     @property
     def free_rows(self) -> int:
@@ -274,12 +311,17 @@ class SglangReplica:
         limits = self.limits
         if not self._tries_queue():
             return
+        queue = self._order()
         taken, rows = _PrefillPass(self, len(self.running) if limits.enable_mixed_chunk else 0), self.free_rows
         if self.chunked is not None and taken.resume(self.chunked):
             self.chunked = None
         if self.chunked is None or taken.prompts:
-            self._admit(taken, rows + len(taken.prompts))
+            self._admit(taken, queue, rows + len(taken.prompts))
         step.prompts = taken.prompts
+        # With larger pages, SGLang makes room for a page more for each request.
+        size = limits.page_size
+        extra = len(step.prompts) if size > 1 else 0
+        self._make_room(-(-sum(tokens for _, tokens in step.prompts) // size) + extra)
         for q, tokens in step.prompts:
             self._resize(q, q.rules.kv_tokens + tokens)
         if step.prompts and limits.enable_mixed_chunk and self.running:
@@ -309,20 +351,89 @@ class SglangReplica:
         self.is_full = min(self.limits.max_running_requests - len(self.running), self.free_rows) <= 0
         return not self.is_full
 
-    def _admit(self, taken: _PrefillPass, rows: int) -> None:
-        """Admit waiting requests in order, until one cannot be admitted. The step may have ``rows`` prompts."""
+    def _order(self) -> list[Request]:
+        """Return the waiting requests in the order of the policy. Policies other than fcfs sort the queue itself."""
+        policy, waiting = self.limits.schedule_policy, self.waiting
+        if policy == "fcfs":
+            self._update_keys()
+        self._passes += 1
+        if policy == "lpm" and len(waiting) <= self.limits.max_matched:
+            keys = self._prefix_keys()
+            waiting.sort(key=lambda q: keys[q])
+            return waiting[:]
+        if policy == "dfs-weight":
+            paths = self._tree_paths()
+            waiting.sort(key=lambda q: paths[q])
+            return waiting[:]
+        if policy == "lof":
+            waiting.sort(key=lambda q: -q.rules.max_tokens)
+        elif policy == "random":
+            waiting.sort(key=lambda q: self._shuffle_key(self._passes, q))
+        order = sorted(waiting, key=lambda q: q.wait.key) if policy == "fcfs" else waiting[:]
+        self._refresh_prefixes(order)
+        return order
+
+    def _match(self, q: Request, tokens: int) -> Any:
+        """Find the pages of the request's first ``tokens`` tokens in the tree. They count as used now."""
+        assert self.nodes_of
+        return self.pool.find(self.nodes_of(q)[: tokens // self.limits.page_size])
+
+    def _refresh_prefixes(self, order: list[Request]) -> None:
+        """In every 32nd pass count the prefixes of waiting requests as used, the first one's last (policy "lru")."""
+        if not (self.limits.refreshes_prefixes and order):
+            return
+        if self._refreshes % REFRESH_PASSES == 0:
+            for q in reversed(order[: self.limits.max_matched]):
+                self._match(q, q.context)
+        self._refreshes += 1
+
+    def _prefix_keys(self) -> dict[Request, float]:
+        """Return keys by which the request with the longest cached prefix is first (policy "lpm").
+
+        Of waiting requests that begin alike, and of whose beginning little is cached, only one is tried early: the
+        others are last, so that they find what that one computes.
+        """
+        assert self.nodes_of
+        least, size, keys, seen = self.limits.in_batch_tokens, self.limits.page_size, dict[Request, float](), set[int]()
+        for q in self.waiting:
+            tokens = len(self._match(q, q.context)) * size
+            keys[q] = -min(tokens, q.context - 1)
+            if tokens <= least and q.context // size * size >= least:
+                begin = self.nodes_of(q)[-(-least // size) - 1]
+                if begin in seen:
+                    keys[q] = math.inf
+                seen.add(begin)
+        return keys
+
+    def _tree_paths(self) -> dict[Request, list[tuple[float, int]]]:
+        """Return keys that sort requests as a depth-first search of the tree finds their prefixes ("dfs-weight").
+
+        Of the children of a segment, the one with the most waiting requests is first, of equal ones the oldest. The
+        requests whose prefix ends with the segment follow its children.
+        """
+        last = {q: self._match(q, q.context).last for q in self.waiting}  # A look-up may split what others found.
+        paths = {q: segment.path()[::-1] for q, segment in last.items()}
+        weight = Counter[RadixSegment](segment for path in paths.values() for segment in path)
+
+        def place(segment: RadixSegment) -> tuple[float, int]:
+            assert segment.parent
+            return -weight[segment], list(segment.parent.children).index(segment.pages[0])
+
+        return {q: [*map(place, path), (math.inf, 0)] for q, path in paths.items()}
+
+    def _admit(self, taken: _PrefillPass, queue: list[Request], rows: int) -> None:
+        """Admit requests of the queue in order, until one cannot be admitted. The step may have ``rows`` prompts."""
         most = min(self.limits.max_running_requests - len(self.running), rows)
-        self._update_keys()
-        for q in sorted(self.waiting, key=lambda q: q.wait.key):
+        for q in queue:
             if taken.has_memory and not taken.has_tokens:
                 return
             self.is_full = self.is_full or len(taken.prompts) >= most
             if self.is_full:
                 return
-            admitted = taken.admit(q)
+            admitted = self._admit_with_prefix(taken, q) if self.nodes_of else taken.admit(q)
             if admitted:
                 self.waiting.remove(q)
-                if taken.prompts[-1][1] < q.context:
+                if q.rules.kv_tokens + taken.prompts[-1][1] < q.context:
                     self.chunked = q
             if admitted is None or (admitted and not taken.has_memory):
                 self.is_full = bool(taken.prompts or self.running)
@@ -330,11 +441,33 @@ class SglangReplica:
             if not admitted or not taken.has_tokens:
                 return
 
+    def _admit_with_prefix(self, taken: _PrefillPass, q: Request) -> bool | None:
+        """Admit a waiting request with its cached prefix, which leaves at least its last token to compute."""
+        found = self._match(q, q.context - 1)
+        self.pool.hold(found)
+        q.rules.kv_tokens = len(found) * self.limits.page_size
+        admitted = taken.admit(q)
+        if admitted:
+            q.cached, q.blocks, q.prefilled = found, len(found), q.rules.kv_tokens
+        else:
+            q.rules.kv_tokens = 0
+            self.pool.release(found)
+        return admitted
+
+    def _make_room(self, pages: int) -> None:
+        """Evict cached pages until so many are empty, if there are enough that no request holds."""
+        if self.nodes_of:
+            self.pool.make_room(pages)
+
     def _fits(self, sequences: list[Request]) -> bool:
         """Return whether each of the sequences can have one more token."""
-        return sum(q.rules.kv_tokens % self.limits.page_size == 0 for q in sequences) <= self.pool.free
+        pages = sum(q.rules.kv_tokens % self.limits.page_size == 0 for q in sequences)
+        self._make_room(pages)
+        free: int = self.pool.free
+        return pages <= free
 
     def _extend(self, sequences: list[Request]) -> None:
+        self._make_room(len(sequences))
         for q in sequences:
             self._resize(q, q.rules.kv_tokens + 1)
 
@@ -358,6 +491,7 @@ class SglangReplica:
         retracted = False
         while len(order) > 1 and (not retracted or not self._fits(order)):
             self._preempt(step, order.pop())
+            self._make_room(-(-RETRACT_STEPS * len(order) // self.limits.page_size))
             retracted = True
         if not self._fits(order) and self.chunked is not None:
             self._preempt(step, self.chunked)

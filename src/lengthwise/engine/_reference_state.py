@@ -216,7 +216,11 @@ class RadixCache:
     def take(self, pages: int) -> None:
         """Take pages without content."""
         self.free -= pages
-        while self.evictable > self.free:
+        self.make_room(0)
+
+    def make_room(self, pages: int) -> None:
+        """Evict leaves until so many pages are empty, or all have a holder or are empty."""
+        while self.evictable > max(0, self.free - pages):
             leaves = [one for one in self.segments() if one.parent and not one.children and one.holders == 0]
             leaf = min(leaves, key=self._order)
             assert leaf.parent

@@ -18,6 +18,9 @@ OK, BAD_RANK, BAD_MEMORY, BAD_ROUTE, STUCK, BAD_BIN, BAD_PREEMPTION, BAD_DECODE_
 RADIX_POLICIES = ("lru", "lfu", "slru", "priority", "fifo", "mru", "filo")
 """Eviction policies of a radix tree (``schema.deployment.RADIX_EVICTION_POLICIES``) in the order of their codes."""
 
+ALL = 2**62
+"""More than any number of blocks, tokens or uses."""
+
 SERIES_COLUMNS = ("step_s", "seqs_s", "waiting_s", "kv_blocks_s", "prefill_tokens", "output_tokens")
 """Columns of a replica's time series. Those in ``_s`` are integrals over the time in steps."""
 GAP_SUBBINS = 128
@@ -72,6 +75,7 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
+    passes refreshes spare_blocks
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
@@ -88,8 +92,10 @@ token embedding. ``margin`` is that of ``policy.reservation``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
-key and index of the last resident in order (``last_key``, ``last_index``). Asynchronous scheduling: ``ending`` requests
-of ``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
+key and index of the last resident in order (``last_key``, ``last_index``). SGLang's alone: the number of ``passes``
+over the queue, of ``refreshes`` (passes that may refresh the prefixes of waiting requests), and the most free blocks
+that may have contents since the last decode step (``spare_blocks``). Asynchronous scheduling: ``ending`` requests of
+``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
 in flight, the host is free at ``host_free_s``, and ``wakes`` is 1 if an event at that time is pending."""
 
 cached_t = np.dtype(
@@ -99,13 +105,16 @@ cached_t = np.dtype(
 least recently used first; ``next_copy`` links the blocks with the same content, the oldest first."""
 
 segment_t = np.dtype(
-    [(name, "i8") for name in ("used", "created", "priority")]
-    + [(name, "i4") for name in ("owner", "start", "length", "parent", "children", "hits", "place")],
+    [(name, "i8") for name in ("used", "created", "priority", "born")]
+    + [(name, "i4") for name in ("owner", "start", "length", "parent", "children", "hits", "place")]
+    + [(name, "i4") for name in ("weight", "first", "next")],
     align=True,
 )
 """A segment of a radix tree, which also has a record of ``State.cached``: ``length`` pages of request ``owner`` from
 page ``start`` on. ``parent`` is -1 below the root. ``used`` and ``created`` are times of the pool's ``clock``, and
-``place`` is the index in the heap of evictable leaves, or -1."""
+``place`` is the index in the heap of evictable leaves, or -1. For SGLang's order "dfs-weight", ``born`` sorts the
+children of a segment, the oldest first. While it sorts the queue, ``weight`` requests wait at or below the segment, and
+``first`` and ``next`` link children in the order in which they are visited (-1: none; ``next`` -2: not linked)."""
 
 pool_t = _record("evictable oldest newest records free_record leaves clock")
 """A row of ``State.cached``. No request uses ``evictable`` blocks; ``oldest`` and ``newest`` are the ends of their
@@ -121,6 +130,17 @@ CLIP_TOKENS = 4096
 
 RETRACT_STEPS = 20
 """SGLang's rules: decode steps of every remaining request that the ratio after a retraction covers."""
+
+MAX_MATCHED = 128
+"""SGLang's rules: waiting requests beyond which ``lpm`` leaves the queue as it is (``WAITING_QUEUE_PREFIX_MATCH_MAX``).
+A refresh renews the prefixes of this many first ones."""
+
+IN_BATCH_TOKENS = 32
+"""SGLang's rules: tokens with which two waiting requests must begin alike so that ``lpm`` defers the second one, if no
+more of them are cached (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
+
+REFRESH_PASSES = 32
+"""SGLang's rules: passes over the queue from one refresh of waiting requests' prefixes to the next."""
 
 offload_t = _record("state slot replica load_first load_end stored offered tokens next_pending_store num_reads wakes")
 """The blocks that a request has stored and loads (``_reference_state.Offload``). ``state`` is that of its load
@@ -193,7 +213,7 @@ param_t = _record(
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
-    vllm_priority reserve clip_tokens
+    vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s

@@ -167,7 +167,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     cost = setup.deployment.cost
     seqs = max(side.params.max_num_seqs for side in setup.sides)
     loads = n if params.offload_blocks else 0  # maximum number of requests with a load at a time, and of deferred ones
-    groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas)
+    groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas, kernel_layout.MAX_MATCHED)
     queues = 1 if params.central_queue else replicas
     # A queue that moves to a larger range of the pool leaves its old one unused.
     pool = n if queues == 1 else 4 * n * (1 + (decode_side.params.replicas if decode_side else 0)) + 128 * replicas
@@ -361,6 +361,7 @@ def _replica_rows(setup: Setup) -> Array:
     rows["idle_group"] = number * (_stride(setup) + 1)
     rows["queue"] = 0 if setup.params.central_queue else number
     rows["deadline_s"] = np.inf
+    rows["spare_blocks"] = kernel_layout.ALL
     rows["new_token_ratio"] = NewTokenRatio(setup.params.schedule_conservativeness).initial
     return _view(rows)
 

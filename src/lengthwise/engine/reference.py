@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica
+from lengthwise.engine._reference_sglang import SglangLimits, SglangReplica, shuffle_key
 from lengthwise.engine._reference_state import (
     Admission,
     Chunk,
@@ -33,6 +33,7 @@ from lengthwise.engine._reference_trtllm import TrtllmLimits, TrtllmReplica
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
 from lengthwise.policy import contracts
+from lengthwise.schema.deployment import SCHEDULE_POLICIES
 from lengthwise.schema.records import Rejection, Status
 
 MAX_READS = kernel_layout.MAX_READS
@@ -101,8 +102,15 @@ class Reference:
             params.enable_mixed_chunk,
             params.schedule_conservativeness,
             params.clip_tokens,
+            SCHEDULE_POLICIES[params.schedule_policy],
+            params.refreshes_prefixes,
         )
-        return SglangReplica(limits, *self._rule_inputs(rep))
+        return SglangReplica(
+            limits,
+            *self._rule_inputs(rep),
+            nodes_of=self._prefix_nodes if params.prefix_caching else None,
+            shuffle_key=lambda number, q: shuffle_key(params.shuffle_seed, rep.number, number, q.index),
+        )
 
     def _trtllm_replica(self, rep: Replica) -> TrtllmReplica:
         params, settings = self.s.params, self.s.deployment.scheduler.trtllm
@@ -356,7 +364,7 @@ class Reference:
             self._end_sync_step(rep, step, now)
         return True
 
-    def _end_sync_step(self, rep: Replica, step: Step, now: float) -> None:
+    def _end_sync_step(self, rep: Replica, step: Step, now: float) -> None:  # noqa: C901  one straight sequence
         """End a step and count its tokens (without asynchronous scheduling)."""
         if rep.sglang is not None:
             rep.sglang.end(step)
@@ -367,19 +375,39 @@ class Reference:
         for last in sorted(times := Counter(q.last.token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
         finishing = [q for q in step.decodes if q.generated + 1 == q.output]
-        for q in sorted(finishing, key=lambda q: q.admission.number):
+        if rep.sglang is None:
+            finishing.sort(key=lambda q: q.admission.number)
+        elif rep.s.params.prefix_caching:
+            self._cache_as_sglang(rep, step, finishing)
+        for q in finishing:
             self._emit(rep, q, now)
         for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number):
             self._emit(rep, q, now)
         for q, chunk_tokens in step.prompts:
             q.prefilled += chunk_tokens
-            self._cache_blocks(rep, q, q.prefilled, "computed")
+            if rep.sglang is None:
+                self._cache_blocks(rep, q, q.prefilled, "computed")
             if q.prefilled < q.context:
                 self._to_idle(rep, q)
                 continue
             if q.last.token_s is not None:
                 rep.count_gap(now - q.last.token_s, 1)
             self._emit(rep, q, now)
+
+    def _cache_as_sglang(self, rep: Replica, step: Step, finishing: list[Request]) -> None:
+        """Insert what a step has computed into the tree as SGLang does: prompts, outputs, then an unfinished prompt.
+
+        Requests that end free their pages at once.
+        """
+        done = [q for q, tokens in step.prompts if q.prefilled + tokens == q.context]
+        for q in (*done, *finishing):
+            self._cache_blocks(rep, q, q.context, "ended")
+            if q.generated + 1 == q.output:
+                rep.pool.release(q.cached, q.blocks - len(q.cached))
+                q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
+        for q, tokens in step.prompts:
+            if q not in done:
+                self._cache_blocks(rep, q, q.prefilled + tokens, "computed")
 
     def _count_at_start(self, rep: Replica, step: Step) -> None:
         """Count a step's tokens at its start, because the next step is formed before it ends (asynchronous scheduling).
@@ -625,6 +653,8 @@ class Reference:
                 rep.idle.remove(q)
                 step.prompts.append((q, chunk))
             else:
+                if q.admission.number < 0:
+                    self.results[q.index]["cached_tokens"] = q.prefilled
                 self._note_admission(rep, q)
                 self._place(rep, step, q, chunk)
         rep.idle = [q for q in rep.idle if q not in step.decodes]

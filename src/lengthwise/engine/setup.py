@@ -19,7 +19,9 @@ from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
     PREFIX_CACHES,
+    SCHEDULE_POLICIES,
     Deployment,
+    EngineLimits,
     KVOffloading,
     KVStorage,
     KVTransfer,
@@ -133,6 +135,9 @@ class Params:
         counts_steps: Whether the batching policy takes a count of steps, so that its plan can change at every step.
         sglang: Whether steps are formed by SGLang's rules. Only these read ``chunked_prefill_size``,
             ``max_prefill_tokens``, ``enable_mixed_chunk`` and ``schedule_conservativeness``.
+        schedule_policy: Position of SGLang's order of the queue in ``SCHEDULE_POLICIES``.
+        shuffle_seed: Seed of its order "random", below 2^31.
+        refreshes_prefixes: Whether prefixes of waiting requests count as used every so many passes (SGLang's "lru").
         chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
         clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
@@ -147,7 +152,13 @@ class Params:
     """
 
     def __init__(
-        self, deployment: Deployment, policies: Policies, workload: Workload, limit_s: float, all_replicas: int
+        self,
+        deployment: Deployment,
+        policies: Policies,
+        workload: Workload,
+        limit_s: float,
+        all_replicas: int,
+        seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
         self.replicas = deployment.parallel.replicas
@@ -194,6 +205,7 @@ class Params:
             "steps_since_admit", "ended_since_admit", "phase_steps", "phase_rounds"
         )
         self._read_engine_rules(scheduler)
+        self._read_order(scheduler, limits, seed)
         self.timeout_s = limits.timeout_s
         self.limit_s = limit_s
         self.max_wait_s = scheduler.max_wait_s
@@ -216,6 +228,13 @@ class Params:
                 self.trtllm_chunking = 1 + CHUNKING_POLICIES.index(settings.context_chunking_policy)
             else:
                 self.longest_prompt = self.token_budget
+
+    def _read_order(self, scheduler: Scheduler, limits: EngineLimits, seed: int | tuple[int, int]) -> None:
+        order = scheduler.sglang.schedule_policy if scheduler.sglang else "fcfs"
+        self.schedule_policy = SCHEDULE_POLICIES.index(order)
+        self.shuffle_seed = int(np.random.default_rng(seed).integers(2**31)) if scheduler.shuffles else 0
+        has_tree = limits.enable_prefix_caching and limits.prefix_cache == "sglang"
+        self.refreshes_prefixes = has_tree and limits.radix_eviction_policy == "lru"
 
 
 @dataclass(frozen=True)
@@ -408,7 +427,7 @@ def _side(
         deployment,
         policies,
         Functions(*map(compile_policy if compiled else interpreted, policies)),
-        Params(deployment, policies, workload, limit_s, all_replicas),
+        Params(deployment, policies, workload, limit_s, all_replicas, seed),
         columns,
         empty_replica_plan=_empty_replica_plan(policies.batching, deployment),
         concurrency=workload.concurrency or 0,

@@ -168,6 +168,11 @@ _WATERMARKS = {"paged": 0.01, "paged_strict": 0.01}
 """Default watermarks by memory policy, as in vLLM v0 and Vidur; for other policies it is 0, as in vLLM v1."""
 
 
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
+PREFIX_POLICIES = ("lpm", "dfs-weight")
+"""SGLang's orders of its queue, and those of them that look prompts up in the prefix cache."""
+
+
 @dataclass(frozen=True)
 class SglangSettings:
     """SGLang's own settings of its scheduler, named as its flags. ``max_num_batched_tokens`` is its chunk size."""
@@ -176,8 +181,12 @@ class SglangSettings:
     max_prefill_tokens: int = 16384  # prompt tokens of a step from which on the step admits no further request
     chunked_prefill: bool = True  # False: prompts are computed in one piece (SGLang's chunked_prefill_size -1)
     enable_mixed_chunk: bool = False  # True: running requests decode beside the chunks of prompts
+    # Order of the queue, one of ``SCHEDULE_POLICIES``; only with "fcfs" a ``rank`` and ``max_wait_s`` apply.
+    schedule_policy: str = "fcfs"
 
     def __post_init__(self) -> None:
+        if self.schedule_policy not in SCHEDULE_POLICIES:
+            raise UnknownNameError("schedule_policy", str(self.schedule_policy), SCHEDULE_POLICIES)
         if not 0 <= self.schedule_conservativeness < float("inf"):
             raise InputError(
                 f"schedule_conservativeness must be at least 0 and finite; it is {self.schedule_conservativeness}"
@@ -278,6 +287,11 @@ class Scheduler(PolicyAxes):
         return "sglang" if self.sglang is not None else "trtllm" if self.trtllm is not None else ""
 
     @property
+    def shuffles(self) -> bool:
+        """Return whether the order of the queue is drawn at random."""
+        return self.sglang is not None and self.sglang.schedule_policy == "random"
+
+    @property
     def reserves_max_tokens(self) -> bool:
         """Return whether every running request has KV memory for all of its ``max_tokens``."""
         return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
@@ -308,6 +322,15 @@ class Scheduler(PolicyAxes):
                     f'scheduler "{self.engine_rules}" has its own rules instead of a {name}; it is {value!r}. '
                     f"Leave {name} out, or take another scheduler"
                 )
+        if self.sglang is None or self.sglang.schedule_policy == "fcfs":
+            return
+        rank = getattr(self.rank, "name", self.rank)
+        if rank not in ("fcfs", "queue_order") or self.max_wait_s < float("inf"):
+            other = f"max_wait_s {self.max_wait_s:g}" if rank in ("fcfs", "queue_order") else f"rank {rank!r}"
+            raise InputError(
+                f'schedule_policy "{self.sglang.schedule_policy}" orders the queue by itself, and {other} would change '
+                'its order; leave one of them out, or set schedule_policy = "fcfs"'
+            )
 
 
 NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a placeholder that no request gets
@@ -471,12 +494,23 @@ class Deployment:
             "pipeline parallelism": len(self.cost.stage_layers) > 1,
             "max_in_flight above 1": (self.limits.max_in_flight or 1) > 1,
             "max_step_seqs": self.limits.max_step_seqs is not None,
-            "a prefix cache": self.limits.enable_prefix_caching,
+            "a prefix cache": self.limits.enable_prefix_caching and rules == "trtllm",
             "a watermark": bool(self.limits.watermark),
         }
         if names := " or ".join(name for name, is_set in parts.items() if is_set):
             raise InputError(
                 f'scheduler "{rules}" is not modelled with {names} yet; leave that out, or take another scheduler'
+            )
+        if rules == "sglang" and self.limits.enable_prefix_caching and self.limits.prefix_cache != "sglang":
+            raise InputError(
+                f'scheduler "sglang" has SGLang\'s own prefix cache; prefix_cache is {self.limits.prefix_cache!r}. Set '
+                'engine.prefix_cache = "sglang", or enable_prefix_caching = false'
+            )
+        order = self.scheduler.sglang.schedule_policy if self.scheduler.sglang else ""
+        if order in PREFIX_POLICIES and not self.limits.enable_prefix_caching:
+            raise InputError(
+                f'schedule_policy "{order}" orders requests by their prefixes in the cache, and there is none: SGLang '
+                'then takes "fcfs". Set enable_prefix_caching = true, or schedule_policy = "fcfs"'
             )
         if (settings := self.scheduler.trtllm) is not None:
             least = max(self.limits.max_num_seqs, self.kv.block_size if settings.enable_chunked_prefill else 1)
@@ -509,7 +543,9 @@ class Deployment:
             "max_step_seqs": limits.max_step_seqs is not None,
             "timeout_s": math.isfinite(limits.timeout_s),
             "kv_offloading": offloading,
-            'prefix_cache "sglang"': limits.enable_prefix_caching and limits.prefix_cache != "vllm",
+            'prefix_cache "sglang"': limits.enable_prefix_caching
+            and limits.prefix_cache != "vllm"
+            and not scheduler.engine_rules,
             f"preemption_mode {scheduler.preemption_mode!r}": scheduler.preemption_mode != "recompute",
         }
         if names := " or ".join(name for name, is_set in parts.items() if is_set):

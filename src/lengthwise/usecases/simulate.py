@@ -125,7 +125,8 @@ def hidden_host_note(variant: Variant) -> str:
 
 def whole_prompts_note(deployment: Deployment) -> str:
     """Return a warning if the prefix cache is on for whole prompts, which are never looked up, otherwise ""."""
-    if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment):
+    by_sglang = deployment.scheduler.sglang is not None  # It looks up whole prompts, too.
+    if not deployment.limits.enable_prefix_caching or chunks_prompts(deployment) or by_sglang:
         return ""
     return (
         "The prefix cache finds nothing under this batching policy, which computes whole prompts. Take one with "

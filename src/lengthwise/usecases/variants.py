@@ -65,7 +65,7 @@ class Variant:
         router = policy.resolve("router", self.deployment.scheduler.router)
         draws = router.uses("draw_a") or router.uses("draw_b")
         drawn = not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        return drawn or (draws and self.deployment.parallel.replicas > 1)
+        return drawn or (draws and self.deployment.parallel.replicas > 1) or self.deployment.scheduler.shuffles
 
 
 def build(scenario: Scenario) -> list[Variant]:
