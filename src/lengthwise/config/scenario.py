@@ -365,7 +365,7 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     workload, given = scenario.workload, "enable_prefix_caching" in scenario.engine.model_fields_set
     given = given or any("enable_prefix_caching" in v.engine for v in scenario.variants)
     shares = workload.trace or workload.groups or workload.sessions or workload.tools
-    engines = {one.engine.name for one in scenario.variant_scenarios()}
+    engines: set[str | None] = {one.engine.name for one in scenario.variant_scenarios()}
     axes = [value for space in spaces for key, value in flat(space).items() if key in ENGINE_KEYS]
     engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
     if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
