@@ -209,11 +209,11 @@ def _table_rows(S, cost):
 def _count_rounds(rep, prompts):
     """Count a step that starts, and the rounds. In a round each micro-batch of the pipeline runs one step.
 
-    ``marked_step`` is the latest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
-    which they enter it. The first step that starts after the marked step has left is the marked micro-batch's next one:
-    it is marked, and a round is counted. If the step after the marked one has left as well, the marked micro-batch has
-    no requests left. The step before the starting one is then marked instead, and a round is counted for it. If that
-    step has left, too, the starting step is marked, and a second round is counted.
+    A round is counted whenever the marked micro-batch starts its next step. ``marked_step`` is its latest step, at
+    first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it, so its next step
+    is the first one that starts after ``marked_step`` has left. If the step after ``marked_step`` has left as well, the
+    marked micro-batch has no requests left, and another one takes the mark: one round is counted for the latest step
+    before the starting one, and a second for the starting step if that latest step has left, too.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
