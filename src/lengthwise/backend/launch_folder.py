@@ -194,7 +194,7 @@ def load_test(
         "--max-concurrency": workload.concurrency,
         "--ignore-eos": True,
         "--percentile-metrics": "ttft,tpot,itl,e2el",
-        "--metric-percentiles": "50,90,99",
+        "--metric-percentiles": "50,90,95,99",
         "--ready-check-timeout-sec": 1800,
         "--save-result": True,
         "--result-filename": "measured.json",
