@@ -212,8 +212,9 @@ def _count_rounds(rep, prompts):
     A round is counted whenever the marked micro-batch starts its next step. ``marked_step`` is its latest step, at
     first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it, so its next step
     is the first one that starts after ``marked_step`` has left. If the step after ``marked_step`` has left as well, the
-    marked micro-batch has no requests left, and another one takes the mark: one round is counted for the latest step
-    before the starting one, and a second for the starting step if that latest step has left, too.
+    marked micro-batch has no requests left. The micro-batch of the last step that started then takes the mark, and that
+    step counts as a round. If that step has left, too, the step that starts now takes the mark and counts as one more
+    round.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
@@ -296,7 +297,7 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def _finish_decodes(S, r, g, now_s):
-    """Finish the group's requests that have all their tokens, in the order of admission (SGLang: of decodes)."""
+    """Finish the group's requests that have all their tokens, in the order of admission (SGLang: of its decode batch)."""
     finished, slot, sglang = 0, pop_finished(S, g), S.params[0].sglang == 1
     while slot >= 0:
         i, q = finished, S.slots[slot]
