@@ -297,7 +297,7 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def _finish_decodes(S, r, g, now_s):
-    """Finish the requests of the group that have all tokens, in the order of admission (SGLang: of its decode batch)."""
+    """Finish the requests of the group that have all tokens, in order of admission (SGLang: of its decode batch)."""
     finished, slot, sglang = 0, pop_finished(S, g), S.params[0].sglang == 1
     while slot >= 0:
         i, q = finished, S.slots[slot]
