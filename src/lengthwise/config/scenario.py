@@ -357,6 +357,10 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
     notes += _cache_notes(scenario, source)
+    if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
+        from lengthwise.config.workload import column_notes
+
+        notes += [note for trace in traces for note in column_notes(resolved(trace, folder))]
     return scenario.with_origin(source, folder, notes)
 
 
