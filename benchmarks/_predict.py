@@ -157,4 +157,4 @@ def elis(shared: Path, quick: bool) -> dict[str, Any]:
     members = {"elis": paper, "encoder": Encoder(folder).fit(made[0]), "lexical": Lexical().fit(made[0])}
     windows = {k: by_window(evaluate(of, made[1], draws=0, clock=None)) for k, of in members.items()}
     about = {"requests": [*map(len, made)], "train_rows": paper.rows, "best_epoch": paper.best_epoch}
-    return {"predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], **about, "windows": windows}}
+    return {"elis.predictor_r2": {"value": windows["elis"][-1]["r2_all"], **about, "windows": windows}}
