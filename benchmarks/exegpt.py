@@ -10,7 +10,7 @@ SYSTEMS = ("opt-13b-a40", "t5-11b-a40", "gpt-3-39b-a40", "gpt-3-101b-a100", "gpt
 CHECKS = ("monotone", "search", "regret", "variance", "engine", "bounds")
 LENGTHS = ("fits", "correlated", "memory")
 MODULES = {
-    **{section: f"_exegpt:{section}" for section in ("choices", "figures", "reasons", "real", "drift")},
+    **{section: f"_exegpt:{section}" for section in ("choices", "figures", "literal", "reasons", "real", "drift")},
     **{section: f"_exegpt_checks:{section}" for section in CHECKS},
     **{section: f"_exegpt_lengths:{section}" for section in LENGTHS},
     "live": "_exegpt_live",

@@ -7,6 +7,7 @@ writes the output below it. Prose around the tables is written by hand.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -178,25 +179,14 @@ def fidelity_overview() -> None:
         for column, metrics in CALIBRATED.items():
             names = metrics if suffix == "error" else (column.lower(),)
             found = [(name, rows("fidelity").get(f"fidelity.{prefix}{name}_{suffix}")) for name in names]
-            cells.append(
-                "; ".join(
-                    f"{f'{_label(name)} ' if suffix == 'error' else ''}{with_interval(row, 'relative')}"
-                    for name, row in found
-                    if row
-                )
-                or DASH
-            )
+            labels = {name: f"{_label(name)} " if suffix == "error" else "" for name in names}
+            cells.append("; ".join(labels[name] + with_interval(row, "relative") for name, row in found if row) or DASH)
         lines.append((predicted, measured, *cells))
     table(["predicted by", "measured on", "TTFT", "TPOT", "latency"], lines)
 
 
 def _label(metric: str) -> str:
-    return (
-        metric.replace("normalized_latency", "latency per token")
-        .replace("_", " ")
-        .upper()
-        .replace("LATENCY PER TOKEN", "per token")
-    )
+    return metric.replace("normalized_latency", "PER TOKEN").replace("_", " ").upper().replace("PER TOKEN", "per token")
 
 
 FIDELITY_FIGURES = {
@@ -258,9 +248,8 @@ def fidelity_campaign(engine: str) -> None:
     for metric in (name for group in CALIBRATED.values() for name in group):
         row = rows("fidelity")[f"fidelity.{engine}.{metric}_error"]
         of, loads = row["details"], row["details"]["signed_by_load"]
-        single = [
-            abs(run["calibrated"]) for name, run in of["signed_by_run"].items() if name.rpartition("-")[0] in loads
-        ]
+        runs = of["signed_by_run"].items()
+        single = [abs(run["calibrated"]) for name, run in runs if name.rpartition("-")[0] in loads]
         lines.append(
             (
                 _label(metric),
@@ -383,10 +372,12 @@ def fidelity_families() -> None:
 
 
 def fidelity_coverage() -> None:
-    """Print the share of measured values within the intervals of ``simulate``, by model and GPU."""
+    """Print the share of measured values within the intervals of ``simulate``, and their widths, by model and GPU."""
     of = [details("fidelity", f"fidelity.brackets.{part}_coverage")["by_pair"] for part in ("ttft", "tpot")]
-    lines = [(pair, *(f"{percent(by[pair]['coverage'])} of {by[pair]['n']}" for by in of)) for pair in of[0]]
-    table(["model and GPU", "TTFT", "TPOT"], lines)
+    widths = [{pair: number(math.exp(2 * 1.645 * one["log_sd_told"])) for pair, one in by.items()} for by in of]
+    shares = [{pair: f"{percent(one['coverage'])} of {one['n']}" for pair, one in by.items()} for by in of]
+    lines = [(pair, *(part[pair] for both in zip(shares, widths, strict=True) for part in both)) for pair in of[0]]
+    table(["model and GPU", "TTFT", "median upper end over lower", "TPOT", "median upper end over lower"], lines)
 
 
 def fidelity_concurrency() -> None:
@@ -468,6 +459,7 @@ def exegpt_gains() -> None:
         ("small_mid", "T5, OPT, 39B, 101B; S, T, C1", 2.0),
         ("large", "101B, 175B twice, 341B; G, C1, C2", DASH),
         ("large_rra", "the same, RRA alone, as in the paper", 3.2),
+        ("large_literal", "the same, best of both, counted as in the paper's simulator", 3.2),
         ("all", "both", 2.9),
     )
     lines = []
@@ -491,6 +483,20 @@ def exegpt_overview() -> None:
         if (cells := (found.get(f"{model}.{task}") or {}).get("cells"))
     ]
     table(["model", "task", *(f"bound {bound}" for bound in BOUNDS)], lines)
+
+
+def exegpt_enforced() -> None:
+    """Print how many of the chosen schedules have one stage a side."""
+    found: dict[str, list[bool]] = {"all": [], "rra": [], "waa": []}
+    for name, of in under("exegpt", "exegpt.figure.").items():
+        gpus = int(MODELS[name.rpartition(".")[0]].split()[-3])
+        for words in (cell["strategies"][cell["won"]]["words"] for cell in of["cells"] if cell["won"]):
+            found["all"].append(words.startswith("RRA"))
+            found["rra"].append(words.startswith("RRA") and words.endswith(f" 1 x TP {gpus}"))
+            found["waa"].append(words.endswith(f"B_m = 1, {gpus // 2} GPUs prefill, 2 x TP {gpus // 2}"))
+    rra, waa = sum(found["rra"]), sum(found["waa"])
+    several = f"{sum(found['all']) - rra} of the others are of RRA on several stages."
+    print(f"\n{rra + waa} of the {len(found['all'])} have one stage a side, {rra} of RRA and {waa} of WAA. {several}\n")
 
 
 def exegpt_records(*names: str) -> None:
@@ -719,15 +725,16 @@ def apps_study(study: str) -> None:
         paper = span([row["details"]["paper"] for row in found if row]) if own == of_paper else DASH
         lines.append((own, OTHERS[other], *(with_interval(row) for row in found), paper))
     table(["gain of", "over", "lowest", "highest", "the paper"], lines)
-    head = ["case", "tasks", "ours, s", "search, s", "greedy, s", "max, s", "min, s", "error of the estimate"]
+    times = (f"{name}, s" for name in ("ours", "no overlap", "search", "greedy", "max", "min"))
     cases = []
     for case in details("apps", f"apps.{study}.cases")["cases"]:
         methods = case["methods"]
         wanted = (methods[name] for name in ("lengthwise", "samullm", "max", "min"))
         own, *others = (number(one["makespan_s"] + one["lead_s"]) for one in wanted)
-        search = number(methods["lengthwise"]["search_s"])
-        cases.append((case["case"], number(case["tasks"]), own, search, *others, f"{case['estimate_error']:+.1%}"))
-    table(head, cases)
+        search = methods["lengthwise"]["search_s"]
+        both = (number(methods["lengthwise"]["makespan_s"] + search), number(search))
+        cases.append((case["case"], number(case["tasks"]), own, *both, *others, f"{case['estimate_error']:+.1%}"))
+    table(["case", "tasks", *times, "error of the estimate"], cases)
 
 
 def apps_ablation() -> None:
@@ -853,16 +860,8 @@ def gateway_policies(engines: str) -> None:
         requests = sum(one.get("requests", 0) for one in some)
         preempted = number(sum(one.get("preemptions", 0) for one in some) / requests) if requests else DASH
         lines.append((policy, *cells, preempted))
-    head = [
-        "policy",
-        "gap closed",
-        "simulated",
-        "P99 over the oracle's",
-        "simulated",
-        "mean JCT over FCFS",
-        "simulated",
-    ]
-    table([*head, "preemptions per request"], lines)
+    head = [part for of in ("gap closed", "P99 over the oracle's", "mean JCT over FCFS") for part in (of, "simulated")]
+    table(["policy", *head, "preemptions per request"], lines)
 
 
 def gateway_cells() -> None:

@@ -134,7 +134,7 @@ GOLDEN = [
     (text(deployment='model = "x"'), "deployment.gpu: is missing"),
     (
         text(deployment='model = "x"\ngpu = "y"\ncost = "vidur"'),
-        "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, tables:FILE; it is 'vidur'",  # noqa: E501 - a sentence as it is printed
+        "deployment.cost: must be one of roofline, profile:FILE, vidur:DIR, vidur_forest:DIR, vidur_forest_grid:DIR, tables:FILE; it is 'vidur'",  # noqa: E501 - a sentence as it is printed
     ),
     (text(engine="gpu_memory_utilization = 90"), "engine.gpu_memory_utilization: must be at most 1; it is 90"),
     (

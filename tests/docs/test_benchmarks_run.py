@@ -26,6 +26,7 @@ FIDELITY = SHARED / "data" / "traces"
         "exegpt --only choices",
         "gateway --only rerank",
         "kv --only router_gain.agents",
+        "lengths --only elis.sentences",
         "lengths --only multibin.theory",
         "search",
         "simulate",

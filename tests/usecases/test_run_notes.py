@@ -46,6 +46,27 @@ def test_a_simulation_reports_where_the_front_binds(rate, queue, report):
     assert all(f"{queue.removesuffix('ms')} ms each" in note and report in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("preemption", "rate", "preempts", "warns"),
+    [("by_rank", 1e3, True, True), ("by_rank", 1e-3, False, False), ("worth(factor=1e-9)", 1e3, True, False)],
+)
+def test_preemption_by_rank_is_warned_of_where_it_preempts(preemption, rate, preempts, warns):
+    """With one slot, a shorter request that arrives later replaces a longer one."""
+    settings = [
+        "scheduler.policy=srtf",
+        f"scheduler.preemption={preemption}",
+        "engine.max_num_seqs=1",
+        "workload.num_requests=50",
+        'workload.osl={kind = "uniform", low = 2, high = 400}',
+        "run.model_draws=0",
+    ]
+    (outcome,) = simulate.run(config.loads(REQUESTED.format(rate=rate, queue="0ms"), overrides=settings))
+    count = int(outcome.records.requests.preemptions.sum())
+    assert (count > 0) == preempts
+    notes = [note for note in outcome.notes if "by_rank" in note]
+    assert [note.startswith(f"{count:,} preemptions") for note in notes] == [True] * warns
+
+
 def test_a_static_batch_is_no_rate_of_its_own():
     """All at once: what the front takes is held against the whole run."""
     requested = config.loads(REQUESTED.format(rate=10, queue="1ms"), overrides=["workload.request_rate=inf"])

@@ -16,7 +16,7 @@ Nodes = Annotated[
     list[str] | None, Option(metavar="NODE", help="GPUs: 8xA100-80GB, or a node of the catalog; repeatable.")
 ]
 CostSource = Annotated[
-    str | None, Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest:DIR")
+    str | None, Option(metavar="SOURCE", help="roofline, profile:FILE, tables:FILE, vidur:DIR, vidur_forest[_grid]:DIR")
 ]
 TraceFormat = Annotated[str | None, Option("--format", help="Format of the trace; default: detected.")]
 LatencyBound = Annotated[str | None, Option(metavar="TIME", help="Latency bound: 5s; inf: none.")]

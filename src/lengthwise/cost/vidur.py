@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, NodeSpec
 
-ESTIMATORS = ("monotone", "random_forest")
+ESTIMATORS = ("monotone", "random_forest", "random_forest_grid")
 
 
 def vidur_profile(
@@ -40,9 +41,10 @@ def vidur_profile(
 
     "monotone" (rule PER_REQUEST): medians of repeated rows, isotonic regression over tokens, non-decreasing surfaces
     over (chunk, context) and (sequences, context). "random_forest" (rule MERGED): Vidur's forests with one choice of
-    its parameters and a fixed seed, combined by its rule; beyond the measured sizes they are constant. Neither counts
-    embedding, head or host, which Vidur does not profile. Raises ProfileError if files or rows are missing, with a list
-    of those that exist, and UnknownNameError for another estimator.
+    its parameters and a fixed seed, combined by its rule; beyond the measured sizes they are constant.
+    "random_forest_grid" chooses these parameters for each operator by Vidur's grid search, which takes about two hours
+    of CPU time. None counts embedding, head or host, which Vidur does not profile. Raises ProfileError if files or
+    rows are missing, with a list of those that exist, and UnknownNameError for another estimator.
 
     Args:
         model: A folder must have its name or an alias. Its shapes select the rows.
@@ -56,7 +58,7 @@ def vidur_profile(
     stored = None
     if cache is not None:
         sizes = limits.max_num_batched_tokens, max_model_len, limits.max_num_seqs
-        if estimator == "random_forest":  # its tables have at least Vidur's own sizes
+        if estimator != "monotone":  # the forests' tables have at least Vidur's own sizes
             least = layout.VIDUR_TOKENS
             sizes = max(least, sizes[0]), max(least, sizes[1]), max(layout.HIGHEST_BATCH, sizes[2])
         arguments = (estimator, model, parallel.tp, parallel.pp, *sizes, limits.block_size)
@@ -67,7 +69,8 @@ def vidur_profile(
         source = f"Vidur profile {files.mlp.parent.name}, {estimator}"
         if surrogates:
             source += f"; {surrogates:,} attention rows at TP {parallel.tp}: {NOT_MEASURED}"
-        make_tables = monotone_tables if estimator == "monotone" else forest_tables
+        forests = partial(forest_tables, estimator=estimator)
+        make_tables = monotone_tables if estimator == "monotone" else forests
         tables, report = make_tables(samples, model, parallel.pp, limits, max_model_len, source)
         check(tables, source)
         return tables, report
@@ -260,7 +263,14 @@ def _operator_fit(name: str, predicted: Floats, measured: Floats) -> OperatorFit
 
 
 def forest_tables(
-    samples: Mapping[str, Samples], model: ModelSpec, pp: int, limits: EngineLimits, max_model_len: int, source: str
+    samples: Mapping[str, Samples],
+    model: ModelSpec,
+    pp: int,
+    limits: EngineLimits,
+    max_model_len: int,
+    source: str,
+    *,
+    estimator: str = "random_forest",
 ) -> tuple[CostTables, FitReport]:
     """Fit Vidur's random forests and return their predictions as tables. ``pp`` must divide the number of layers.
 
@@ -275,9 +285,9 @@ def forest_tables(
     ops, fits = {}, []
     for name, sample in samples.items():
         x = np.stack([sample.x[:, 1], sample.x[:, 0] ** 2], axis=1) if name == PREFILL else sample.x
-        forest = regression.fit_forest(x, sample.ms)
+        forest = regression.fit_forest(x, sample.ms, search_grid=estimator == "random_forest_grid")
         fits.append(_operator_fit(name, forest.oob_prediction_, sample.ms))
         values = regression.predict(forest, *axes.get(name, (tokens,)))
         token_axis = int(name == PREFILL)  # an entry for no tokens is prepended to it
         ops[name] = np.pad(values, [(int(axis == token_axis), 0) for axis in range(values.ndim)])
-    return layout.compose(ops, model, stages, source), FitReport("random_forest", "out of bag", tuple(fits))
+    return layout.compose(ops, model, stages, source), FitReport(estimator, "out of bag", tuple(fits))

@@ -13,8 +13,8 @@ from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, K
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, LinkSpec, ModelSpec, NodeSpec
 
-COST_SOURCES = ("roofline", "profile:FILE", "vidur:DIR", "vidur_forest:DIR", "tables:FILE")
-_ESTIMATORS = {"vidur": "monotone", "vidur_forest": "random_forest"}
+COST_SOURCES = ("roofline", "profile:FILE", "vidur:DIR", "vidur_forest:DIR", "vidur_forest_grid:DIR", "tables:FILE")
+_ESTIMATORS = {"vidur": "monotone", "vidur_forest": "random_forest", "vidur_forest_grid": "random_forest_grid"}
 
 
 def deploy(
@@ -45,7 +45,7 @@ def deploy(
         scheduler: Name of a scheduler, or a ``Scheduler``.
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
-            "tables:FILE" (an npz file), or ``CostTables``.
+            "vidur_forest_grid:DIR" (its parameters by grid search), "tables:FILE" (an npz file), or ``CostTables``.
         host: Host overhead of a step and delay of a request in front of the engine, which replace those of ``cost``:
             the measured ones of "vllm", "sglang" or "trtllm" (``cost.ENGINE_HOSTS``), or seconds. "default" retains
             those of ``cost``. Tables from a file that contain a host overhead (calibrated tables) accept "default"

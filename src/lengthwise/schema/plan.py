@@ -88,7 +88,7 @@ class Bounds:
 class Bottleneck:
     """The limit and the resource that keep a configuration from serving a higher rate."""
 
-    binds: str = ""  # metric of the limit that bounds the rate, or "throughput"; "": no limit is near its bound
+    binds: str = ""  # metric of the limit that breaks first at a higher rate, or "throughput"; "": none is known
     cause: str = ""  # the bottleneck of the hardware at the operating point, in a sentence; "": unknown
 
 
