@@ -54,6 +54,7 @@ def test_preemption_by_rank_is_warned_of_where_it_preempts(preemption, rate, pre
     """With one slot, a shorter request that arrives later replaces a longer one."""
     settings = [
         "scheduler.policy=srtf",
+        "predictor.kind=oracle",
         f"scheduler.preemption={preemption}",
         "engine.max_num_seqs=1",
         "workload.num_requests=50",
