@@ -60,8 +60,8 @@ test-engine: setup engine torch ## those that run a real engine
 torch: setup ## torch into .venv, the build that pip finds (a CPU build is enough to profile a CPU)
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check "torch==$(TORCH_VERSION)"
 
-test-torch: torch ## those that measure this machine's operators
-	$(BIN)/pytest -m torch tests/measure $(ARGS)
+test-torch: torch ## those that need torch: operators of this machine, the predictor of ELIS
+	$(BIN)/pytest -m torch tests/measure tests/predict $(ARGS)
 
 coverage: setup ## coverage, the kernel's lines too
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=25 $(BIN)/coverage run -m pytest -m "not browser and not slow and not engine and not torch" $(ARGS)

@@ -50,12 +50,6 @@ R2S = (0.4, 0.85)
 WAITS = (0.9, 1.0, 1.2, 1.4, 2.0)
 """Bounds on waiting, in 99th percentiles of JCT under FCFS at the same load."""
 AGES = (5.0,)  # tokens by which a second of age makes a request shorter
-PAPER = (  # Table 5, batch 4: FCFS, ISRTF, SJF
-    (77.83, 73.57, 20.35), (116.46, 98.74, 43.63), (118.13, 118.11, 43.63), (45.08, 50.52, 13.21),
-    (83.42, 72.33, 24.62), (73.93, 74.41, 31.91), (93.42, 73.43, 32.34), (134.96, 118.22, 58.39),
-    (144.23, 131.38, 60.98), (240.25, 212.60, 70.55), (350.55, 352.53, 133.11), (451.59, 377.29, 125.59),
-    (91.28, 130.71, 37.02), (229.64, 200.34, 59.37), (251.66, 234.08, 89.64),
-)  # fmt: skip
 MEMORY = {"lam13": (0.9, 120, 8.61), "lam7": (0.3, 40, 6.522), "opt6.7": (0.4, 30, 1.316)}
 MEMORY |= {"opt13": (0.4, 60, 2.643), "vic": (0.4, 90, 2.965)}
 """Table 6: share of the GPU's memory, batch size at which preemption began; Table 4: seconds of a request alone."""
@@ -230,7 +224,6 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "elis.figure6": figure6(evaluated),
         "elis.queueing": queueing(evaluated["opt13" if quick else "lam13"]),
         "elis.prediction_time": prediction_time(shared, evaluated),
-        "elis.paper": {"gap_closed": float(f"{np.mean([(f - i) / (f - s) for f, i, s in PAPER]):.3g}")},
     }
 
 

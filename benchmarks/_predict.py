@@ -3,6 +3,7 @@
 ``encoder`` adds the sentence encoder, the lexical predictor on the same samples, and the mean of both.
 """
 
+import sys
 import time
 from dataclasses import asdict
 from functools import cache, partial
@@ -22,11 +23,10 @@ from lengthwise.predict.serialization import default
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "predict"))  # which holds the predictor of ELIS
 MAX_WINDOWS = 8000
 WINDOWS = (0, 50, 100, 200, 300, 400, 600)
 SCORES = ("tau", "tau_within", "coverage90", "pinball", "mae", "r2", "log_r2", "bias")
-WINDOW_REQUESTS = 1500
-"""Requests that are followed window by window: every text so far costs the encoder milliseconds."""
 
 
 @cache
@@ -91,13 +91,17 @@ def number(estimate: Estimate) -> dict[str, float]:
 
 def by_window(found: Evaluation) -> list[dict[str, Any]]:
     """Return scores after so many tokens: of all requests (finished ones count as known), and of those running."""
-    rows = []
+    rows, deviation = [], found.scores["rmse"].value / (1 - found.scores["r2"].value) ** 0.5
     for w in found.windows:
+        share, rmse = w.running / found.requests, deviation * (1 - w.r2_all) ** 0.5
         shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
-        shares |= {"mae_all": w.mae.value * w.running / found.requests, "mae_running": w.mae.value}
-        shares["mae_all_conditioned"] = w.mae_conditioned * w.running / found.requests
-        shares["coverage90"] = w.coverage90.value
-        shares = {name: round(share, 4) for name, share in shares.items()}
+        shares |= {"mae_all": w.mae.value * share, "mae_running": w.mae.value, "coverage90": w.coverage90.value}
+        shares |= {
+            "rmse_all": rmse,
+            "rmse_running": rmse / share**0.5,
+            "mae_all_conditioned": w.mae_conditioned * share,
+        }
+        shares = {name: round(value, 4) for name, value in shares.items()}
         rows.append({"tokens": w.tokens, "running": w.running} | shares)
     return rows
 
@@ -124,10 +128,6 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         return {k: {name: number(of.scores[name]) for name in SCORES} for k, of in found.items()}
 
     held_out, unseen = evaluated(inside, 0 if quick else 60), evaluated(outside, 0)
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(~inside.censored))[: 400 if quick else WINDOW_REQUESTS]
-    some = inside.take(np.sort(rows))
-    windows = {k: by_window(evaluate(members[k], some, draws=30, clock=None)) for k in ("encoder", "lexical")}
-    metadata = {"prompts": sentences.metadata_["prompts"], "samples": len(parts.train)}
 
     def clock() -> float:
         sentences.encoder.cache.clear()  # every prompt is new
@@ -136,10 +136,25 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
     cpu_ms = {f"batch_{n}": round(latency_ms(sentences, outside.prompts, n, clock), 2) for n in (1, 32)}
     best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
     return {
-        "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "learnt": metadata},
+        "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "samples": len(parts.train)},
         "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
         "predict.in_distribution": scores(held_out),
         "predict.apart": scores(unseen),
-        "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
         "predict.encoder_ms": {"value": max(cpu_ms.values()), **cpu_ms},
     }
+
+
+def elis(shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the errors by window of ELIS' predictor and of ours, learnt from the same requests."""
+    from elis_predictor import ElisPredictor
+
+    folder, text = installed_encoder(), _folder(shared)
+    parts, made = split(_texts.oasst(text) if quick else _texts.wide(text), 0.2, 0), []
+    for part, n in ((parts.train, 600), (parts.test, 400)):
+        rows = np.random.default_rng(0).permutation(np.flatnonzero(~part.censored))[: 100 if quick else n]
+        made.append(part.take(np.sort(rows)))
+    paper = ElisPredictor(folder, *([1] if quick else [])).fit(made[0])
+    members = {"elis": paper, "encoder": Encoder(folder).fit(made[0]), "lexical": Lexical().fit(made[0])}
+    windows = {k: by_window(evaluate(of, made[1], draws=0, clock=None)) for k, of in members.items()}
+    about = {"requests": [*map(len, made)], "train_rows": paper.rows, "best_epoch": paper.best_epoch}
+    return {"elis.predictor_r2": {"value": windows["elis"][-1]["r2_all"], **about, "windows": windows}}

@@ -1,10 +1,6 @@
-"""How fast compiled code reads cost tables, and how long each source takes to build them.
-
-Vidur's profile of Llama-2-70B is read from the folder of recorded data.
-"""
+"""How fast compiled code reads cost tables, and how long Vidur's recorded profile takes to become tables."""
 
 import tempfile
-import timeit
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +68,6 @@ print(json.dumps([build_s, float(tables.layer_s[512]), max(o.median_error for o 
 """
 
 
-def roofline(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the seconds that a roofline's tables take."""
-    assert np.isfinite(cost.roofline(*ROOFLINE).decode_s).all()
-    seconds = timeit.repeat(lambda: cost.roofline(*ROOFLINE), number=1, repeat=2 if quick else 5)
-    return {"cost.roofline_build_s": summary(seconds) | {"machine": machine()}}
-
-
 def vidur(shared: Path, quick: bool, estimator: str, name: str) -> dict[str, Any]:
     """Return seconds of builds into an empty cache, then from it, each in a process of its own, without imports."""
     folder, cold_s, warm_s = shared / "data/profiles/vidur", [], []
@@ -96,7 +85,7 @@ def vidur(shared: Path, quick: bool, estimator: str, name: str) -> dict[str, Any
     return {f"cost.{name}_build_{kind}_s": summary(seconds) | details for kind, seconds in builds.items()}
 
 
-MODULES = {"lookups": "cost:lookups", "roofline": "cost:roofline", "vidur": "cost:vidur:monotone:vidur"}
+MODULES = {"lookups": "cost:lookups", "vidur": "cost:vidur:monotone:vidur"}
 SECTIONS = Sections("cost", __doc__, MODULES | {"forest": "cost:vidur:random_forest:vidur_forest"})
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def gains(name: str, sums: Mapping[str, Any], own: str = OWN_ROUTER) -> dict[str
         best = max(ratios, key=lambda one: ratios[one])
         row = {"value": ratios[best], "ci": (ratios[best] - halves[best], ratios[best] + halves[best]), "best": best}
         row |= {"mean_s": means, "half_widths": halves, "pairs": len(off[own])}
-        rows[f"kv.{name}.{metric}"] = row | {"target": 1.0, "better": "lower", "unit": "ratio"}
+        rows[f"kv.{name}.{metric}"] = row | {"better": "lower", "unit": "ratio"}
     return rows
 
 

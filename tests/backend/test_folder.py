@@ -152,13 +152,23 @@ def test_the_router_gets_every_worker_and_the_nearest_policy(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "router", ["session_affinity", "cache_aware", "prefix_approximate", "prefix_precise", "uncached_load"]
+    ("router", "nearest"),
+    [
+        ("session_affinity", "consistent_hash"),
+        ("cache_aware", "cache_aware"),
+        ("prefix_approximate", "cache_aware"),
+        ("prefix_precise", "cache_aware"),
+        ("uncached_load", "cache_aware"),
+    ],
 )
-def test_routers_that_know_what_replicas_cached_become_the_cache_aware_one(router, tmp_path):
+def test_routers_of_sessions_and_of_prefixes_become_the_nearest_of_vllms_router(router, nearest, tmp_path):
     limits = replace(LIMITS, enable_prefix_caching=True)
     write(tmp_path / "one", scheduler=Scheduler(router=router), limits=limits)
     words = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router")[""]
-    assert words[words.index("--policy") + 1] == "cache_aware"
+    assert words[words.index("--policy") + 1] == nearest
+    for file in ("router.sh", "vllm.sh", "README.md"):
+        text = " ".join((tmp_path / "one" / file).read_text().replace("#", "").split())
+        assert ("as the header X-Session-ID" in text) == (router == "session_affinity")
 
 
 def test_prompts_of_a_trace_begin_alike_as_simulated(tmp_path):

@@ -154,6 +154,10 @@ def test_the_cpu_memory_behind_the_cache_arrives_in_gib():
     launch = vllm_launch(deployment(limits=EngineLimits(enable_prefix_caching=True, kv_offloading=offloading)))
     assert float(value(launch, "--kv-offloading-size")) == pytest.approx(64e9 / 2**30, rel=1e-5)
     assert message(launch, "vLLM loads all that CPU memory has")
+    for size_gb in (64.0, 0.0):
+        limits = EngineLimits(enable_prefix_caching=True, kv_offloading=KVOffloading(size_gb))
+        notes = sglang_launch(deployment(limits=limits)).notes
+        assert any("CPU memory behind the prefix cache" in note for note in notes) == (size_gb > 0)
     assert value(launch, "--kv-transfer-config") is None
     assert value(vllm_launch(deployment()), "--kv-offloading-size") is None
 

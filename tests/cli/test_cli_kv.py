@@ -130,3 +130,51 @@ def test_bad_input_is_one_error(cli, trace, tmp_path, scenario_file):
         done = cli("kv", *words)
         assert done.code == 2, (words, done.err)
         assert message in done.err, (words, done.err)
+
+
+def spans(*lengths: tuple[int, int]) -> str:
+    def span(second: int, prompt: int, output: int) -> dict:
+        counts = {"gen_ai.usage.input_tokens": prompt, "gen_ai.usage.output_tokens": output}
+        attributes = [{"key": key, "value": {"intValue": str(value)}} for key, value in counts.items()]
+        times = {"startTimeUnixNano": f"{second}000000000", "endTimeUnixNano": f"{second + 1}000000000"}
+        return {"traceId": "t", "spanId": "s", "name": "chat", "attributes": attributes} | times
+
+    calls = [span(2 * number + 1, *one) for number, one in enumerate(lengths)]
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": calls}]}]})
+
+
+def turns(*lengths: tuple[int, int]) -> str:
+    rows = [{"input_length": prompt, "output_length": output, "session_id": "s"} for prompt, output in lengths]
+    return "".join(json.dumps(row | ({"delay": 5} if i else {"timestamp": 0})) + "\n" for i, row in enumerate(rows))
+
+
+@pytest.mark.parametrize("text", [spans, turns])
+def test_a_trace_without_block_ids_is_measured_in_small_blocks(cli, tmp_path, text):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text((300, 50), (400, 20)))
+    found = 21 * 16 / 700  # the full blocks of the first call's 349 computed tokens
+    measured = [
+        json.loads(cli("kv", path, "--json", "-", *given).out)["sizes"][-1]["token_share"]["value"]
+        for given in ((), ("--block-size", 16))
+    ]
+    assert measured == pytest.approx([found, found])
+    shown = cli("workload", "show", path).out
+    assert (
+        f"{found:.1%} of the prompt tokens: a prefix cache without limit finds them (in blocks of 16 tokens)" in shown
+    )
+
+
+def test_hash_ids_are_of_blocks_of_512_tokens(cli, trace):
+    assert "(in blocks of 512 tokens)" in cli("workload", "show", trace).out
+
+
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens,{}\n0,20,5,1\n1,20,5,0\n"
+
+
+@pytest.mark.parametrize("command", [("workload", "show"), ("simulate",), ("kv",)])
+def test_a_column_with_a_misspelt_name_is_noted(cli, tmp_path, command):
+    (tmp_path / "t.csv").write_text(VIDUR.format("prioritty"))
+    replay = tmp_path / "replay.toml"
+    replay.write_text('workload.trace = "t.csv"\ndeployment = { model = "llama-3-8b", gpu = "L40S" }\n')
+    done = cli(*command, replay if command == ("simulate",) else tmp_path / "t.csv")
+    assert f"{tmp_path / 't.csv'}: column prioritty is ignored; did you mean priority?" in done.err

@@ -92,6 +92,7 @@ def test_workload_show_describes_the_sessions_of_a_scenario_and_of_its_trace(cli
         f"{count}, {len(requests) / count:.3g} requests each",
         "500 ms (median), 500 ms (p90) until the next request",
         f"{found:.1%} of the prompt tokens: a prefix cache without limit finds them",
+        f"finds them (in blocks of {requests.prefixes.block_tokens} token",
         "of 100% of the requests; 100.0% of the outputs end there",
         "sessions a second",
         "requests a second while as many sessions end as start",
@@ -240,6 +241,11 @@ def test_a_router_that_needs_prefixes_is_refused_without_them(cli, tmp_path, rou
     (tmp_path / "plain.toml").write_text(PLAIN)
     finished = cli("simulate", tmp_path / "plain.toml", "--set", f"scheduler.router={router}")
     refused(finished, "this workload has none; take a trace with hash_ids, or sessions")
+
+
+def test_the_router_of_the_gateway_is_refused_by_name(cli, chat):
+    finished = cli("simulate", chat, "--set", "scheduler.router=earliest_finish")
+    refused(finished, "earliest_finish is a router of the gateway; the simulator has cache_aware, central, ")
 
 
 SEARCH = """

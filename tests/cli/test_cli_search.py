@@ -103,9 +103,10 @@ def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, 
     assert cli("simulate", folder / launches[0] / "scenario.toml", "--seeds", 1).code == 0
 
 
-def test_nothing_holds_is_an_answer(cli, question):
-    finished = cli("search", question, "--set", "search.limits.ttft.p90=0.001")
+def test_nothing_holds_is_an_answer(cli, question, tmp_path):
+    finished = cli("search", question, "--set", "search.limits.ttft.p90=0.001", "--deploy", tmp_path / "launch")
     assert finished.code == 0
+    assert not (tmp_path / "launch").exists()
     assert "No tried configuration meets the limits" in finished.out
     assert "on an idle deployment" in finished.out
 

@@ -214,3 +214,19 @@ def test_defaults_of_tables_are_those_of_empty_tables():
         default = getattr(left_out, name)
         assert default == type(default).model_validate({})
         assert default.model_dump() == type(default).model_validate({}).model_dump()
+
+
+def test_absolute_paths_mean_the_same_in_another_folder(tmp_path, monkeypatch):
+    own, other = tmp_path / "own", tmp_path / "other"
+    own.mkdir()
+    other.mkdir()
+    (own / "requests.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,7\n1,6,8\n")
+    text = "[workload]\ntrace = 'requests.csv'\n[deployment]\nmodel = 'llama-2-7b'\ngpu = 'A40'\n"
+    (own / "one.toml").write_text(text)
+    scenario = config.load(own / "one.toml")
+    (other / "copy.toml").write_text(scenario.with_absolute_paths().to_toml())
+    monkeypatch.chdir(other)
+    copy = config.load(other / "copy.toml")
+    assert copy.workload.trace == str(own / "requests.csv")
+    assert (copy.deployment.model, copy.deployment.gpu) == ("llama-2-7b", "A40")
+    assert copy.files == sorted([other / "copy.toml", own / "requests.csv"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from lengthwise import config, engine, predict
 from lengthwise import workload as w
-from lengthwise.config.workload import read_trace
+from lengthwise.config.workload import column_notes, read_trace
 from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.schema.workload import estimated_tokens
 from lengthwise.usecases import lab, variants
@@ -206,3 +207,30 @@ def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path)
     knows = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "oracle"\n')
     own = mean_jct_s(tmp_path, "sjf", '[predictor]\nkind = "model"\nfile = "mine.lwp"\n')
     assert (fcfs - own) / (fcfs - knows) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("header", "near"),
+    [
+        ("num_prefill_tokens,num_decode_tokens,Prioritty,sesion", {"Prioritty": "priority", "sesion": "session"}),
+        ("num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio,Priority", {"Priority": "priority"}),
+        ("num_prefill_tokens,num_decode_tokens,priority,priorities,Response", {}),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens,note", {}),
+        ("Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type", {}),
+        ("prompt,output,ouput_tokens", {"ouput_tokens": "output_tokens"}),
+        ('{"input_length": 5,"output_lenght": 4}', {}),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_ignored_columns_with_names_close_to_known_ones_are_noted(tmp_path, header, near, suffix):
+    path = tmp_path / f"t.{suffix}"
+    text = f"{header}\nx\n".encode()
+    path.write_bytes(gzip.compress(text) if suffix == "csv.gz" else text)
+    assert column_notes(path) == [
+        f"{path}: column {one} is ignored; did you mean {name}?" for one, name in near.items()
+    ]
+
+
+def test_a_file_that_cannot_be_read_has_no_notes_on_columns(tmp_path):
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"num_prefill_tokens,num_decode_tokens,prioritty\n")[:20])
+    assert [column_notes(path) for path in (tmp_path, tmp_path / "none.csv", tmp_path / "cut.csv.gz")] == [[], [], []]

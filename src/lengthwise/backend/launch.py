@@ -199,11 +199,20 @@ ARRIVAL = ("fcfs", "fcfs_preempted_first", "queue_order")
 _PAGED = ("paged", "paged_by_chunk", "paged_strict")
 
 
+STICKY = "consistent_hash"
+STICKY_NOTE = (
+    "Clients must send a session's name as the header X-Session-ID: its hash chooses the replica, not the load."
+)
+
+
 def router_policy(deployment: Deployment) -> str:
     """Return the policy of vLLM's router that is most like the simulated router."""
     name = policy_name(deployment.scheduler.router)
-    if resolve("router", deployment.scheduler.router).uses("prefix_tokens", "previous_replica"):
+    router = resolve("router", deployment.scheduler.router)
+    if router.uses("prefix_tokens"):
         return "cache_aware"
+    if router.uses("previous_replica"):
+        return STICKY
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
@@ -280,8 +289,9 @@ def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:
     if d.parallel.replicas > 1:
         name, nearest = policy_name(d.scheduler.router), router_policy(d)
         end = "" if name == nearest else f"; the nearest policy of vLLM's router is {nearest}"
-        queue = " A gateway can give all replicas one queue." if name == "central" else ""
-        yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{queue}"
+        more = " A gateway can give all replicas one queue." if name == "central" else ""
+        more = f" {STICKY_NOTE}" if nearest == STICKY else more
+        yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{more}"
     if not fits_node(d):
         yield (
             f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "

@@ -14,6 +14,8 @@ from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
+    STICKY,
+    STICKY_NOTE,
     Launch,
     comment,
     default_model,
@@ -99,7 +101,8 @@ def router_script(deployment: Deployment) -> str:
     urls = [f"http://127.0.0.1:{first + replica}" for replica in range(_node_replicas(deployment))]
     command = ("vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--policy", router_policy(deployment))
     note = f"Install it: pip install vllm-router. It waits for the replicas and listens at port {PORT}."
-    launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=(note,))
+    notes = (note, STICKY_NOTE) if STICKY in command else (note,)
+    launch = Launch((*command, "--worker-urls", "$WORKERS"), notes=notes)
     title = f"A router in front of the {deployment.parallel.replicas} replicas; WORKERS lists their addresses."
     default = f"WORKERS=${{WORKERS:-{shlex.quote(' '.join(urls))}}}\n"
     words = invocation(launch.command, {"--worker-urls": "$WORKERS"})
@@ -194,7 +197,7 @@ def load_test(
         "--max-concurrency": workload.concurrency,
         "--ignore-eos": True,
         "--percentile-metrics": "ttft,tpot,itl,e2el",
-        "--metric-percentiles": "50,90,99",
+        "--metric-percentiles": "50,90,95,99",
         "--ready-check-timeout-sec": 1800,
         "--save-result": True,
         "--result-filename": "measured.json",

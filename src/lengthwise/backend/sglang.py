@@ -100,7 +100,7 @@ def _notes(d: Deployment) -> Iterator[str]:
     if not launch.fits_node(d):
         yield "Add --node-rank (0, 1, ...) and --dist-init-addr on each node."
     yield from _memory_notes(d)
-    if d.limits.kv_offloading:
+    if d.limits.kv_offloading and d.limits.kv_offloading.size_gb:
         yield "CPU memory behind the prefix cache was simulated as vLLM uses it; the command leaves SGLang's off."
     eviction = d.limits.radix_eviction_policy
     if _has_radix_cache(d) and eviction not in _EVICTION_FLAGS:

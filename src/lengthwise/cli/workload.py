@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from lengthwise.cli.options import TraceFormat
+from lengthwise.cli.options import TraceFormat, print_notes
 
 EXAMPLES = """\b
 Examples:
@@ -31,18 +31,24 @@ def run(
     from lengthwise import config, workload
     from lengthwise.cli.tables import duration, print_properties, print_table
     from lengthwise.config.sources import open_workload
+    from lengthwise.config.workload import column_notes
 
     if format_ is None and source.endswith((".toml", ".yaml", ".yml")):
         from lengthwise.usecases.requests import workload_by_seed
 
-        requests = workload_by_seed(config.load(source))(seed)
+        scenario = config.load(source)
+        print_notes(scenario.notes)
+        requests = workload_by_seed(scenario)(seed)
     else:
         requests = open_workload(source, format_, num_requests, seed)
-    shared = None
+        print_notes(column_notes(source))
+    shared = ""
     if requests.prefixes is not None:
+        from lengthwise.report.formatting import counted
         from lengthwise.usecases.kv import shared_share
 
-        shared = shared_share(requests)
+        shared = f"{shared_share(requests):.1%} of the prompt tokens: a prefix cache without limit finds them "
+        shared += f"(in blocks of {counted(requests.prefixes.block_tokens, 'token')})"
     d = workload.describe(requests)
     sides = [("prompt", d.prompt), ("output", d.output)]
     rate, starts, sessions, delays, limits = _format("{:.3g} requests a second", d.rate_rps), "arrivals", "", "", ""
@@ -66,7 +72,7 @@ def run(
         ("concurrency", f"{d.concurrency} (closed loop)" if d.concurrency else ""),
         ("sessions", sessions),
         ("think times", delays),
-        ("shared prefixes", _format("{:.1%} of the prompt tokens: a prefix cache without limit finds them", shared)),
+        ("shared prefixes", shared),
         ("max_tokens", limits),
         (
             "duration",

@@ -71,6 +71,26 @@ class Scenario(Section):
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
 
+    def with_absolute_paths(self) -> Self:
+        """Return a copy that means the same in a file of another folder: paths of files and folders are absolute."""
+
+        def absolute(text: str | None) -> str | None:
+            path = resolved(text or "", self.folder)
+            is_path = bool(text) and path.exists() and (path.is_file() or "/" in str(text))
+            return str(path.absolute()) if is_path else text
+
+        on = self.deployment
+        source, colon, place = on.cost.partition(":")
+        place, mark, estimator = place.partition("#")
+        place = absolute(place) or ""
+        deployment = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        changes = {
+            "workload": self.workload.model_copy(update={"trace": absolute(self.workload.trace)}),
+            "predictor": self.predictor.model_copy(update={"file": absolute(self.predictor.file)}),
+            "deployment": on.model_copy(update=deployment | {"cost": f"{source}{colon}{place}{mark}{estimator}"}),
+        }
+        return self.model_copy(update=changes)
+
     def file_or_name(self, text: str) -> str:
         """Return the path of a .toml file (a GPU or node), or the name of a catalog entry unchanged."""
         return str(resolved(text, self.folder)) if text.endswith(".toml") else text
@@ -337,6 +357,10 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
     notes += _cache_notes(scenario, source)
+    if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
+        from lengthwise.config.workload import column_notes
+
+        notes += [note for trace in traces for note in column_notes(resolved(trace, folder))]
     return scenario.with_origin(source, folder, notes)
 
 

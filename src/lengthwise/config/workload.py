@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import gzip
 import math
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +82,33 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
         )
     except InputError as error:
         raise TraceError(f"{path}: {error}") from error
+
+
+def column_notes(path: Path | str) -> list[str]:
+    """Return a note on each ignored column of a CSV trace or log whose name is close to a known one that it lacks.
+
+    Reads the first line. A file that cannot be read has no notes: its reader reports it.
+    """
+    from lengthwise.predict.sample_files import misspelt
+    from lengthwise.workload.trace_rows import FORMATS, TEXTS
+    from lengthwise.workload.trace_rows import Source as File
+
+    try:
+        with gzip.open(path) if str(path).endswith(".gz") else Path(path).open("rb") as file:
+            first = File(Path(path), file.readline(1 << 16).removeprefix(b"\xef\xbb\xbf"))
+    except (OSError, EOFError, zlib.error):
+        return []
+    columns = [] if first.data.lstrip()[:1] in (b"{", b"[") else first.header
+    form = next((one for one in FORMATS.values() if one.kind == "csv" and {*one.required} <= {*columns}), None)
+    if form is None:
+        near = misspelt(columns)
+    else:
+        known = {form.arrival, *form.required, *form.extra, *TEXTS}
+        close = {one: difflib.get_close_matches(one.lower(), known - {*columns}, n=1, cutoff=0.85) for one in columns}
+        near = {
+            one: found[0] for one, found in close.items() if found and one not in known and one.lower() not in TEXTS
+        }
+    return [f"{path}: column {one} is ignored; did you mean {name}?" for one, name in near.items()]
 
 
 @dataclass(frozen=True)

@@ -136,15 +136,15 @@ def fit_forest(x: Floats, y: Floats, *, search_grid: bool = False) -> RandomFore
         from sklearn.model_selection import GridSearchCV
     except ImportError as error:
         raise MissingExtraError("the estimator random_forest", "profiles") from error
-    x = np.asarray(x, dtype=np.float32).reshape(len(x), -1)
+    rows = np.asarray(x, dtype=np.float32).reshape(len(x), -1)
     chosen = {"n_estimators": TREES, "max_depth": DEPTH, "min_samples_split": MIN_SPLIT}
     if search_grid:
-        folds = GRID_FOLDS if len(x) >= GRID_FOLDS else 2
+        folds = GRID_FOLDS if len(rows) >= GRID_FOLDS else 2
         one = RandomForestRegressor(n_jobs=1, random_state=0)  # threads would sum the trees in any order
-        error = "neg_mean_absolute_percentage_error"
-        search = GridSearchCV(one, GRID, scoring=error, cv=folds, refit=False, n_jobs=THREADS)
-        chosen = search.fit(x, y).best_params_
-    return RandomForestRegressor(**chosen, oob_score=True, n_jobs=THREADS, random_state=0).fit(x, y)
+        scoring = "neg_mean_absolute_percentage_error"
+        search = GridSearchCV(one, GRID, scoring=scoring, cv=folds, refit=False, n_jobs=THREADS)
+        chosen = search.fit(rows, y).best_params_
+    return RandomForestRegressor(**chosen, oob_score=True, n_jobs=THREADS, random_state=0).fit(rows, y)
 
 
 def predict(forest: RandomForestRegressor, *axes: Floats) -> Floats:

@@ -367,8 +367,9 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
 def _try_load(S, r, slot, found, shared, now_s, memory):
     """Start the load of the chunks that continue a waiting request's ``found`` cached blocks, if there are any.
 
-    Other requests use ``shared`` of the cached blocks. STARTED and DEFERRED pop the request from the queue: it is
-    deferred, until the step is formed, while its chunks are being stored, read or loaded for another request.
+    Other requests use ``shared`` of the cached blocks. STARTED and DEFERRED take the request out of the queue.
+    DEFERRED: its chunks are just being stored, read or loaded for another request; it returns to the queue as soon as
+    this step is formed.
     """
     q, params, queue = S.slots[slot], S.params[0], S.replicas[r].queue
     count = count_loadable(S, r, q, found, now_s)

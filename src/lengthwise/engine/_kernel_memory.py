@@ -101,7 +101,11 @@ def _leave_backlog(S, tenant):
 
 @jit_cold
 def join_backlog(S, tenant):
-    """Count a waiting request of a tenant. For its only one, raise its service to the lowest of other tenants (VTC)."""
+    """Count a waiting request of a tenant.
+
+    If the tenant had none before, raise the tenant's service to the lowest service of the tenants with waiting requests
+    (VTC).
+    """
     if S.backlog[tenant] == 0:
         minimum = INFINITY
         for t in range(len(S.service)):

@@ -209,11 +209,12 @@ def _table_rows(S, cost):
 def _count_rounds(rep, prompts):
     """Count a step that starts, and the rounds. In a round each micro-batch of the pipeline runs one step.
 
-    ``marked_step`` is the latest step of the micro-batch that prefilled last. Steps leave the pipeline in the order in
-    which they enter it. The first step that starts after the marked step has left is the marked micro-batch's next one:
-    it is marked, and a round is counted. If the step after the marked one has left as well, the marked micro-batch has
-    no requests left. The step before the starting one is then marked instead, and a round is counted for it. If that
-    step has left, too, the starting step is marked, and a second round is counted.
+    A round is counted whenever the marked micro-batch starts its next step. ``marked_step`` is its latest step, at
+    first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it, so its next step
+    is the first one that starts after ``marked_step`` has left. If the step after ``marked_step`` has left as well, the
+    marked micro-batch has no requests left. The micro-batch of the last step that started then takes the mark, and that
+    step counts as a round. If that step has left, too, the step that starts now takes the mark and counts as one more
+    round.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1
@@ -296,7 +297,7 @@ def _advance_group(S, r, g, now_s):
 
 @jit
 def _finish_decodes(S, r, g, now_s):
-    """Finish the group's requests that have all their tokens, in the order of admission (SGLang: of decodes)."""
+    """Finish the requests of the group that have all tokens, in order of admission (SGLang: of its decode batch)."""
     finished, slot, sglang = 0, pop_finished(S, g), S.params[0].sglang == 1
     while slot >= 0:
         i, q = finished, S.slots[slot]

@@ -47,7 +47,10 @@ def paged_strict(context_tokens, block_size, free_blocks, watermark_blocks):
 
 @memory
 def predicted_peak(context_tokens, block_size, free_blocks, total_blocks, num_running, peak_tokens):
-    """Blocks for the prompt while the predicted peak of KV tokens fits. More come on demand (LightLLM, Past-Future)."""
+    """Blocks for the prompt, if the predicted peak of KV tokens of this and all running requests fits in the cache.
+
+    More blocks come on demand (LightLLM, Past-Future).
+    """
     need = (context_tokens + block_size - 1) // block_size
     if need > free_blocks or (num_running > 0 and peak_tokens > total_blocks * block_size):
         return -1

@@ -22,6 +22,7 @@ _MODULES = {
     "preemption": preemptions,
     "binning": binnings,
 }
+GATEWAY_ROUTER = "earliest_finish"
 PREEMPTION_MODES = ("recompute", "swap")
 MAX_WAIT_S = 300.0
 """Wait after which a request precedes others under sjf, srtf, isrtf, elis, gittins and mlfq; inf removes the limit."""
@@ -78,12 +79,15 @@ def resolve(axis: str, policy: Any) -> Policy:
 
     Raises:
         UnknownNameError: No built-in policy has this name.
-        PolicyError: The object is no policy, or a policy of another axis.
+        PolicyError: The object is no policy, or a policy of another axis; the name is that of the gateway's own router.
     """
     policy_axis = "rank" if axis == "victim" else axis
     if isinstance(policy, str):
         policies = known(axis)
         found = from_text(policy_axis, policy) or policies.get(policy)
+        if found is None and (axis, policy) == ("router", GATEWAY_ROUTER):
+            names = ", ".join(sorted(policies))
+            raise PolicyError(f"{policy} is a router of the gateway; the simulator has {names}")
         if found is None:
             families = [f"{one}(...)" for one in FAMILIES.get(policy_axis, {})]
             raise UnknownNameError(f"{axis} policy", policy, [*policies, *families])

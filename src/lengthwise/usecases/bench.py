@@ -28,7 +28,7 @@ def server_scenario(
     """Return the scenario of a load test, which uses the tables [workload], [slo] and [run] but not the deployment.
 
     Args:
-        scenario: The scenario's file. If None, only ``workload`` determines the requests.
+        scenario: The scenario's file. If None, ``workload`` and ``overrides`` alone determine the requests.
         workload: A trace's path or a preset's name, instead of the scenario's workload.
         variant: Name of a variant. If None, the first one is used, and all must have the same workload.
     """

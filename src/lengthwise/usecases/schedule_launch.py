@@ -67,7 +67,7 @@ def write_schedule_launch(scenario: Scenario, plan: SchedulePlan, folder: Path) 
         "README.md": readme(plan, runnable, in_flight, spread, message),
         **backend.scheduled_scripts(engines),
         "gateway.toml": gateway,
-        "scenario.toml": scenario.to_toml(),
+        "scenario.toml": scenario.with_absolute_paths().to_toml(),
     }
     files = [*backend.write_texts(folder, texts), folder / backend.PLAN]
     run_plan = plan

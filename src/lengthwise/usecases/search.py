@@ -325,15 +325,15 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
 
     A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
     made: list[Path] = []
     for requested, found in zip(questions(scenario), study.plans, strict=True):
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
         for rank, choice in enumerate(best, 1):
             title = _slug(f"{found.name if len(study.plans) > 1 else ''} {rank} {choice.name}")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
@@ -343,7 +343,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
                 folder / title,
                 variant.deployment,
                 name=_slug(choice.name),
-                scenario_text=claimed.to_toml(),
+                scenario_text=claimed.with_absolute_paths().to_toml(),
                 workload=workload,
                 rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
                 claim=_claim(found, choice),

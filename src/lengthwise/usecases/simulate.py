@@ -135,7 +135,10 @@ def whole_prompts_note(deployment: Deployment) -> str:
 
 
 def limits_note(records: Records, workload: Workload) -> str:
-    """Return a warning with the share of outputs that end at ``max_tokens`` but not by ``ignore_eos``, or "" for 0."""
+    """Return a warning with the share of finished outputs that ``max_tokens`` cut off, or "" if it is 0.
+
+    Requests with ``ignore_eos`` do not count: they always reach their ``max_tokens``.
+    """
     r = records.requests
     finished = r.status == Status.FINISHED
     if workload.max_tokens is None or not finished.any():

@@ -21,6 +21,8 @@ from lengthwise.workload.trace_rows import FORMATS, HASHED_TOKENS, Source, row_f
 _USERS = {"human", "user"}
 _TOOLS = {"tool", "function", "observation"}
 _ASSISTANTS = {"gpt", "assistant", "chatgpt", "bard", "bing", "model"}
+RECORDED_TOKENS = 16
+"""Block size, in tokens, of the shared prefixes of journals and of traces without block ids: vLLM's default."""
 
 
 @dataclass
@@ -43,7 +45,7 @@ def workload_of(
     calls: Sequence[Call],
     *,
     name: str,
-    block_tokens: int = HASHED_TOKENS,
+    block_tokens: int = RECORDED_TOKENS,
     extra: dict[str, Any] | None = None,
     sort: bool = True,
 ) -> Workload:
@@ -131,13 +133,14 @@ def read_agentic(source: Source, *, sort: bool) -> Workload:
     for number, ((line, _), name) in enumerate(zip(rows, names, strict=True)):
         if place.setdefault(name, number) != number:
             raise source.fault(line, f"request_id must differ from row to row; {name!r} occurs twice")
-    block_tokens = rows[0][1].get("block_size", HASHED_TOKENS)
+    default = HASHED_TOKENS if any(row.get("hash_ids") for _, row in rows) else RECORDED_TOKENS
+    block_tokens = rows[0][1].get("block_size", default)
     calls: list[Call] = []
     last: dict[str, int] = {}
     for number, (line, row) in enumerate(rows):
         fault = row_fault(FORMATS["mooncake"], [], row)
         at_ms: Any = row.get("timestamp")
-        if not fault and row.get("block_size", HASHED_TOKENS) != block_tokens:
+        if not fault and row.get("block_size", default) != block_tokens:
             fault = "block_size must not vary"
         if fault:
             raise source.fault(line, fault)
@@ -441,8 +444,6 @@ def _nanoseconds(at: str | int) -> int:
 
 JOURNAL = "lengthwise-journal"
 """The ``format`` in the first line of a journal of `lengthwise serve`."""
-RECORDED_TOKENS = 16
-"""Block size, in tokens, of the shared prefixes of a journal."""
 
 
 @dataclass(frozen=True)
@@ -534,4 +535,4 @@ def read_journal(source: Source) -> Workload:
     extra = _scheduling_columns([row for *_, row in rows]) | _limits([cap for _, cap, _ in rows])
     extra["model"] = np.array([str(row.get("model", "")) for *_, row in rows], object)
     calls = recorded_calls([one for one, *_ in rows])
-    return workload_of(source, calls, name=source.name, block_tokens=RECORDED_TOKENS, extra=extra)
+    return workload_of(source, calls, name=source.name, extra=extra)

@@ -258,7 +258,7 @@ def _write_mooncake(workload: Workload, scheduling: dict[str, Any], file: Binary
     prefixes, after = workload.prefixes, workload.after
     if prefixes is not None:
         columns["hash_ids"] = lists_of(prefixes.start, prefixes.block_ids)
-        if prefixes.block_tokens != HASHED_TOKENS:
+        if prefixes.block_tokens != HASHED_TOKENS or not len(prefixes.block_ids):
             columns["block_size"] = np.full(len(workload), prefixes.block_tokens)
     if "session" in workload.extra:
         columns["session_id"] = pl.Series(workload.extra["session"])

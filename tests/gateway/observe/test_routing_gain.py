@@ -11,12 +11,13 @@ import pytest
 from passed_traffic import batch_engine, row
 
 from lengthwise.engine import simulate
+from lengthwise.gateway.config import OWN_ROUTER
 from lengthwise.gateway.observe import of_rows, routing_gain, routing_text
 from lengthwise.gateway.observe.replay import Service, deployment_of
 from lengthwise.gateway.observe.routing_gain import CENTRAL, recorded_workload
 from lengthwise.report.json_file import json_text
 from lengthwise.schema.deployment import Scheduler
-from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.workload.session_rows import Call, workload_of
 
 ENGINES = Service(0.01, 0.0002, 0.0004, 0.0, max_num_seqs=16, engines=3, waited_share=0.0, error=0.0)
@@ -150,6 +151,7 @@ def test_sessions_are_followed() -> None:
     ("name", "change", "kind", "message"),
     [
         ("cache-aware", {}, UnknownNameError, "Did you mean: cache_aware"),
+        (OWN_ROUTER, {}, PolicyError, "is a router of the gateway; the simulator has cache_aware, central, "),
         ("cache_aware", {"prefix": ()}, InputError, "the journal has none: gateways record"),
         ("session_affinity", {}, InputError, "X-Session-Id"),
     ],

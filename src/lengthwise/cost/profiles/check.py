@@ -157,7 +157,11 @@ def _timed_rows(profile: Profile, operator: str) -> pl.DataFrame:
 
 
 def _interpolate(rest: pl.DataFrame, old: pl.DataFrame, shape: list[str], axis: str) -> pl.DataFrame:
-    """Return the new points between two old points of one line, with the old time interpolated logarithmically."""
+    """Return the rows of ``rest`` that lie between two old points which differ only in ``axis``, with the old time.
+
+    ``rest`` are points of the new profile that the old one lacks. The old time is interpolated between the two points,
+    linearly in the logarithms.
+    """
     line = [*shape, *(name for name in _AXES if name != axis)]
     points = old.filter(pl.col(axis) > 0).sort(axis)
     points = points.select(*line, pl.col(axis).cast(pl.Int64), at=axis, s="seconds", e="noise")

@@ -168,7 +168,7 @@ class Scheduler:
         The worker backs off, with a lower limit. After two or more refusals in a row, the request waits twice as long
         as its worker backs off, if other requests wait. If a worker has accepted another request since it refused this
         one, or at the fifth refusal in a row, no worker backs off: the request is deferred for 2 s. Return False if the
-        request must end, at the third refusal by workers that accept other requests.
+        request must end: at its third refusal by a worker that has accepted another request since it refused this one.
         """
         if (entry := self.entries.get(id)) is None:
             return True

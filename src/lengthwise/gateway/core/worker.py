@@ -360,7 +360,11 @@ class Worker:
         return PREFILL_WEIGHT / tokens_per_s if observed_s is None else min(observed_s, 1.0 / tokens_per_s)
 
     def unseen_tokens(self, now_s: float, entry: Entry) -> float:
-        """Estimate uncounted output: the predicted length, or if more the share of the output since the dispatch."""
+        """Estimate the output that no chunk has reported.
+
+        It is the predicted length or, if that is larger, the request's share (by choices) of what the worker has
+        generated since the request's dispatch.
+        """
         q, rate = entry.request, self.throughput.tokens_per_s or 0.0
         share = q.choices / sum(one.request.choices for one in self.active.values())
         tokens = max(q.choices * entry.predicted_tokens, share * rate * (now_s - q.dispatch.dispatched_s))

@@ -295,7 +295,7 @@ class Fleet:
         """Record that the worker answered with an error, unless it is the last one that serves one of its models.
 
         The request may be at fault, so the errors of an owner count once per period. If ``owner`` is None, a peer has
-        served the request, and the error counts in any case.
+        served the request, so the error counts every time, not once per period.
         """
         worker, now_s = self._registry.get(name), self._clock()
         if worker is None:

@@ -146,13 +146,7 @@ def recorded_workload(trace: Trace) -> Workload:
         Recorded(arrival_s, finished_s, prompt, output, context.session, context.prefix)
         for arrival_s, finished_s, prompt, output, context in zip(*times, *lengths, trace.contexts, strict=True)
     ]
-    workload = workload_of(
-        None,
-        recorded_calls(requests),
-        name="observed",
-        block_tokens=RECORDED_TOKENS,
-        extra={"predicted": trace.predicted_tokens},
-    )
+    workload = workload_of(None, recorded_calls(requests), name="observed", extra={"predicted": trace.predicted_tokens})
     nothing = SharedPrefixes(RECORDED_TOKENS, np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64))
     predicted = workload.extra["predicted"]
     return replace(workload, predicted_tokens=predicted, prefixes=workload.prefixes or nothing)

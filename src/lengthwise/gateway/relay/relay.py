@@ -40,7 +40,11 @@ _DETOKENIZE_TIMEOUT_S, _MAX_DETOKENIZED_BYTES = 2.0, 1 << 16
 
 
 async def resume_point(response: TrackedStream, worker: EngineWorker, model: str) -> int:
-    """Return the flushed tokens after which to resume: those up to a complete character, if the engine finds one."""
+    """Return the number of flushed tokens to keep at a resume.
+
+    Trailing uncertain tokens are dropped until the engine's ``/detokenize`` shows that the text ends with a complete
+    character. If it shows none, all tokens are kept.
+    """
     for num_dropped in range(response.uncertain_tokens):
         ids = response.last_ids(_CONTEXT_IDS + num_dropped)
         body = msgspec.json.encode({"model": model, "tokens": ids[: len(ids) - num_dropped]})

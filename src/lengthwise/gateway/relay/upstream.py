@@ -292,7 +292,11 @@ REQUEST_ENDED, SLOW_READER = "request ended", "slow reader"
 
 
 class Attempt:
-    """One try of a request. It ends if the engine is silent for ``first_byte_s`` (then ``stall_s``), or the client."""
+    """One try of a request.
+
+    It ends if the engine sends nothing for ``first_byte_s`` before its first bytes or for ``stall_s`` after them, or if
+    the client reads nothing for ``stall_s``.
+    """
 
     def __init__(self, resilience: ResilienceConfig) -> None:
         self._resilience = resilience
