@@ -45,11 +45,12 @@ def test_the_short_form_of_a_benchmark_runs(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_benchmark_of_recorded_data_runs_or_reports_what_it_lacks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["drift --only recorded", "fidelity --only brackets", "fidelity --only recorded"])
+def test_a_benchmark_of_recorded_data_runs_or_reports_what_it_lacks(words: str, tmp_path: Path) -> None:
     if not FIDELITY.is_dir():
         pytest.skip(f"no recorded data in {SHARED}")
-    options = ["--quick", "--json", "--only", "recorded", "--shared", SHARED]
-    command = [sys.executable, ROOT / "benchmarks" / "drift.py", *options]
+    name, *options = words.split()
+    command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--quick", "--json", *options, "--shared", SHARED]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert [json.loads(line) for line in done.stdout.splitlines()]
