@@ -46,7 +46,7 @@ test-nojit: setup ## laws, oracles and policies without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=7 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
 test-robust: setup ## make test with code for another CPU, in random order, beside a busy loop on two processors
-	@for i in 1 2; do timeout 3600 sh -c 'while :; do :; done' & done; trap 'kill $$(jobs -p)' EXIT; \
+	@for i in 1 2; do timeout 3600 sh -c 'while :; do :; done' & pids="$$pids $$!"; done; trap "kill $$pids" EXIT; \
 	NUMBA_CPU_NAME=generic OPENBLAS_CORETYPE=$(or $(CORETYPE),Prescott) LENGTHWISE_ORDER=$(or $(SEED),1) \
 	  $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow and not engine and not torch" $(ARGS)
 

@@ -221,7 +221,10 @@ def test_absolute_paths_mean_the_same_in_another_folder(tmp_path, monkeypatch):
     own.mkdir()
     other.mkdir()
     (own / "requests.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,7\n1,6,8\n")
+    (own / "profiles").mkdir()
+    (own / "order.py").write_text("")
     text = "[workload]\ntrace = 'requests.csv'\n[deployment]\nmodel = 'llama-2-7b'\ngpu = 'A40'\n"
+    text += "cost = 'vidur:profiles'\n[scheduler]\nrank = 'order.py:shortest'\n"
     (own / "one.toml").write_text(text)
     scenario = config.load(own / "one.toml")
     (other / "copy.toml").write_text(scenario.with_absolute_paths().to_toml())
@@ -229,4 +232,6 @@ def test_absolute_paths_mean_the_same_in_another_folder(tmp_path, monkeypatch):
     copy = config.load(other / "copy.toml")
     assert copy.workload.trace == str(own / "requests.csv")
     assert (copy.deployment.model, copy.deployment.gpu) == ("llama-2-7b", "A40")
+    assert copy.deployment.cost == f"vidur:{own / 'profiles'}"
+    assert copy.scheduler.rank == f"{own / 'order.py'}:shortest"
     assert copy.files == sorted([other / "copy.toml", own / "requests.csv"])

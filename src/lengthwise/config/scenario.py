@@ -72,22 +72,31 @@ class Scenario(Section):
         return sorted(path for path in found if path.is_file())
 
     def with_absolute_paths(self) -> Self:
-        """Return a copy that means the same in a file of another folder: paths of files and folders are absolute."""
+        """Return a copy that means the same in a file of another folder, because its paths are absolute.
+
+        Paths are the trace, the predictor, model, GPU and node, the source of costs, and files of policies.
+        """
 
         def absolute(text: str | None) -> str | None:
             path = resolved(text or "", self.folder)
-            is_path = bool(text) and path.exists() and (path.is_file() or "/" in str(text))
+            is_path = bool(text) and (path.is_file() or (path / "config.json").is_file())
             return str(path.absolute()) if is_path else text
 
-        on = self.deployment
-        source, colon, place = on.cost.partition(":")
-        place, mark, estimator = place.partition("#")
-        place = absolute(place) or ""
-        deployment = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        on, source = self.deployment, self.cost_source
+        kind, colon, place = source.partition(":")
+        files = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        policies = {}
+        for name, text in self.scheduler:
+            if isinstance(text, str) and ".py:" in text:
+                file, _, of = text.rpartition(":")
+                policies[name] = f"{resolved(file, self.folder).absolute()}:{of}"
         changes = {
             "workload": self.workload.model_copy(update={"trace": absolute(self.workload.trace)}),
             "predictor": self.predictor.model_copy(update={"file": absolute(self.predictor.file)}),
-            "deployment": on.model_copy(update=deployment | {"cost": f"{source}{colon}{place}{mark}{estimator}"}),
+            "deployment": on.model_copy(
+                update=files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
+            ),
+            "scheduler": self.scheduler.model_copy(update=policies),
         }
         return self.model_copy(update=changes)
 

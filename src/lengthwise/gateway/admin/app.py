@@ -47,7 +47,7 @@ def page() -> tuple[bytes, str]:
 
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".cluster.local")
-"""Suffixes of names that nobody can register and point at this port (DNS rebinding)."""
+"""Suffixes of names that cannot be registered in public and point at this port (DNS rebinding)."""
 
 
 def is_allowed_host(host: str, own: str = "") -> bool:
