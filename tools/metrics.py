@@ -6,6 +6,8 @@ Vocabulary: every name that the code binds (functions, classes, arguments, varia
 into words. A word is foreign if neither it nor its singular is in tools/vocabulary/field_words.txt (words of at least
 3 of 48 known Python projects) or domain_words.txt (terms of LLM serving and queueing). Banned names and phrases are
 in banned.txt as "pattern => preferred"; entries after "prose:" apply to docstrings, comments, messages and Markdown.
+The seconds of the last run of .ci/run and of its lanes are printed after it; they hold for two quiet cores, so they
+do not change the exit status.
 Exit status 1 if a limit is exceeded.
 """
 
@@ -38,6 +40,8 @@ LIMITS = {
     "functions_over_8_parameters": 9,
     "records_over_15_fields": 2,
 }
+LANES = ROOT / ".lane-seconds"
+SECONDS = {"run": 2_700, "test": 360}
 OPTIONS_OR_COLUMNS = re.compile(r"/cli/|/policy/|/engine/_?kernel|_kernel\.py$")
 """Modules whose functions may have more than 8 parameters: one for each option of a command, or compiled columns."""
 KEYS_OR_COLUMNS = re.compile(r"/config/|/engine/kernel_runner")
@@ -239,6 +243,10 @@ def main() -> int:
         for name, value in metrics.items():
             shown = f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
             print(f"{name:30} {shown:>10}" + (f"  at most {LIMITS[name]:g}" if name in LIMITS else ""))
+        lanes = LANES.read_text("utf-8").splitlines() if LANES.exists() else []
+        for lane, seconds in map(str.split, lanes):
+            limit = f"  at most {SECONDS[lane]}" if lane in SECONDS else ""
+            print(f"{f'ci_{lane}_s':30} {int(seconds):>10,}{limit}")
     if arguments.words:
         for word, count in found["foreign"].most_common(arguments.words):
             print(f"{count:5d} {word}")
