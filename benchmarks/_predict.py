@@ -133,11 +133,13 @@ def encoder(shared: Path, quick: bool) -> dict[str, Any]:
         sentences.encoder.cache.clear()  # every prompt is new
         return time.process_time()
 
+    few = inside.take(np.sort(np.random.default_rng(0).permutation(len(inside))[: 100 if quick else 1500]))
+    windows = {k: by_window(evaluate(of, few, draws=0, clock=None)) for k, of in members.items() if k != "both"}
     cpu_ms = {f"batch_{n}": round(latency_ms(sentences, outside.prompts, n, clock), 2) for n in (1, 32)}
     best = max(("encoder", "both"), key=lambda name: held_out[name].scores["tau"].value)
     return {
-        "predict.tau": {**number(held_out[best].scores["tau"]), "by": best, "samples": len(parts.train)},
-        "predict.coverage90": {**number(held_out[best].scores["coverage90"]), "by": best},
+        **{f"predict.{score}": number(held_out[best].scores[score]) | {"by": best} for score in ("tau", "coverage90")},
+        "predict.r2_by_window": {"value": windows["encoder"][-1]["r2_all"], "windows": windows},
         "predict.in_distribution": scores(held_out),
         "predict.apart": scores(unseen),
         "predict.encoder_ms": {"value": max(cpu_ms.values()), **cpu_ms},

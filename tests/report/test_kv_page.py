@@ -62,7 +62,7 @@ def test_answers_state_pool_loads_and_price():
     assert "finds 60.0 ± 2.0 % of the prompt tokens; 50.0 GB (800,000 tokens) per replica finds 90 % of that" in text
     assert "The GPU pool of 160,000 tokens (10.0 GB) finds 30.0 ± 2.0 %, and 25.0 ± 1.0 % where" in text
     assert "prefixes of 16 tokens (16\N{EN DASH}32) on" in text
-    assert "of 1,024 tokens, 5.00 ms instead of 60.0 ms" in text
+    assert "A prefix of 1,024 tokens takes 5.00 ms to load and 60.0 ms to compute" in text
     assert "Loading from tape at 0.01 GB/s of each GPU is never faster" in text
     assert "more memory adds at most 30 percentage points to the first figure, 35 to the second" in text
     # $0.005 x 50 GB, and $0.3 for 1,000 s at $0.0003.

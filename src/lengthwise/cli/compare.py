@@ -36,8 +36,8 @@ def run(
         list[str] | None,
         Option(
             metavar="METRIC.STAT=SHARE",
-            help="Exit with 1 if the absolute error is significantly larger: its complete interval is, or the error "
-            "itself if it has no interval; ttft.p95=0.10; repeatable.",
+            help="Exit with 1 if the relative error, without its sign, is above SHARE: its complete interval, or the "
+            "error itself if it has no interval; ttft.p95=0.10; repeatable.",
         ),
     ] = None,
     unpaired: Annotated[bool, Option("--unpaired", help="Do not compare the same requests one by one.")] = False,

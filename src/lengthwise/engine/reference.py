@@ -134,7 +134,7 @@ class Reference:
         return rep.pool, rep.queue.waiting, lambda: self._update_ranks(rep.queue), preempt, admissible
 
     def run(self) -> EngineOutput:
-        """Process all events and return the output. Raises PolicyError if a policy fails or requests wait forever."""
+        """Process all events; return the output. Raises PolicyError if a policy's value is bad or requests starve."""
         while True:
             now = self._next_event()
             if now == math.inf:

@@ -60,7 +60,7 @@ class Engine:
     name: str = ""  # name in metrics and on the admin page; "" host and port
     kind: str = "auto"
     api_key: str | None = field(default=None, repr=False)  # key that the gateway sends, never a client's own
-    # most requests at the engine; None: adapted to its load (modes observe, engine-priority, engine-plugin: no limit)
+    # most requests at the engine; None: adapted to its load, in PASSTHROUGH_MODES no limit, in rra the schedule's
     concurrency: int | None = None
     tls: Tls | None = None  # for https with a private authority or a client certificate
     probe: bool = True  # whether a tiny prompt tests if the engine returns token ids, which resuming needs

@@ -101,7 +101,7 @@ def _size_for(study: KvStudy, part: float) -> str:
 
 
 def _loading_answer(study: KvStudy, loading: Loading) -> str:
-    after = f"for a request with {counted(study.new_tokens, 'more token')}"
+    after = f"for a request with {counted(study.new_tokens, 'token')} after the prefix"
     source = f"{loading.source} at {loading.gb_per_s:g} GB/s of each GPU"
     even = loading.break_even_tokens
     if math.isinf(even.value):
@@ -110,9 +110,9 @@ def _loading_answer(study: KvStudy, loading: Loading) -> str:
     at = min(range(len(study.prefix_tokens)), key=lambda i: abs(study.prefix_tokens[i] - 1000))
     model = f" {model_text(even)}" if model_text(even) else ""
     return (
-        f"Loading from {source} is faster than computing from prefixes of {even.value:,.0f} tokens{model} on, {after}: "
-        f"of {study.prefix_tokens[at]:,} tokens, {seconds(loading.load_s[at])} instead of "
-        f"{seconds(study.compute_s[at])}."
+        f"Loading from {source} is faster than computing from prefixes of {even.value:,.0f} tokens{model} on, {after}. "
+        f"A prefix of {study.prefix_tokens[at]:,} tokens takes {seconds(loading.load_s[at])} to load and "
+        f"{seconds(study.compute_s[at])} to compute."
     )
 
 

@@ -294,7 +294,7 @@ def _reasons(plan: Plan, best: Choice, top: int) -> Text:
     legend = {
         f"± half-widths of {100 * plan.level:g} % intervals.": True,
         "(...): 90 % intervals of the cost model's error.": any(c.objective.has_model_interval for c in shown[:top]),
-        "=1: may be the best: neither sampling nor the cost model's error separates it.": plan.tied > 1,
+        "=1: may be the best: its distance may be due to sampling or the cost model's error.": plan.tied > 1,
         "~: scouted, known roughly.": any(c.status is Status.SCOUTED for c in shown[:top]),
         "*: breaks first at a higher rate, near its bound or not (in the column of the rate: the queue grows).": any(
             c.bottleneck.binds for c in shown[:top]

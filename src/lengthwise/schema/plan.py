@@ -171,7 +171,7 @@ class Plan:
     limits: tuple[Limit, ...]
     axes: dict[str, tuple[Any, ...]]
     choices: tuple[Choice, ...]
-    tied: int  # number of choices at the top that neither sampling nor model error separates from the best one
+    tied: int  # choices at the top whose distance from the best may be due to sampling or model error
     cause: tuple[str, ...]  # for each axis, a sentence on the best configuration with another value
     frontiers: dict[str, tuple[Trade, ...]]  # by latency metric
     shifts: tuple[Shift, ...]  # sensitivity to each limit, by metric and rising bound, including the requested one

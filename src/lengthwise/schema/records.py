@@ -127,7 +127,7 @@ class ReplicaTotals:
         layer_s: Seconds of the layers without collectives and attention. ``layer_s`` to ``send_s`` are parts of the
             steps' time by the parts of ``CostTables``, each summed over all pipeline stages.
         swap_s: Seconds of swaps of KV cache between GPU and CPU memory.
-        kv_block_s: KV blocks in use in a step times the step's seconds, summed over steps.
+        kv_block_s: KV blocks in use, times the seconds that a step adds to ``busy_s``, summed over steps.
     """
 
     steps: Ints
@@ -151,9 +151,9 @@ class ReplicaTotals:
 class TimeSeries:
     """Sums over all replicas in time bins of ``bin_s`` seconds. A step counts in the bin in which it ends.
 
-    ``step_s`` is the total duration of the steps. ``seqs_s``, ``waiting_s`` and ``kv_blocks_s`` sum the number of
-    sequences, waiting requests and allocated KV blocks, each times the step's duration; divided by ``step_s`` they are
-    means over the time in steps.
+    ``step_s`` is the time with a step in flight (``ReplicaTotals.busy_s``). ``seqs_s``, ``waiting_s`` and
+    ``kv_blocks_s`` sum the number of sequences, waiting requests and allocated KV blocks, each times the seconds that
+    the step adds to ``step_s``; divided by ``step_s`` they are means over the time in steps.
     """
 
     bin_s: float

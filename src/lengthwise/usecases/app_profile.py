@@ -144,7 +144,7 @@ def profiled(
 
 
 def profile_target(file: AppFile) -> ProfileTarget:
-    """Return what to measure: the models that the file names, on the file's GPUs, started by the file's commands."""
+    """Return what to measure: the file's models on its GPUs, started by its commands or running (launcher static)."""
     if file.run.launcher == "simulated":
         raise InputError('only real engines can be measured; run.launcher is "simulated". Use --set run.launcher=local')
     if file.cluster is None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_worlds import request, scheduler, sent, worker
 from test_price_of_cuts import NEAR
 
-from lengthwise.gateway.core.preemption import saved_tokens, slot_release_tokens
+from lengthwise.gateway.core.preemption import saved_steps, slot_release_tokens
 from lengthwise.gateway.core.ranking import PREFILL_WEIGHT
 from lengthwise.gateway.request import LengthPrediction
 from lengthwise.predict import LEVELS
@@ -45,9 +45,9 @@ def test_slots_become_free_after_exponential_times():
 
 
 def test_a_waiting_request_saves_the_slot_time_beyond_its_own_length():
-    assert saved_tokens([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
-    assert saved_tokens([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
-    assert saved_tokens([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
+    assert saved_steps([], 100.0, [(40.0, 40.0)], 100.0) == pytest.approx(60.0)
+    assert saved_steps([100.0] * 3, 100.0, [(20.0, 20.0)], 100.0) == pytest.approx(5.0)
+    assert saved_steps([100.0] * 3, 100.0, [(40.0, 40.0)], 100.0) < 0
 
 
 def test_a_slot_occupied_for_thousands_of_steps_is_preempted_for_a_long_queue():

@@ -154,9 +154,9 @@ class ResumePlan:
 def resume_plan(client_request: ClientRequest, can_resume: bool, *, window_tokens: int, preempts: bool) -> ResumePlan:
     """Return whether and how the request can be resumed after a preemption or a failure.
 
-    ``can_resume`` states whether any engine returns and accepts token ids, ``preempts`` whether the scheduler preempts
-    requests. Otherwise requests without streaming pass unchanged. A request without streaming whose output is limited
-    to ``window_tokens`` tokens restarts instead of resuming.
+    ``can_resume`` states whether any engine returns and accepts token ids; if not, every request passes unchanged.
+    ``preempts`` states whether the scheduler preempts requests; if not, requests without streaming pass unchanged.
+    A request without streaming whose output is limited to ``window_tokens`` tokens restarts instead of resuming.
     """
     api, stream, max_tokens = client_request.api, client_request.stream, client_request.max_tokens
     if not can_resume or not (stream or preempts):

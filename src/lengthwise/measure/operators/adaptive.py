@@ -45,7 +45,7 @@ def log_coordinates(operator: Operator, places: Sequence[Place]) -> Floats:
 
 
 def model_terms(operator: Operator, places: Sequence[Place]) -> Floats:
-    """Return the terms of a local linear model of the seconds ([places, terms]), for example 1, chunk, pairs, keys."""
+    """Return the terms of a local linear model of the seconds ([places, terms]), such as 1, chunk, pairs, context."""
     at = np.array(places, dtype=np.float64)
     one = np.ones(len(at))
     if operator.kind == PREFILL:
