@@ -35,6 +35,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     made = webdriver.Chrome(options, Service(service))
+    # Without it a page of one of several browsers gets no focus events under load.
+    made.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
     yield made
     made.quit()
 

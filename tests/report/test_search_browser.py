@@ -197,7 +197,8 @@ def test_the_heat_map_takes_any_two_axes_and_explains_empty_cells(driver, pages,
     assert cells[3] == f"{top:,.0f}"
     assert cells[0] == "\N{EN DASH}"
     driver.execute_script("document.querySelector('#heat tbody td').focus()")
-    assert "weights do not fit (the weights need 61.2 GB" in texts(driver, "#cell")[0]
+    missing = "weights do not fit (the weights need 61.2 GB"
+    until(driver, f"return document.querySelector('#cell').textContent.includes('{missing}')")
     choose(driver, "across", "1")  # the other axis makes room
     assert driver.execute_script("return document.getElementById('down').value") == "2"
 
