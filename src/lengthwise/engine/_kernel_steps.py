@@ -210,11 +210,11 @@ def _count_rounds(rep, prompts):
     """Count a step that starts, and the rounds. In a round each micro-batch of the pipeline runs one step.
 
     A round is counted whenever the marked micro-batch starts its next step. ``marked_step`` is its latest step, at
-    first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it, so its next step
-    is the first one that starts after ``marked_step`` has left. If the step after ``marked_step`` has left as well, the
-    marked micro-batch has no requests left. The micro-batch of the last step that started then takes the mark, and that
-    step counts as a round. If that step has left, too, the step that starts now takes the mark and counts as one more
-    round.
+    first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it. Three cases:
+    (1) ``marked_step`` is in the pipeline: no round. (2) It has left, and the step after it has not: this step is the
+    next one of the marked micro-batch, so it counts a round and takes the mark. (3) Both have left: the marked
+    micro-batch has no requests left, so the last step that started counts a round and takes the mark; if that step has
+    left as well, case 2 applies to it.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1

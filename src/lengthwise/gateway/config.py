@@ -322,8 +322,8 @@ class ResilienceConfig:
 
     health_every_s: float = 2.0  # interval of health checks
     connect_s: float = 5.0  # timeout of a connection, and of a health check
-    first_byte_s: float = 600.0  # timeout of the first byte of a response
-    stall_s: float = 60.0  # longest silence within a response
+    first_byte_s: float = 600.0  # timeout of the first byte of a response's body
+    stall_s: float = 60.0  # longest silence within a response's body
     failures: int = 5  # failures in a row that open an engine's circuit
     # time for which a circuit stays open, and an outlier ejected; doubled each time, up to 16 times this
     open_s: float = 2.0

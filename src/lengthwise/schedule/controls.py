@@ -143,9 +143,9 @@ class Assumptions:
         prefill_output_tokens: Tokens that the prefill produces: 1 as in engines, 0 as the paper counts.
         lockstep: Whether each decode iteration of WAA waits for a prefill. If not, decoding does not wait for a slower
             prefill and has a smaller batch (Little's law).
-        level: Quantile of a batch's work that ``latency_high_s``, ranges and memory needs assume.
-        threshold: Relative deviation of a prefill batch's tokens from their target up to which dynamic adjustment
-            adds prompts. None means no adjustment.
+        level: Quantile of a batch's work for ``latency_high_s``, ``prefill_range``, ``decode_range`` and memory needs.
+        threshold: Relative deviation of a prefill batch's tokens from their target within which dynamic adjustment
+            keeps it, by more or fewer prompts. None means no adjustment.
         output_tokens: Output length of the requests whose latency the bound limits (the paper's SLA (b)). If None, the
             ``level`` quantile of the output length.
     """

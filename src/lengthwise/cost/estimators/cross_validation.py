@@ -163,9 +163,9 @@ def fit_validated(
 ) -> ValidatedFit:
     """Fit an estimator to the points of an operator, and measure its error on held-out points.
 
-    For a name of SELECTIONS, the estimator with the smallest error is fitted. If there are too few points for the
-    choice or for the requested estimator, this is physics. ``transfers`` are keys of TRANSFER_FACTORS in which the
-    tables differ from the points; then only physics can predict. Raises ProfileError if another one is requested.
+    For a name of SELECTIONS, the estimator with the smallest error is fitted. If there are too few points to choose,
+    or to fit the requested estimator, this function fits "physics". ``transfers`` are keys of TRANSFER_FACTORS in which
+    the tables differ from the points; then only physics can predict. Raises ProfileError if another one is requested.
     """
     if transfers and estimator not in (*SELECTIONS, "physics"):
         raise ProfileError(

@@ -294,8 +294,8 @@ REQUEST_ENDED, SLOW_READER = "request ended", "slow reader"
 class Attempt:
     """One try of a request.
 
-    It ends if the engine sends nothing for ``first_byte_s`` before its first bytes or for ``stall_s`` after them, or if
-    the client reads nothing for ``stall_s``.
+    It ends if the engine sends nothing for ``first_byte_s`` before the first bytes of the body or for ``stall_s`` after
+    them, or if the client reads nothing for ``stall_s``.
     """
 
     def __init__(self, resilience: ResilienceConfig) -> None:
