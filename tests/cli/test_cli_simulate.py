@@ -158,6 +158,8 @@ def test_examples_run(cli, tmp_path, name):
         ([], 1),
         (["scheduler.router=random"], 1),
         (["scheduler.router=random", "deployment.replicas=2"], 3),
+        (["deployment.decode.router=power_of_two", "deployment.decode.replicas=1"], 1),
+        (["deployment.decode.router=power_of_two", "deployment.decode.replicas=2"], 3),
         (["workload.request_rate=5", "workload.num_requests=50"], 3),
     ],
 )

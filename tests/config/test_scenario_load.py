@@ -234,4 +234,4 @@ def test_absolute_paths_mean_the_same_in_another_folder(tmp_path, monkeypatch):
     assert (copy.deployment.model, copy.deployment.gpu) == ("llama-2-7b", "A40")
     assert copy.deployment.cost == f"vidur:{own / 'profiles'}"
     assert copy.scheduler.rank == f"{own / 'order.py'}:shortest"
-    assert copy.files == sorted([other / "copy.toml", own / "requests.csv"])
+    assert copy.files == sorted([other / "copy.toml", own / "order.py", own / "requests.csv"])

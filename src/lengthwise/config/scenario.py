@@ -68,14 +68,12 @@ class Scenario(Section):
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
             texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
+            texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
 
     def with_absolute_paths(self) -> Self:
-        """Return a copy that means the same in a file of another folder, because its paths are absolute.
-
-        Paths are the trace, the predictor, model, GPU and node, the source of costs, and files of policies.
-        """
+        """Return a copy with absolute paths, also of policies, which means the same in a file of another folder."""
 
         def absolute(text: str | None) -> str | None:
             path = resolved(text or "", self.folder)

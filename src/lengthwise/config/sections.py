@@ -390,8 +390,8 @@ class SchedulerSection(Section):
 
     A value with a colon, "policies.py:shortest" or "package.module:shortest", names a Python object. A value with
     brackets, "aged(weight=20)" or "bins(boundaries=[100, 300])", gives a policy its parameters. ``binning`` gathers
-    arrivals of similar predicted length into batches ("none" turns it off); "equal_mass(k=8)", "uniform_optimal(k=8)",
-    "exponential(k=8)" and "learned(k=8)" take their boundaries from other requests of the same workload.
+    arrivals of similar predicted length into batches ("none" turns it off). "equal_mass(k=8)", "uniform_optimal(k=8)",
+    "exponential(k=8)" and "learned(k=8)" take the boundaries from other requests of the workload, of a trace its own.
     """
 
     policy: Text = "vllm_v1"  # named scheduler

@@ -1,4 +1,4 @@
-"""Groups of sequences that decode together: a step updates only the group's sums, in O(1); a change is O(log members).
+"""Groups of sequences that decode together. A step updates the group's sums in O(1); an entry takes O(log members).
 
 The heap of a group has one entry for each member. Its key is the group step of the member's final token. For a member
 with a spare block (allocated, still empty), the key is the group step at which it needs one more block, if that is

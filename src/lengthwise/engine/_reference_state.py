@@ -616,7 +616,7 @@ class Step:
         deferred: Requests that are out of the queue while the step is formed, because their chunks are in transfer.
         emitting: Under asynchronous scheduling, requests that get a token when the step ends.
         finishing: Those of ``emitting`` for which it is the last token.
-        is_served: Whether no further resident joins the step: vLLM's priority has preempted one for lack of blocks.
+        is_served: Whether vLLM's priority has served the residents one by one, because blocks were short.
         swap_s: Seconds in which the step moves KV cache between GPU and host memory.
         preempted_for_blocks: Whether a resident was preempted for lack of blocks.
         flags: Flags of the batching policy's plan (``policy.contracts``).
@@ -670,7 +670,7 @@ class Replica:
         flights: Steps in the pipeline, the oldest first.
         round_steps: The marked step, whose end ends a round, and the steps started after it (``Reference._launch``).
         incoming: Requests in transfer to this replica, with the time at which each transfer ends.
-        loading: Requests with a load from ``tier``: until its end, and then until they join a step. None is a resident.
+        loading: Requests with a load from ``tier``, until they join a step after its end. They are not residents.
         pending_stores: Requests that have ended or moved to a decode replica, whose last blocks are not stored yet.
         sglang: The ``SglangReplica`` that forms the steps, or None.
         trtllm: The ``TrtllmReplica`` that forms the steps, or None.

@@ -47,7 +47,7 @@ def deploy(
             estimator), "vidur:DIR" (monotone fit of Vidur's profiles), "vidur_forest:DIR" (Vidur's random forest),
             "vidur_forest_grid:DIR" (its parameters by grid search), "tables:FILE" (an npz file), or ``CostTables``.
         host: Host overhead of a step and delay of a request in front of the engine, which replace those of ``cost``:
-            the measured ones of "vllm", "sglang" or "trtllm" (``cost.ENGINE_HOSTS``), or seconds. "default" retains
+            those fitted to "vllm", "sglang" or "trtllm" (``cost.ENGINE_HOSTS``), or seconds. "default" retains
             those of ``cost``. Tables from a file that contain a host overhead (calibrated tables) accept "default"
             only.
         memory_planner: "lengthwise" or "vidur".

@@ -83,12 +83,13 @@ replica_t = _record(
     last_key host_free_s margin
     """,
 )
-"""A replica. Its residents (also called running) are the requests that have KV blocks on it, without the owners of
-``transfer_blocks`` and those that wait for a load. ``idle_group`` is the number of the group of decoding residents that
-are not in flight. ``partials`` is the number of half-computed prompts. ``incoming``, at a decode replica, is the number
-of transfers to it, whose slots are in its row of ``State.partials``. ``side`` is 1 for a decode replica. Neither
-residents nor requests that wait for a load have a timeout before ``deadline_s``. ``layer_s`` are seconds of the layers
-without attention and collectives, ``embedding_s`` of the token embedding. ``margin`` is ``policy.reservation``'s.
+"""A replica. Its residents are the requests that have KV blocks on it, without the owners of ``transfer_blocks`` and
+those that wait for a load. ``running`` counts the residents and the requests in transfer to it. ``idle_group`` is the
+number of the group of decoding residents that are not in flight. ``partials`` is the number of half-computed prompts.
+``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
+``side`` is 1 for a decode replica. Neither residents nor requests that wait for a load have a timeout before
+``deadline_s``. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token
+embedding. ``margin`` is ``policy.reservation``'s.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue

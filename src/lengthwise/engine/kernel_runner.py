@@ -41,7 +41,7 @@ class State(NamedTuple):
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
 
     ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
-    ``ends_at_limit`` [n] without asynchronous scheduling. ``ending`` [replicas, 2 sequences] has slots of requests
+    ``ends_at_limit`` [n] without asynchronous scheduling. ``ending`` [replicas, 2 x sequences] has slots of requests
     whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those
     that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
     """

@@ -683,7 +683,7 @@ def error_of(code: int, setup: Setup, number: int) -> LengthwiseError:
 
 
 def policy_error(setup: Setup, error: Exception) -> PolicyError:
-    """Return the error of a run in which a policy raised. The message names the user's own policies, if any."""
+    """Return the error of a run in which a policy raised. The message names policies with the user's code or values."""
     policies = [policy for side in setup.sides for policy in side.policies]
     own = [policy for policy in policies if not policy.builtin] or policies
     names = ", ".join(f"{policy.axis} policy {policy.name!r}" for policy in own)

@@ -60,10 +60,10 @@ def combine(summaries: Sequence[Summary]) -> Summary:
 def difference(a: Sequence[Summary], b: Sequence[Summary], *, relative: bool = False) -> Summary:
     """Return the means over seeds of the differences a - b, with paired t intervals. Both sides have the same seeds.
 
-    Runs of the same seed have the same requests at the same times, so that most of the noise cancels. Therefore
-    differences can be significant even if the variants' own intervals overlap. Counts are differences of sums. With
-    ``relative``, the differences are (a - b) / b. Raises InputError if the seeds of both sides differ, or a seed
-    repeats.
+    Runs of the same seed and workload have the same requests at the same times, so that most of the noise cancels.
+    Therefore differences can be significant even if the variants' own intervals overlap. Counts are differences of
+    sums. With ``relative``, the differences are (a - b) / b. Raises InputError if the seeds of both sides differ, or a
+    seed repeats.
     """
     _check_seeds(a)
     _check_seeds(b)

@@ -157,7 +157,7 @@ def _overhead(h: Hardware, summary: Summary, *, preempts_only_for_memory: bool) 
     preempted = summary.counts.preemptions / max(1, summary.counts.arrivals)
     if kv_share > KV_FULL_SHARE or (preempted > PREEMPTED_SHARE and preempts_only_for_memory):
         return "KV memory", (
-            f"the KV cache is {percent(kv_share)} full and {percent(preempted)} of the requests are preempted; "
+            f"the KV cache is {percent(kv_share)} full, with {preempted:.2g} preemptions per request; "
             "more KV memory or fewer concurrent sequences would help"
         )
     share = {name: e.value / busy for name, e in h.time_shares.items()}

@@ -251,7 +251,7 @@ class Scheduler(PolicyAxes):
     """A scheduler: its policies, its bounds on waiting, and those rules of an engine that no policy expresses."""
 
     # Starvation bound. A request whose total wait (in the front end, bins and queues) reaches this bound precedes all
-    # others, in order of arrival, and is not preempted for another.
+    # others, in order of arrival, and no policy preempts it for another; lack of memory may.
     max_wait_s: float = float("inf")
     batch_wait_s: float = float("inf")  # longest wait of a bin's first request, from its arrival, for a full bin
     # Preemptions are considered when an arrival ranks before all waiting requests, and again after this many steps.

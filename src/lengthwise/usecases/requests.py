@@ -26,7 +26,7 @@ DEFAULT_REQUESTS = 1000
 TRAINING_REQUESTS, TRAINING_SEED = 10_000, 2**64 + 1
 """Number of requests from which a predictor without a file learns, and their seed, which no run can have."""
 MAX_PARTS, MIN_PART_REQUESTS = 8, 400
-"""Instead of seeds, a replayed trace has up to MAX_PARTS consecutive parts of at least MIN_PART_REQUESTS, or one."""
+"""For a search, a replayed trace has up to MAX_PARTS consecutive parts of at least MIN_PART_REQUESTS, or one."""
 
 
 @dataclass(frozen=True)

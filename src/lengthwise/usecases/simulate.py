@@ -99,13 +99,13 @@ class VariantOutcome:
 
 
 def preemption_note(scheduler: Scheduler, records: Records) -> str:
-    """Return a warning if requests were preempted by rank, which ignores the cost of preemption, otherwise ""."""
+    """Return a warning if requests were preempted under by_rank, which ignores the cost of preemption, otherwise ""."""
     count = int(records.requests.preemptions.sum())
     if scheduler.preemption != "by_rank" or not count:
         return ""
     return (
-        f"{count:,} preemptions: preemption by_rank ignores what swapping and recomputing cost, which near capacity "
-        'can exceed the gain. Compare with preemption = "worth(factor=1)".'
+        f"{count:,} preemptions, by rank or for lack of memory; preemption by_rank ignores what swapping and recomputing"
+        ' cost, which near capacity can exceed the gain. Compare with preemption = "worth(factor=1)".'
     )
 
 

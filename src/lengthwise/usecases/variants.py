@@ -33,7 +33,7 @@ from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 Floats = npt.NDArray[np.float64]
 TABLES = "tables:"  # begins a cost source that is a file of cost tables
 MAX_BINS = 1024
-_BINNING_SEED = 2**62  # added to the run's seed: bin boundaries come from other requests than those that are simulated
+_BINNING_SEED = 2**62  # added to the run's seed: only a replay takes bin boundaries from the simulated requests
 _AXES = ("rank", "victim", "batching", "memory", "preemption_mode", "router", "preemption", "binning")
 _KEY_OF_KIND = {
     "model": "deployment.model",
@@ -61,11 +61,11 @@ class Variant:
 
     @property
     def is_random(self) -> bool:
-        """Return whether results depend on the seed, because requests, predictions or the router are random."""
-        router = policy.resolve("router", self.deployment.scheduler.router)
-        draws = router.uses("draw_a") or router.uses("draw_b")
-        drawn = not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        return drawn or (draws and self.deployment.parallel.replicas > 1) or self.deployment.scheduler.shuffles
+        """Return whether results depend on the seed, because requests, predictions or a router are random."""
+        on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
+        sides = [(on.scheduler.router, on.parallel), *([(on.decode.router, on.decode.parallel)] if on.decode else [])]
+        draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and of.replicas > 1 for router, of in sides)
+        return drawn or any(draws) or on.scheduler.shuffles
 
 
 def build(scenario: Scenario) -> list[Variant]:
@@ -306,8 +306,8 @@ BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for na
 def _binning(binning: Any, scenario: Scenario) -> Any:
     """Return a scheduler's binning. A rule such as "learned(k=8)" becomes the boundaries of bins, "none" becomes None.
 
-    The boundaries come from the predicted lengths of other requests. Raises PolicyError if the workload has no
-    predictions, or if the parameters of the rule are wrong.
+    The boundaries come from predicted lengths of other requests, for a replay of its own. Raises PolicyError if the
+    workload has no predictions, or if the parameters of the rule are wrong.
     """
     if binning == "none" or not isinstance(binning, str):
         return None if binning == "none" else binning

@@ -148,7 +148,7 @@ class PreemptionCost:
         self._tokens = self._stream_s = self._idle_slots = self._idle_slot_s = 0.0
 
     def add_start(self, context_tokens: int, seconds: float, *, uncached: bool = False) -> None:
-        """Add the time from dispatch to first token. ``uncached`` states that almost no context was cached."""
+        """Add the time from dispatch to first token. ``uncached`` states that at most a quarter was cached."""
         self._starts.add(float(context_tokens), seconds)
         if uncached:
             self._uncached.add(float(context_tokens), seconds)

@@ -23,9 +23,9 @@ _ERRORS = {
     "429": "Rate limit, quota, full queue or long predicted wait; retry after Retry-After",
     "431": "Header fields too many or too long",
     "500": "An error of the gateway",
-    "502": "An error of an engine",
+    "502": "An error of an engine, or no answer in time",
     "503": "No engine, no memory, or the gateway stops; retry after Retry-After",
-    "504": "An engine did not answer in time, or the request's deadline passed",
+    "504": "The request's deadline passed",
 }
 _DESCRIPTION = "Completions by OpenAI's API in length-aware order. Fields that are not listed go on to the engine."
 

@@ -169,7 +169,7 @@ class LengthPredictor(Listener):
     def on_end(self, request: Request, outcome: Outcome, now_s: float, detail: str = "") -> None:
         """Learn from a finished request with one choice. ``detail`` "length" marks a truncated output.
 
-        Only the earlier outputs of its session include a length that the client fixed.
+        A length that the client fixed counts as an earlier output of its session; nothing else learns from it.
         """
         prediction, tokens = request.length_prediction, request.generated_tokens
         if outcome is Outcome.FINISHED and tokens >= 1 and request.choices == 1:

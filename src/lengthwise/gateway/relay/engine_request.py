@@ -31,12 +31,12 @@ FORWARDED_FIELDS = frozenset({
     "spaces_between_special_tokens", "logit_bias", "allowed_token_ids", "priority", "cache_salt", "user",
     "vllm_xargs", "seed", "stop", "logprobs", "n", "best_of", "stream_interval",
 })  # fmt: skip
-"""Fields that a continuation contains unchanged: their effect does not depend on where the output is split."""
+"""Fields that a continuation may copy: ``RULES`` exclude values whose effect depends on where the output is split."""
 REWRITTEN_FIELDS = frozenset({
     "model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
     "return_token_ids",
 })  # fmt: skip
-"""Fields to which a continuation gives other values."""
+"""Fields that a continuation sets itself."""
 PROMPT_FIELDS = frozenset({
     "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens",
     "documents", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",

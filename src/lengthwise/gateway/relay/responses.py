@@ -240,7 +240,7 @@ class TrackedStream(ResponseReader):
         """Return True to preempt the request now, False to wait for the next chunk, or None never to preempt it.
 
         A preemption waits until the text of all tokens has been sent, for at most PREEMPTION_WAIT_CHUNKS chunks.
-        ``num_chunks`` is the number of chunks so far.
+        ``num_chunks`` is the number of chunks since the scheduler requested the preemption.
         """
         if self.all_flushed or num_chunks <= PREEMPTION_WAIT_CHUNKS:
             return self.all_flushed

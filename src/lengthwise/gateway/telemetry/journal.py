@@ -39,7 +39,7 @@ class Row:
     predicted_level: float  # predicted CDF at the output length (PIT); uniform over requests if calibrated
     repredictions: tuple[Reprediction, ...]
     output_tokens: int
-    queued_for_s: float  # total time in the gateway's queue
+    queued_for_s: float  # total time in the gateway's queue until the last dispatch
     dispatched_s: float  # first dispatch to a worker
     first_token_s: float  # NaN if the engine sent the response in one chunk
     finished_s: float

@@ -269,7 +269,7 @@ class Metrics(Listener):
 _MODEL_HISTOGRAMS = (
     ("ttft_s", "time_to_first_token_seconds", "Arrival to first token, of responses in several chunks"),
     ("inter_token_s", "inter_token_latency_seconds", "Time between two tokens of a request at the gateway"),
-    ("queue_s", "queue_seconds", "Total time in the gateway's queue"),
+    ("queue_s", "queue_seconds", "Total time in the gateway's queue until the last dispatch"),
     ("jct_s", "request_seconds", "Arrival to finish (JCT) of finished requests"),
     ("predicted", "predicted_tokens", "Output tokens predicted before the first one, of finished requests"),
     ("actual", "actual_tokens", "Output tokens of finished requests"),
