@@ -104,7 +104,7 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
     if scheduler.preemption != "by_rank" or not count:
         return ""
     return (
-        f"{count:,} preemptions, by rank or for lack of memory; preemption by_rank ignores what swapping and recomputing"
+        f"{count:,} preemptions, by rank or for lack of memory. by_rank ignores what swapping and recomputing"
         ' cost, which near capacity can exceed the gain. Compare with preemption = "worth(factor=1)".'
     )
 
