@@ -322,12 +322,12 @@ def rra_rows(
 ):  # fmt: skip
     """Fill a row of ``out`` for each RRA schedule.
 
-    Columns: seconds of a round, latency, latency at the quantile, seconds of a prefill and of a decode iteration,
-    relative ranges of the two. The prefills of the micro-batches differ in length: ``scores[n]`` are the expected
-    deviations, in ascending order, of n standard normal values. Every later stage waits for the longest prefill, so the
-    differences do not average out. If B_E is not a multiple of the number of micro-batches, the same micro-batches
-    always have one request more. Decodes differ likewise: an iteration takes at least the pass of the largest
-    micro-batch (``pace_factor``).
+    Columns: seconds of a round, latency, latency at the quantile, seconds of a prefill and of a decode iteration, and
+    the shares by which these take longer at ``z`` standard deviations above the mean (ranges). The prefills of the
+    micro-batches differ in length: ``scores[n]`` are the expected deviations, in ascending order, of n standard normal
+    values. Every later stage waits for the longest prefill, so the differences do not average out. If B_E is not a
+    multiple of the number of micro-batches, the same micro-batches always have one request more. Decodes differ
+    likewise: an iteration takes at least the pass of the largest micro-batch (``pace_factor``).
 
     ``seqs_in``, ``steps`` and ``jobs`` are B_E, N_D and B_m. The request whose latency is estimated completes in
     iteration ``finish`` of phase ``phases``. ``loads`` [sum of steps, 4] are the sequences, the KV tokens and the

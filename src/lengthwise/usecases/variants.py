@@ -306,8 +306,8 @@ BINNING_RULES = {name: f"Multi-Bin, boundaries from the workload: {text}" for na
 def _binning(binning: Any, scenario: Scenario) -> Any:
     """Return a scheduler's binning. A rule such as "learned(k=8)" becomes the boundaries of bins, "none" becomes None.
 
-    The boundaries come from predicted lengths of other requests, for a replay of its own. Raises PolicyError if the
-    workload has no predictions, or if the parameters of the rule are wrong.
+    The boundaries come from the predicted lengths of other requests, or of the replayed trace itself. Raises
+    PolicyError if the workload has no predictions, or if the parameters of the rule are wrong.
     """
     if binning == "none" or not isinstance(binning, str):
         return None if binning == "none" else binning

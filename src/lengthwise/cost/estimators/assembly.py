@@ -41,7 +41,7 @@ class Assembly:
     """Builds the cost tables of one deployment from the fits of its operators.
 
     ``shard`` are the fits of the model's operators, ``kernels`` the fits of model-independent kernels ("gemm" and "gemm
-    wide" are matrix products). ``host`` is the host overhead, used if the profile has none.
+    wide" are matrix products). ``host`` has the front end, and the host overhead of a step if the profile has none.
     """
 
     def __init__(self, target: Target, shard: Fits, kernels: Fits, host: HostOverhead) -> None:
