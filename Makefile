@@ -42,7 +42,7 @@ test: kernel ## all tests but the slow ones and those of real engines, compiled
 test-slow: setup ## those that take seconds: complete runs, crashes, large sizes, examples of the docs, index checks
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -o faulthandler_timeout=900 -m "slow and not engine and not torch" $(ARGS)
 
-test-nojit: setup ## laws, oracles and policies without the compiler
+test-nojit: setup ## laws, policies and golden runs without the compiler
 	NUMBA_DISABLE_JIT=1 LENGTHWISE_EXAMPLES=7 $(BIN)/pytest -n 2 --dist worksteal tests/laws tests/policy tests/golden $(ARGS)
 
 test-robust: setup ## make test with code for another CPU, in random order, beside a busy loop on two processors
