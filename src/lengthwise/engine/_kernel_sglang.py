@@ -58,7 +58,7 @@ def lower_ratio(S, r):
 
 @jit
 def note_room(S, r, seqs):
-    """Note that a decode step makes a block empty for each of its sequences, before it takes those that it needs."""
+    """Record that a decode step evicts contents until as many free blocks are empty as it has sequences."""
     rep = S.replicas[r]
     rep.spare_blocks = min(rep.spare_blocks, rep.free_blocks - seqs)
 

@@ -94,8 +94,8 @@ embedding. ``margin`` is ``policy.reservation``'s.
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
 key and index of the last resident in order (``last_key``, ``last_index``). SGLang's alone: the number of ``passes``
-over the queue, of ``refreshes`` (passes that may refresh the prefixes of waiting requests), and the most free blocks
-that may have contents since the last decode step (``spare_blocks``). Asynchronous scheduling: ``ending`` requests of
+over the queue, of ``refreshes`` (passes that may refresh the prefixes of waiting requests), and of the free blocks that
+keep their contents when ``make_room`` runs next (``spare_blocks``). Asynchronous scheduling: ``ending`` requests of
 ``State.ending`` have their last token in flight, a replica that ``is_blocked`` waits for the end of the oldest step
 in flight, the host is free at ``host_free_s``, and ``wakes`` is 1 if an event at that time is pending."""
 
@@ -137,8 +137,8 @@ MAX_MATCHED = 128
 A refresh renews the prefixes of this many first ones."""
 
 IN_BATCH_TOKENS = 32
-"""SGLang's rules: tokens with which two waiting requests must begin alike so that ``lpm`` defers the second one, if no
-more of them are cached (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
+"""SGLang's rules: ``lpm`` defers a waiting request that begins with as many tokens as an earlier one, if both have at
+most this many cached (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
 
 REFRESH_PASSES = 32
 """SGLang's rules: passes over the queue from one refresh of waiting requests' prefixes to the next."""

@@ -25,7 +25,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class LengthSummary:
-    """Statistics of prompt or output lengths, in tokens; the keys of ``quantiles`` are "p1" to "p99"."""
+    """Statistics of prompt or output lengths, in tokens; the keys of ``quantiles`` are "p1", "p5", ... (LEVELS)."""
 
     mean: float
     sd: float
