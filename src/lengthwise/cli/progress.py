@@ -1,4 +1,4 @@
-"""Progress of a command on standard error: a bar on a terminal, nothing in a pipe."""
+"""Progress of a command on standard error: a bar on a terminal, in a pipe only that the simulator is compiled."""
 
 from __future__ import annotations
 

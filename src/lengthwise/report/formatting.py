@@ -17,7 +17,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def rounded(value: float, half_width: float) -> tuple[str, str]:
-    """Return a value with four digits or as many as its half-width needs, and the half-width with one or two, or ""."""
+    """Return a value and its half-width, which has one or two digits, as text; "" or "0" for no half-width."""
     if not math.isfinite(value):
         return UNKNOWN, ""
     is_zero = half_width <= 1e-12 * abs(value)  # the rounding error of a mean of equal values

@@ -116,7 +116,7 @@ class Draft:
 
 
 class Engine(Protocol):
-    """A running replica. ``description`` has the engine's name, version and address."""
+    """A running replica. ``description`` names the engine in messages (if it is simulated, by model and GPUs)."""
 
     max_num_seqs: int
     description: str

@@ -134,7 +134,7 @@ class ModelDispatcher:
         self._wake.set()
 
     async def close(self, slots: list[ReplicaSlot], *, save_tokens: bool = True) -> None:
-        """Remove slots: interrupt their requests, save the tokens if ``keep``, and release the tasks.
+        """Remove slots: interrupt their requests, save the tokens if ``save_tokens``, and release the tasks.
 
         If no slot is left, the pending tasks are released, too.
         """

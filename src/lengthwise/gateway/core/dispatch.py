@@ -25,7 +25,7 @@ _RUNNING, _PREEMPTING = State.RUNNING, State.PREEMPTING
 
 
 def waiting_tokens(queue: Queue, bins: Bins) -> dict[str, float]:
-    """Return, for each model, the predicted output tokens of all requests that wait in the queue or in a bin."""
+    """Return, for each model, the predicted remaining tokens of all requests that wait in the queue or in a bin."""
     models = sorted(queue.tokens.keys() | bins.tokens.keys())
     return {model: queue.tokens.get(model, 0.0) + bins.tokens.get(model, 0.0) for model in models}
 
