@@ -29,8 +29,8 @@ class State(NamedTuple):
     Costs: ``cost``, and ``other`` for the pipeline stages whose ``stage_other`` is 1. Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
     ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` (a
-    decode side: the zeros ``no_tokens`` for the last two). ``previous_turn`` [n] is the session's previous request, and ``routed`` [n] the replica
-    that the router chose; both are empty if the router does not see sessions.
+    decode side: the zeros ``no_tokens`` for the last two). ``previous_turn`` [n] is the session's previous request, and
+    ``routed`` [n] the replica that the router chose; both are empty if the router does not see sessions.
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is

@@ -26,10 +26,10 @@ MAX_BACKOFF_S = 2.0
 class ConcurrencyLimit:
     """Adapts the limit of requests at a worker to the load that its engine reports.
 
-    The limit grows only if it was reached, and the engine reports an empty queue, but no new preemptions and no KV cache
-    in use above ``kv_high``. It doubles until it first shrinks, and then grows by 1/16. If the engine has a queue, the
-    limit shrinks to the requests in flight without that queue, but at most by a quarter. Preemptions, or a KV cache
-    above ``kv_high``, reduce it to 3/4 of the requests in flight.
+    The limit grows only if it was reached, and the engine reports an empty queue, but no new preemptions and no KV
+    cache in use above ``kv_high``. It doubles until it first shrinks, and then grows by 1/16. If the engine has a
+    queue, the limit shrinks to the requests in flight without that queue, but at most by a quarter. Preemptions, or a
+    KV cache above ``kv_high``, reduce it to 3/4 of the requests in flight.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:

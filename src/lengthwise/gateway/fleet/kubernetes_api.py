@@ -23,7 +23,7 @@ EXPIRED = 410  # status of a watch whose version is too old, so that a new list 
 
 
 class KubernetesError(Exception):
-    """The API's answer is not the expected one. ``status`` is its HTTP status, EXPIRED of a watch, or 0 (another cause)."""
+    """The API's answer is not the expected one. ``status`` is its HTTP status, EXPIRED for a watch, or 0."""
 
     def __init__(self, detail: str, status: int = 0) -> None:
         super().__init__(detail)
