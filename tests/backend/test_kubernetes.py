@@ -111,6 +111,7 @@ def test_the_options_of_tensorrt_llm_are_where_its_command_reads_them():
     assert volume["configMap"]["name"] == resources["ConfigMap"]["metadata"]["name"]
     data = resources["ConfigMap"]["data"][path.removeprefix(f"{mount['mountPath']}/")]
     assert yaml.safe_load(data) == yaml.safe_load(trtllm_options(d))
+    assert "\n    kv_cache_config:\n" in text  # readable in the manifest, too
 
 
 def test_sglang_has_the_time_that_its_health_check_takes():

@@ -144,7 +144,13 @@ def kubernetes_manifest(
         *_storage_remarks(d, name),
         *launch.notes,
     )
-    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+
+    def literal(dump: Any, value: str) -> Any:
+        return dump.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    dumper.add_representer(str, literal)
+    text = yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100)
     return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{text}"
 
 
