@@ -12,9 +12,12 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lengthwise.engine import simulate
+from lengthwise.engine import deploy, simulate
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records
+from lengthwise.schema.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 from worlds import (
@@ -101,3 +104,13 @@ def test_kernel_and_reference_agree_on_memory_reserved_by_predicted_length(world
 def test_kernel_and_reference_agree_on_several_prompts_in_part(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+def test_kernel_and_reference_agree_where_a_step_ahead_preempts_all_decodes():
+    chosen = dataclasses.replace(scheduler("vllm_v1"), async_scheduling=True, long_prefill_token_threshold=1)
+    limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=2, block_size=1, max_model_len=64)
+    made = deploy("llama-3.1-8b", "H100", limits=limits, scheduler=chosen, num_blocks=65)
+    workload = Workload(np.zeros(3), np.array([45, 22, 53]), np.array([10, 19, 11]))
+    records = [outcome(engine, workload, made) for engine in ("kernel", "reference")]
+    assert records[0].requests.preemptions.sum() > 0
+    assert_same(*records)

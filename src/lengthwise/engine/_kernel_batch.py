@@ -263,9 +263,11 @@ def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
     w.is_served = 1
     w.decodes = serve_in_order(S, r, now_s, tokens, rank, victim)
     w.seqs += w.decodes
+    if w.decodes == 0:
+        return  # Else the idle group, even if it is empty now, would lose the time at which the last step ended.
     if w.decodes == S.groups[rep.idle_group].members:
         rep.idle_group, flight.group = flight.group, rep.idle_group
-    elif w.decodes > 0:
+    else:
         split_off(S, rep.idle_group, flight.group, w.decodes)
 
 
@@ -290,6 +292,8 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
         return
     else:
         taken = claim_blocks(S, r, now_s, limit, reserve, rank, victim)
+        if taken == 0:
+            return
         if taken < group.members:
             split_off(S, rep.idle_group, flight.group, taken)
             w.decodes = taken
