@@ -42,6 +42,11 @@ def run(script, tmp_path, *programs, **environment):
     return {p.name.partition(".")[2]: p.read_text().splitlines() for p in tmp_path.glob("seen.*")}
 
 
+def yaml_of(folder, kind):
+    (found,) = [r for r in yaml.safe_load_all((folder / "kubernetes.yaml").read_text()) if r["kind"] == kind]
+    return found
+
+
 def test_the_folder_contains_the_listed_files(tmp_path):
     _, made = write(tmp_path / "one")
     names = {p.name for p in made}
@@ -66,6 +71,8 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     limits = replace(LIMITS, max_num_seqs=128, kv_dtype="fp8")
     d, made = write(tmp_path / "one", scheduler=Scheduler(trtllm=own), limits=limits, num_blocks=30_000)
     assert {"trtllm.sh", "trtllm.yaml"} <= {path.name for path in made}
+    assert "On Kubernetes, with TensorRT-LLM:" in (tmp_path / "one" / "README.md").read_text()
+    assert (tmp_path / "one" / "trtllm.yaml").read_text() in yaml_of(tmp_path / "one", "ConfigMap")["data"].values()
     words = run(tmp_path / "one" / "trtllm.sh", tmp_path, "trtllm-serve")["0,1,2,3"]
     launch = trtllm_launch(d, port=8001)
     at = words.index("--config") + 1

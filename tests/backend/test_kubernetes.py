@@ -4,16 +4,24 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from lengthwise import EngineLimits, deploy
-from lengthwise.backend import kubernetes_manifest, vllm_launch
-from lengthwise.schema.deployment import KVOffloading, KVStorage
+from lengthwise import EngineLimits, Scheduler, deploy
+from lengthwise.backend import kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend.trtllm import trtllm_options
+from lengthwise.policy import scheduler as named
+from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import InputError
 
 LIMITS = EngineLimits(max_model_len=4096)
+ENGINES = {
+    "vllm": (vllm_launch, named("vllm_v1"), "vllm/vllm-openai"),
+    "sglang": (sglang_launch, Scheduler(sglang=SglangSettings()), "lmsysorg/sglang"),
+    "trtllm": (trtllm_launch, Scheduler(trtllm=TrtllmSettings()), "nvcr.io/nvidia/tensorrt-llm/release"),
+}
 
 
-def manifest(tp=2, pp=2, replicas=3, limits=LIMITS, **options):
-    d = deploy("llama-3.1-70b", "H100", tp=tp, pp=pp, replicas=replicas, limits=limits)
+def manifest(tp=2, pp=2, replicas=3, limits=LIMITS, engine="vllm", **options):
+    scheduler = ENGINES[engine][1]
+    d = deploy("llama-3.1-70b", "H100", tp=tp, pp=pp, replicas=replicas, limits=limits, scheduler=scheduler)
     return d, kubernetes_manifest(d, name="chat-70b", **options)
 
 
@@ -23,10 +31,12 @@ def by_kind(text):
 
 @pytest.mark.parametrize("token", [None, "hf-token"])
 @pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
-def test_the_api_would_take_every_resource(version, token):
-    _, text = manifest(token_secret=token)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_api_would_take_every_resource(engine, version, token):
+    _, text = manifest(engine=engine, token_secret=token)
     resources = list(yaml.safe_load_all(text))
-    assert [r["kind"] for r in resources] == ["Service", "Service", "StatefulSet", "PodDisruptionBudget"]
+    options = ["ConfigMap"] * (engine == "trtllm")
+    assert [r["kind"] for r in resources] == [*options, "Service", "Service", "StatefulSet", "PodDisruptionBudget"]
     for resource in resources:
         kubernetes_validate.validate(resource, version, strict=True)
 
@@ -74,18 +84,47 @@ def test_a_misspelt_field_would_be_seen():
         kubernetes_validate.validate(wrong, "1.37", strict=True)
 
 
-def test_a_pod_is_a_replica_with_its_gpus_and_its_command():
-    d, text = manifest()
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_pod_is_a_replica_with_its_gpus_and_the_command_of_its_engine(name):
+    d, text = manifest(engine=name)
     resources = by_kind(text)
     engine = resources["StatefulSet"]["spec"]
     (container,) = engine["template"]["spec"]["containers"]
     assert engine["replicas"] == 3
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
-    command = tuple(container["command"] + container["args"])
-    launch = vllm_launch(d, host="0.0.0.0", port=8000)
+    assert (container["name"], container["image"].split(":")[0]) == (name, ENGINES[name][2])
+    command = tuple(word.removeprefix("/etc/trtllm/") for word in container["command"] + container["args"])
+    launch = ENGINES[name][0](d, host="0.0.0.0", port=8000)
     assert command[: len(launch.command)] == launch.command
     for note in launch.notes:
         assert " ".join(note.split()[:6]) in text.replace("\n# ", " ")
+
+
+def test_the_options_of_tensorrt_llm_are_where_its_command_reads_them():
+    d, text = manifest(engine="trtllm")
+    resources = by_kind(text)
+    pod = resources["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    path = container["args"][container["args"].index("--config") + 1]
+    (mount,) = [one for one in container["volumeMounts"] if path.startswith(one["mountPath"])]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == mount["name"]]
+    assert volume["configMap"]["name"] == resources["ConfigMap"]["metadata"]["name"]
+    data = resources["ConfigMap"]["data"][path.removeprefix(f"{mount['mountPath']}/")]
+    assert yaml.safe_load(data) == yaml.safe_load(trtllm_options(d))
+    assert "\n    kv_cache_config:\n" in text  # readable in the manifest, too
+
+
+def test_sglang_has_the_time_that_its_health_check_takes():
+    (container,) = by_kind(manifest(engine="sglang")[1])["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[name]["timeoutSeconds"] > 20  # it waits up to 20 s for a token
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_image_that_runs_as_root_is_remarked(engine):
+    _, text = manifest(engine=engine)
+    context = by_kind(text)["StatefulSet"]["spec"]["template"]["spec"]["securityContext"]
+    assert ("runAsNonRoot" in context) != ("The image runs as root" in text)
 
 
 def test_a_pod_drains_before_it_is_killed():

@@ -142,6 +142,15 @@ def test_asynchronous_scheduling_is_vllms_default_and_noted_where_it_was_not_sim
     assert any("--async-scheduling" in note for note in launch.notes)
 
 
+def test_the_cap_of_long_prompts_is_vllms_alone():
+    d = deployment(scheduler=Scheduler(memory="paged_by_chunk", long_prefill_token_threshold=512))
+    assert value(vllm_launch(d), "--long-prefill-token-threshold") == "512"
+    assert value(vllm_launch(deployment()), "--long-prefill-token-threshold") is None
+    for launch in (sglang_launch(d), trtllm_launch(d)):
+        assert any("at most 512 tokens of one prompt" in note for note in launch.notes)
+    assert not any("tokens of one prompt" in note for note in vllm_launch(d).notes)
+
+
 def test_the_prefix_cache_is_on_where_it_was_simulated():
     d = deployment(limits=EngineLimits(max_model_len=4096, enable_prefix_caching=True))
     assert value(vllm_launch(d), "--enable-prefix-caching") is True

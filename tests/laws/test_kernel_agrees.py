@@ -12,12 +12,24 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lengthwise.engine import simulate
+from lengthwise.engine import deploy, simulate
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import EngineLimits
 from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records
+from lengthwise.schema.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import async_worlds, deployments, priority_worlds, sglang_worlds, trtllm_worlds, vllm_worlds, workloads
+from worlds import (
+    async_worlds,
+    deployments,
+    priority_worlds,
+    sglang_worlds,
+    threshold_worlds,
+    trtllm_worlds,
+    vllm_worlds,
+    workloads,
+)
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
 OF_ENGINES = max(1, EXAMPLES * 3 // 5)
@@ -85,3 +97,20 @@ def test_kernel_and_reference_agree_by_vllms_priority(world, seed):
 def test_kernel_and_reference_agree_on_memory_reserved_by_predicted_length(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(threshold_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_on_several_prompts_in_part(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+def test_kernel_and_reference_agree_where_a_step_ahead_preempts_all_decodes():
+    chosen = dataclasses.replace(scheduler("vllm_v1"), async_scheduling=True, long_prefill_token_threshold=1)
+    limits = EngineLimits(max_num_seqs=2, max_num_batched_tokens=2, block_size=1, max_model_len=64)
+    made = deploy("llama-3.1-8b", "H100", limits=limits, scheduler=chosen, num_blocks=65)
+    workload = Workload(np.zeros(3), np.array([45, 22, 53]), np.array([10, 19, 11]))
+    records = [outcome(engine, workload, made) for engine in ("kernel", "reference")]
+    assert records[0].requests.preemptions.sum() > 0
+    assert_same(*records)

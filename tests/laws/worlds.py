@@ -297,6 +297,27 @@ def vllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 
 
 @st.composite
+def threshold_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on replicas of any vLLM worlds, on which several prompts are computed in small chunks side by side."""
+    workload, other = draw(st.one_of(async_worlds(), priority_worlds(), vllm_worlds()))
+    limits = dataclasses.replace(
+        other.limits, max_step_seqs=None, prefix_cache="vllm", radix_eviction_policy="lru", max_num_batched_tokens=draw(
+            st.integers(other.limits.max_num_seqs, 64))
+    )  # fmt: skip
+    made = dataclasses.replace(
+        other.scheduler,
+        victim=other.scheduler.victim if other.scheduler.victim == "priority" else "latest_admitted",
+        preemption_mode="recompute",
+        long_prefill_token_threshold=draw(st.integers(1, 30)),
+    )
+    parallel = dataclasses.replace(other.parallel, pp=1)
+    tables = dataclasses.replace(
+        cost_tables([2], other.cost.rule.kind), front=other.cost.front, host_s=other.cost.host_s
+    )
+    return workload, dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
+
+
+@st.composite
 def limited(draw: st.DrawFn, workload: Workload, max_model_len: int) -> Workload:
     """The requests with limits of their clients, which some outputs reach exactly."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))

@@ -106,6 +106,7 @@ def scheduler(model, world):
             enable_chunked_prefill=True,
             is_encoder_decoder=False,
             policy=world.get("policy", "fcfs"),
+            long_prefill_token_threshold=world.get("long_prefill_token_threshold", 0),
         ),
         cache_config=CacheConfig(block_size=size, enable_prefix_caching=world["caching"]),
     )

@@ -163,10 +163,10 @@ class Recorder(Reference):
 
 
 def scheduler_of(world):
-    """vLLM's scheduler of a world: by priority or in order of arrival, asynchronous or not."""
+    """vLLM's scheduler of a world: by priority or in order of arrival, with what else the world turns on."""
     by_priority = {"rank": "priority", "victim": "priority"} if world.get("policy") == "priority" else {}
-    asynchronous = world.get("async_scheduling", False)
-    return dataclasses.replace(scheduler("vllm_v1"), async_scheduling=asynchronous, **by_priority)
+    switches = {name: world[name] for name in ("async_scheduling", "long_prefill_token_threshold") if name in world}
+    return dataclasses.replace(scheduler("vllm_v1"), **switches, **by_priority)
 
 
 def recorded(world):
@@ -226,7 +226,8 @@ def vllm_steps(worlds, python):
 @pytest.fixture(scope="module")
 def every_world(engine_python):
     """The worlds of each kind with vLLM's steps, which one process records."""
-    made = {kind: [kind(seed) for seed in range(WORLDS)] for kind in KINDS}
+    thresholds = [{"long_prefill_token_threshold": (0, 5, 0, 16)[seed % 4]} for seed in range(WORLDS)]
+    made = {kind: [kind(seed) | one for seed, one in enumerate(thresholds)] for kind in KINDS}
     expected = iter(vllm_steps([world for worlds in made.values() for world in worlds], engine_python))
     return {kind: [(world, next(expected)) for world in worlds] for kind, worlds in made.items()}
 

@@ -19,14 +19,18 @@ KINDS = ({}, {"policy": "priority"}, {"async_scheduling": True})
 
 
 def world(seed):
-    """A world whose outputs end by EOS or by ``max_tokens``; every third one is scheduled asynchronously."""
+    """A world whose outputs end by EOS or by ``max_tokens``; every third one is scheduled asynchronously.
+
+    Every other world computes long prompts in chunks side by side.
+    """
     made, rng = random_world(seed), np.random.default_rng([seed, 4])
     share = rng.choice([0.0, 0.5, 1.0])
     for one in made["requests"]:
         room, longer = made["max_model_len"] - one["prompt"], rng.random() < share
         one["max_tokens"] = int(min(one["output"] + rng.integers(1, 40) * longer, room))
         one["priority"] = int(rng.integers(0, 3))
-    return made | KINDS[seed % len(KINDS)]
+    threshold = int(rng.choice([1, 5, 16, 40])) if seed % 2 else 0
+    return made | KINDS[seed % len(KINDS)] | {"long_prefill_token_threshold": threshold}
 
 
 def compared(seeds, _python=None):
@@ -39,8 +43,12 @@ def compared(seeds, _python=None):
             (seed, number, *pair) for number, pair in enumerate(zip_longest(found, expected)) if pair[0] != pair[1]
         ]
         kind = "async" if "async_scheduling" in one else one.get("policy", "fcfs")
+        threshold = one["long_prefill_token_threshold"]
+        side_by_side = sum(sum(tokens == threshold > 1 for _, tokens in line[2]) > 1 for line in expected)
         counts += Counter({
             kind: len(expected),
+            "steps with a threshold": len(expected) * (threshold > 0),
+            "steps with several prompts at the threshold": side_by_side,
             f"{kind} preemptions": sum(len(line[3]) for line in expected),
             "cached": sum(tokens > 0 for line in expected for _, tokens in line[4]),
             "steps": len(expected),

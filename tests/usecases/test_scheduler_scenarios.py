@@ -322,3 +322,19 @@ def test_a_scenario_schedules_asynchronously():
     (wrong,) = variants.build(config.loads(ENGINES, overrides=["scheduler.async_scheduling=true"]))
     with pytest.raises(InputError, match='async_scheduling is not modelled with scheduler "sglang" yet'):
         simulate(wrong.workload(0), wrong.deployment, seed=0)
+
+
+def test_a_scenario_computes_long_prompts_side_by_side():
+    text = ENGINES.replace('"sglang"', '"vllm"')
+    (made,) = variants.build(config.loads(text, overrides=["scheduler.long_prefill_token_threshold=100"]))
+    assert made.deployment.scheduler.long_prefill_token_threshold == 100
+    steps = simulate(made.workload(0), made.deployment, seed=0).steps
+    busy = steps.decode_seqs + steps.prefill_seqs > 1
+    assert (steps.prefill_tokens <= 100 * steps.prefill_seqs)[busy].all()
+    mixed = explain.explain(made).steps[-1]
+    assert mixed.tokens == made.deployment.limits.max_num_batched_tokens
+    with pytest.raises(ScenarioError, match="long_prefill_token_threshold: must be at least 0; it is -1"):
+        config.loads(text, overrides=["scheduler.long_prefill_token_threshold=-1"])
+    (wrong,) = variants.build(config.loads(ENGINES, overrides=["scheduler.long_prefill_token_threshold=100"]))
+    with pytest.raises(InputError, match='long_prefill_token_threshold is not modelled with scheduler "sglang" yet'):
+        simulate(wrong.workload(0), wrong.deployment, seed=0)

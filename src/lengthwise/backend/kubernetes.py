@@ -1,7 +1,8 @@
-"""Kubernetes resources of a deployment: one pod for each replica.
+"""Kubernetes resources of a deployment: one pod for each replica, with the engine whose rules were simulated.
 
-Fields: https://kubernetes.io/docs/reference/kubernetes-api/. GPUs and user of the image:
-https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/.
+Fields: https://kubernetes.io/docs/reference/kubernetes-api/. GPUs and user of vLLM's image:
+https://docs.vllm.ai/en/stable/deployment/k8s/ and .../deployment/docker/. The other images:
+https://docs.sglang.io/docs/get-started/install and https://nvidia.github.io/TensorRT-LLM/installation/containers.html.
 """
 
 from __future__ import annotations
@@ -9,40 +10,84 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus
+from lengthwise.backend.sglang import sglang_launch
+from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
 from lengthwise.backend.vllm import STORAGE_FOLDER, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GB, GIB
 
-IMAGE = "vllm/vllm-openai:v0.32.0"
 PORT = 8000
 DRAIN_S = 120  # seconds that a stopping pod has to finish its requests
 LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
-HOME = "/home/vllm"
-USER = 2000  # the image's own user, of group 0
+OPTIONS_FOLDER = "/etc/trtllm"
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
 
+@dataclass(frozen=True)
+class PodEngine:
+    """An engine in a pod.
+
+    Attributes:
+        launch: Returns its command.
+        words: Words of the command before its arguments.
+        user: The image's own user, of group 0, or None if it runs as root.
+        drain: Arguments with which it ends its requests before it exits. Without any it waits for them by itself.
+        health_s: Longest answer of its health check.
+    """
+
+    title: str
+    launch: Callable[..., Launch]
+    words: int
+    image: str
+    home: str = "/root"
+    user: int | None = None
+    drain: tuple[str, ...] = ()
+    health_s: int = 1
+
+
+_ENGINES = {
+    "": PodEngine(
+        "vLLM", vllm_launch, 2, "vllm/vllm-openai:v0.32.0", "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))
+    ),
+    # Its health check generates a token: it takes 1 to 20 s.
+    "sglang": PodEngine("SGLang", sglang_launch, 3, "lmsysorg/sglang:v0.5.23", health_s=25),
+    "trtllm": PodEngine("TensorRT-LLM", trtllm_launch, 2, "nvcr.io/nvidia/tensorrt-llm/release:1.2.0"),
+}
+
+
+def pod_engine(deployment: Deployment) -> PodEngine:
+    """Return the engine of a deployment's pods: SGLang or TensorRT-LLM if its rules were simulated, otherwise vLLM."""
+    return _ENGINES[deployment.scheduler.engine_rules]
+
+
 def kubernetes_manifest(
-    deployment: Deployment, *, name: str, model: str | None = None, image: str = IMAGE, token_secret: str | None = None
+    deployment: Deployment,
+    *,
+    name: str,
+    model: str | None = None,
+    image: str | None = None,
+    token_secret: str | None = None,
 ) -> str:
-    """Return the YAML of a StatefulSet with vLLM, its Services and its disruption budget.
+    """Return the YAML of a StatefulSet with the engine (``pod_engine``), its Services and its disruption budget.
 
     The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
-    hyphen last. ``model`` is the checkpoint, by default the catalog's. ``token_secret`` names a Secret with a Hugging
-    Face token under the key ``token``. Raises InputError if the name is invalid, a replica spans nodes, the GPUs are
-    not NVIDIA's, or no checkpoint is known.
+    hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
+    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``. Raises InputError if the name is
+    invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
-    d, launch = deployment, vllm_launch(deployment, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
+    d, engine = deployment, pod_engine(deployment)
+    launch = engine.launch(d, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
     if not _NAME.fullmatch(name):
         raise InputError(
             f"name must be at most 48 lower-case letters, digits and hyphens and start with a letter; it is {name!r}"
@@ -64,7 +109,10 @@ def kubernetes_manifest(
         "serviceName": f"{name}-pods",
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": dict(labels)},
-        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(d, launch, image, token_secret, name)},
+        "template": {
+            "metadata": {"labels": dict(labels)},
+            "spec": _pod(d, launch, image or engine.image, token_secret, name),
+        },
     }
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
     resources = [
@@ -77,9 +125,13 @@ def kubernetes_manifest(
             ("policy/v1", "PodDisruptionBudget", name, budget),
         )
     ]
+    if OPTIONS in launch.command:
+        metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
+        config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        resources.insert(0, config | {"data": {OPTIONS: trtllm_options(d, model)}})
     label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
     remarks = (
-        f"{d.name}, served with vLLM. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}.",
+        f"{d.name}, served with {engine.title}. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}.",
         (
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
             "(GPU feature discovery) to the pod's spec."
@@ -88,10 +140,17 @@ def kubernetes_manifest(
         if d.parallel.replicas > 1
         else "The one pod stands behind the Service.",
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
+        *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
         *_storage_remarks(d, name),
         *launch.notes,
     )
-    text = yaml.safe_dump_all(resources, sort_keys=False, explicit_start=True, width=100)
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+
+    def literal(dump: Any, value: str) -> Any:
+        return dump.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    dumper.add_representer(str, literal)
+    text = yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100)
     return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{text}"
 
 
@@ -120,8 +179,9 @@ def _shares_storage(d: Deployment) -> bool:
 
 
 def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, name: str) -> dict[str, Any]:
-    health = {"path": "/health", "port": "http"}
-    environment: list[dict[str, Any]] = [{"name": "HOME", "value": HOME}]
+    engine, health = pod_engine(d), {"path": "/health", "port": "http"}
+    wait = {"timeoutSeconds": engine.health_s} if engine.health_s > 1 else {}
+    environment: list[dict[str, Any]] = [{"name": "HOME", "value": engine.home}]
     if token_secret is not None:
         token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
@@ -133,7 +193,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
         resources["requests"] = {"memory": shm}  # what is in /dev/shm counts as the pod's memory
     mounts = [
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL and PyTorch share memory
-        {"name": "cache", "mountPath": f"{HOME}/.cache"},
+        {"name": "cache", "mountPath": f"{engine.home}/.cache"},
     ]
     volumes: list[dict[str, Any]] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
@@ -143,17 +203,22 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
         shared = {"persistentVolumeClaim": {"claimName": f"{name}-kv-cache"}}
         mounts.append({"name": "kv-cache", "mountPath": STORAGE_FOLDER})
         volumes.append({"name": "kv-cache", **(shared if _shares_storage(d) else {"emptyDir": {}})})
+    if OPTIONS in launch.command:
+        mounts.append({"name": "options", "mountPath": OPTIONS_FOLDER})
+        volumes.append({"name": "options", "configMap": {"name": name}})
+    arguments = [f"{OPTIONS_FOLDER}/{word}" if word == OPTIONS else word for word in launch.command[engine.words :]]
+    user = {"runAsNonRoot": True, "runAsUser": engine.user, "runAsGroup": 0} if engine.user else {}
     container = {
-        "name": "vllm",
+        "name": d.scheduler.engine_rules or "vllm",
         "image": image,
-        "command": ["vllm", "serve"],
-        "args": [*launch.command[2:], "--shutdown-timeout", str(DRAIN_S)],
+        "command": list(launch.command[: engine.words]),
+        "args": [*arguments, *engine.drain],
         "env": environment,
         "ports": [{"name": "http", "containerPort": PORT}],
         "resources": resources,
-        "startupProbe": {"httpGet": dict(health), "periodSeconds": 10, "failureThreshold": LOAD_S // 10},
-        "readinessProbe": {"httpGet": dict(health), "periodSeconds": 5, "failureThreshold": 2},
-        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
+        "startupProbe": {"httpGet": dict(health), "periodSeconds": 10, "failureThreshold": LOAD_S // 10} | wait,
+        "readinessProbe": {"httpGet": dict(health), "periodSeconds": 5, "failureThreshold": 2} | wait,
+        "livenessProbe": {"httpGet": health, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6} | wait,
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": mounts,
@@ -162,13 +227,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
         "automountServiceAccountToken": False,
         # The container leaves the endpoints, then drains, then has a little time to exit.
         "terminationGracePeriodSeconds": LEAVE_S + DRAIN_S + 30,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": 0,
-            "fsGroup": 0,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**user, "fsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": volumes,
     }

@@ -216,10 +216,13 @@ def router_policy(deployment: Deployment) -> str:
     return name if name in ("round_robin", "random") else "power_of_two"
 
 
-def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:  # noqa: C901, PLR0912 - one note after the other
+def shared_notes(  # noqa: C901, PLR0912 - one note after the other
+    d: Deployment, *, keeps_budget: bool = False, caps_chunks: bool = False
+) -> Iterator[str]:
     """Yield notes on the differences between simulation and engine that engines share.
 
-    ``keeps_budget``: the command has the simulated token budget, even if prompts are not split.
+    ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
+    the simulated ``long_prefill_token_threshold``.
     """
     if sets_kv_blocks(d):
         yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
@@ -281,6 +284,8 @@ def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:
             f"At most {limit} of {d.limits.max_num_seqs} resident sequences took part in a step; the engine has one "
             "bound for both."
         )
+    if (tokens := d.scheduler.long_prefill_token_threshold) and not caps_chunks:
+        yield f"A step had at most {tokens} tokens of one prompt; only vLLM has such a limit."
     if not keeps_budget and not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
         yield (
             f"Prompts were not split: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest
+from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest, pod_engine
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -140,7 +140,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     ]
     if manifest:
         steps.append(
-            "On Kubernetes, with vLLM: `kubectl apply -f kubernetes.yaml`, then port-forward the Service to test it."
+            f"On Kubernetes, with {pod_engine(d).title}: `kubectl apply -f kubernetes.yaml`, then port-forward the "
+            "Service to test it."
         )
     sections = {
         "All engines": shared,
@@ -285,8 +286,8 @@ def write_launch(
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
     The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), a router for several
-    replicas, Kubernetes resources if a replica fits a node with NVIDIA GPUs and its checkpoint is known, a load test
-    with its trace, the scenario, and a README.
+    replicas, Kubernetes resources of the engine whose rules were simulated if a replica fits a node with NVIDIA GPUs
+    and its checkpoint is known, a load test with its trace, the scenario, and a README.
 
     The folder's parent must exist. The ``claim`` is a sentence with the result of the simulation. Raises OutputError if
     a file cannot be written.
@@ -305,12 +306,11 @@ def write_launch(
         texts[OPTIONS] = trtllm_options(d)
     if d.parallel.replicas > 1:
         texts["router.sh"] = router_script(d)
-    command = vllm_launch(d).command
-    has_manifest = fits_node(d) and PLACEHOLDER not in command and is_nvidia(d)
+    has_manifest = fits_node(d) and PLACEHOLDER not in pod_engine(d).launch(d).command and is_nvidia(d)
     if has_manifest:
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
-    texts["load-test.sh"] = load_test_script(load_launch, _model_of(command))
+    texts["load-test.sh"] = load_test_script(load_launch, _model_of(vllm_launch(d).command))
     texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
     files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload)

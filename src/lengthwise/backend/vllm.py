@@ -85,8 +85,9 @@ def vllm_launch(
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
         "--async-scheduling": d.scheduler.async_scheduling,
+        "--long-prefill-token-threshold": d.scheduler.long_prefill_token_threshold or None,
     }
-    notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment))
+    notes = (*weights.notes, *_notes(deployment, device), *launch.shared_notes(deployment, caps_chunks=True))
     return Launch(("vllm", "serve", weights.model, *launch.flags(pairs)), environment, notes)
 
 

@@ -408,6 +408,8 @@ class SchedulerSection(Section):
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
     async_scheduling: bool | None = None  # true: a step is formed while the step before it runs, as in vLLM
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
+    # maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit (vLLM)
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**24)] | None = None
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
     # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise

@@ -15,7 +15,7 @@ from lengthwise.engine._kernel_memory import (
     preempt,
     preempt_for_partial,
     rank_residents,
-    serve_by_priority,
+    serve_in_order,
     split_off,
     update_ranks,
 )
@@ -34,6 +34,7 @@ from lengthwise.policy import contracts
 
 COMPUTE, STARTED, DEFERRED, SHORT = range(4)
 """Results of ``_try_load``. COMPUTE: there is nothing to load. SHORT: blocks are short, so that admission ends."""
+UNLIMITED = 2**62
 BAD_PREEMPTION = kernel_layout.BAD_PREEMPTION
 CHUNKED, PADDED, DECODES_WAIT = contracts.CHUNKED, contracts.PADDED, contracts.DECODES_WAIT
 ONE_BATCH, ONE_BY_ONE = contracts.ONE_BATCH, contracts.ONE_BY_ONE
@@ -58,6 +59,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     decodes, waiting = S.groups[rep.idle_group].members, S.queues[rep.queue].length
     if decodes + rep.partials + waiting + S.tiers[r].loaded == 0:
         return False
+    threshold = S.params[rep.side].long_prefill_token_threshold
+    w.max_chunk = threshold if threshold > 0 and S.running[r] + waiting + S.tiers[r].loading > 1 else UNLIMITED
     admit, tokens, flags = _plan(S, r, decodes, 0, batching)
     w.plan_flags = flags
     if flags & NEW_PHASE != 0:
@@ -67,7 +70,9 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         rep.steps_since_admit = 0  # Counts from when the plan last allowed admissions, even if none took place.
         rep.ended_since_admit = 0
         _rank_and_preempt(S, r, now_s, rank, memory, preemption)
-    if flags & DECODES_WAIT == 0:
+    if threshold > 0 and rep.partials > 0 and _are_blocks_short(S, r, tokens):
+        _serve_one_by_one(S, r, now_s, tokens, rank, victim)
+    elif flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, tokens, rank, victim)
     prompt_budget = max(0, tokens - w.decodes)
     if rep.partials > 0 and w.is_served == 0:
@@ -229,8 +234,25 @@ def _by_tokens(cost, tokens, column):
 
 
 @jit_cold
+def _are_blocks_short(S, r, tokens):
+    """Return whether the residents' next tokens and chunks, of at most ``tokens`` in all, need more than is free.
+
+    If not, their order does not matter: under vLLM's rules no resident but the last one lacks tokens of the budget.
+    """
+    rep, size = S.replicas[r], S.params[0].block_size
+    need = S.block_needs[rep.idle_group, S.groups[rep.idle_group].steps % size]
+    left = tokens - S.groups[rep.idle_group].members
+    for i in range(rep.partials):
+        q = S.slots[S.partials[r, i]]
+        chunk = min(q.context - q.prefilled, left, S.work[0].max_chunk)
+        need += max(0, (q.prefilled + chunk + size - 1) // size - q.blocks)
+        left -= chunk
+    return need > rep.free_blocks
+
+
+@jit_cold
 def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
-    """Take back the decodes of the step, and serve the residents by vLLM's priority."""
+    """Take back the decodes of the step, and serve the residents one by one, as vLLM does."""
     rep, w = S.replicas[r], S.work[0]
     flight = S.flights[w.flight]
     if w.decodes > 0:
@@ -239,11 +261,13 @@ def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
         w.seqs -= w.decodes
         w.decodes = 0
     w.is_served = 1
-    w.decodes = serve_by_priority(S, r, now_s, tokens, rank, victim)
+    w.decodes = serve_in_order(S, r, now_s, tokens, rank, victim)
     w.seqs += w.decodes
+    if w.decodes == 0:
+        return  # Else the idle group, even if it is empty now, would lose the time at which the last step ended.
     if w.decodes == S.groups[rep.idle_group].members:
         rep.idle_group, flight.group = flight.group, rep.idle_group
-    elif w.decodes > 0:
+    else:
         split_off(S, rep.idle_group, flight.group, w.decodes)
 
 
@@ -268,6 +292,8 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
         return
     else:
         taken = claim_blocks(S, r, now_s, limit, reserve, rank, victim)
+        if taken == 0:
+            return
         if taken < group.members:
             split_off(S, rep.idle_group, flight.group, taken)
             w.decodes = taken
@@ -285,7 +311,7 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
     while rep.partials > 0 and w.seqs < params.max_step_seqs:
         slot = S.partials[r, 0]
         q = S.slots[slot]
-        chunk = min(q.context - q.prefilled, prompt_budget - w.prompt_tokens)
+        chunk = min(q.context - q.prefilled, prompt_budget - w.prompt_tokens, w.max_chunk)
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
@@ -346,7 +372,7 @@ def _admit_loaded(S, r, now_s, admit, prompt_budget, rank, batching, memory):
         if admitted >= admit or is_full or left <= 0:
             return -1
         cache_loaded(S, r, q)
-        chunk = min(q.context - q.prefilled, left)
+        chunk = min(q.context - q.prefilled, left, w.max_chunk)
         decodes = S.groups[rep.idle_group].members
         if w.plan_flags & ONE_BY_ONE != 0 and _plan(S, r, decodes, chunk, batching)[0] <= 0:
             return -1
@@ -423,7 +449,7 @@ def _admit(S, r, now_s, admit, prompt_budget, flags, rank, batching, memory, rul
             found, shared = find_cached(S, r, q)
         cached = found * params.block_size
         if q.swapped == 0:
-            chunk = chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags)
+            chunk = min(chunk_for(S, q.context - cached, q.last_preemption > 0, prompt_budget, flags), w.max_chunk)
         if chunk <= 0:
             return
         if flags & ONE_BY_ONE != 0 and _plan(S, r, S.groups[rep.idle_group].members, chunk, batching)[0] <= 0:

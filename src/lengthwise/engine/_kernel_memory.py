@@ -27,7 +27,7 @@ TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
 MARGIN_STEP = reservation.MARGIN_STEP
 INFINITY = float("inf")
-UNSERVED, EXCLUDED = -1, -2
+UNSERVED, EXCLUDED, IN_STEP = -1, -2, -3
 LOF = SCHEDULE_POLICIES.index("lof")
 
 
@@ -505,8 +505,8 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
 
 
 @jit_cold
-def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one sequence
-    """Give residents their blocks in the order of admission, and preempt by priority while blocks are short (vLLM).
+def serve_in_order(S, r, now_s, tokens, rank, victim):  # noqa: C901, PLR0912  one sequence
+    """Give residents their blocks in the order of admission, and preempt while blocks are short (vLLM).
 
     The victim may have its blocks already. If a request is its own victim, no further resident is served. Return the
     number of decodes that got their blocks. Their slots are the first in ``tmp_slot``. The step may have up to
@@ -517,19 +517,21 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
     while goes_on and at < count:
         slot = S.tmp_slot[at]
         q, chunk = S.slots[slot], 0
-        if S.tmp_tie[at] == EXCLUDED:
+        if S.tmp_tie[at] == EXCLUDED or q.last_flight >= 0:
             at += 1
             continue
         end = q.prompt + q.generated
         if q.decoding == 0:
-            chunk = min(q.context - q.prefilled, tokens - served - w.prompt_tokens)
+            chunk = min(q.context - q.prefilled, tokens - served - w.prompt_tokens, w.max_chunk)
             end = q.prefilled + chunk
             if chunk <= 0:
                 break
         need = max(0, (end + block_size - 1) // block_size - q.blocks)
         while goes_on and rep.free_blocks < need:
             worst = _worst(S, count)
-            if S.tmp_tie[worst] != UNSERVED:
+            if S.tmp_tie[worst] == IN_STEP:
+                _take_back_prompt(S, r, S.tmp_slot[worst])
+            elif S.tmp_tie[worst] != UNSERVED:
                 S.slots[S.tmp_slot[worst]].blocks += S.tmp_tie[worst]
                 served -= 1
             preempt(S, r, S.tmp_slot[worst], now_s, rank)
@@ -541,7 +543,7 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
                 S.tmp_tie[at] = need
                 served += 1
             else:
-                S.tmp_tie[at] = EXCLUDED
+                S.tmp_tie[at] = IN_STEP
                 q.blocks += need
                 if S.params[0].prefix_caching == 1:
                     cache_blocks(S, r, q, end)
@@ -557,17 +559,37 @@ def serve_by_priority(S, r, now_s, tokens, rank, victim):  # noqa: C901  one seq
 
 
 @jit_cold
-def _order_by_admission(S, r, now_s, victim):
-    """Sort the idle residents into ``tmp_slot``, decodes by admission and then prompts. ``tmp_key`` has victim keys.
+def _take_back_prompt(S, r, slot):
+    """Take a prompt out of the step in ``work``, so that it can be preempted."""
+    w, rep, i = S.work[0], S.replicas[r], 0
+    while S.prompt_slot[w.flight, i] != slot:
+        i += 1
+    w.prompts -= 1
+    w.seqs -= 1
+    w.prompt_tokens -= S.prompt_chunk[w.flight, i]
+    for k in range(i, w.prompts):
+        S.prompt_slot[w.flight, k] = S.prompt_slot[w.flight, k + 1]
+        S.prompt_chunk[w.flight, k] = S.prompt_chunk[w.flight, k + 1]
+    S.partials[r, rep.partials] = slot
+    rep.partials += 1
 
-    Return their number. ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, or
-    ``EXCLUDED`` for residents that can be no victims: preempted ones, and prompts of the step.
+
+@jit_cold
+def _order_by_admission(S, r, now_s, victim):
+    """Sort the idle residents into ``tmp_slot`` by admission, and return their number. ``tmp_key`` has victim keys.
+
+    Without ``long_prefill_token_threshold``, the half-computed prompt is last, as a swapped request may follow it.
+    ``tmp_tie`` is ``UNSERVED``. Later it becomes the number of blocks that a decode gets, ``IN_STEP`` for prompts of
+    the step, or ``EXCLUDED`` for preempted residents, which can be no victims.
     """
-    count = 0
-    for at in range(_update_idle(S, r)):
+    count, threshold = 0, S.params[0].long_prefill_token_threshold
+    for at in range(_update_idle(S, r) + S.replicas[r].ending):
         slot, i = _idle(S, r, at), count
         q = S.slots[slot]
-        while i > 0 and S.slots[S.tmp_slot[i - 1]].admission > q.admission and q.decoding == 1:
+        if q.blocks == 0:  # It has been preempted, and its last token is in flight.
+            continue
+        moves = q.decoding == 1 or threshold > 0
+        while moves and i > 0 and S.slots[S.tmp_slot[i - 1]].admission > q.admission:
             S.tmp_slot[i] = S.tmp_slot[i - 1]
             S.tmp_key[i] = S.tmp_key[i - 1]
             i -= 1

@@ -601,9 +601,9 @@ class Request:
         """Return the sort key of a waiting request. The smallest is admitted first."""
         return self.wait.key, self.index
 
-    def admission_order(self) -> tuple[bool, int]:
-        """Return the sort key of a resident under vLLM's priority: by admission, half-computed prompts last."""
-        return not self.decoding, self.admission.number
+    def admission_order(self, *, prompts_last: bool) -> tuple[bool, int]:
+        """Return the sort key of a resident under vLLM's rules: by admission; maybe half-computed prompts last."""
+        return prompts_last and not self.decoding, self.admission.number
 
 
 @dataclass(eq=False)
@@ -620,6 +620,7 @@ class Step:
         swap_s: Seconds in which the step moves KV cache between GPU and host memory.
         preempted_for_blocks: Whether a resident was preempted for lack of blocks.
         flags: Flags of the batching policy's plan (``policy.contracts``).
+        max_chunk: Maximum prompt tokens of one request (vLLM's ``long_prefill_token_threshold``).
     """
 
     start_s: float
@@ -634,6 +635,7 @@ class Step:
     swap_s: float = 0.0
     preempted_for_blocks: bool = False
     flags: int = 0
+    max_chunk: float = math.inf
 
     @property
     def seqs(self) -> int:

@@ -214,7 +214,7 @@ param_t = _record(
     parameter_3 parameter_4 parameter_5 has_other_degree empty_replica_tokens empty_replica_flags serial_transfers
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
-    vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed
+    vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
@@ -229,14 +229,15 @@ and ``empty_replica_flags`` are the batching policy's plan for one request on an
 work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
-    left_chunk allocated ends is_served candidate
+    left_chunk allocated ends is_served candidate max_chunk
     """,
     "swap_s reserved",
 )
 """The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
 segment of the prefix that the last look-up found in a radix tree. ``deferred`` requests are in ``State.deferred``.
-``is_served`` is 1 once vLLM's priority has served the residents one by one, because blocks were short. ``candidate`` is
-the slot of the request that the test of memory by predicted length is for.
+``is_served`` is 1 once the residents have been served one by one, in vLLM's order, because blocks were short.
+``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
+prompt tokens of one request (vLLM's ``long_prefill_token_threshold``).
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -611,13 +612,15 @@ class Reference:
             return False
         return not rep.is_blocked
 
-    def _form(self, rep: Replica, now: float) -> Step:
+    def _form(self, rep: Replica, now: float) -> Step:  # noqa: C901  one straight sequence
         step = Step(now)
         self._expire(rep, now)
         if rep.sglang is not None or rep.trtllm is not None:
             return self._form_by_rules(rep, step)
         if not rep.idle and not rep.queue.waiting and not rep.loaded:
             return step
+        if len(rep.running) + len(rep.queue.waiting) + len(rep.loading) > 1:  # vLLM leaves a lone request the budget.
+            step.max_chunk = rep.s.params.long_prefill_token_threshold or math.inf
         admit, tokens, flags = self._plan(rep, step)
         step.flags = flags
         if flags & contracts.NEW_PHASE:
@@ -763,24 +766,28 @@ class Reference:
         if q is queue.first:
             self._flag_preemption_check(queue)
 
-    def _serve_by_priority(self, rep: Replica, step: Step, tokens: int) -> None:
-        """Put residents into the step in the order of admission, and preempt by priority while blocks are short (vLLM).
+    def _serve_in_order(self, rep: Replica, step: Step, tokens: int) -> None:
+        """Put residents into the step in the order of admission, and preempt while blocks are short, as vLLM does.
 
         The victim may be in the step already. If a request is its own victim, no further resident joins the step.
         """
-        pool = rep.pool
-        for q in sorted(rep.idle, key=Request.admission_order):
-            if q not in rep.idle:
+        pool, threshold = rep.pool, rep.s.params.long_prefill_token_threshold
+        order = partial(Request.admission_order, prompts_last=threshold == 0)  # One swapped in may follow a prompt.
+        for q in sorted(rep.idle, key=order):
+            if q not in rep.idle or self._ends_in_flight(q):
                 continue
-            chunk = min(q.context - q.prefilled, tokens - len(step.decodes) - step.prompt_tokens)
-            if not q.decoding and chunk <= 0:
+            left = tokens - len(step.decodes) - step.prompt_tokens
+            chunk = int(min(q.context - q.prefilled, left, step.max_chunk))
+            if left <= 0 and (not q.decoding or threshold):
                 return
             need = max(0, rep.s.blocks_for(q.context if q.decoding else q.prefilled + chunk) - q.blocks)
             while pool.free < need:
-                residents = sorted([*rep.idle, *step.decodes], key=Request.admission_order)
+                residents = [*rep.idle, *step.decodes, *(p for p, _ in step.prompts)]
+                residents.sort(key=order)
                 victim = max(residents, key=lambda q: (self._key(self.s.functions.victim, q), q.arrival_s))
-                if victim in step.decodes:
-                    step.decodes.remove(victim)
+                if victim not in rep.idle:
+                    step.decodes = [d for d in step.decodes if d is not victim]
+                    step.prompts = [(p, computed) for p, computed in step.prompts if p is not victim]
                     rep.idle.append(victim)
                 self._preempt(rep, step, victim)
                 step.is_served = True
@@ -796,19 +803,16 @@ class Reference:
                 step.prompts.append((q, chunk))
 
     def _take_decodes(self, rep: Replica, step: Step, flags: int, tokens: int) -> None:
-        if rep.s.params.vllm_priority:
+        if rep.s.params.vllm_priority or rep.s.params.long_prefill_token_threshold:
             if not step.is_served:
-                self._serve_by_priority(rep, step, tokens)
+                self._serve_in_order(rep, step, tokens)
             return
         reserve = 1 if flags & contracts.RESERVE_BLOCK else 0
         reserve_when_alone, limit = bool(flags & contracts.FORM_ONCE), rep.s.params.max_step_seqs
         if flags & contracts.UNIFORM_SHARES:
             residents = len(rep.running) - len(rep.incoming) + step.seqs
             limit = min(limit, step.seqs + -(-residents // rep.s.params.max_in_flight))
-        # Asynchronous scheduling leaves out requests whose last token is in flight, if they end at a limit.
-        decodes = [
-            q for q in rep.idle if q.decoding and (q.generated < q.output or not self.s.columns.ends_at_limit[q.index])
-        ]
+        decodes = [q for q in rep.idle if q.decoding and not self._ends_in_flight(q)]
         for q in sorted(decodes, key=self._victim_order):
             if step.seqs == limit:
                 return
@@ -817,6 +821,10 @@ class Reference:
                 if self._claim_blocks(rep, step, q, need, reserve, reserve_when_alone=reserve_when_alone):
                     rep.idle.remove(q)
                     step.decodes.append(q)
+
+    def _ends_in_flight(self, q: Request) -> bool:
+        """Return whether a request's last token is in flight and ends it at a limit (asynchronous scheduling)."""
+        return q.generated >= q.output and bool(self.s.columns.ends_at_limit[q.index])
 
     def _continue_prompts(self, rep: Replica, step: Step, prompt_budget: int) -> None:
         if step.is_served:
@@ -968,7 +976,7 @@ class Reference:
                 offload.is_cached = True
                 self._cache_blocks(rep, q, offload.load_range[1] * params.block_size, "scheduled")
                 q.prefilled = min(offload.load_range[1] * params.block_size, q.context - 1)
-            chunk_tokens = min(q.context - q.prefilled, left)
+            chunk_tokens = int(min(q.context - q.prefilled, left, step.max_chunk))
             if flags & contracts.ONE_BY_ONE and self._plan(rep, step, chunk_tokens)[0] <= 0:
                 return -1
             blocks = self._blocks_to_admit(rep, step, q, q.prefilled + chunk_tokens)
@@ -1116,7 +1124,7 @@ class Reference:
         """Return how many tokens after the ``cached`` ones the step computes of a prompt, or 0 if it must wait."""
         left = prompt_budget - step.prompt_tokens
         if flags & contracts.CHUNKED:
-            return min(q.context - cached, left)
+            return int(min(q.context - cached, left, step.max_chunk))
         if not step.prompts and q.wait.last_preemption > 0:
             return q.context
         if flags & contracts.PADDED:

@@ -42,6 +42,7 @@ _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
 UNLIMITED_BLOCKS = 2**62
+VLLM_VICTIMS = ("latest_admitted", "priority")
 ASYNC_STEPS_IN_FLIGHT = 2
 """Steps in flight under asynchronous scheduling: the one that runs, and the next one (vLLM's batch queue)."""
 
@@ -149,6 +150,7 @@ class Params:
         vllm_priority: Whether residents get blocks in the order of admission, and the request of the lowest priority is
             preempted, even if it has its blocks already (vLLM's policy "priority").
         hide_host: Whether, with ``async_scheduling``, the host prepares a step while the step before it runs.
+        long_prefill_token_threshold: Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
     """
 
     def __init__(
@@ -214,6 +216,7 @@ class Params:
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
 
     def _read_engine_rules(self, scheduler: Scheduler) -> None:
+        self.long_prefill_token_threshold = scheduler.long_prefill_token_threshold
         self.sglang, sglang = scheduler.sglang is not None, scheduler.sglang or SglangSettings()
         chunk_blocks = max(1, self.token_budget // self.block_size)
         self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
@@ -390,7 +393,7 @@ def _side(
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
     deployment.require_known_rules(workload)
-    _check_async_scheduling(deployment, policies)
+    _check_vllm_rules(deployment, policies)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
@@ -447,19 +450,25 @@ def _ends_at_limit(workload: Workload, deployment: Deployment, output: Array) ->
     return certain.astype(np.int64)
 
 
-def _check_async_scheduling(deployment: Deployment, policies: Policies) -> None:
-    if not deployment.scheduler.async_scheduling:
-        return
-    parts = {
-        f"batching {policies.batching.name!r}": policies.batching != known("batching")["unified"],
+def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:
+    scheduler, victim = deployment.scheduler, policies.victim
+    parts = {f"batching {policies.batching.name!r}": policies.batching != known("batching")["unified"]}
+    others = {
         f"preemption {policies.preemption.name!r}": policies.preemption != known("preemption")["never"],
         f"memory {policies.memory.name!r}": policies.memory.uses("peak_tokens"),
-        f"victim {policies.victim.name!r}": policies.victim == known("rank")["priority"],
+        f"victim {victim.name!r}": victim == known("rank")["priority"],
     }
-    if names := " or ".join(name for name, is_set in parts.items() if is_set):
+    victims = {f"victim {victim.name!r}": victim not in [known("rank")[name] for name in VLLM_VICTIMS]}
+    if scheduler.async_scheduling:
+        _refuse("async_scheduling", "false", parts | others)
+    if scheduler.long_prefill_token_threshold:
+        _refuse("long_prefill_token_threshold", "0", parts | victims)
+
+
+def _refuse(name: str, off: str, parts: dict[str, bool]) -> None:
+    if names := " or ".join(part for part, is_set in parts.items() if is_set):
         raise PolicyError(
-            f"async_scheduling is not modelled with {names} yet; take the policies of vllm_v1 there, or set "
-            "async_scheduling = false"
+            f"{name} is not modelled with {names} yet; take the policies of vllm_v1 there, or set {name} = {off}"
         )
 
 

@@ -262,6 +262,8 @@ class Scheduler(PolicyAxes):
     trtllm: TrtllmSettings | None = None
     async_scheduling: bool = False  # vLLM's: a step is formed before the outputs of the step before it are known
     hide_host: bool = False  # with async_scheduling: the host prepares a step while the GPU runs the step before it
+    # vLLM's: maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit
+    long_prefill_token_threshold: int = 0
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until there are ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
     reserve: bool = False
@@ -276,6 +278,11 @@ class Scheduler(PolicyAxes):
         steps = self.preemption_interval_steps
         if not isinstance(steps, int | np.integer) or steps < 1:
             raise InputError(f"preemption_interval_steps must be a whole number of at least 1; it is {steps!r}")
+        tokens = self.long_prefill_token_threshold
+        if not isinstance(tokens, int | np.integer) or tokens < 0:
+            raise InputError(
+                f"long_prefill_token_threshold must be a whole number of tokens, or 0 for no limit; it is {tokens!r}"
+            )
         if self.hide_host and not self.async_scheduling:
             raise InputError("hide_host needs async_scheduling = true; set it, or leave hide_host out")
         if self.engine_rules:
@@ -483,7 +490,7 @@ class Deployment:
 
         It is a PolicyError if the scheduler admits by ``max_tokens`` and the workload has none.
         """
-        self._require_steps_ahead()
+        self._require_vllm_rules()
         if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
             part = "disaggregation" if self.decode is not None else "kv_offloading"
             raise InputError(f"reserve = true is not modelled with {part} yet; leave one of them out")
@@ -529,28 +536,40 @@ class Deployment:
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )
 
-    def _require_steps_ahead(self) -> None:
-        """Raise InputError for settings that its scheduler's ``async_scheduling`` does not cover."""
+    def _require_vllm_rules(self) -> None:
+        """Raise InputError for settings that ``async_scheduling`` or ``long_prefill_token_threshold`` do not cover."""
         scheduler, limits = self.scheduler, self.limits
-        if not scheduler.async_scheduling:
-            return
-        offloading = limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0
         parts = {
             f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
             "disaggregation": self.decode is not None,
             "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
             "max_in_flight": limits.max_in_flight is not None,
             "max_step_seqs": limits.max_step_seqs is not None,
-            "timeout_s": math.isfinite(limits.timeout_s),
-            "kv_offloading": offloading,
             'prefix_cache "sglang"': limits.enable_prefix_caching
             and limits.prefix_cache != "vllm"
             and not scheduler.engine_rules,
             f"preemption_mode {scheduler.preemption_mode!r}": scheduler.preemption_mode != "recompute",
         }
-        if names := " or ".join(name for name, is_set in parts.items() if is_set):
+        others = {
+            "timeout_s": math.isfinite(limits.timeout_s),
+            "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
+        }
+        tokens, most = scheduler.long_prefill_token_threshold, self.max_model_len
+        rules = {"async_scheduling": (parts | others, "false"), "long_prefill_token_threshold": (parts, "0")}
+        for name, (refused, off) in rules.items():
+            names = " or ".join(part for part, is_set in refused.items() if is_set)
+            if getattr(scheduler, name) and names:
+                raise InputError(f"{name} is not modelled with {names} yet; leave that out, or set {name} = {off}")
+        if tokens > most:
             raise InputError(
-                f"async_scheduling is not modelled with {names} yet; leave that out, or set async_scheduling = false"
+                f"long_prefill_token_threshold must be at most max_model_len, {most} tokens; it is {tokens}. Lower it, "
+                "or set it to 0 for no limit"
+            )
+        if tokens and limits.max_num_batched_tokens < limits.max_num_seqs:
+            raise InputError(
+                "long_prefill_token_threshold needs a max_num_batched_tokens of at least max_num_seqs, "
+                f"{limits.max_num_seqs}, as vLLM does; it is {limits.max_num_batched_tokens}. Raise it, or lower "
+                "max_num_seqs"
             )
 
     def require_one_side(self, owner: str) -> None:

@@ -92,7 +92,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
 
     There are up to four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is
     done, one prompt of mean length, and, where steps mix them, decodes together with as many prompt tokens as the token
-    budget leaves.
+    budget leaves: of one prompt, or with ``long_prefill_token_threshold`` of several.
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_one_side("explain")
@@ -175,7 +175,8 @@ def _step(
     deployed: Deployment, name: str, decodes: int, chunk: int, context_tokens: int, overhead: HostOverhead
 ) -> Step:
     where = (deployed.model, deployed.gpu, deployed.node, deployed.parallel, deployed.limits)
-    prefill, cached = [(chunk, 0)] if chunk else [], decodes * context_tokens
+    most, cached = deployed.scheduler.long_prefill_token_threshold if decodes else 0, decodes * context_tokens
+    prefill = [(min(most or chunk, chunk - start), 0) for start in range(0, chunk, most or max(1, chunk))]
     operators = cost.operators(*where, decode_seqs=decodes, kv_tokens=cached, prefill=prefill, host=overhead)
     local = [operator for operator in operators if operator.bound != "network"]
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)

@@ -68,6 +68,7 @@ def emulated(deployment: Deployment, *, speed: float = 1.0, model: str = "") -> 
         'preemption "never"': scheduler.preemption == "never",
         "no bins": scheduler.binning is None,
         "async_scheduling = false": not scheduler.async_scheduling,
+        "long_prefill_token_threshold = 0": not scheduler.long_prefill_token_threshold,
         "reserve = false": not scheduler.reserve,
         "max_wait_s = inf": scheduler.max_wait_s == math.inf,
         "no prefix caching": not limits.enable_prefix_caching,
