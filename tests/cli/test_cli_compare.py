@@ -103,6 +103,13 @@ def test_pairs_and_warm_up_are_options(cli, records) -> None:
     assert reported["a"]["counts"]["arrivals"] < 120
 
 
+def test_a_long_limit_without_unit_gets_a_note(cli, records) -> None:
+    note = '--slo ttft = 500 is 500 s; write "500ms" if you mean milliseconds\n'
+    assert cli("compare", *records, "--slo", "ttft=500").err == note
+    assert cli("compare", *records, "--slo", "ttft=500", "--quiet").err == ""
+    assert cli("compare", *records, "--slo", "ttft=500s").err == ""
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from lengthwise.config import sections
 from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
-from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, with_first_values
+from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, unit_notes, with_first_values
 from lengthwise.config.validation import Problem, raise_if_any, validated
 from lengthwise.config.values import Section
 from lengthwise.schema import metric_names
@@ -365,6 +365,8 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) ->
             notes.append(
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
+    notes += unit_notes({key: value for key, value in settings.items() if key != "variants"})
+    notes += [note for one in variants for note in unit_notes(one, f"variants.{one['name']}.")]
     notes += _cache_notes(scenario, source)
     if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
         from lengthwise.config.workload import column_notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,11 @@ _AXES = {
     "batch": "engine.max_num_seqs",
     "chunk": "engine.max_num_batched_tokens",
 }
+_PLAUSIBLE_S = {
+    "ttft": 60, "queueing_delay": 60, "tpot": 5, "tbt": 5, "jct": 600, "latency_bound": 600,
+    "latency": 5, "kv_transfer": 5,
+}  # fmt: skip
+"""By key, the seconds above which a number without unit is probably milliseconds."""
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics on which a limit is a lower bound; on all others it is an upper bound."""
 
@@ -70,6 +76,17 @@ def limit_names(table: Mapping[str, Any]) -> Table:
     for text, value in flat(table).items():
         out[".".join(filter(None, metric_names.split(text)))] = value
     return out
+
+
+def unit_notes(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return a warning of each number without unit that is a long time in seconds and is thus probably milliseconds."""
+    return [
+        f'{prefix}{key} = {value:g} is {value:g} s; write "{value:g}ms" if you mean milliseconds'
+        for key, value in flat(table).items()
+        if type(value) in (int, float) and math.isfinite(value)
+        for part in key.split(".")
+        if value > _PLAUSIBLE_S.get(part, math.inf)
+    ]
 
 
 def space_of(section: SearchSection) -> search.Space:
