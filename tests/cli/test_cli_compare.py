@@ -117,6 +117,7 @@ def test_a_long_limit_without_unit_gets_a_note(cli, records) -> None:
         (["--fail-above", "jct.p95"], "--fail-above must be like ttft.p95=0.10; it is 'jct.p95'"),
         (["--slo", "tbt=2s"], "--slo must be like ttft=2s, tpot=100ms or jct=1min; it is 'tbt=2s'"),
         (["--slo", "ttft=fast"], "--slo must be like"),
+        (["--slo", "ttft=-1s"], "--slo must have a time above 0; it is 'ttft=-1s'"),
         (["--warmup", "1000"], "the warm-up must leave requests to count"),
     ],
 )

@@ -23,6 +23,8 @@ def slo_of(texts: Sequence[str]) -> tuple[Slo | None, list[str]]:
         try:
             key = metric_names.split(name)[0]
             limits[_LIMITED[key]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
+            if not limits[_LIMITED[key]] > 0:
+                raise InputError(f"--slo must have a time above 0; it is {text!r}")
             notes += [] if unit else unit_notes({key: limits[_LIMITED[key]]}, "--slo ")
         except (KeyError, ValueError):
             raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}") from None

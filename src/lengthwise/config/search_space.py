@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lengthwise import search
@@ -59,6 +59,13 @@ def nested(key: str, value: Any) -> Table:
     return {head: nested(rest, value) if dot else value}
 
 
+def value_at(tables: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys in nested tables; None if there is none."""
+    for key in path:
+        tables = tables.get(key) if isinstance(tables, dict) else None
+    return tables
+
+
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
     """Return the dotted key of a setting for an alias or a short name ("tp"). An unknown name does not change."""
     section, dot, key = text.rpartition(".")
@@ -109,10 +116,7 @@ def with_first_values(settings: Table) -> Table:
     for _, axes in _spaces(settings):
         for key, values in axes.items():
             first = _values(values)[:1]
-            given: Any = out
-            for part in key.split("."):
-                given = given.get(part) if isinstance(given, dict) else None
-            if key in VARIABLE and first and key != search.REPLICAS and given is None:
+            if key in VARIABLE and first and key != search.REPLICAS and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out
 
@@ -125,7 +129,8 @@ def space_problems(settings: Table) -> list[Problem]:
             if key not in VARIABLE:
                 leaves = {name.rpartition(".")[2]: name for name in VARIABLE}
                 near = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)
-                hint = f"did you mean {leaves[near[0]]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
+                known = "it may be a key of [deployment], [engine], [engine.kv_offloading] or [scheduler], such as tp"
+                hint = f"did you mean {leaves[near[0]]}?" if near else known
                 found.append(Problem((*path, key), f"is no setting that a search can vary; {hint}"))
             elif not _values(values):
                 found.append(Problem((*path, key), "must have at least one value; it has none"))
