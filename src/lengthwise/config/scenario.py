@@ -376,8 +376,8 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override
         path = problem.path
         if path[:1] == ("variants",) and len(path) > 1:  # name the variant, not its position in the list
             variant = variants[int(path[1])]
-            given = variant.get("name") if isinstance(variant, dict) else None
-            path = ("variants", str(given or path[1]), *path[2:])
+            own_name = variant.get("name") if isinstance(variant, dict) else None
+            path = ("variants", str(own_name or path[1]), *path[2:])
         problems.append(Problem(path, problem.text))
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
