@@ -55,8 +55,8 @@ def read_trace(
             except TraceError as unknown:
                 _, _, names = str(error).partition(". Rename: ")
                 rename = f"Rename in the first line: {names or 'your columns to those of one format'}"
-                log = "A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s"
-                raise TraceError(f"{unknown}\n  {log}\n  {rename}") from None
+                of_log = "A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s"
+                raise TraceError(f"{unknown}\n  {of_log}\n  {rename}") from None
         raise
     if replayed and log.arrival_s is None:
         raise TraceError(
