@@ -114,9 +114,18 @@ def chunks_prompts(deployment: Deployment) -> bool:
 
 
 def step_tokens(deployment: Deployment) -> int:
-    """Return the token budget of a step. Without chunked prefill, the budget must hold the longest request."""
+    """Return the token budget of a step. Without chunked prefill, vLLM's budget must hold the longest request."""
     budget = deployment.limits.max_num_batched_tokens
-    return budget if chunks_prompts(deployment) else max(budget, deployment.max_model_len)
+    return budget if splits_prompts(deployment) else max(budget, deployment.max_model_len)
+
+
+def splits_prompts(deployment: Deployment) -> bool:
+    """Return whether vLLM has to use chunked prefill to be nearest to the simulated engine.
+
+    TensorRT-LLM's whole prompts share a budget that need not hold the longest request. With a raised budget, vLLM's
+    steps could have many times as many tokens as the simulated ones; splitting a prompt changes them less.
+    """
+    return chunks_prompts(deployment) or deployment.scheduler.trtllm is not None
 
 
 _INSTRUCT_MODEL = re.compile(r"[-_](instruct|chat|it)([-_]|$)", re.IGNORECASE)
@@ -281,7 +290,7 @@ def shared_notes(d: Deployment, *, keeps_budget: bool = False) -> Iterator[str]:
             f"At most {limit} of {d.limits.max_num_seqs} resident sequences took part in a step; the engine has one "
             "bound for both."
         )
-    if not keeps_budget and not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
+    if not keeps_budget and step_tokens(d) != d.limits.max_num_batched_tokens:
         yield (
             f"Prompts were not split: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."

@@ -99,7 +99,7 @@ def rule(metric: str, limits: tuple[Limit, ...]) -> str:
     """Return the limit on a metric as text; for "throughput", what a growing queue breaks."""
     limit = next((one for one in limits if one.metric == metric), None)
     if limit is None:
-        return "a queue that does not grow"
+        return "the limit on a growing queue"
     sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
     return f"{label(metric)} {sign} {quantity(metric, limit.bound)}"
 

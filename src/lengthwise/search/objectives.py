@@ -287,8 +287,8 @@ class AtRate(Evaluation):
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
             metric, limits = self._tightest(at, 0.0), question.slo_limits.limits
             limit = next((one for one in limits if one.metric == metric), None)
-            value, where = at.value(metric), f"at {self._rate_rps:g} requests/s on {gpus} GPUs"
-            holds = limit is None or limit.is_satisfied(value)
+            value, where = at.value(metric), f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
+            holds = limit is None or limit.is_satisfied(value) or math.isinf(value)
             how = "the queue grows" if holds else f"{label(metric)} is {quantity(metric, value)}"
             broken = rule("throughput" if holds else metric, limits)
             return rejected(measured, Exclusion(f"{how} {where}", f"breaks {broken} at the rate"), effort)
