@@ -285,12 +285,12 @@ class AtRate(Evaluation):
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
-            metric, limits = self._tightest(at, 0.0), question.slo_limits.limits
-            limit = next((one for one in limits if one.metric == metric), None)
-            value, where = at.value(metric), f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
+            binds, limits = self._tightest(at, 0.0), question.slo_limits.limits
+            limit = next((one for one in limits if one.metric == binds), None)
+            value, where = at.value(binds), f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
             holds = limit is None or limit.is_satisfied(value) or math.isinf(value)
-            how = "the queue grows" if holds else f"{label(metric)} is {quantity(metric, value)}"
-            broken = rule("throughput" if holds else metric, limits)
+            how = "the queue grows" if holds else f"{label(binds)} is {quantity(binds, value)}"
+            broken = rule("throughput" if holds else binds, limits)
             return rejected(measured, Exclusion(f"{how} {where}", f"breaks {broken} at the rate"), effort)
         metric = OBJECTIVE_METRICS.get(question.objective.name)
         points: tuple[Point, ...] = (at,)
