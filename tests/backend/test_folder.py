@@ -18,7 +18,7 @@ from lengthwise.schema.workload import UNCAPPED, After, SharedPrefixes
 from lengthwise.workload import read
 
 LIMITS = EngineLimits(max_model_len=4096)
-WORKLOAD = preset("chat-1m").generate(1200, Poisson(4.0), seed=0)
+WORKLOAD = preset("chat-1m").generate(1000, Poisson(4.0), seed=0)
 PRINTS_ITSELF = '#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done > "$SEEN.$CUDA_VISIBLE_DEVICES"\n'
 
 

@@ -328,7 +328,11 @@ def test_the_rules_of_another_engine_are_noted(launch):
     assert not message(launch(deployment()), "rules")
     # By default prompts are complete. Only a policy leaves memory free.
     if launch is vllm_launch:
-        assert value(made, "--no-enable-chunked-prefill") is True
+        limits = EngineLimits(max_model_len=4096, max_num_batched_tokens=2048)
+        made = launch(deployment(scheduler="trtllm", limits=limits))
+        assert value(made, "--max-num-batched-tokens") == "2048"
+        assert value(made, "--no-enable-chunked-prefill") is None
+        assert message(made, "the budget stays at the simulated 2048 tokens")
         assert value(made, "--watermark") == "0"
     else:
         assert value(made, "--chunked-prefill-size") == "-1"

@@ -250,3 +250,22 @@ def test_no_scenario_file(cli, tmp_path):
     finished = cli("simulate", tmp_path / "none.toml")
     assert finished.code == 2
     assert "there is no scenario file" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("search", "examples/buy-70b.toml", "--top", "0"), ("'--top'", "0")),
+        (("theory", "queue", "--load", "0.5", "--slots", "four"), ("'--slots'", "four")),
+        (("capacity", "examples/chat-70b.toml", "--limit", "ttft"), ("--limit takes METRIC=BOUND", "it is 'ttft'")),
+        (("capacity", "examples/chat-70b.toml", "--limit", "ttft.p9=-1s"), ("--limit ttft.p9", "it is '-1s'")),
+        (("capacity", "examples/chat-70b.toml", "--precision", "0"), ("--precision: must be above 0", "it is 0")),
+        (("explain", "examples/chat-70b.toml", "--cost", "guess"), ("--cost: must be one of", "it is 'guess'")),
+    ],
+)
+def test_errors_name_the_option_and_the_value(cli, monkeypatch, words, shown):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    finished = cli(*words)
+    assert finished.code == 2
+    for text in shown:
+        assert text in finished.err

@@ -103,6 +103,13 @@ def test_pairs_and_warm_up_are_options(cli, records) -> None:
     assert reported["a"]["counts"]["arrivals"] < 120
 
 
+def test_a_long_limit_without_unit_gets_a_note(cli, records) -> None:
+    note = '--slo ttft = 500 is 500 s; write "500ms" if you mean milliseconds\n'
+    assert cli("compare", *records, "--slo", "ttft=500").err == note
+    assert cli("compare", *records, "--slo", "ttft=500", "--quiet").err == ""
+    assert cli("compare", *records, "--slo", "ttft=500s").err == ""
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -110,6 +117,7 @@ def test_pairs_and_warm_up_are_options(cli, records) -> None:
         (["--fail-above", "jct.p95"], "--fail-above must be like ttft.p95=0.10; it is 'jct.p95'"),
         (["--slo", "tbt=2s"], "--slo must be like ttft=2s, tpot=100ms or jct=1min; it is 'tbt=2s'"),
         (["--slo", "ttft=fast"], "--slo must be like"),
+        (["--slo", "ttft=-1s"], "--slo must have a time above 0; it is 'ttft=-1s'"),
         (["--warmup", "1000"], "the warm-up must leave requests to count"),
     ],
 )

@@ -157,7 +157,7 @@ def test_ambiguous_input_is_reported_before_the_scores(cli, tmp_path):
     ):
         assert message in out.out
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "outptu": "b"}\n')
-    assert "outptu (did you mean output?)" in cli("predict", "eval", "default", tmp_path / "bad.jsonl").err
+    assert ". Rename: outptu to output" in cli("predict", "eval", "default", tmp_path / "bad.jsonl").err
     assert "did you mean: default?" in cli("predict", "show", "defalt").err
 
 

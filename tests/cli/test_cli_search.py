@@ -108,7 +108,7 @@ def test_nothing_holds_is_an_answer(cli, question, tmp_path):
     assert finished.code == 0
     assert not (tmp_path / "launch").exists()
     assert "No tried configuration meets the limits" in finished.out
-    assert "on an idle deployment" in finished.out
+    assert "without other requests; the limit is 1 ms" in finished.out
 
 
 @pytest.mark.slow

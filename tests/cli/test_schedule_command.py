@@ -114,7 +114,8 @@ def test_quiet_prints_nothing(cli, short):
     [
         (["--latency-bound", "0.01"], "the least latency is"),
         (["--latency-bound", "soon"], "must be seconds"),
-        (["--latency-bound", "0"], "latency_bound"),
+        (["--latency-bound", "0"], "--latency-bound: must be above 0; it is 0"),
+        (["--strategy", "rr"], "--strategy: there is no strategy named 'rr'. Did you mean: rra?\n"),
         (["--bound-for", "99"], "p99"),
         (["--bound-for", "p20"], "p50"),
         (["--strategy", "rra,wac-c"], "Did you mean: waa-c"),

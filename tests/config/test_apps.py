@@ -241,7 +241,7 @@ def test_nodes_are_read_as_people_write_them(text, gpu, gpus, group):
     ("text", "message"),
     [
         ("dgx-a100", "does not say which GPUs it has; write 8xA100"),
-        ("0xA100-80GB", "at least 1 GPU"),
+        ("0xA100-80GB", "one of the catalog; it is '0xA100-80GB'"),
         ("9xA100-80GB", "at most 8 GPUs, not 9"),
         ("8xL4@pairs", "joins L4 in pairs; a100-pairwise-nvlink"),
         ("dgx-h20O", "there is no node named 'dgx-h20O'. Did you mean"),

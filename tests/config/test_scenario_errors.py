@@ -215,6 +215,27 @@ def test_golden(toml, expected):
         ("tp=4", "--set tp: there is no such key; did you mean deployment.tp?"),
         ("deployment.tps=4", "--set deployment.tps: there is no such key; did you mean deployment.tp?"),
         ("deployment.tp=four", "--set deployment.tp: must be a whole number; it is 'four'"),
+        ("slo.ttft=-1s", "--set slo.ttft: must not be negative; it is '-1s'"),
+        (
+            "slo.ttft.p95=1s",
+            (
+                'slo.ttft: must be one time, such as "2s", that each request is judged by; limits on quantiles are '
+                "those of [search.limits]; it is {'p95': '1s'}"
+            ),
+        ),
+        ("search.limits={'ttft.p95'='-1s'}", "--set search.limits.ttft.p95: must not be negative; it is '-1s'"),
+        (
+            "search.limits={'ttft.p95'='soon'}",
+            (
+                '--set search.limits.ttft.p95: must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", '
+                "\"1h\"); it is 'soon'"
+            ),
+        ),
+        ("search.space.pp=[0, 2]", "--set search.space.deployment.pp: must be at least 1; it is 0"),
+        (
+            "schedule.strategies=['rr']",
+            "--set schedule.strategies: there is no strategy named 'rr'. Did you mean: rra?",
+        ),
         ("deployment.tensor_parallel_size=0", "--set deployment.tp: must be at least 1; it is 0"),
         ("workload.output.cv=-1", "workload.output: mean must be above 0 and cv not negative; they are 200.0 and -1.0"),
         *(
@@ -232,6 +253,16 @@ def test_golden(toml, expected):
 )
 def test_golden_overrides(override, expected):
     assert message(text(slo="ttft = 1"), override) == f"scenario: {expected}"
+
+
+def test_messages_about_an_option_name_the_option():
+    limits = ("--limit", "search.limits={'ttft.p95'='fast', 'tpot.p95'=1}")
+    assert message(text(), limits, ("--precision", "search.precision=0"), "deployment.tp=0").splitlines() == [
+        "scenario: 3 problems",
+        "  --set deployment.tp: must be at least 1; it is 0",
+        "  --precision: must be above 0; it is 0",
+        '  --limit ttft.p95: must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h"); it is \'fast\'',
+    ]
 
 
 @pytest.mark.parametrize(

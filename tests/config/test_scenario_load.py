@@ -85,6 +85,36 @@ def test_a_new_source_or_load_drops_the_old_one(override, retained):
         assert getattr(found, key) is not None if value is True else getattr(found, key) == value
 
 
+LONG = (
+    SMALL.replace('tpot = "50ms"', "tpot = 50")
+    + """
+[schedule]
+latency_bound = 5000
+[search.limits]
+ttft.p90 = 800
+tbt.p99 = 0.2
+jct.p99 = "20min"
+within_slo = 0.99
+[[variants]]
+name = "b"
+search.limits.tbt.p99 = 200
+"""
+)
+
+
+def test_long_times_without_unit_get_a_note():
+    text = LONG.replace("ttft_ms = 200", "")
+    assert {*config.loads(text, overrides=["slo.ttft=500"]).notes} == {
+        f'{key} = {value} is {value} s; write "{value}ms" if you mean milliseconds'
+        for key, value in {
+            "slo.tpot": 50, "slo.ttft": 500, "schedule.latency_bound": 5000, "search.limits.ttft.p90": 800,
+            "variants.b.search.limits.tbt.p99": 200,
+        }.items()
+    }  # fmt: skip
+    stated = ["slo.ttft=500s", "slo.tpot=5", "schedule.latency_bound=inf", "search=null"]
+    assert config.loads(SMALL, overrides=stated).notes == ()
+
+
 def test_yaml_is_equivalent_to_toml():
     text = """
 workload: {isl: 512, osl: 128, qps: 4e0, num_prompts: 50}

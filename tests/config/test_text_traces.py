@@ -13,7 +13,7 @@ from lengthwise import config, engine, predict
 from lengthwise import workload as w
 from lengthwise.config.workload import column_notes, read_trace
 from lengthwise.schema.errors import InputError, TraceError
-from lengthwise.schema.workload import estimated_tokens
+from lengthwise.schema.workload import UNCAPPED, estimated_tokens
 from lengthwise.usecases import lab, variants
 from lengthwise.usecases.requests import search_load
 
@@ -145,9 +145,30 @@ def test_text_columns_next_to_known_columns_are_retained(tmp_path):
 
 
 def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(TraceError, match=r"no known format.*azure.*not a log of texts either.*an output"):
-        read_trace(tmp_path / "x.csv")
+    path = tmp_path / "x.csv"
+    path.write_text("time,in_tok,out_tok\n1,2,3\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    assert str(caught.value).splitlines() == [
+        (
+            f"{path}, line 1: of no known format, with 'time, in_tok, out_tok' in the first line; the nearest, "
+            "llmservingsim, has arrival_time_ns, input_toks, output_toks"
+        ),
+        "  A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s",
+        "  Rename in the first line: in_tok to prompt_tokens, out_tok to output_tokens",
+    ]
+
+
+def test_limits_of_clients_in_a_log_are_read(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("prompt,answer,max_tokens\nwhy so,because it is as it is,50\nwho,me,\nwhat,a b c d e f g h i,1\n")
+    got = read_trace(path)
+    assert got.max_tokens.tolist() == [50, UNCAPPED, got.output_tokens[2]]  # an estimate of 9 words is above 1
+    path.write_text("prompt_tokens,output_tokens,max_tokens\n5,9,20\n6,8,8\n")
+    assert read_trace(path).max_tokens.tolist() == [20, 8]
+    path.write_text("prompt_tokens,output_tokens,max_tokens\n5,9,20\n6,8,many\n")
+    with pytest.raises(InputError, match=r"row 2: max_tokens must be a whole number .*; it is 'many'"):
+        read_trace(path)
 
 
 def test_the_default_predictor_distinguishes_prompts_of_a_log(tmp_path):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 
 import driving
 import pytest
 from driving import prefer, until
 
 from lengthwise.report import write_search_html
+from lengthwise.report.search import usd_per_thousand
+from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Limit, Study
 
 pytestmark = pytest.mark.browser
@@ -67,6 +70,27 @@ def test_figures_are_drawn_and_nothing_is_wider_than_the_screen(driver, pages, s
         && parseFloat(getComputedStyle(e).fontSize) < 11).map(e => e.textContent)""")
     assert small == []
     assert driver.get_log("browser") == []
+
+
+def test_a_few_bad_configurations_lie_outside_the_axes_with_a_note(driver, studies, tmp_path) -> None:
+    plan = studies.study(plans=1).plans[0]
+    worst = next(c for c in reversed(plan.choices) if c.points)
+    slow = replace(worst.points[-1], satisfied=False)
+    slow = replace(slow, values=slow.values | {"ttft.p90": Estimate(900.0)})
+    bad = replace(worst, price_per_hour_usd=100 * worst.price_per_hour_usd, points=(*worst.points[:-1], slow), at=None)
+    choices = tuple(bad if c is worst else c for c in plan.choices)
+    write_search_html(tmp_path / "page.html", Study("bad", (replace(plan, choices=choices),)))
+    look(driver, (tmp_path / "page.html").as_uri())
+    note = re.fullmatch(r"(\d+) marks lie outside, up to 900 s and \$ [\d,.]+", texts(driver, "#colours li")[-1])
+    assert int(note[1]) >= len(bad.points)
+    ends = "const { xaxis, yaxis } = document.getElementById('scatter')._fullLayout; return [xaxis, yaxis].map("
+    x_end, y_end = driver.execute_script(f"{ends}axis => axis.p2d(axis === xaxis ? axis._length : 0))")
+    assert 2 < x_end < 100
+    highest = max(trade.cost_usd for trade in plan.frontiers["ttft.p90"])
+    assert highest < y_end < 2.5 * highest < usd_per_thousand(bad, slow)
+    choose(driver, "colour", "one")
+    choose(driver, "one", str([c.name for c in choices if c.points].index(bad.name)))
+    until(driver, "return !document.querySelector('#colours .outside')")
 
 
 def test_figures_follow_the_scheme(driver, pages) -> None:

@@ -100,7 +100,7 @@ def test_every_choice_is_listed_with_its_reason(studies, page) -> None:
     assert body[1].count("<tr") == len(ran)
     assert body[2].count("<tr") == len(plan.excluded_groups)
     assert body[3].count("<tr") == len(plan.choices) - len(ran)
-    assert "bound: 900 req/$" in box
+    assert "at most 900 req/$ by closed forms" in box
     assert "the weights need 61.2 GB" in box
 
 

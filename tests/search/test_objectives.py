@@ -115,7 +115,8 @@ def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
     sent = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
     [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.exclusion.group == "breaks queueing_delay.p90 at the rate"
+    assert choice.exclusion.reason == "the queue grows at 500 requests/s on 1 GPU"
+    assert choice.exclusion.group == "breaks the limit on a growing queue at the rate"
 
 
 def test_a_makespan_is_the_end_of_the_batch():
@@ -137,8 +138,9 @@ def test_a_broken_limit_of_a_batch_has_its_unit_its_interval_and_its_bound():
     [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
     assert re.fullmatch(
-        r"ttft.p90 is [\d.]+ s (± [\d.e-]+ s|in one run); the limit is 0.001 s", choice.exclusion.reason
+        r"TTFT p90 is [\d.]+ s (± [\d.e-]+ s|in one run) when all requests arrive at once", choice.exclusion.reason
     )
+    assert choice.exclusion.group == "breaks TTFT p90 ≤ 1 ms"
 
 
 def test_no_batch_is_done_before_its_bound_though_few_requests_differ_much_by_seed():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 from dataclasses import replace
 
 import pytest
 from market import SMALL, THREE, TTFT, Build, Chat, ask, bench, question
 
-from lengthwise.schema.plan import Limit, Status
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search import workers
-from lengthwise.search.configuration_search import Options
+from lengthwise.search.configuration_search import Options, _advantages
 from lengthwise.search.limits import OBJECTIVES, Question
 from lengthwise.search.space import Space
 from lengthwise.search.store import Store
@@ -161,9 +163,43 @@ def test_what_cannot_be_is_rejected_with_its_reason():
         assert reasons["llama-3-70b", gpu].status is Status.REJECTED
         assert reasons["llama-3-70b", gpu].exclusion.group == "does not fit in memory"
     slow = reasons["llama-3-8b", "L4"]
-    assert (slow.status, slow.exclusion.group) == (Status.REJECTED, "breaks tbt.p99 when idle")
-    assert "idle" in slow.exclusion.reason
+    group = "breaks TBT p99 ≤ 25 ms even without other requests"
+    assert (slow.status, slow.exclusion.group) == (Status.REJECTED, group)
+    assert re.fullmatch(r"TBT p99 is at least [\d.]+ ms without .*; the limit is 25 ms", slow.exclusion.reason)
     assert plan.best.settings["deployment.gpu"] == "H100"
+
+
+EXCESS = r"([\d.]+ % of the (requests exceed a|times between tokens are above) .* \([\d.]+ % may\)|the queue grows)"
+PRUNED = (
+    r"at most [\d.e+]+ req/\$ even if no request waited; 3 others have [\d.e+]+ or better",
+    EXCESS + r" at [\d.e-]+ requests/s, which are [\d.e+]+ req/\$; the best reach more within the limits",
+)
+
+
+def test_exclusions_have_the_numbers_that_led_to_them():
+    plan = ask(bench(question("requests_per_dollar", *TIGHT)))
+    reasons = [c.exclusion.reason for c in plan.choices if c.status is Status.PRUNED]
+    assert reasons
+    assert all(any(re.fullmatch(known, reason) for known in PRUNED) for reason in reasons), reasons
+    strict = ask(bench(question("requests_per_dollar", Limit("ttft.p90", 0.06))), MIN_COUNT)
+    rejected = [c.exclusion.reason for c in strict.choices if c.status is Status.REJECTED]
+    idle = r"TTFT p90 is at least [\d.]+ ms without other requests; the limit is 60 ms"
+    lowest = EXCESS + r" at [\d.e-]+ requests/s, the lowest rate tried"
+    assert all(re.fullmatch(f"{idle}|{lowest}", reason) for reason in rejected), rejected
+
+
+def test_settings_are_compared_on_the_same_hardware():
+    def choice(gpu: str, tp: int, value: float) -> Choice:
+        settings = {"deployment.gpu": gpu, "deployment.tp": tp}
+        name, objective = f"{gpu} tp{tp}", Estimate(value, 1.0)
+        return Choice(name, name, settings, tp, 1.0, Status.RANKED, objective=objective)
+
+    choices = [choice("H100", 2, 100.0), choice("H200", 4, 99.5), choice("H100", 4, 60.0)]
+    axes = {"deployment.gpu": ("H100", "H200"), "deployment.tp": (2, 4)}
+    gpu, tp = _advantages(choices, axes, question())
+    assert gpu == "gpu = H100: the best configuration with another value, H200 tp4, does not differ significantly."
+    assert tp.startswith("tp = 2: the best configuration with another value on H100, H100 tp4, has 40% (38% to 42%)")
+    assert len(_advantages(choices[:2], axes, question())) == 1  # no other tp ran on an H100
 
 
 def test_without_a_feasible_choice_there_is_no_best():

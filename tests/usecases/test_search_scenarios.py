@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from lengthwise import search
+from lengthwise import report, search
 from lengthwise.config import loads
 from lengthwise.cost import ENGINE_HOSTS
 from lengthwise.schema.deployment import KVOffloading
@@ -250,7 +250,13 @@ def deployed(text, folder, monkeypatch):
     (place,) = search_module.write_launches(loads(text), found, folder)
     scenario = loads((place / "scenario.toml").read_text())
     trace = [json.loads(line) for line in (place / "trace.jsonl").read_text().splitlines()]
-    return found.plans[0].best, scenario, simulate.run(scenario)[0], trace
+    outcome, readme = simulate.run(scenario)[0], (place / "README.md").read_text()
+    assert f"by `lengthwise simulate scenario.toml` (seeds {scenario.run.seed} to" in readme
+    for limit in found.plans[0].limits:  # a run of the scenario gives the figures of the README
+        if limit.metric == "ttft.p90":
+            assert report.metric_text(limit.metric, outcome.summary.ttft_s.p90.value) in readme
+    assert f"Simulated from an idle server with the same {len(trace):,} requests, this test gives" in readme
+    return found.plans[0].best, scenario, outcome, trace
 
 
 def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 from .kubernetes import kubernetes_manifest as kubernetes_manifest
 from .launch import Launch as Launch
+from .launch_folder import MAX_REQUESTS as MAX_REQUESTS
 from .launch_folder import PLAN as PLAN
 from .launch_folder import PORT as PORT
 from .launch_folder import ScheduledEngines as ScheduledEngines

@@ -114,9 +114,18 @@ def chunks_prompts(deployment: Deployment) -> bool:
 
 
 def step_tokens(deployment: Deployment) -> int:
-    """Return the token budget of a step. Without chunked prefill, the budget must hold the longest request."""
+    """Return the token budget of a step. Without chunked prefill, vLLM's budget must hold the longest request."""
     budget = deployment.limits.max_num_batched_tokens
-    return budget if chunks_prompts(deployment) else max(budget, deployment.max_model_len)
+    return budget if splits_prompts(deployment) else max(budget, deployment.max_model_len)
+
+
+def splits_prompts(deployment: Deployment) -> bool:
+    """Return whether vLLM has to use chunked prefill to be nearest to the simulated engine.
+
+    TensorRT-LLM's whole prompts share a budget that need not hold the longest request. With a raised budget, vLLM's
+    steps could have many times as many tokens as the simulated ones; splitting a prompt changes them less.
+    """
+    return chunks_prompts(deployment) or deployment.scheduler.trtllm is not None
 
 
 _INSTRUCT_MODEL = re.compile(r"[-_](instruct|chat|it)([-_]|$)", re.IGNORECASE)
@@ -286,7 +295,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         )
     if (tokens := d.scheduler.long_prefill_token_threshold) and not caps_chunks:
         yield f"A step had at most {tokens} tokens of one prompt; only vLLM has such a limit."
-    if not keeps_budget and not chunks_prompts(d) and step_tokens(d) != d.limits.max_num_batched_tokens:
+    if not keeps_budget and step_tokens(d) != d.limits.max_num_batched_tokens:
         yield (
             f"Prompts were not split: the step's token budget is raised from {d.limits.max_num_batched_tokens} to "
             f"{step_tokens(d)}, the longest request."

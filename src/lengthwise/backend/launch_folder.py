@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     steps += [
         f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
-        "Compare measured.json with the claim. `lengthwise simulate scenario.toml` shows all that was simulated.",
+        'Compare measured.json with the numbers under "The load test" below.',
+        "`lengthwise simulate scenario.toml --json numbers.json` repeats the claim.",
     ]
     if manifest:
         steps.append(
@@ -282,6 +283,7 @@ def write_launch(
     workload: Workload,
     rate_rps: float,
     claim: str,
+    expectation: str = "",
 ) -> list[Path]:
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
@@ -289,8 +291,9 @@ def write_launch(
     replicas, Kubernetes resources of the engine whose rules were simulated if a replica fits a node with NVIDIA GPUs
     and its checkpoint is known, a load test with its trace, the scenario, and a README.
 
-    The folder's parent must exist. The ``claim`` is a sentence with the result of the simulation. Raises OutputError if
-    a file cannot be written.
+    The folder's parent must exist. The load test sends all of ``workload``. The ``claim`` is a sentence with
+    the result of the simulation, the ``expectation`` one with that of the load test. Raises OutputError if a file
+    cannot be written.
     """
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
@@ -309,11 +312,13 @@ def write_launch(
     has_manifest = fits_node(d) and PLACEHOLDER not in pod_engine(d).launch(d).command and is_nvidia(d)
     if has_manifest:
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
-    load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps)
+    load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
+    if expectation:
+        load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
     texts["load-test.sh"] = load_test_script(load_launch, _model_of(vllm_launch(d).command))
     texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
     files = write_texts(folder, texts, parents=False)
-    write_trace(folder / TRACE, workload)
+    write_trace(folder / TRACE, workload, len(workload))
     return [*files, folder / TRACE]
 
 

@@ -83,7 +83,7 @@ def vllm_launch(
         "--kv-offloading-size": f"{offloading.size_gb * GB / GIB:g}" if offloading and offloading.size_gb else None,
         "--kv-transfer-config": _connector_config(d),
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
-        "--no-enable-chunked-prefill": not launch.chunks_prompts(d),
+        "--no-enable-chunked-prefill": not launch.splits_prompts(d),
         "--async-scheduling": d.scheduler.async_scheduling,
         "--long-prefill-token-threshold": d.scheduler.long_prefill_token_threshold or None,
     }
@@ -136,6 +136,12 @@ def _batching_notes(d: Deployment) -> Iterator[str]:
         yield "Requests were scheduled by SGLang's rules, which admit by max_tokens; vLLM's are those of vllm_v1."
     if d.scheduler.trtllm is not None:
         yield "Requests were scheduled by TensorRT-LLM's rules; vLLM's are those of vllm_v1."
+        if not launch.chunks_prompts(d):
+            yield (
+                "Prompts were not split. Without chunked prefill vLLM's step needs a budget of max_model_len; with it, "
+                f"the budget stays at the simulated {d.limits.max_num_batched_tokens} tokens, and vLLM splits a "
+                "prompt that the rest of a step cannot hold."
+            )
     if not (launch.chunks_prompts(d) or d.scheduler.engine_rules):
         batching = launch.policy_name(d.scheduler.batching)
         other = f"Steps were formed by {batching}; vLLM runs whole prompts together with the decodes."

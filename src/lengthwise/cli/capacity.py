@@ -9,6 +9,7 @@ from typer import Option
 
 from lengthwise.cli import options, outputs, progress
 from lengthwise.cli.options import CostSource, Jobs, JsonFile, Quiet, ScenarioFile
+from lengthwise.schema.errors import InputError
 
 if TYPE_CHECKING:
     from lengthwise.usecases.capacity import VariantCapacity
@@ -42,7 +43,11 @@ def run(
     from lengthwise import config
 
     given = {"limits": _inline_table(limit) if limit else None, "precision": precision, "seeds": seeds}
-    search = [f"search.{name}={value}" for name, value in given.items() if value is not None]
+    search = [
+        (f"--{name.replace('limits', 'limit')}", f"search.{name}={value}")
+        for name, value in given.items()
+        if value is not None
+    ]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *search])
     if variant is not None:
         scenario = scenario.only(variant)
@@ -61,7 +66,9 @@ def run(
 def _inline_table(limits: list[str]) -> str:
     pairs = []
     for text in limits:
-        metric, _, bound = (part.strip() for part in text.partition("="))
+        metric, equals, bound = (part.strip() for part in text.partition("="))
+        if not (metric and equals):
+            raise InputError(f"--limit takes METRIC=BOUND, such as ttft.p90=2s; it is {text!r}")
         pairs.append(f"{json_module.dumps(metric)} = {options.toml_value(bound)}")
     return f"{{ {', '.join(pairs)} }}"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from lengthwise.cli import outputs
+from lengthwise.cli import options, outputs
 from lengthwise.cli.options import Goodput, HtmlReport, JsonFile, NoTable
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ def run(
     from lengthwise.cli.tables import console
     from lengthwise.config.comparison import bounds_of, slo_of
 
-    limits, bounds = slo_of(slo or []), bounds_of(fail_above or [])
+    (limits, notes), bounds = slo_of(slo or []), bounds_of(fail_above or [])
     outputs.require_outputs(json, report, [a, b])
+    options.print_notes(notes, quiet=quiet)
     prediction, reference = read_named([a, b])
     found = metrics.compare(prediction, reference, paired=False if unpaired else "auto", warmup_s=warmup, slo=limits)
     exceeded = reports.exceeded_bounds(found, bounds)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from lengthwise.config.scenario import Override
 
 ScenarioFile = Annotated[Path, Argument(metavar="SCENARIO", help="A .toml or .yaml file.")]
 AppFile = Annotated[Path, Argument(metavar="APP", help="A .toml or .yaml file of an application.")]
@@ -45,9 +48,9 @@ def setting(example: str) -> Any:
     return Option("--set", metavar="PATH=VALUE", help=f"Change a setting: {example}; repeatable.")
 
 
-def overrides(set_: list[str] | None, cost: str | None) -> list[str]:
+def overrides(set_: list[str] | None, cost: str | None) -> list[Override]:
     """Return the settings of ``--set`` and then ``--cost``. If two settings have the same key, the last one counts."""
-    return [*(set_ or ()), *([] if cost is None else [f"deployment.cost={cost}"])]
+    return [*(set_ or ()), *([] if cost is None else [("--cost", f"deployment.cost={cost}")])]
 
 
 def toml_value(text: str) -> str:

@@ -127,6 +127,16 @@ class CommandGroup(TyperGroup):
         del ctx
         return list(self.summaries)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. An error of an option's type or range also states the value (Typer 0.29 leaves it out)."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if details := getattr(error.__cause__, "errors", None):
+                error.message += f"; it is {details()[0]['input']!r}"
+                error.__cause__ = None  # outer groups add nothing
+            raise
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return a command, or return None for an unknown name."""
         del ctx

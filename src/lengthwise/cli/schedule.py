@@ -93,8 +93,8 @@ def settings(
     baselines: str | None = None,
     *,
     expected: bool = False,
-) -> list[str]:
-    """Return the command's options as settings of [schedule], in the form that ``--set`` takes."""
+) -> list[tuple[str, str]]:
+    """Return the command's options and the settings of [schedule] that they make, in the form that ``--set`` takes."""
     changes: dict[str, Any] = {"gpus": gpus, "threshold": threshold}
     if latency_bound is not None:
         changes["latency_bound"] = options.toml_value(latency_bound)
@@ -103,7 +103,12 @@ def settings(
         if text is not None:
             changes[key] = json_module.dumps([name.strip().lower() for name in text.split(",")])
     changes["worst_case"] = "false" if expected else None
-    return [f"schedule.{key}={value}" for key, value in changes.items() if value is not None]
+    names = {"strategies": "strategy", "worst_case": "expected"}
+    return [
+        (f"--{names.get(key, key).replace('_', '-')}", f"schedule.{key}={value}")
+        for key, value in changes.items()
+        if value is not None
+    ]
 
 
 def show(plan: SchedulePlan, scenario: Scenario, seconds: float) -> None:

@@ -47,7 +47,7 @@ def parse_node(text: str, folder: Path | str = ".") -> Machine:
     if gpus < 1:
         raise InputError(
             'a node must have at least 1 GPU; write a number of GPUs ("8xA100-80GB", with "@pairs" where fast links '
-            'join pairs, "@NODE" in a node of the catalog or of a .toml file), or a node of the catalog'
+            f'join pairs, "@NODE" in a node of the catalog or of a .toml file), or one of the catalog; it is {text!r}'
         )
     if links == PAIRS:
         node = _node_of_pairs(gpu, gpus)

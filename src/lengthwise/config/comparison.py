@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lengthwise.config.search_space import unit_notes
 from lengthwise.metrics import Slo
 from lengthwise.schema import metric_names
 from lengthwise.schema.errors import InputError
@@ -12,17 +13,22 @@ _UNITS_S = {"ms": 1e-3, "us": 1e-6, "min": 60.0, "s": 1.0, "h": 3600.0, "": 1.0}
 _LIMITED = {"ttft": "ttft_s", "tpot": "tpot_s", "jct": "jct_s"}
 
 
-def slo_of(texts: Sequence[str]) -> Slo | None:
-    """Parse latency limits such as "ttft=2s". None means that there are no limits."""
+def slo_of(texts: Sequence[str]) -> tuple[Slo | None, list[str]]:
+    """Parse latency limits such as "ttft=2s"; None without limits. Also return notes on numbers without unit."""
     limits: dict[str, float] = {}
+    notes: list[str] = []
     for text in texts:
         name, _, limit = (part.strip() for part in text.partition("="))
         unit = next(unit for unit in _UNITS_S if limit.endswith(unit))
         try:
-            limits[_LIMITED[metric_names.split(name)[0]]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
+            key = metric_names.split(name)[0]
+            limits[_LIMITED[key]] = float(limit.removesuffix(unit)) * _UNITS_S[unit]
+            if not limits[_LIMITED[key]] > 0:
+                raise InputError(f"--slo must have a time above 0; it is {text!r}")
+            notes += [] if unit else unit_notes({key: limits[_LIMITED[key]]}, "--slo ")
         except (KeyError, ValueError):
             raise InputError(f"--slo must be like ttft=2s, tpot=100ms or jct=1min; it is {text!r}") from None
-    return Slo(**limits) if limits else None
+    return Slo(**limits) if limits else None, notes
 
 
 def bounds_of(texts: Sequence[str]) -> dict[str, float]:

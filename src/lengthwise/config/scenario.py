@@ -10,7 +10,15 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from lengthwise.config import sections
 from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
-from lengthwise.config.search_space import axis_name, flat, limit_names, space_problems, with_first_values
+from lengthwise.config.search_space import (
+    axis_name,
+    flat,
+    limit_names,
+    space_problems,
+    unit_notes,
+    value_at,
+    with_first_values,
+)
 from lengthwise.config.validation import Problem, raise_if_any, validated
 from lengthwise.config.values import Section
 from lengthwise.schema import metric_names
@@ -296,6 +304,10 @@ def _slo(table: Table, path: KeyPath, problems: list[Problem]) -> Table:
     """Return the limits with units in values instead of keys: ``ttft_ms = 200`` becomes ``ttft = "200ms"``."""
     values, names = Table(), {}
     for key, value in table.items():
+        if isinstance(value, dict):
+            text = 'must be one time, such as "2s", that each request is judged by; limits on quantiles are those of '
+            problems.append(Problem((*path, key), f"{text}[search.limits]; it is {value}"))
+            continue
         stem, _, unit = key.rpartition("_")
         if key in ("tbt", "tbt_ms", "tbt_s", "itl", "itl_ms", "itl_s"):
             problems.append(Problem((*path, key), _NO_TBT))
@@ -318,51 +330,64 @@ def _renamed(raw: Table, names: dict[str, str], path: KeyPath, problems: list[Pr
     return out
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
+Override = str | tuple[str, str]
+"""An assignment as for ``--set``, such as "deployment.tp=8"; or an option of a command and the assignment it makes."""
+
+
+def load(path: Path | str, overrides: Sequence[Override] = ()) -> Scenario:
     """Read and check a scenario file. Raises ScenarioError, which lists all wrong keys and values.
 
-    ``overrides`` are assignments as for ``--set``, such as "deployment.tp=8".
+    Messages about ``overrides`` name ``--set`` or the option.
     """
     path = Path(path)
     return _checked(read(path), str(path), path.parent, overrides)
 
 
-def loads(text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[str] = ()) -> Scenario:
+def loads(
+    text: str, *, suffix: str = ".toml", folder: Path | str = ".", overrides: Sequence[Override] = ()
+) -> Scenario:
     """Parse and check the text of a scenario file, as ``load`` does. Its paths are relative to ``folder``."""
     return _checked(parse(text, suffix, "scenario"), "scenario", Path(folder), overrides)
 
 
-def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[str]) -> Scenario:
+def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override]) -> Scenario:
     settings, problems = canonical(raw)
-    overridden, notes = list[tuple[KeyPath, Table]](), list[str]()
-    for text in overrides:
+    overridden, of_option, notes = list[tuple[KeyPath, Table]](), dict[KeyPath, str](), list[str]()
+    for one in overrides:
+        option, text = ("", one) if isinstance(one, str) else one
         keys, value = assignment(text)
         over, found = canonical(value)
         problems += found
-        overridden.append((_canonical_path(over, keys), over))
+        path = _canonical_path(over, keys)
+        overridden.append((path, over))
+        of_option |= {path: option} if option else {}
         for removed in map(" and ".join, removed_keys(settings, over)):
-            name = text.partition("=")[0].strip()
-            notes.append(f"--set {name} takes the place of {removed}, which the scenario also gives ({source})")
+            name = option or f"--set {text.partition('=')[0].strip()}"
+            notes.append(f"{name} takes the place of {removed}, which the scenario also gives ({source})")
         settings = merged(settings, over)
-    settings = with_first_values(settings)
+    given, settings = settings, with_first_values(settings)
     scenario, found = validated(Scenario, settings)
+    # A wrong first value of an axis is a problem of the axis alone.
+    found = [one for one in found if value_at(given, one.path) is not None or value_at(settings, one.path) is None]
     variants = settings.get("variants", [])
     for problem in found:
         path = problem.path
         if path[:1] == ("variants",) and len(path) > 1:  # name the variant, not its position in the list
             variant = variants[int(path[1])]
-            given = variant.get("name") if isinstance(variant, dict) else None
-            path = ("variants", str(given or path[1]), *path[2:])
+            own_name = variant.get("name") if isinstance(variant, dict) else None
+            path = ("variants", str(own_name or path[1]), *path[2:])
         problems.append(Problem(path, problem.text))
     if isinstance(variants, list):
         problems += _variant_problems(settings, variants, {(p.path, p.text) for p in found})
-    raise_if_any(problems, source, [path for path, _ in overridden])
+    raise_if_any(problems, source, [path for path, _ in overridden], of_option)
     assert scenario is not None  # None only with problems
     for path, over in overridden:
         if own := [repr(variant.name) for variant in scenario.variants if _sets(variant.overrides, over)]:
             notes.append(
                 f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
             )
+    notes += unit_notes({key: value for key, value in settings.items() if key != "variants"})
+    notes += [note for one in variants for note in unit_notes(one, f"variants.{one['name']}.")]
     notes += _cache_notes(scenario, source)
     if traces := dict.fromkeys(one.workload.trace for one in scenario.variant_scenarios() if one.workload.trace):
         from lengthwise.config.workload import column_notes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lengthwise import search
@@ -34,6 +35,11 @@ _AXES = {
     "batch": "engine.max_num_seqs",
     "chunk": "engine.max_num_batched_tokens",
 }
+_PLAUSIBLE_S = {
+    "ttft": 60, "queueing_delay": 60, "tpot": 5, "tbt": 5, "jct": 600, "latency_bound": 600,
+    "latency": 5, "kv_transfer": 5,
+}  # fmt: skip
+"""By key, the seconds above which a number without unit is probably milliseconds."""
 LOWER_BOUNDED = ("within_slo", "served", "requests_per_s", "output_tokens_per_s", "mfu", "mbu", "batch_seqs")
 """Metrics on which a limit is a lower bound; on all others it is an upper bound."""
 
@@ -53,6 +59,13 @@ def nested(key: str, value: Any) -> Table:
     return {head: nested(rest, value) if dot else value}
 
 
+def value_at(tables: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys in nested tables; None if there is none."""
+    for key in path:
+        tables = tables.get(key) if isinstance(tables, dict) else None
+    return tables
+
+
 def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
     """Return the dotted key of a setting for an alias or a short name ("tp"). An unknown name does not change."""
     section, dot, key = text.rpartition(".")
@@ -70,6 +83,17 @@ def limit_names(table: Mapping[str, Any]) -> Table:
     for text, value in flat(table).items():
         out[".".join(filter(None, metric_names.split(text)))] = value
     return out
+
+
+def unit_notes(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return a warning of each number without unit that is a long time in seconds and is thus probably milliseconds."""
+    return [
+        f'{prefix}{key} = {value:g} is {value:g} s; write "{value:g}ms" if you mean milliseconds'
+        for key, value in flat(table).items()
+        if type(value) in (int, float) and math.isfinite(value)
+        for part in key.split(".")
+        if value > _PLAUSIBLE_S.get(part, math.inf)
+    ]
 
 
 def space_of(section: SearchSection) -> search.Space:
@@ -92,10 +116,7 @@ def with_first_values(settings: Table) -> Table:
     for _, axes in _spaces(settings):
         for key, values in axes.items():
             first = _values(values)[:1]
-            given: Any = out
-            for part in key.split("."):
-                given = given.get(part) if isinstance(given, dict) else None
-            if key in VARIABLE and first and key != search.REPLICAS and given is None:
+            if key in VARIABLE and first and key != search.REPLICAS and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out
 
@@ -108,7 +129,8 @@ def space_problems(settings: Table) -> list[Problem]:
             if key not in VARIABLE:
                 leaves = {name.rpartition(".")[2]: name for name in VARIABLE}
                 near = difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.6)
-                hint = f"did you mean {leaves[near[0]]}?" if near else f"it may be one of {', '.join(VARIABLE)}"
+                known = "it may be a key of [deployment], [engine], [engine.kv_offloading] or [scheduler], such as tp"
+                hint = f"did you mean {leaves[near[0]]}?" if near else known
                 found.append(Problem((*path, key), f"is no setting that a search can vary; {hint}"))
             elif not _values(values):
                 found.append(Problem((*path, key), "must have at least one value; it has none"))

@@ -71,14 +71,15 @@ def raise_if_any(
 ) -> None:
     """Raise one ScenarioError for all problems, if there are any.
 
-    The message names ``source``, --set for the problems at paths in ``overridden``, and the command-line option for
-    those at paths in ``options``.
+    The message names ``source``, --set for problems at or under paths in ``overridden``, and the command's option for
+    those at or under paths in ``options``.
     """
     from_set, from_option = tuple(overridden), options or {}
 
     def line(problem: Problem) -> str:
-        if problem.path in from_option:
-            return f"{from_option[problem.path]}: {problem.text}"
+        for path, option in from_option.items():
+            if problem.path[: len(path)] == path:
+                return f"{' '.join([option, *filter(None, ['.'.join(problem.path[len(path) :])])])}: {problem.text}"
         return f"--set {problem}" if any(problem.path[: len(path)] == path for path in from_set) else str(problem)
 
     lines = list(dict.fromkeys(map(line, problems)))
@@ -163,7 +164,7 @@ def _problem(entry: _Error, root: type[BaseModel]) -> Problem:  # noqa: PLR0911
             short, kinds = _SHORT_FORMS.get(path[-1], "a number of tokens"), ", ".join(_UNIONS[path[-1]])
             return Problem(path, f"must be {short}, or a table with a kind ({kinds}){_given(entry)}")
     text, value = _requirement(entry), entry["input"]
-    if entry["type"] == "value_error" and f"it is {value!r}" in text:
+    if entry["type"] == "value_error" and (f"it is {value!r}" in text or " named '" in text):
         return Problem(path, text)
     text += _given(entry)
     if entry["type"] == "literal_error" and isinstance(value, str):

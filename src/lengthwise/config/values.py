@@ -24,7 +24,9 @@ def seconds(value: Any) -> Any:
     if found := _DURATION.fullmatch(value.strip().lower()):
         with suppress(ValueError):
             return float(found[1]) * _UNITS_S[found[2]]
-    raise ValueError('must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h")')
+    if _DURATION.fullmatch(value.strip().lower().removeprefix("-")):
+        raise ValueError(f"must not be negative; it is {value!r}")
+    raise ValueError(f'must be seconds (2.5) or a text with a unit ("200ms", "2s", "5min", "1h"); it is {value!r}')
 
 
 def _number(value: Any) -> Any:

@@ -49,12 +49,14 @@ def read_trace(
     try:
         log = served(path)
     except InputError as error:
-        # If the first row of a file of unknown format has the error, the file may not be a log.
-        if found != LOG and (", row 1 " in str(error) or ", row 1:" in str(error)):
+        if found != LOG and ", row 1 must have an output" in str(error):  # the file may not be a log
             try:
                 w.read(path)
             except TraceError as unknown:
-                raise TraceError(f"{unknown}; and not a log of texts either: {error}") from None
+                _, _, names = str(error).partition(". Rename: ")
+                rename = f"Rename in the first line: {names or 'your columns to those of one format'}"
+                of_log = "A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s"
+                raise TraceError(f"{unknown}\n  {of_log}\n  {rename}") from None
         raise
     if replayed and log.arrival_s is None:
         raise TraceError(
@@ -77,6 +79,7 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
             arrival_s=(at_s[order] - at_s[order[0]]) * time_scale,
             prompt_tokens=log.prompt_tokens[order],
             output_tokens=log.output_tokens[order],
+            max_tokens=None if log.max_tokens is None else log.max_tokens[order],
             extra={name: column[order] for name, column in log.texts.items()},
             name=path.name.partition(".")[0] + (f" ({', '.join(notes)})" if notes else ""),
         )

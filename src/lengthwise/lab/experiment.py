@@ -158,8 +158,8 @@ def answer(decisions: Sequence[Verdict], unit: LoadUnit) -> tuple[str, ...]:
     lines = []
     for reason in (IMPROVEMENT, ONE_SEED, UNDECIDED, TAIL, NONE, MATCHING, IDLE, NOT_COMPARED):
         if matching := [v for v in decisions if v.reason == reason]:
-            is_all = len(matching) == len(decisions)
-            where = "at every load and batch size" if is_all else _loads_text(matching, unit)
+            everywhere = "at every load and batch size" if reason == IMPROVEMENT else "at any load or batch size"
+            where = everywhere if len(matching) == len(decisions) else _loads_text(matching, unit)
             shown = matching[-1] if reason == IMPROVEMENT else matching[0]
             example = f" For instance at {unit.text(shown.load)}, batch {shown.batch}:" if len(matching) > 1 else ""
             lines.append(f"{shown.head} {where}.{example} {shown.description}")

@@ -24,7 +24,7 @@ from lengthwise.predict.contract import Ints, Prompts, Samples, by_prompt, split
 from lengthwise.predict.distribution import Floats
 from lengthwise.predict.features import prompt_words
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.workload import estimated_tokens
+from lengthwise.schema.workload import UNCAPPED, estimated_tokens
 
 Bools = npt.NDArray[np.bool_]
 
@@ -41,6 +41,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "model": ("model", "generator", "model_name", "model_id", "engine"),
     "finish_reason": ("finish_reason", "stop_reason", "finished_reason"),
+    "max_tokens": ("max_tokens", "max_completion_tokens"),
 }  # fmt: skip
 """Accepted names of each column; the first in this order counts. Case does not matter, and spaces are underscores."""
 CENSORED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
@@ -72,6 +73,7 @@ class Row:
     prompt_tokens: int | None
     model: str | None
     finish: str | None
+    max_tokens: Any = None  # the client's limit as it is in the file
 
     @property
     def tokens(self) -> int | None:
@@ -102,6 +104,7 @@ def row_of(raw: Mapping[str, Any]) -> Row:
         _count(_first(found, "prompt_tokens"), "prompt_tokens"),
         _text(_first(found, "model")),
         (_text(_first(found, "finish_reason")) or "").strip().lower() or None,
+        _first(found, "max_tokens"),
     )
 
 
@@ -186,6 +189,14 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
     near = {key: difflib.get_close_matches(key, absent, n=1, cutoff=0.75) for key in sorted(flat - {*known})}
     return {key: found[0] for key, found in near.items() if found}
+
+
+def renaming(keys: Iterable[str]) -> str:
+    """Return how to rename columns that resemble missing ones: ". Rename: in_tok to prompt_tokens"; "" for none."""
+    columns = {name: column for column, names in NAMES.items() for name in names}
+    given = {key.strip().lower().replace(" ", "_"): key for key in keys}
+    near = [f"{given[key]} to {columns[name]}" for key, name in misspelt(given.values()).items()]
+    return f". Rename: {', '.join(near)}" if near else ""
 
 
 def read(files: Sequence[Path | str] | Path | str, *, model: str | None = None) -> Samples:
@@ -376,6 +387,13 @@ def _parsed(raw: dict[str, Any], path: Path, number: int) -> Row:
         raise _nesting_error(path, number) from None
 
 
+def _located_count(value: Any, column: str, path: Path, number: int) -> int | None:
+    try:
+        return _count(value, column)
+    except ValueError as error:
+        raise InputError(f"{path}, row {number}: {error}") from error
+
+
 def _nesting_error(path: Path, number: int) -> InputError:
     return InputError(f"{path}, row {number} must be JSON of a few levels; it is nested too deeply to be read")
 
@@ -383,11 +401,10 @@ def _nesting_error(path: Path, number: int) -> InputError:
 def _require_output(row: Row, raw: dict[str, Any], path: Path, number: int) -> None:
     if row.tokens is not None or (row.finish or "") in FAILED or raw.get("error"):
         return
-    near = [f"{key} (did you mean {name}?)" for key, name in misspelt(map(str, raw)).items()]
-    hint = f"; not understood: {', '.join(near)}" if near else ""
     raise InputError(
         f"{path}, row {number} must have an output ({', '.join(NAMES['output'][:3])}, ...) or its tokens "
-        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}{hint}"
+        f"({', '.join(NAMES['output_tokens'][:2])}, ...); it has {', '.join(map(str, raw)) or 'nothing'}"
+        f"{renaming(map(str, raw))}"
     )
 
 
@@ -468,13 +485,15 @@ class Served:
     ``prompt_tokens`` and ``output_tokens`` [n] are the counts in the log, or else estimates from the texts; a prompt
     without count and text has 1 token. A censored output has its observed length. ``texts`` maps "prompt", "output" and
     "model" to columns [n]; a column that no row has is missing. ``arrival_s`` [n] are times on the log's clock, or
-    None. ``estimated`` counts requests with an estimated length, ``left_out`` rows that failed or are empty.
+    None. ``max_tokens`` [n] are the clients' limits, or UNCAPPED; None without any. A limit below an estimated output
+    is raised to it. ``estimated`` counts requests with an estimated length, ``left_out`` rows that failed or are empty.
     """
 
     prompt_tokens: Ints
     output_tokens: Ints
     texts: dict[str, Any]
     arrival_s: Floats | None
+    max_tokens: Ints | None
     estimated: int
     left_out: int
 
@@ -485,7 +504,7 @@ def served(file: Path | str) -> Served:
     Raises InputError as ``read`` does, and if only some rows have an arrival time, or no request is left.
     """
     path = Path(file)
-    rows, times, left_out = [], [], 0
+    rows, times, caps, left_out = [], [], [], 0
     for number, raw in _raw_rows(path):
         row = _parsed(raw, path, number)
         _require_output(row, raw, path, number)
@@ -493,6 +512,8 @@ def served(file: Path | str) -> Served:
             left_out += 1
             continue
         rows.append(row)
+        cap = _located_count(row.max_tokens, "max_tokens", path, number) or UNCAPPED
+        caps.append(cap if row.output_tokens is not None else max(cap, row.tokens))
         times.append(_arrival_s(raw, path, number))
         if (times[-1] is None) != (times[0] is None):
             raise InputError(f"{path}: all rows or no row must have an arrival time; row {number} differs")
@@ -506,6 +527,7 @@ def served(file: Path | str) -> Served:
         np.array([row.tokens for row in rows], np.int64),
         {name: np.array([v or "" for v in c], object) for name, c in texts.items() if any(v is not None for v in c)},
         None if times[0] is None else np.array(times, float),
+        np.array(caps, np.int64) if min(caps) < UNCAPPED else None,
         sum(r.output_tokens is None or r.prompt_tokens is None for r in rows),
         left_out,
     )

@@ -214,20 +214,20 @@ def _batch_advice(h: Hardware, max_batch_seqs: float, warning: str, *, is_queuei
 
 def _queue(summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, *, can_keep_up: bool) -> str:
     jct_s, queued_for_s = summary.jct_s.mean.value, queued_for_s - front_s[0]
+    front = f", besides {seconds(front_s[0])} in front of the engine (Queueing has both)" if front_s[0] > 0 else ""
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
         reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
-        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason}"
+        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT{front}: {reason}"
     if wait_s > summary.ttft_s.mean.value / 2:
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
-        return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT."
+        return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT{front}."
     if not wait_s >= 0:
         return ""
     if can_keep_up and not requeued and not queued_for_s > LONG_WAIT_SHARE * jct_s:
         if (slow_s := summary.queueing_delay_s.mean.model_high - front_s[1]) > LONG_WAIT_SHARE * jct_s:
             slowest = f"but up to {seconds(slow_s)} within the cost model's error: it may not keep up with the load."
-            return f" Requests wait {seconds(wait_s)} on average, {slowest}"
-        front = f", besides {seconds(front_s[0])} in front of the engine" if front_s[0] >= 0.01 else ""
+            return f" Requests wait {seconds(wait_s)} on average{front}, {slowest}"
         return f" It keeps up with the load: requests wait {seconds(wait_s)} on average{front}."
-    return f" Requests wait {seconds(wait_s)} on average before they are scheduled."
+    return f" Requests wait {seconds(wait_s)} on average before they are scheduled{front}."

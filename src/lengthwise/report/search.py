@@ -197,12 +197,7 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
         )
         groups.append([group.name, f"{group.count:,}", shared or UNKNOWN, group.example])
     excluded = [c for c in plan.choices if c.status in (Status.REJECTED, Status.PRUNED)]
-    reasons = []
-    for choice in excluded[:listed]:
-        value = f"{text.estimate_text(Estimate(choice.bounds.objective))} {plan.objective.unit}".strip()
-        bound = f" (bound: {value})" if math.isfinite(choice.bounds.objective) else ""
-        reason = choice.exclusion.reason or choice.exclusion.group
-        reasons.append([choice.name, choice.status.value, f"{reason}{bound}"])
+    reasons = [[c.name, c.status.value, c.exclusion.reason or c.exclusion.group] for c in excluded[:listed]]
     return {
         "heads": [*heads, *(["req/s", "at req/s"] if has_capacity else []), *metric_heads, "bound by", "runs"],
         "rows": rows,

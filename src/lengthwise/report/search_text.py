@@ -21,6 +21,7 @@ from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, P
 
 LABELS = {  # of settings, by the last part of their keys
     **METADATA,
+    "name": "Engine",
     "policy": "Scheduler",
     "enable_prefix_caching": "Prefix cache",
     "prefix_cache": "Prefix cache's rules",

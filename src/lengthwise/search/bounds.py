@@ -29,6 +29,7 @@ from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import Workload
+from lengthwise.search.limits import label, quantity
 from lengthwise.search.load import Load
 
 SLACK = 1.02  # factor on bounds, because the requests of a run differ a little from the sample that gives the means
@@ -276,6 +277,7 @@ def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: 
         min_s = values.mean() if statistic == "mean" else np.quantile(values, level, method="lower")
         if min_s > limit.bound * SLACK:
             found[limit.metric] = (
-                f"{limit.metric} is at least {min_s:.3g} s on an idle deployment; the limit is {limit.bound:g} s"
+                f"{label(limit.metric)} is at least {quantity(limit.metric, float(min_s))} without other requests; "
+                f"the limit is {quantity(limit.metric, limit.bound)}"
             )
     return found

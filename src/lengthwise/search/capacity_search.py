@@ -27,7 +27,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.plan import Point
 from lengthwise.schema.workload import Floats
 from lengthwise.search.bounds import Ceiling, ceiling
-from lengthwise.search.limits import SloLimits, good_rate_rps, good_share
+from lengthwise.search.limits import SloLimits, excess, good_rate_rps, good_share
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_values, simulated_window, window_metrics
 from lengthwise.statistics import drawn_estimate, t_half_width
@@ -165,6 +165,17 @@ class Trials:
         names = [*(limit.metric for limit in self.slo_limits.limits), "throughput"]
         return names[int(self._pooled(min(broken)).argmax())] if broken else "throughput"
 
+    @property
+    def excess(self) -> str:
+        """Return how far the limit that ``binds`` is broken at the lowest rate that breaks it; "" if none breaks."""
+        broken = [rate for rate in self.by_rate if self._pooled(rate).max() > 1]
+        if not broken:
+            return ""
+        pooled = self._pooled(rate := min(broken))
+        at = int(pooled.argmax())
+        how = "the queue grows" if at == len(pooled) - 1 else excess(self.slo_limits.limits[at], float(pooled[at]))
+        return f"{how} at {rate:.3g} requests/s"
+
     def spread(self, rate_rps: float, level: float) -> float:
         """Return the half-width of the sustained rate over seeds (NaN for one seed): that of the mean usage / slope."""
         if len(self.seeds) < 2:
@@ -211,7 +222,7 @@ class Capacity:
     ``rate_rps`` is the rate at which the mean usage over seeds is 1, or 0 if the limits break at every rate. The module
     explains its interval. ``binds`` is the metric of the limit that breaks first, or "throughput". ``requests`` is the
     number of requests in the longest runs. ``ceiling`` is an upper bound for all schedules. ``slope`` is the slope of
-    log usage over log rate, 0 if unknown.
+    log usage over log rate, 0 if unknown. ``excess`` states how far that limit breaks at the lowest such rate.
     """
 
     rate_rps: Estimate
@@ -220,6 +231,7 @@ class Capacity:
     ceiling: Ceiling
     effort: Effort
     slope: float = 0.0
+    excess: str = ""
 
     @property
     def low_rps(self) -> float:
@@ -249,7 +261,7 @@ def scout(deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity
         )
     trials = Trials(deployment, load, slo_limits, run_length(top, load, slo_limits), range(1), Effort())
     rate = largest_rate(trials.usage, 0.75 * top.rate_rps, top.rate_rps, 1.25, SCOUT_TOLERANCE)
-    return Capacity(Estimate(rate), trials.binds, trials.requests, top, trials.effort)
+    return Capacity(Estimate(rate), trials.binds, trials.requests, top, trials.effort, excess=trials.excess)
 
 
 def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: SloLimits) -> Capacity:
@@ -258,7 +270,7 @@ def check_rate(rate_rps: float, deployment: Deployment, load: Load, slo_limits: 
     requests = run_length(replace(top, rate_rps=rate_rps), load, slo_limits)
     trials = Trials(deployment, load, slo_limits, requests, range(1), Effort())
     binds = trials.binds if trials.usage(rate_rps) > 1 else ""
-    return Capacity(Estimate(rate_rps), binds, requests, top, trials.effort)
+    return Capacity(Estimate(rate_rps), binds, requests, top, trials.effort, excess=trials.excess)
 
 
 def rough_capacity(
@@ -274,7 +286,7 @@ def rough_capacity(
     requests = min(requests, load.max_requests, MAX_REQUESTS)
     trials = Trials(deployment, load, slo_limits, requests, load.seeds_up_to(seeds), Effort())
     rate = largest_rate(trials.usage, start, top.rate_rps, 1.05, SEED_TOLERANCE, slope)
-    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort, trials.slope(rate))
+    return Capacity(Estimate(rate), trials.binds, requests, top, trials.effort, trials.slope(rate), trials.excess)
 
 
 def capacity(
@@ -313,6 +325,7 @@ def capacity(
         drift = math.inf if math.isnan(previous) else abs(rate - previous)
         half = spread + drift + ROOT_ERROR * rate + trials.undetected_growth(rate) * rate
         found = replace(found, rate_rps=Estimate(rate, half), binds=trials.binds, requests=requests)
+        found = replace(found, excess=trials.excess)
         if rate + (0.0 if math.isnan(spread) else spread) < min_rps:
             return replace(found, rate_rps=Estimate(rate))  # longer runs would give an even lower rate
         error = drift if math.isnan(spread) else half  # a single seed has no spread, however many requests

@@ -203,9 +203,10 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
     run.expected["scout"] = len(waiting)
     while at < len(waiting):
         scouted = [c.objective.value for c in done if c.status is Status.SCOUTED]
-        limit, threshold = math.nan, tuple[float, ...]()
+        limit, threshold, worse_than = math.nan, tuple[float, ...](), ""
         if len(scouted) >= options.top and not options.exhaustive:
             last = sorted(scouted, key=lambda value: _sort_value(value, question))[options.top - 1]
+            worse_than = f"even if no request waited; {options.top} others have {last:.4g} or better"
             if question.objective.higher_is_better:
                 limit, threshold = last * PRUNING_SHARE, (last * SCOUTING_SHARE,)
             else:
@@ -215,12 +216,16 @@ def _scouted(settings: Sequence[Settings], run: Run, options: Options) -> list[C
         for choice in waiting[at : at + size]:
             is_worse = not math.isnan(choice.bounds.objective) and better(limit, choice.bounds.objective, question)
             is_worse = is_worse and _hardware(choice) in {*tried, *map(_hardware, promising)}
-            (pruned if is_worse else promising).append(choice)
+            if is_worse:
+                side = "at most" if question.objective.higher_is_better else "at least"
+                reason = f"{side} {choice.bounds.objective:.4g} {question.objective.unit} {worse_than}"
+                pruned.append(replace(choice, exclusion=Exclusion(reason, "cannot be among the best")))
+            else:
+                promising.append(choice)
         done += run.evaluated("scout", promising, threshold)
         run.expected["scout"] = len(waiting) - len(pruned)
         at, size = at + size, min(2 * size, LARGEST_BATCH)
-    exclusion = Exclusion("even without queueing it would be worse", "cannot be among the best")
-    return done + [replace(c, exclusion=exclusion) for c in pruned]
+    return done + pruned
 
 
 def _unevaluated(settings: Sequence[Settings]) -> list[Choice]:
@@ -419,20 +424,24 @@ def _shifts(run: Run, ranked: Sequence[Choice], question: Question) -> tuple[Shi
 
 
 def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tuple[str, ...]:
-    """Return a sentence for each axis: the winner against the best choice with another value of the axis."""
+    """Return a sentence for each axis: the winner against the best choice with another value, on the same hardware."""
     if not choices or choices[0].status is not Status.RANKED:
         return ()
     best, sentences = choices[0], []
+    known = [c for c in choices if c.status in (Status.RANKED, Status.SCOUTED)]
+    alike = [c for c in known if _hardware(c) == _hardware(best)]
     for key in axes:
-        known = (c for c in choices if c.status in (Status.RANKED, Status.SCOUTED))
-        keyed = (c for c in known if key in c.settings and key in best.settings)
+        # A setting other than the hardware is compared on the same hardware, whose difference it would be blamed for.
+        fair = known if key in HARDWARE else alike
+        keyed = (c for c in fair if key in c.settings and key in best.settings)
         others = (c for c in keyed if c.settings[key] != best.settings[key])
-        # The best by value, not by rank: a tied choice on another GPU ranks high but says nothing about this setting.
+        # The best by value, not by rank: a tied choice ranks high but says nothing about this setting.
         other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
         if other is None:
             continue
-        setting = f"{key.rpartition('.')[2]} = {best.settings[key]}"
-        head = f"{setting}: the best configuration with another value, {other.name}, "
+        setting = f"{'engine' if key == 'engine.name' else key.rpartition('.')[2]} = {best.settings[key]}"
+        on = "" if len(fair) == len(known) else f" on {', '.join(filter(None, map(best.settings.get, HARDWARE)))}"
+        head = f"{setting}: the best configuration with another value{on}, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""
         if not separated(best, other, question):
             sentences.append(f"{head}does not differ significantly{rough}.")

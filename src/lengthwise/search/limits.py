@@ -10,7 +10,7 @@ import numpy as np
 from lengthwise.cost.model_error import DRAWS
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.metric_names import QUANTILES, is_quantile, quantile_level, split
+from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES, is_quantile, quantile_level, split, unit_of
 from lengthwise.schema.plan import Limit, Objective
 from lengthwise.schema.records import TokenGaps
 from lengthwise.search.measurement import SCALAR_METRICS, Window, window_metrics
@@ -80,6 +80,43 @@ class SloLimits:
             value = window_metrics(window, self.guard_s, self.quantiles)[limit.metric]
             return value / limit.bound if not limit.at_least else limit.bound / max(value, 1e-300)
         return _share_above(window, metric, limit.bound) / (1 - quantile_level(statistic))
+
+
+def label(metric: str) -> str:
+    """Return the name of a metric in a sentence: "TTFT p90" for "ttft.p90"."""
+    key, statistic = split(metric)
+    known = LATENCIES.get(key) or OTHERS.get(key)
+    return f"{known.label if known else key.replace('_', ' ')} {statistic}".strip()
+
+
+def quantity(metric: str, value: float) -> str:
+    """Return the value of a metric with its unit: "312 ms", "0.98"."""
+    unit = unit_of(metric)
+    return f"{1e3 * value:.3g} ms" if unit == " s" and value < 1 else f"{value:.3g}{unit}"
+
+
+def rule(metric: str, limits: tuple[Limit, ...]) -> str:
+    """Return the limit on a metric as text; for "throughput", what a growing queue breaks."""
+    limit = next((one for one in limits if one.metric == metric), None)
+    if limit is None:
+        return "the limit on a growing queue"
+    sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
+    return f"{label(metric)} {sign} {quantity(metric, limit.bound)}"
+
+
+def excess(limit: Limit, usage: float) -> str:
+    """Return how far a run with this ``usage`` breaks a limit: "37 % of the requests exceed TTFT 200 ms (10 % may)"."""
+    metric, statistic = split(limit.metric)
+    bound = quantity(metric, limit.bound)
+    if limit.metric == "within_slo":
+        allowed = 1 - limit.bound
+        return f"{100 * usage * allowed:.3g} % of the requests break the SLO ({100 * allowed:.3g} % may)"
+    if metric not in LIMITED or statistic == "mean":
+        value = limit.bound / usage if limit.at_least else limit.bound * usage
+        return f"{label(limit.metric)} is {quantity(metric, value)} (limit {bound})"
+    allowed, what = 100 * (1 - quantile_level(statistic)), "times between tokens" if metric == "tbt" else "requests"
+    over = f"are above {bound}" if metric == "tbt" else f"exceed a {label(metric)} of {bound}"
+    return f"{usage * allowed:.3g} % of the {what} {over} ({allowed:.3g} % may)"
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:

@@ -17,7 +17,7 @@ from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit,
 from lengthwise.search import capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
-from lengthwise.search.limits import AT_RATE, Question, SloLimits
+from lengthwise.search.limits import AT_RATE, Question, SloLimits, label, quantity, rule
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_values
 from lengthwise.search.space import Settings
@@ -85,7 +85,12 @@ class Evaluation:
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
-        return rejected(choice, Exclusion(reason, f"breaks {metric} when idle"))
+        limits = self.question.slo_limits.limits
+        return rejected(choice, Exclusion(reason, f"breaks {rule(metric, limits)} even without other requests"))
+
+    def _broken_at_every_rate(self, choice: Choice, found: Capacity) -> Choice:
+        group = f"breaks {rule(found.binds, self.question.slo_limits.limits)} at every rate"
+        return rejected(choice, Exclusion(f"{found.excess}, the lowest rate tried", group), found.effort)
 
 
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
@@ -123,13 +128,14 @@ class AtCapacity(Evaluation):
         if self._is_per_dollar and rate < choice.bounds.rate_rps:
             found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
-                reason = f"it breaks {found.binds} at the rate of {threshold:.4g} {self.question.objective.unit}"
+                unit = self.question.objective.unit
+                reason = f"{found.excess}, which are {threshold:.4g} {unit}; the best reach more within the limits"
                 bounds, bottleneck = replace(choice.bounds, objective=threshold), Bottleneck(found.binds)
-                exclusion = Exclusion(reason, f"breaks {found.binds} far below the best")
+                exclusion = Exclusion(reason, f"breaks {rule(found.binds, slo_limits.limits)} far below the best")
                 return _with_effort(choice, found.effort, bounds=bounds, exclusion=exclusion, bottleneck=bottleneck)
         found = capacity_search.scout(self.deployment, self.load, slo_limits)
         if not found.rate_rps.value > 0:
-            return self._rejected(choice, found)
+            return self._broken_at_every_rate(choice, found)
         at = self._measure(SCOUTED_SHARE * found.rate_rps.value, found, found.requests, range(1))
         return self._measured(choice, found, at, Status.SCOUTED)
 
@@ -144,7 +150,7 @@ class AtCapacity(Evaluation):
         )
         rate = found.rate_rps
         if not rate.value > 0:
-            return self._rejected(choice, found)
+            return self._broken_at_every_rate(choice, found)
         if not rate.has_interval and rate.value < min_rps:
             rough = Estimate(rate.value * 3600 / choice.price_per_hour_usd)
             bottleneck = Bottleneck(found.binds)
@@ -176,11 +182,6 @@ class AtCapacity(Evaluation):
         measured = replace(choice, status=status, objective=objective, capacity_rps=found.rate_rps, bounds=bounds)
         return _with_effort(measured, found.effort, at=at, points=(at,), bottleneck=bottleneck)
 
-    def _rejected(self, choice: Choice, found: Capacity) -> Choice:
-        lowest = found.ceiling.rate_rps * capacity_search.FLOOR_SHARE
-        reason = f"{found.binds} breaks at every tried rate, down to {lowest:.3g} requests/s"
-        return rejected(choice, Exclusion(reason, f"breaks {found.binds} at any rate"), found.effort)
-
 
 class AtRate(Evaluation):
     """Objectives at a given rate: cost or GPUs of the replicas that sustain the rate, goodput, energy."""
@@ -196,7 +197,7 @@ class AtRate(Evaluation):
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, Effort())
         elif is_sized and top.rate_rps < self._rate_rps:
-            reason = f"it serves at most {top.rate_rps:.3g} requests/s"
+            reason = f"it serves at most {top.rate_rps:.3g} requests/s; the rate is {self._rate_rps:g}"
             return rejected(choice, Exclusion(reason, "cannot serve the rate"))
         return replace(choice, bounds=Bounds(self._size(deployment) if is_sized else math.nan, top.rate_rps))
 
@@ -207,7 +208,7 @@ class AtRate(Evaluation):
             one = capacity_search.scout(deployment, self.load, self.question.slo_limits)
             effort = one.effort
             if not one.rate_rps.value > 0:
-                return _broken(choice, one.binds, effort, "at any rate")
+                return self._broken_at_every_rate(choice, one)
             deployment = self._resized(math.ceil(self._rate_rps / one.rate_rps.value))
             if deployment.parallel.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, effort)
@@ -284,7 +285,13 @@ class AtRate(Evaluation):
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
-            return _broken(measured, self._tightest(at, 0.0), effort, "at the rate")
+            binds, limits = self._tightest(at, 0.0), question.slo_limits.limits
+            limit = next((one for one in limits if one.metric == binds), None)
+            value, where = at.value(binds), f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
+            holds = limit is None or limit.is_satisfied(value) or math.isinf(value)
+            how = "the queue grows" if holds else f"{label(binds)} is {quantity(binds, value)}"
+            broken = rule("throughput" if holds else binds, limits)
+            return rejected(measured, Exclusion(f"{how} {where}", f"breaks {broken} at the rate"), effort)
         metric = OBJECTIVE_METRICS.get(question.objective.name)
         points: tuple[Point, ...] = (at,)
         if is_ranked:
@@ -332,13 +339,9 @@ class AtRate(Evaluation):
 
     def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
         gpus, max_gpus, usd = deployment.parallel.gpus, self.question.max_gpus, deployment.price_per_hour_usd
-        reason = f"the rate needs {gpus} GPUs, and at most {max_gpus} are allowed"
+        reason = f"{self._rate_rps:g} requests/s need {gpus} GPUs; search.max_gpus is {max_gpus}"
         exclusion = Exclusion(reason, f"takes more than {max_gpus} GPUs")
         return rejected(choice, exclusion, effort, gpus=gpus, price_per_hour_usd=usd)
-
-
-def _broken(choice: Choice, metric: str, effort: Effort, where: str) -> Choice:
-    return rejected(choice, Exclusion(f"{metric} breaks {where}", f"breaks {metric} {where}"), effort)
 
 
 class Makespan(Evaluation):
@@ -378,8 +381,8 @@ class Makespan(Evaluation):
             found, unit = at.values.get(limit.metric, UNKNOWN), unit_of(limit.metric)
             if not limit.is_satisfied(found.value):
                 spread = f"\N{PLUS-MINUS SIGN} {found.half_width:.2g}{unit}" if found.has_interval else "in one run"
-                reason = f"{limit.metric} is {found.value:.3g}{unit} {spread}; the limit is {limit.bound:g}{unit}"
-                return rejected(measured, Exclusion(reason, f"breaks {limit.metric}"))
+                reason = f"{label(limit.metric)} is {found.value:.3g}{unit} {spread} when all requests arrive at once"
+                return rejected(measured, Exclusion(reason, f"breaks {rule(limit.metric, question.slo_limits.limits)}"))
         return measured
 
     def _run(self, deployment: Deployment, seeds: range, effort: Effort) -> Point:
@@ -465,7 +468,7 @@ class Bench:
         choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if parallel.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.tp * parallel.pp * max(parallel.replicas, 1)
-            reason = f"it takes {gpus} GPUs, and at most {max_gpus} are allowed"
+            reason = f"tp x pp x replicas are {gpus} GPUs; search.max_gpus is {max_gpus}"
             return rejected(choice, Exclusion(reason, f"takes more than {max_gpus} GPUs"), gpus=gpus)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"

@@ -152,8 +152,8 @@ def shared_share(workload: Workload) -> float:
 
 
 def _require_positive(memory_gb: Sequence[float], sources: Sequence[tuple[str, float]] = ()) -> None:
-    given = [("a size of memory", "GB", gb) for gb in memory_gb]
-    for what, unit, value in given + [(f"the bandwidth of {name}", "GB/s", rate) for name, rate in sources]:
+    given = [("--memory", "GB", gb) for gb in memory_gb]
+    for what, unit, value in given + [(f"--load {name}", "GB/s", rate) for name, rate in sources]:
         if not 0 < value < math.inf:
             raise InputError(f"{what} must be a finite number of {unit} above 0; it is {value:g}")
 

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,14 @@ from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
-from lengthwise.schema.plan import Choice, Plan, Status, Study
+from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import split
+from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
+from lengthwise.usecases import simulate
 from lengthwise.usecases.requests import DEFAULT_REQUESTS, Sharing, own_rate, search_load, sharing_of
 from lengthwise.usecases.simulate import slo_of
 from lengthwise.usecases.variants import TABLES, build, deployment, located, unchecked_tables_note
@@ -337,8 +340,15 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
+            outcome, *_ = simulate.run(claimed.with_run(model_draws=0), variants=[variant])
+            claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
             if workload.after is not None:
                 workload = _as_sent(workload, variant.deployment, claimed.run.seed)
+            ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
+            sent = backend.MAX_REQUESTS
+            if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
+                sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
+            workload = workload.take(np.arange(min(sent, len(workload))))
             backend.write_launch(
                 folder / title,
                 variant.deployment,
@@ -346,7 +356,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
                 scenario_text=claimed.with_absolute_paths().to_toml(),
                 workload=workload,
                 rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
-                claim=_claim(found, choice),
+                claim=claim,
+                expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
             )
             made.append(folder / title)
     return made
@@ -389,18 +400,47 @@ def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
     return replace(workload, after=None, prefixes=shared).take(rows, sent_s[rows])
 
 
-def _claim(found: Plan, choice: Choice) -> str:
+def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
+    """Return the limited latencies of a run with their intervals."""
+    texts = []
+    for limit in limits:
+        key, statistic = split(limit.metric)
+        value = getattr(getattr(summary, f"{key}_s", None), statistic, None)
+        if isinstance(value, Estimate):
+            half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
+            text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
+            texts.append(f"{text} ({report.limit_text(limit)})")
+    return texts
+
+
+def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
+    """Return what the load test measures: its first requests find an idle server."""
+    records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0)
+    figures = _figures(limits, metrics.summarize(records, deployment, workload=workload))
+    span_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
+    ramp = ""
+    if 0 < ramp_s < math.inf and span_s > 0:
+        share = min(1.0, ramp_s / span_s)
+        ramp = f" The load rises for about {ramp_s:.0f} s (JCT p99), {share:.0%} of the test, with lower latencies."
+    return (
+        f"Simulated from an idle server with the same {len(workload):,} requests, this test gives "
+        f"{', '.join(figures) or 'no limited latency'}: compare measured.json with these numbers.{ramp}"
+    )
+
+
+def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenario) -> str:
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
-    limits = [f"{report.metric_text(x.metric, at.value(x.metric))} ({report.limit_text(x)})" for x in found.limits]
+    seeds = f"seeds {scenario.run.seed} to {scenario.run.seed + scenario.run.seeds - 1}"
     half = f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
     label, at_capacity = found.objective.label, ""
     if capacity.has_interval:  # the objective is of the capacity, the numbers are of a rate a little below it
         value, half_width = report.rounded(capacity.value, capacity.half_width)
         at_capacity = f", at its capacity of {value} ± {half_width}; the run is at the lower end of that"
     return (
-        f"Simulated at {at.rate_rps:.4g} requests a second{': ' if limits else ''}{', '.join(limits)}. "
-        f"{label[0].upper()}{label[1:]}: {objective.value:,.6g}{half} {found.objective.unit}, "
+        f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
+        f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
+        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}, "
         f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
         f"{at_capacity}."
     )

@@ -43,6 +43,7 @@ _KEY_OF_KIND = {
     "memory planner": "deployment.memory_planner",
     "workload": "workload.preset",
     "trace format": "workload.format",
+    "dtype": "deployment.weight_dtype or kv_dtype",
     "scheduler": "scheduler.policy",
     **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ _OUTPUT_KEY = re.compile(rb'"(?:output|response|completion|output_tokens|complet
 
 WINDOW_S = 600.0  # length of the windows for which ServeGen gives a rate
 _RATE_COLUMNS = ["client", "timestamp", "rate", "cv", "pattern", "arg1", "arg2"]
+
+
+def _likeness(required: list[str], columns: list[str]) -> float:
+    """Return how much the columns of a file resemble the required ones, from 0 to 1."""
+    ratios = ([SequenceMatcher(None, a.lower(), b.lower()).ratio() for b in columns] for a in required)
+    return sum(max(row, default=0.0) for row in ratios) / len(required)
 
 
 def read(  # noqa: C901, PLR0912 - one branch for each kind of format
@@ -103,9 +110,10 @@ def read(  # noqa: C901, PLR0912 - one branch for each kind of format
     detected = format or _detect(source) or ("parquet" if _is_parquet(source) else None)
     if detected is None:
         columns = source.header if source.first_object is None else list(source.first_object)
-        known = "; ".join(f"{form.name}: {', '.join(form.required)}" for form in FORMATS.values())
+        form = max(FORMATS.values(), key=lambda one: _likeness(one.required, columns))
         shown = ", ".join(columns[:12])[:200]
-        raise source.fault(1, f"of no known format, with {shown!r} in the first line. Known formats: {known}")
+        nearest = f"the nearest, {form.name}, has {', '.join(form.required)}"
+        raise source.fault(1, f"of no known format, with {shown!r} in the first line; {nearest}")
     if detected == "parquet":
         return _scaled(read_parquet(source), time_scale, max_requests)
     workload = None

@@ -4,7 +4,8 @@
   const { element, known, number, make } = study;
   const SYMBOLS = ["circle", "diamond", "square", "triangle-up"]; // repeated colours get another symbol
   const plot = element("scatter"), UIDS = ["loads", "operating"];
-  let metric = "", marks = [[], []], waiting = false, handles = [];
+  const REACH = 2; // the axes end at this multiple of the largest value of the Pareto front, of a limit and of a chosen configuration
+  let metric = "", marks = [[], []], outside = [], waiting = false, handles = [];
 
   // Metrics with a figure: those of the frontiers and of latency limits.
   function metrics() {
@@ -50,6 +51,17 @@
       path.classList.toggle("off", !study.meetsLimits(group[path.__data__.i].point));
     }));
   }
+  const chosen = () => (single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : []);
+  // A few overloaded or expensive configurations would otherwise press the good ones into a corner.
+  function visible(all) {
+    const trades = (study.plan.frontiers[metric] ?? []).filter((t) => known(t[0])), factor = study.metric(metric).factor;
+    const bounds = study.plan.limits.filter((limit) => limit.metric === metric).flatMap((limit) => [limit.bound * 0.9 * factor, limit.bound * 1.12 * factor]);
+    const near = (values, needed) => [...(trades.length ? values.filter((v) => v <= REACH * Math.max(...needed)) : values), ...needed];
+    const xs = near(all.map((m) => m.x), [...bounds, ...trades.map((t) => t[0] * factor), ...chosen().map((m) => m.x)]);
+    const ys = near(all.map((m) => m.y), [...trades.map((t) => t[1]), ...chosen().map((m) => m.y)]);
+    outside = all.filter((m) => m.x > Math.max(...xs) || m.y > Math.max(...ys));
+    return [xs, ys];
+  }
   function traces() {
     const factor = study.metric(metric).factor, seen = {}, colour = (name) => (seen[name] ??= theme.colour(name));
     const trades = study.plan.frontiers[metric] ?? [];
@@ -59,7 +71,7 @@
       type: "scatter", mode: "markers", uid: UIDS[k], x: marks[k].map((m) => m.x), y: marks[k].map((m) => m.y), text: marks[k].map(hover),
       hovertemplate: "%{text}<extra></extra>", marker: { size, color: marks[k].map((mark) => colour(shade(mark))), symbol: marks[k].map(symbol), opacity: 0.9, line },
     });
-    const one = single() ? marks.flat().filter((m) => m.i === +element("one").value).sort((a, b) => a.point[0] - b.point[0]) : [];
+    const one = chosen();
     return [
       { type: "scatter", mode: "lines", x: ordered.map((t) => t[0] * factor), y: ordered.map((t) => t[1]), hoverinfo: "skip",
         line: { color: theme.colour("--ink"), width: 1.4, shape: "hv" }, opacity: 0.55,
@@ -71,12 +83,10 @@
   }
   function draw() {
     collect();
-    const current = study.metric(metric), all = marks.flat();
-    const requested = study.plan.limits.filter((limit) => limit.metric === metric).map((limit) => limit.bound * current.factor);
-    const xs = [...all.map((m) => m.x), ...requested.flatMap((x) => [x * 0.9, x * 1.12])], ys = all.map((m) => m.y);
+    const current = study.metric(metric), [xs, ys] = visible(marks.flat());
     const unit = { s: "seconds", ms: "milliseconds" }[current.unit] ?? current.unit;
     const along = study.wide(xs) ? { type: "log", ...theme.logTicks(xs) } : { range: span(xs) };
-    const up = study.wide(ys) ? { type: "log", ...theme.logTicks(ys) } : { rangemode: "tozero" };
+    const up = study.wide(ys, 4) ? { type: "log", ...theme.logTicks(ys) } : { range: span(ys) };
     theme.draw(plot, traces(), theme.layout({ title: "" }, {
       title: undefined, hovermode: "closest", margin: { l: 58, r: 18, t: 34, b: 48 }, hoverdistance: 12,
       xaxis: theme.axis({ title: theme.label(`${current.label}, ${unit}`), fixedrange: true, ...along }),
@@ -93,8 +103,14 @@
     const swatch = (style, i = 0) => make("i", { class: `swatch ${SYMBOLS[Math.floor(i / 8) % 4]}`, style });
     const head = items.length ? [make("li", {}, `${axis.label}:`)] : [];
     element("colours").replaceChildren(...head, ...items.map(([i, name]) => make("li", {}, swatch(`--c:var(--series-${i % 8})`, i), name)),
-      make("li", {}, swatch("--c:var(--faint);opacity:.35"), "breaks a limit"), make("li", {}, make("i", { class: "ring" }), "best now"));
+      make("li", {}, swatch("--c:var(--faint);opacity:.35"), "breaks a limit"), make("li", {}, make("i", { class: "ring" }), "best now"), ...beyond());
     element("one-label").hidden = !single();
+  }
+
+  function beyond() {
+    const { unit } = study.metric(metric), top = (key) => number(Math.max(...outside.map((m) => m[key])));
+    const many = outside.length > 1 ? "marks lie" : "mark lies";
+    return outside.length ? [make("li", { class: "outside" }, `${outside.length} ${many} outside, up to ${top("x")} ${unit} and $ ${top("y")}`)] : [];
   }
 
   // One draggable line per limit on this metric; the inputs next to the figure do the same by keyboard.
@@ -134,7 +150,8 @@
   function circle() {
     const best = study.best(), choice = best && study.plan.choices[best.choice], point = choice?.points?.[best.at];
     const x = point && study.value(point, metric), { xaxis, yaxis } = plot._fullLayout, ring = plot.querySelector(".ring");
-    ring.hidden = !known(x);
+    const inside = (axis, v) => axis.d2p(v) >= 0 && axis.d2p(v) <= axis._length;
+    ring.hidden = !known(x) || !inside(xaxis, x * study.metric(metric).factor) || !inside(yaxis, point[1]);
     if (!ring.hidden) Object.assign(ring.style, {
       left: `${xaxis._offset + xaxis.d2p(x * study.metric(metric).factor)}px`, top: `${yaxis._offset + yaxis.d2p(point[1])}px`,
     });

@@ -70,9 +70,9 @@ const study = (() => {
     bounds[i] = bound;
     parts.forEach((part) => part.limits?.());
   }
-  const wide = (values) => {
+  const wide = (values, factor = 20) => {
     const positive = values.filter((v) => known(v) && v > 0);
-    return positive.length > 1 && Math.max(...positive) > 20 * Math.min(...positive);
+    return positive.length > 1 && Math.max(...positive) > factor * Math.min(...positive);
   };
   function options(select, texts, chosen) {
     select.replaceChildren(...texts.map(([v, text]) => new Option(text, v)));
