@@ -217,11 +217,11 @@ def test_a_pool_that_never_fills_finds_what_the_simulation_finds(sessions):
 
 
 @pytest.mark.parametrize(
-    ("memory_gb", "rate", "given"), [([1.0], -3.0, "bandwidth of CPU .* is -3"), ([0.0], 3.0, "memory .* is 0")]
+    ("memory_gb", "rate", "given"), [([1.0], -3.0, "CPU.* is -3"), ([0.0], 3.0, "memory .* it is 0")]
 )
 def test_sizes_and_rates_are_refused_before_any_simulation(sessions, memory_gb, rate, given):
     simulated = []
-    with pytest.raises(InputError, match=f"the {given}|a size of {given}"):
+    with pytest.raises(InputError, match=given):
         study(sessions[0], memory_gb, Prices(0.01, (("CPU", rate),)), progress=lambda *done: simulated.append(done))
     assert simulated == []
 
