@@ -17,7 +17,16 @@ from lengthwise.schema.errors import PolicyError
 from lengthwise.schema.records import Records
 
 sys.path.insert(0, str(Path(__file__).parent))
-from worlds import async_worlds, deployments, priority_worlds, sglang_worlds, trtllm_worlds, vllm_worlds, workloads
+from worlds import (
+    async_worlds,
+    deployments,
+    hybrid_worlds,
+    priority_worlds,
+    sglang_worlds,
+    trtllm_worlds,
+    vllm_worlds,
+    workloads,
+)
 
 EXAMPLES = int(os.environ.get("LENGTHWISE_EXAMPLES", "100"))
 OF_ENGINES = max(1, EXAMPLES * 3 // 5)
@@ -83,5 +92,12 @@ def test_kernel_and_reference_agree_by_vllms_priority(world, seed):
 @settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(vllm_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_on_memory_reserved_by_predicted_length(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(hybrid_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_on_kv_cache_groups(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))

@@ -408,6 +408,7 @@ class SchedulerSection(Section):
     preemption_interval_steps: Count | None = None  # steps after which preemption is considered again
     async_scheduling: bool | None = None  # true: a step is formed while the step before it runs, as in vLLM
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
+    hybrid_kv_cache: bool | None = None  # false: layers with windows, chunks or states cache all tokens
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
     # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise
