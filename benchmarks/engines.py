@@ -1,7 +1,7 @@
 """Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
-``vllm`` and ``sglang`` need ``make engine``, or SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
-TensorRT-LLM in LENGTHWISE_TRTLLM.
+``vllm``, ``hybrid`` (vLLM's KV cache groups) and ``sglang`` need ``make engine``, or SGLang's sources in
+LENGTHWISE_SGLANG; ``trtllm`` needs a clone of TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
 import importlib
@@ -32,14 +32,17 @@ SCHEDULERS["trtllm"] = Scheduler(trtllm=TrtllmSettings(enable_chunked_prefill=Tr
 
 def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     """Return how many steps differ from those of the engine's own functions in the same random worlds."""
-    test, counts, different, worlds = importlib.import_module(f"test_live_{engine}_steps"), Counter[str](), 0, 0
+    own, in_groups = engine.replace("hybrid", "vllm"), engine == "hybrid"
+    test, counts, different, worlds = importlib.import_module(f"test_live_{own}_steps"), Counter[str](), 0, 0
     if not test.SOURCES.exists():
-        raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{engine.upper()}")
+        raise FileNotFoundError(f"no {test.SOURCES}: set LENGTHWISE_{own.upper()}")
+    kind = {"world": test.hybrid_world} if in_groups else {}
     new, python = 3 if quick else WORLDS, _vllm.require() if engine == "sglang" else sys.executable
     while counts["steps"] < (1 if quick else STEPS):
-        found, wrong = test.compared(range(worlds, worlds + new), python)
+        found, wrong = test.compared(range(worlds, worlds + new), python, **kind)
         counts, different, worlds = counts + found, different + len(wrong), worlds + new
-    return {f"engines.{engine}_steps_different": {"value": different, "worlds": worlds, **counts}}
+    name = "deploy.hybrid_blocks_equal" if in_groups else f"engines.{engine}_steps_different"
+    return {name: {"value": different, "worlds": worlds, **counts}}
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -108,8 +111,7 @@ def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=32768, max_model_len=longest)
     gaps_s = np.random.default_rng(seed).exponential(size=len(work))
     for name, one in works.items():
-        rate = 0.3 if name == "q0.3" else 0.01
-        scheduler = OWN[engine]
+        rate, scheduler = 0.3 if name == "q0.3" else 0.01, OWN[engine]
         if name != "own":
             ungated = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else scheduler
             scheduler = replace(ungated, reserve=True, max_preemption_rate=rate)
@@ -139,7 +141,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"engines.reserve_recovered_share": summary(list(np.mean(shares, axis=0))) | by_kind}
 
 
-MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
+MODULES = {name: f"engines:steps:{name}" for name in (*ENGINES, "hybrid")}
 MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 

@@ -8,7 +8,7 @@ import pytest
 
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, trtllm_launch, vllm_launch
-from lengthwise.policy import known, named, rank
+from lengthwise.policy import known, named, rank, scheduler
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
 from lengthwise.schema.errors import InputError, UnknownNameError
 
@@ -251,6 +251,20 @@ def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
     assert message(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
     assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1001"  # vLLM keeps one itself
     assert value(sglang_launch(given), "--max-total-tokens") == "16000"
+
+
+def test_blocks_of_groups_are_handed_on_and_their_absence_too():
+    given = deploy("gpt-oss-20b", "H100", num_blocks=2000, limits=EngineLimits(max_model_len=4096))
+    assert given.kv.groups is not None
+    assert value(vllm_launch(given), "--num-gpu-blocks-override") == "2001"
+    assert value(vllm_launch(given), "--disable-hybrid-kv-cache-manager") is None
+    planned = deploy("gpt-oss-20b", "H100", limits=EngineLimits(max_model_len=4096))
+    assert value(vllm_launch(planned), "--num-gpu-blocks-override") is None
+    states = deploy("qwen3-next-80b-a3b", "B200", num_blocks=2000, limits=EngineLimits(max_model_len=4096))
+    assert states.kv.block_size == 544
+    assert value(vllm_launch(states), "--num-gpu-blocks-override") == "2001"
+    full = deploy("gpt-oss-20b", "H100", scheduler=dataclasses.replace(scheduler("vllm_v1"), hybrid_kv_cache=False))
+    assert value(vllm_launch(full), "--disable-hybrid-kv-cache-manager") is True
 
 
 def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from lengthwise import catalog
 from lengthwise.cost import largest_model_len, plan_memory
-from lengthwise.cost.memory import shard_of
-from lengthwise.schema.deployment import EngineLimits, Parallelism
+from lengthwise.cost.memory import group_layers, shard_of
+from lengthwise.schema.deployment import EngineLimits, KvGroups, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB
 
@@ -158,3 +158,60 @@ def test_degree_must_divide_heads_and_planner_must_exist():
         plan_memory(LLAMA_70B, A100, Parallelism(3), LIMITS, 4096)
     with pytest.raises(UnknownNameError, match="no memory planner named 'vidor'"):
         plan_memory(LLAMA_70B, A100, Parallelism(2), LIMITS, 4096, "vidor")
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups"),
+    [
+        ((10, 20, 0), (10, 1, 2, 0)),  # the example in vLLM's kv_cache_utils.py
+        ((13, 12, 0), (13, 1, 1, 0)),  # gpt-oss-20b with a draft layer: the larger size, below 1.5 times the smaller
+        ((10, 52, 0), (10, 1, 6, 0)),  # gemma-3-27b: five sixths of a group are filled
+        ((5, 7, 6), (7, 1, 1, 1)),
+        ((0, 32, 0), (32, 0, 1, 0)),
+    ],
+)
+def test_layers_form_groups_as_in_vllm(layers, groups):
+    assert group_layers(*layers) == groups
+
+
+def planned(name, tp=1, **limits):
+    limits = EngineLimits(max_num_batched_tokens=8192, **limits)
+    return plan_memory(catalog.model(name), catalog.gpu("H200"), Parallelism(tp), limits, 1000, hybrid=True)
+
+
+def test_a_block_has_the_layers_of_one_group():
+    kv = planned("gemma-3-27b")
+    assert kv.groups == KvGroups(16, 1, 6, 1024, in_flight_tokens=8192)
+    assert kv.kv_bytes_per_block == pytest.approx(10 * 16 * 2 * 16 * 128 * 2)
+    assert planned("llama-4-scout", 8).groups == KvGroups(16, 1, 3, 8192, chunked=True, in_flight_tokens=8192)
+    assert planned("llama-3.1-8b").groups is None
+
+
+@pytest.mark.parametrize(("tp", "block_size"), [(1, 544), (2, 544), (4, 272)])
+def test_a_block_is_no_smaller_than_a_state(tp, block_size):
+    """vLLM's _align_hybrid_block_size: multiples of 16 tokens. Each of four GPUs has a copy of one of two KV heads."""
+    kv = planned("qwen3-next-80b-a3b", tp, weight_dtype="fp8")
+    assert kv.groups.states == 3
+    assert kv.block_size == block_size
+    state = catalog.state_bytes_per_sequence(catalog.model("qwen3-next-80b-a3b")) / 36 / tp
+    assert kv.kv_bytes_per_block / 12 >= state
+
+
+def test_windows_multiply_the_tokens_that_fit():
+    def tokens(hybrid):
+        limits = EngineLimits(max_num_batched_tokens=8192)
+        return largest_model_len(
+            catalog.model("gemma-3-27b"), catalog.gpu("H100"), Parallelism(1), limits, hybrid=hybrid
+        )
+
+    assert tokens(hybrid=True) == 131_072 > 3 * tokens(hybrid=False)
+
+
+def test_given_blocks_must_hold_the_longest_request():
+    limits = EngineLimits(max_num_batched_tokens=8192, max_model_len=1000)
+    with pytest.raises(
+        InputError, match=r"one request, which are 447 in the groups .* it has 100\. Give more num_blocks"
+    ):
+        largest_model_len(
+            catalog.model("gemma-3-27b"), catalog.gpu("H100"), Parallelism(1), limits, num_blocks=100, hybrid=True
+        )

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worlds import (
     async_worlds,
     deployments,
+    hybrid_worlds,
     priority_worlds,
     sglang_worlds,
     threshold_worlds,
@@ -114,3 +115,10 @@ def test_kernel_and_reference_agree_where_a_step_ahead_preempts_all_decodes():
     records = [outcome(engine, workload, made) for engine in ("kernel", "reference")]
     assert records[0].requests.preemptions.sum() > 0
     assert_same(*records)
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(hybrid_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_on_kv_cache_groups(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))

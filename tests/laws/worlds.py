@@ -19,6 +19,7 @@ from lengthwise.schema.deployment import (
     SCHEDULE_POLICIES,
     Deployment,
     EngineLimits,
+    KvGroups,
     KvPlan,
     Parallelism,
     Scheduler,
@@ -344,6 +345,26 @@ def engine_worlds(
     tables = dataclasses.replace(cost_tables([2]), front=other.cost.front, masked_s=other.cost.masked_s)
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables)
     return workload, deployment
+
+
+@st.composite
+def hybrid_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on replicas with little memory, whose layers form several KV cache groups."""
+    victims = sorted(set(known("rank")) - {"priority"})
+    victim = draw(st.sampled_from(["latest_admitted", *victims]))
+    workload, other = draw(engine_worlds("fcfs_preempted_first", memory="paged_by_chunk", victim=victim))
+    local, states = draw(st.sampled_from([0, 1, 1, 3])), draw(st.sampled_from([0, 0, 2]))
+    groups = KvGroups(
+        other.kv.block_size,
+        draw(st.integers(0 if local else 1, 2)),
+        local,
+        draw(st.sampled_from([1, 2, 5, 16, 33, 100])),
+        draw(st.booleans()),
+        states,
+        other.limits.max_num_batched_tokens,
+    )
+    blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
+    return workload, dataclasses.replace(other, kv=dataclasses.replace(other.kv, num_blocks=blocks, groups=groups))
 
 
 @st.composite

@@ -5,7 +5,9 @@ lasts one second. A step is [time, free blocks, [[request, tokens], ...], [preem
 cached tokens], ...]]. In a world with ``async_scheduling``, vLLM forms a step while the one before it runs. In a world
 with ``offload_blocks``, vLLM's offloading connector keeps so many blocks in CPU memory. Its stores end with their step,
 and its loads ``load_s`` after they began. With ``storage``, vLLM's tiering
-manager keeps a storage behind it, whose jobs take ``read_s`` and ``write_s``.
+manager keeps a storage behind it, whose jobs take ``read_s`` and ``write_s``. In a world with ``layers`` (how many of
+each kind, how many KV heads of which size, numbers of a state), vLLM's hybrid KV cache manager groups them: the first
+line is [layers of a group, groups, blocks in ``memory`` bytes], and the others also have [[request, its blocks], ...].
 """
 
 import heapq
@@ -20,10 +22,24 @@ from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerCon
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_config_from_groups,
+    get_kv_cache_groups,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -88,6 +104,29 @@ def manager_of(world):
     return TieringOffloadingManager(cpu, [Storage(world, cpu.get_kv_memoryview())])
 
 
+def groups_of(config, world):
+    """vLLM's groups of the world's layers."""
+    layers, size = world["layers"], world["block_size"]
+    shape = {"block_size": size, "num_kv_heads": layers["kv_heads"], "head_size": layers["head_dim"]}
+    shape["dtype"] = torch.bfloat16
+    full = FullAttentionSpec(**shape)
+    specs = {f"full.{k}": full for k in range(layers["full"])}
+    if layers["local"]:
+        kind, name = (SlidingWindowSpec, "sliding_window")
+        if layers["chunked"]:
+            kind, name = ChunkedLocalAttentionSpec, "attention_chunk_size"
+        specs |= {f"local.{k}": kind(**shape, **{name: layers["local_tokens"]}) for k in range(layers["local"])}
+    state = MambaSpec(
+        block_size=world["max_model_len"],
+        shapes=((layers["state_elements"],),),
+        dtypes=(torch.bfloat16,),
+        page_size_padded=full.page_size_bytes,
+    )
+    specs |= {f"state.{k}": state for k in range(layers["states"])}
+    config.cache_config.kv_cache_layout = "LBNHC"
+    return get_kv_cache_groups(config, specs)
+
+
 def scheduler(model, world):
     size, blocks = world["block_size"], world["blocks"] + 1  # vLLM keeps one block as the null block
     tier = None
@@ -113,13 +152,17 @@ def scheduler(model, world):
     asynchronous = world.get("async_scheduling", False)
     config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = blocks
+    register_all_kvcache_specs(config)
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    groups = groups_of(config, world) if "layers" in world else [KVCacheGroupSpec(["layer"], spec)]
+    cache = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    scheduler_block_size, hash_block_size = resolve_kv_cache_block_sizes(cache, config)
     made = (AsyncScheduler if asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
-        block_size=size,
+        block_size=scheduler_block_size,
+        hash_block_size=hash_block_size,
         log_stats=False,
     )
     if tier:
@@ -214,7 +257,7 @@ def output_of(made, report, specs, sampled, fresh):
     )
 
 
-def line_of(made, report, time, preempted):
+def line_of(made, world, report, time, preempted):
     admitted = [[int(new.req_id), new.num_computed_tokens] for new in report.scheduled_new_reqs]
     again = report.scheduled_cached_reqs
     for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
@@ -222,13 +265,29 @@ def line_of(made, report, time, preempted):
             admitted.append([int(name), computed])
     scheduled = [[int(name), tokens] for name, tokens in report.num_scheduled_tokens.items()]
     free = made.kv_cache_manager.block_pool.get_num_free_blocks()
-    return [time, free, sorted(scheduled), sorted(preempted), sorted(admitted)]
+    line = [time, free, sorted(scheduled), sorted(preempted), sorted(admitted)]
+    if "layers" not in world:
+        return line
+    managers = made.kv_cache_manager.coordinator.single_type_managers
+    own = {
+        name: [block for one in managers for block in one.req_to_blocks[name]] for name in report.num_scheduled_tokens
+    }
+    return [*line, sorted([int(name), sum(not one.is_null for one in blocks)] for name, blocks in own.items())]
+
+
+def pool_lines(made, world):
+    if "layers" not in world:
+        return []
+    groups = made.kv_cache_config.kv_cache_groups
+    pool = get_kv_cache_config_from_groups(made.vllm_config, groups, world["memory"])
+    return [[max(len(group.layer_names) for group in groups), len(groups), pool.num_blocks]]
 
 
 def steps(model, world):
     made, depth = scheduler(model, world), 2 if world.get("async_scheduling", False) else 1
     transfers, fresh = Transfers(made, world["load_s"]), itertools.count(10**6)
     specs, requests, sampled, time, lines, preempted = world["requests"], {}, {}, 0, [], []
+    lines += pool_lines(made, world)
     coming = [(one["arrival"], i) for i, one in enumerate(specs) if one["parent"] < 0]
     heapq.heapify(coming)
     flying, running = deque(), set()  # as vLLM's batch queue
@@ -245,7 +304,7 @@ def steps(model, world):
         transfers.start(report, time)
         preempted += [int(name) for name in report.preempted_req_ids or ()]
         if report.num_scheduled_tokens:
-            lines.append(line_of(made, report, time, preempted))
+            lines.append(line_of(made, world, report, time, preempted))
             preempted = []
             end_s = max(time, flying[-1][0] if flying else 0) + 1
             flying.append((end_s, report, output_of(made, report, specs, sampled, fresh)))

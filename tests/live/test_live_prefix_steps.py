@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from plugin_engines import ROOT
 
+from lengthwise import catalog
+from lengthwise.cost.memory import group_layers, plan_memory
 from lengthwise.engine import deploy
 from lengthwise.engine._reference_state import Link
 from lengthwise.engine.reference import Reference
 from lengthwise.engine.setup import prepare
 from lengthwise.policy import scheduler
-from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage
+from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage, Parallelism
+from lengthwise.schema.specs import AttentionSpec, FfnSpec, LinearAttentionSpec, ModelFacts, ModelSpec
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -158,6 +161,8 @@ class Recorder(Reference):
                 self.exact_steps = len(self.lines) + 1
         scheduled = [*([q.index, 1] for q in step.decodes), *([q.index, chunk] for q, chunk in step.prompts)]
         line = [step.start_s, rep.pool.free, sorted(scheduled), sorted(self.preempted), sorted(self.admitted)]
+        if params.hybrid:
+            line.append(sorted([q.index, q.blocks] for q in (*step.decodes, *(q for q, _ in step.prompts))))
         self.lines.append(line)
         self.preempted, self.admitted = [], []
 
@@ -167,6 +172,24 @@ def scheduler_of(world):
     by_priority = {"rank": "priority", "victim": "priority"} if world.get("policy") == "priority" else {}
     switches = {name: world[name] for name in ("async_scheduling", "long_prefill_token_threshold") if name in world}
     return dataclasses.replace(scheduler("vllm_v1"), **switches, **by_priority)
+
+
+def hybrid_model(layers):
+    """A model with so many layers of each kind."""
+    linear = LinearAttentionSpec(layers["states"], 1, 1, 1, layers["state_elements"], 1) if layers["states"] else None
+    attention = AttentionSpec(
+        8, layers["kv_heads"], layers["head_dim"], layers["local_tokens"] or None, layers["local"], linear=linear
+    )
+    number = layers["full"] + layers["local"] + layers["states"]
+    metadata = ModelFacts(chunked_attention=layers["chunked"])
+    return ModelSpec("hybrid", number, 128, 1000, attention, FfnSpec(256), 2**20, metadata=metadata)
+
+
+def planned_kv(world):
+    """The memory of a world's hybrid model."""
+    limits = EngineLimits(max_num_batched_tokens=world["max_num_batched_tokens"], block_size=world["block_size"])
+    parallel = Parallelism(1, 1, 1)
+    return plan_memory(hybrid_model(world["layers"]), catalog.gpu("H100"), parallel, limits, 16, hybrid=True)
 
 
 def recorded(world):
@@ -187,7 +210,8 @@ def recorded(world):
         if world["offload_blocks"]
         else None,
     )
-    made = deploy("llama-3.1-8b", "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler_of(world))
+    model = hybrid_model(world["layers"]) if "layers" in world else "llama-3.1-8b"
+    made = deploy(model, "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler_of(world))
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
     free["host_s"] = np.ones_like(made.cost.host_s)
     kv = dataclasses.replace(made.kv, kv_bytes_per_block=1e9)
@@ -205,6 +229,11 @@ def recorded(world):
     limits = {name: np.array([q[name] for q in one]) for name in ("max_tokens", "priority") if name in one[0]}
     workload = Workload(*columns, after=after, prefixes=prefixes, **limits)
     engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world)
+    if (groups := made.kv.groups) is not None:
+        layers = world["layers"]
+        size = group_layers(layers["full"], layers["local"], layers["states"])[0]
+        blocks = world["memory"] // int(planned_kv(world).kv_bytes_per_block)
+        engine.lines.append([size, groups.full + groups.local + groups.states, blocks])
     engine.run()
     return engine.lines, len(engine.lines) if engine.exact_steps is None else engine.exact_steps
 
@@ -217,7 +246,7 @@ def vllm_steps(worlds, python):
         model, path = _vllm.make_model(Path(folder) / "tiny", "tiny"), Path(folder) / "worlds.json"
         path.write_text(json.dumps(worlds))
         words = [python, str(Path(__file__).parent / "prefix_steps.py"), str(model), str(path)]
-        env = {**_vllm.QUIET, "PYTHONPATH": str(ROOT / "src")}
+        env = {**_vllm.QUIET, "PYTHONPATH": str(ROOT / "src"), "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
         ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=3000, check=False)
         assert ran.returncode == 0, ran.stderr[-3000:]
         return json.loads(ran.stdout.splitlines()[-1])

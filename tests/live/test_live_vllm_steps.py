@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 from plugin_engines import ROOT
-from test_live_prefix_steps import random_world, recorded, vllm_steps
+from test_live_prefix_steps import planned_kv, random_world, recorded, vllm_steps
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -33,7 +33,39 @@ def world(seed):
     return made | KINDS[seed % len(KINDS)] | {"long_prefill_token_threshold": threshold}
 
 
-def compared(seeds, _python=None):
+LAYERS = {
+    "gemma-3-27b": (10, 52, 1024, False, 0, 16, 128, 0),
+    "gpt-oss-20b": (12, 12, 128, False, 0, 8, 64, 0),
+    "llama-4-scout": (12, 36, 8192, True, 0, 8, 128, 0),
+    "qwen3-next-80b-a3b": (12, 0, 0, False, 36, 2, 256, 548_864),
+    "jamba-v0.1": (4, 0, 0, False, 28, 8, 128, 8192 * (16 + 3)),
+    "mistral-7b": (0, 32, 4096, False, 0, 8, 128, 0),
+    "more kinds": (5, 7, 24, False, 6, 1, 4, 100),
+}
+NAMES = ("full", "local", "local_tokens", "chunked", "states", "kv_heads", "head_dim", "state_elements")
+"""Layers with full attention, with windows or chunks, of how many tokens, whether chunks, with states; and sizes."""
+
+
+def hybrid_world(seed):
+    """A world whose model has the layers of one in ``LAYERS``, many with smaller windows, in little memory."""
+    made, rng = world(3 * seed), np.random.default_rng([seed, 5])
+    layers = dict(zip(NAMES, list(LAYERS.values())[seed % len(LAYERS)], strict=True))
+    scale = int(rng.choice([1, 1, 1, 8, 40]))  # real windows, and prompts that exceed some of them
+    if scale == 1 and layers["local"]:
+        layers["local_tokens"] = int(rng.integers(1, 80))
+    for one in made["requests"]:
+        one |= {name: one[name] * scale for name in ("prompt", "output", "max_tokens")}
+        one |= {"block_ids": [], "previous_turn": -1}
+    made |= {"layers": layers, "caching": False, "max_model_len": made["max_model_len"] * scale}
+    made["long_prefill_token_threshold"] = 0
+    made["max_num_batched_tokens"] *= int(rng.choice([1, scale]))
+    made |= {"block_size": 16, "memory": int(rng.integers(1, 2**36))}
+    kv = planned_kv(made)
+    made["block_size"] = kv.block_size
+    return made | {"blocks": kv.longest_blocks(made["max_model_len"]) + int(rng.integers(0, 12))}
+
+
+def compared(seeds, _python=None, world=world):
     """Compare all steps of random worlds. Return the counts of kinds and preemptions, and the steps that differ."""
     worlds = [world(seed) for seed in seeds]
     counts, different = Counter(), []
@@ -42,16 +74,17 @@ def compared(seeds, _python=None):
         different += [
             (seed, number, *pair) for number, pair in enumerate(zip_longest(found, expected)) if pair[0] != pair[1]
         ]
+        lines = expected["layers" in one :]
         kind = "async" if "async_scheduling" in one else one.get("policy", "fcfs")
         threshold = one["long_prefill_token_threshold"]
-        side_by_side = sum(sum(tokens == threshold > 1 for _, tokens in line[2]) > 1 for line in expected)
+        side_by_side = sum(sum(tokens == threshold > 1 for _, tokens in line[2]) > 1 for line in lines)
         counts += Counter({
-            kind: len(expected),
-            "steps with a threshold": len(expected) * (threshold > 0),
+            kind: len(lines),
+            "steps with a threshold": len(lines) * (threshold > 0),
             "steps with several prompts at the threshold": side_by_side,
-            f"{kind} preemptions": sum(len(line[3]) for line in expected),
-            "cached": sum(tokens > 0 for line in expected for _, tokens in line[4]),
-            "steps": len(expected),
+            f"{kind} preemptions": sum(len(line[3]) for line in lines),
+            "cached": sum(tokens > 0 for line in lines for _, tokens in line[4]),
+            "steps": len(lines),
         })  # fmt: skip
     return counts, different
 
@@ -61,3 +94,10 @@ def test_every_step_is_that_of_vllm():
     assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
     assert min(counts.values()) > WORLDS / 2, counts
+
+
+def test_every_step_in_kv_cache_groups_is_that_of_vllm():
+    counts, different = compared(range(WORLDS), world=hybrid_world)
+    assert not different[:1]
+    assert counts["steps"] > 50 * WORLDS
+    assert counts["fcfs preemptions"] > WORLDS / 2, counts

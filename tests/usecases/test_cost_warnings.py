@@ -11,6 +11,7 @@ from lengthwise import config
 from lengthwise.cli import main
 from lengthwise.cost import MadeFor, model_error, save
 from lengthwise.engine import deploy
+from lengthwise.policy import scheduler
 from lengthwise.schema.cost_tables import FitError
 from lengthwise.usecases import capacity, explain, lab, simulate, variants
 
@@ -89,8 +90,11 @@ def test_a_good_fit_yields_no_note(cost):
 
 
 def test_answers_note_how_the_layers_of_a_model_are_simplified():
-    gemma = model_error.deployment_notes(deploy("gemma-3-4b", "H100"))
+    full = replace(scheduler("vllm_v1"), hybrid_kv_cache=False)
+    gemma = model_error.deployment_notes(deploy("gemma-3-4b", "H100", scheduler=full))
     assert any("29 of 34 layers have a window of 1,024 tokens" in note for note in gemma)
+    in_groups = model_error.deployment_notes(deploy("gemma-3-4b", "H100"))
+    assert not any("layers have a window" in note for note in in_groups)
     assert any(
         "linear attention" in note for note in model_error.deployment_notes(deploy("qwen3-next-80b-a3b", "B200"))
     )

@@ -74,7 +74,8 @@ def sets_kv_blocks(deployment: Deployment) -> bool:
 
     d = deployment
     try:
-        planned = cost.plan_memory(d.model, d.gpu, d.parallel, d.limits, d.max_model_len, d.kv.planner)
+        sizes = d.model, d.gpu, d.parallel, d.limits, d.max_model_len, d.kv.planner
+        planned = cost.plan_memory(*sizes, hybrid=d.kv.groups is not None)
     except DoesNotFitError:
         return True  # only a given number makes such a deployment possible
     return planned.num_blocks != d.kv.num_blocks
@@ -91,7 +92,7 @@ def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
 
 def kv_tokens(deployment: Deployment) -> int:
     """Return the number of tokens that fit the KV cache of a replica."""
-    return deployment.kv.num_blocks * deployment.kv.block_size
+    return deployment.kv.kv_tokens(deployment.max_model_len)
 
 
 def max_resident_seqs(deployment: Deployment) -> int:

@@ -75,7 +75,8 @@ def vllm_launch(
         "--max-num-batched-tokens": launch.step_tokens(d),
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
-        "--num-gpu-blocks-override": launch.kv_tokens(d) // block + NULL_BLOCKS if launch.sets_kv_blocks(d) else None,
+        "--num-gpu-blocks-override": _num_gpu_blocks(d, block) if launch.sets_kv_blocks(d) else None,
+        "--disable-hybrid-kv-cache-manager": not d.scheduler.hybrid_kv_cache,
         "--watermark": f"{d.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--enable-prefix-caching": d.limits.enable_prefix_caching,
@@ -98,6 +99,11 @@ def _by_priority(d: Deployment) -> bool:
 def _block_size(d: Deployment, device: str) -> int:
     multiple = BLOCK_MULTIPLE[device]
     return -(-d.limits.block_size // multiple) * multiple
+
+
+def _num_gpu_blocks(d: Deployment, block_size: int) -> int:
+    # A block of states has more tokens than vLLM's --block-size; vLLM makes it larger itself.
+    return d.kv.num_blocks * d.kv.block_size // max(block_size, d.kv.block_size) + NULL_BLOCKS
 
 
 def _notes(d: Deployment, device: str) -> Iterator[str]:

@@ -209,12 +209,13 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
     layers = keys.need("the number of layers", *_DECODER_LAYERS)
     has_encoder = bool(keys.find("is_encoder_decoder", default=keys.has("num_decoder_layers")))
     longest = keys.need("the longest context", *_POSITIONS)
+    attention = _attention(keys, hidden, layers)
     spec = ModelSpec(
         name=name,
         layers=layers,
         hidden=hidden,
         vocab=keys.need("the vocabulary", "vocab_size", "padded_vocab_size"),
-        attention=_attention(keys, hidden, layers),
+        attention=attention,
         ffn=_ffn(keys, hidden, layers),
         # Relative positions have no end (T5): the trained length holds for each side.
         max_model_len=2 * longest if keys.has("relative_attention_num_buckets") else longest,
@@ -224,6 +225,7 @@ def parse(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
             dtype=weight_dtype(keys),
             learned_positions=_learned_positions(keys),
             norm_bias=_has_layer_norm(keys),
+            chunked_attention=attention.windowed_layers > 0 and keys.count("attention_chunk_size") > 0,
             source=where,
         ),
     )
@@ -289,7 +291,7 @@ def _layer_kinds(keys: ConfigKeys, layers: int) -> list[str]:
 
 
 def _window(keys: ConfigKeys, kinds: list[str], layers: int) -> tuple[int, int]:
-    """Return (tokens of the sliding window, number of layers with a window)."""
+    """Return (tokens of the sliding window or chunk, number of layers with one)."""
     no_rope, every = keys.as_list("no_rope_layers"), keys.count("no_rope_layer_interval")
     first, period = keys.count("max_window_layers"), keys.count("sliding_window_pattern", "_sliding_window_pattern")
     chunk, window = keys.count("attention_chunk_size"), keys.count("sliding_window", "sliding_window_size")

@@ -93,14 +93,18 @@ def state_bytes_per_sequence(spec: ModelSpec) -> float:
     return linear.layers * linear.state_elements * _at_least_16_bit(spec.dtype) if linear else 0.0
 
 
-def approximations(spec: ModelSpec) -> tuple[str, ...]:
-    """Return a sentence for each way in which the cost model simplifies this model's attention."""
+def approximations(spec: ModelSpec, *, in_groups: bool = False) -> tuple[str, ...]:
+    """Return a sentence for each way in which the cost model simplifies this model's attention.
+
+    ``in_groups``: the layers form KV cache groups (``schema.deployment.KvGroups``).
+    """
     attention, found = spec.attention, []
-    if attention.window_tokens and attention.windowed_layers:
+    if attention.window_tokens and attention.windowed_layers and not in_groups:
         found.append(
             f"{spec.name}: {attention.windowed_layers} of {spec.layers} layers have a window of "
-            f"{attention.window_tokens:,} tokens; their attention is timed by it, and their KV cache is counted as if "
-            "it kept all tokens, which an engine with a hybrid KV cache does not."
+            f"{attention.window_tokens:,} tokens; their attention is timed by it. Their KV cache is counted as if it "
+            "kept all tokens, except under vllm_v1 without a prefix cache, asynchronous scheduling, pipelines and "
+            "disaggregation."
         )
     if attention.index_heads:
         found.append(
@@ -110,7 +114,7 @@ def approximations(spec: ModelSpec) -> tuple[str, ...]:
     if attention.linear:
         found.append(
             f"{spec.name}: {attention.linear.layers} of {spec.layers} layers have linear attention, timed by the "
-            "roofline alone; memory for the states of max_num_seqs sequences is set aside."
+            "roofline alone" + ("." if in_groups else "; memory for the states of max_num_seqs sequences is set aside.")
         )
     return tuple(found)
 

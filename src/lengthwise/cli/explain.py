@@ -13,6 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
+    from lengthwise.schema.deployment import KvGroups
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
@@ -120,6 +121,16 @@ def show_request(variant: Variant, found: RequestExplanation) -> None:
 _BOUND = {"compute": "c", "memory": "m", "network": "n", "latency": "l"}
 
 
+def _groups(groups: KvGroups) -> str:
+    kind = "chunks" if groups.chunked else "a window"
+    parts = {
+        "of full attention": groups.full,
+        f"with {kind} of {groups.local_tokens:,} tokens": groups.local,
+        "of states": groups.states,
+    }
+    return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
+
+
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
     d, kv = variant.deployment, variant.deployment.kv
@@ -136,13 +147,14 @@ def show(variant: Variant, found: Explanation) -> None:
             *_caches(found),
             ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
             ("fit", fit_note(evidence.fit) if evidence.fit else ""),
+            ("KV cache groups", _groups(kv.groups) if kv.groups else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),
         ],
     )
     typer.echo()
     if variant.scenario.engine.name:
         _show_engines(variant)
-    tokens = kv.num_blocks * kv.block_size
+    tokens = f"{kv.kv_tokens(d.max_model_len):,} tokens" + (" of longest requests" if kv.groups else "")
     memory = [
         ("memory", gib(d.gpu.memory_bytes), ""),
         ("available", gib(kv.available_bytes), f"at {d.limits.gpu_memory_utilization:.0%}, less the framework's"),
@@ -150,7 +162,7 @@ def show(variant: Variant, found: Explanation) -> None:
         ("activations", gib(kv.activation_bytes), f"of {d.limits.max_num_batched_tokens:,} tokens a step"),
         (
             "KV cache", gib(kv.num_blocks * kv.kv_bytes_per_block),
-            f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens:,} tokens",
+            f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens}",
         ),
     ]  # fmt: skip
     print_table(("the fullest GPU of a replica", "size", "of what"), memory)

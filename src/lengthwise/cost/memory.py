@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.deployment import NULL_BLOCKS, EngineLimits, KvPlan, Parallelism
+from lengthwise.schema.deployment import NULL_BLOCKS, EngineLimits, KvGroups, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB, MIB, GpuSpec, ModelSpec, dtype_bytes
 
@@ -101,6 +103,48 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
 
+def group_layers(*layers: int) -> tuple[int, ...]:
+    """Return (layers of each group, groups of each kind) for so many layers of several kinds, as vLLM groups them.
+
+    A group has layers of one kind. Its size is the smallest number of layers of a kind, or the largest if that is below
+    1.5 times the smallest; the last group of a kind may have fewer (vLLM 0.32, _get_kv_cache_groups_uniform_page_size).
+    """
+    found = [count for count in layers if count]
+    size = max(found) if max(found) < min(found) * 1.5 else min(found)
+    return size, *(-(-count // size) for count in layers)
+
+
+_KERNEL_BLOCK = 16  # smallest block of FlashAttention and FlashInfer, in tokens
+
+
+def hybrid_groups(shard: Shard, limits: EngineLimits) -> tuple[KvGroups, int] | None:
+    """Return (the groups of vLLM's hybrid KV cache manager, layers of a group), or None if one group has all layers.
+
+    With states (Mamba, linear attention) a block has as many tokens as make it at least as large as a state.
+    """
+    model, attention = shard.model, shard.model.attention
+    local = attention.windowed_layers if attention.window_tokens else 0
+    states = attention.linear.layers if attention.linear else 0
+    if not local + states or attention.is_mla or shard.parallel.pp > 1:
+        return None
+    size, *groups = group_layers(model.layers - local - states, local, states)
+    block_size = limits.block_size
+    if states:
+        state_bytes = catalog.state_bytes_per_sequence(model) / states / shard.parallel.tp
+        unit = max(_KERNEL_BLOCK, block_size)
+        block_size = max(block_size, unit * math.ceil(state_bytes / (unit * shard.kv_bytes)))
+    found = KvGroups(
+        block_size,
+        groups[0],
+        groups[1],
+        attention.window_tokens or 0,
+        model.metadata.chunked_attention,
+        groups[2],
+        limits.max_num_batched_tokens,
+    )
+    return found, size
+
+
 FRAMEWORK_BYTES = 0.6 * GIB
 """CUDA context, libraries and allocator: 551 MB in AIConfigurator's system files. With the activations below, vLLM 0.19
 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
@@ -120,6 +164,8 @@ def plan_memory(
     max_model_len: int,
     planner: str = "lengthwise",
     num_blocks: int | None = None,
+    *,
+    hybrid: bool = False,
 ) -> KvPlan:
     """Plan the memory of a replica's fullest GPU, and the replica's number of KV blocks.
 
@@ -127,13 +173,14 @@ def plan_memory(
     stage's layers, replicated KV heads), the peak of activations in a step, CUDA context and communication buffers, and
     one null block. "vidur" follows Vidur: it counts neither embedding, head nor activations, takes a margin of 10 % off
     the nominal GiB, and counts the blocks of complete requests of ``max_model_len`` tokens. A given ``num_blocks``
-    replaces the planned number, without a check that it fits.
+    replaces the planned number, without a check that it fits. With ``hybrid``, vLLM's hybrid KV cache manager divides
+    the layers into groups (``hybrid_groups``); otherwise every layer that caches tokens caches all of them.
 
     Raises:
         DoesNotFitError: The model, with one request, does not fit. The message gives the missing memory and a remedy.
         InputError: The planner is unknown, the model cannot be split like this, or ``num_blocks`` is below 1.
     """
-    planners: dict[str, _Planner] = {"lengthwise": _plan_vllm, "vidur": _plan_vidur}
+    planners: dict[str, _Planner] = {"lengthwise": partial(_plan_vllm, hybrid=hybrid), "vidur": _plan_vidur}
     if planner not in planners:
         raise UnknownNameError("memory planner", planner, planners)
     plan = planners[planner](model, gpu, parallel, limits, max_model_len)
@@ -152,6 +199,8 @@ def largest_model_len(
     limits: EngineLimits,
     planner: str = "lengthwise",
     num_blocks: int | None = None,
+    *,
+    hybrid: bool = False,
 ) -> int:
     """Return the tokens of the longest request that model and KV cache allow. Raises as ``plan_memory`` does."""
     if num_blocks is None and planner == "vidur":
@@ -160,7 +209,14 @@ def largest_model_len(
         if tokens < limits.block_size:
             plan_memory(model, gpu, parallel, limits, limits.block_size, planner)
     else:
-        plan = plan_memory(model, gpu, parallel, limits, limits.block_size, planner, num_blocks)
+        plan = plan_memory(model, gpu, parallel, limits, limits.block_size, planner, num_blocks, hybrid=hybrid)
+        if (groups := plan.groups) is not None:
+            if plan.num_blocks < (least := groups.longest(limits.max_model_len or 2)):
+                raise InputError(
+                    f"a replica must have the blocks of one request, which are {least} in the groups of "
+                    f"{model.name}'s layers; it has {plan.num_blocks}. Give more num_blocks, or lower max_model_len"
+                )
+            return bisect_right(range(1, model.max_model_len + 1), plan.num_blocks, key=groups.longest)
         tokens = plan.num_blocks * plan.block_size
     return min(model.max_model_len, tokens)
 
@@ -169,7 +225,7 @@ _Planner = Callable[[ModelSpec, GpuSpec, Parallelism, EngineLimits, int], KvPlan
 
 
 def _plan_vllm(
-    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int
+    model: ModelSpec, gpu: GpuSpec, parallel: Parallelism, limits: EngineLimits, max_model_len: int, *, hybrid: bool
 ) -> KvPlan:
     del max_model_len
     shard = shard_of(model, parallel, limits)
@@ -180,22 +236,27 @@ def _plan_vllm(
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
-    states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
-    activation += limits.max_num_seqs * states  # states of linear attention
+    grouped = hybrid_groups(shard, limits) if hybrid else None
+    if grouped is None:
+        states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
+        activation += limits.max_num_seqs * states  # states of linear attention
     reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     caching = model.caching_layers / model.layers
     per_block = np.array(shard.layers) * caching * shard.kv_bytes * limits.block_size
+    if grouped is not None:
+        per_block = np.array([grouped[1] * shard.kv_bytes * grouped[0].block_size])
     blocks = np.floor((usable - weights - activation) / per_block)
     fullest = int(np.argmin(blocks))
     return KvPlan(
         num_blocks=int(blocks[fullest]) - NULL_BLOCKS,
-        block_size=limits.block_size,
+        block_size=grouped[0].block_size if grouped else limits.block_size,
         weight_bytes=float(weights[fullest]),
         activation_bytes=activation,
         kv_bytes_per_block=float(per_block[fullest]),
         available_bytes=usable,
         swap_s_per_block=float(per_block[fullest]) / HOST_LINK_BYTES_PER_S,
+        groups=grouped[0] if grouped else None,
     )
 
 
@@ -239,7 +300,8 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
     model, gpu, parallel, limits = deployment
     advice = "No tp up to 16 fits; use more pipeline stages (pp) or a GPU with more memory."
     if plan.num_blocks >= 1 and plan.planner == "lengthwise":
-        advice = f"Lower max_model_len to {plan.num_blocks * plan.block_size}."
+        fits = bisect_right(range(1, max_model_len + 1), plan.num_blocks, key=plan.longest_blocks)
+        advice = f"Lower max_model_len to {fits}." if fits else advice
     for tp in (tp for tp in usable_degrees(model) if tp > parallel.tp):
         larger = planner(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
         if _missing_bytes(larger, max_model_len)[0] <= 0:
@@ -255,7 +317,7 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
 
 def _missing_bytes(plan: KvPlan, max_model_len: int) -> tuple[float, float]:
     """Return (bytes that a GPU lacks, bytes of the cache of one request and of the null block)."""
-    blocks = -(-max_model_len // plan.block_size) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
+    blocks = plan.longest_blocks(max_model_len) + (NULL_BLOCKS if plan.planner == "lengthwise" else 0)
     cache = blocks * plan.kv_bytes_per_block
     if plan.num_blocks >= 1 and plan.planner == "vidur":
         return 0.0, cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lengthwise._jit import jit, jit_cold
 from lengthwise.cost._lookup import decode_attention, entry, masked_attention, merged_prefills, prefill_attention
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import assign_return_number, join, remove_partial
+from lengthwise.engine._kernel_groups import assign_return_number, free_skipped, join, needed_blocks, remove_partial
 from lengthwise.engine._kernel_memory import (
     add_prompt,
     blocks_to_admit,
@@ -283,9 +283,13 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
         limit = min(limit, (S.running[r] - rep.incoming + params.max_in_flight - 1) // params.max_in_flight)
     reserve = 1 if flags & RESERVE_BLOCK != 0 else 0
     need = S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
+    if params.hybrid == 1:
+        need *= params.attention_groups
     flight = S.flights[w.flight]
     if group.members <= limit and rep.free_blocks - need >= reserve:
         rep.free_blocks -= need
+        if params.hybrid == 1:
+            rep.free_blocks += free_skipped(S, rep.idle_group)
         taken = group.members
     elif params.vllm_priority == 1:
         _serve_one_by_one(S, r, now_s, tokens, rank, victim)
@@ -296,6 +300,7 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
             return
         if taken < group.members:
             split_off(S, rep.idle_group, flight.group, taken)
+            S.groups[flight.group].surplus = 0
             w.decodes = taken
             w.seqs += taken
             return
@@ -315,6 +320,8 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
         if chunk <= 0:
             return
         need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
+        if params.hybrid == 1:
+            need = needed_blocks(S, r, q, q.prefilled + chunk)
         if rep.free_blocks < need and params.vllm_priority == 1:
             _serve_one_by_one(S, r, now_s, prompt_budget + w.decodes, rank, victim)
             return

@@ -4,6 +4,10 @@ The heap of a group has one entry for each member. Its key is the group step of 
 with a spare block (allocated, still empty), the key is the group step at which it needs one more block, if that is
 earlier. Members without a spare block are counted in ``block_needs`` by the step (modulo the block size) of their next
 block. A *cohort* is the members whose most recent token came at the same time.
+
+With several KV cache groups of layers (``schema.deployment.KvGroups``, ``params.hybrid``) members have no spare blocks.
+A member whose window leaves a block with every multiple of the block size is counted in ``block_frees`` by the step.
+The heap has the step at which this begins, or at which the next chunk of attention begins.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ def join(S, g, slot):
     block_size = S.params[0].block_size
     q.join_step = group.steps
     q.finish_step = group.steps + q.output - q.generated + q.extra_steps
-    ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
+    hybrid = S.params[0].hybrid == 1
+    ahead = -(q.prompt + q.generated - 1) % block_size
+    if not hybrid:
+        ahead = q.blocks * block_size + 1 - (q.prompt + q.generated)
     q.next_block_step = group.steps + ahead
     q.in_block_needs = 1 if ahead < block_size else 0
     event = q.finish_step
@@ -28,10 +35,101 @@ def join(S, g, slot):
         S.block_needs[g, q.next_block_step % block_size] += 1
     elif q.next_block_step < q.finish_step:
         event = q.next_block_step
+    if hybrid:
+        event = min(event, _count_skipped(S, g, q))
     _move_up(S.heaps, g, group.members, (event << _SHIFT) | slot)
     group.members += 1
     group.kv_tokens += q.prompt + q.generated
     _add_to_cohort(S, g, q.last_token_s, 1)
+
+
+@jit
+def skipped_blocks(S, computed):
+    """Return how many first blocks a request needs no more in a local group (``KvGroups.skipped``)."""
+    params = S.params[0]
+    if params.local_groups == 0:
+        return 0
+    if params.chunked_local == 1:
+        return computed // params.local_tokens * params.local_tokens // params.block_size
+    return max(0, computed - params.local_tokens + 1) // params.block_size
+
+
+@jit_cold
+def _count_skipped(S, g, q):
+    """Count the blocks that a new member frees at the next step and later. Return the step of its next event."""
+    params, group, computed, event = S.params[0], S.groups[g], q.prompt + q.generated - 1, q.finish_step
+    pending = skipped_blocks(S, computed) - q.skipped
+    if params.local_groups > 0 and params.chunked_local == 1:
+        event = group.steps + params.local_tokens - computed % params.local_tokens
+    elif params.local_groups > 0:
+        first = params.local_tokens - 1 + params.block_size - computed
+        q.next_free_step = group.steps + first
+        if first > 0:
+            event = q.next_free_step
+        else:
+            _count_free(S, g, q)
+            if first % params.block_size == 0:
+                pending -= 1
+    q.surplus = pending * params.local_groups
+    group.surplus += q.surplus
+    return event
+
+
+@jit
+def _count_free(S, g, q):
+    q.in_block_frees = 1
+    S.block_frees[g, q.next_free_step % S.params[0].block_size] += 1
+
+
+@jit_cold
+def _pass_window(S, g, slot):
+    """Note that a member's window leaves its first block or chunk with the next step. Return its next event's step."""
+    q, params = S.slots[slot], S.params[0]
+    if params.chunked_local == 0:
+        _count_free(S, g, q)
+        return q.finish_step
+    update(S, g, slot)
+    q.surplus = (skipped_blocks(S, q.prompt + q.generated - 1) - q.skipped) * params.local_groups
+    S.groups[g].surplus += q.surplus
+    return min(q.finish_step, S.groups[g].steps + params.local_tokens)
+
+
+@jit_cold
+def free_skipped(S, g):
+    """Return the blocks that the members of a group free at the next step before their windows."""
+    group, params = S.groups[g], S.params[0]
+    freed = group.surplus + params.local_groups * S.block_frees[g, group.steps % params.block_size]
+    group.surplus = 0
+    return freed
+
+
+@jit_cold
+def needed_blocks(S, r, q, end):
+    """Free a resident's blocks before its window. Return how many it needs for ``end`` tokens."""
+    rep, params = S.replicas[r], S.params[0]
+    skipped = skipped_blocks(S, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
+    freed = (skipped - q.skipped) * params.local_groups
+    rep.free_blocks += freed
+    q.blocks -= freed
+    q.skipped = skipped
+    S.groups[rep.idle_group].surplus -= q.surplus
+    q.surplus = 0
+    return max(0, resident_blocks(S, q, end) - q.blocks)
+
+
+@jit
+def resident_blocks(S, q, tokens):
+    """Return the blocks that a request has for ``tokens`` tokens without those that it has freed."""
+    params = S.params[0]
+    blocks = params.attention_groups * ((tokens + params.block_size - 1) // params.block_size)
+    return blocks + params.state_groups - params.local_groups * q.skipped
+
+
+@jit_cold
+def _update_blocks(S, q):
+    q.skipped = skipped_blocks(S, q.prompt + q.generated - 2)
+    q.blocks = resident_blocks(S, q, q.prompt + q.generated - 1)
+    q.surplus = 0
 
 
 @jit_cold
@@ -59,7 +157,10 @@ def update(S, g, slot):
     if steps > 0:
         block_size = S.params[0].block_size
         q.generated += steps
-        q.blocks = max(q.blocks, (q.prompt + q.generated - 1 + block_size - 1) // block_size)
+        if S.params[0].hybrid == 1:
+            _update_blocks(S, q)
+        else:
+            q.blocks = max(q.blocks, (q.prompt + q.generated - 1 + block_size - 1) // block_size)
         q.last_token_s = group.last_end_s
         q.join_step = group.steps
 
@@ -141,9 +242,13 @@ def pop_finished(S, g):
             group.kv_tokens -= q.prompt + q.generated
             S.cohort_n[g, 0] -= 1
             return slot
-        q.in_block_needs = 1
-        S.block_needs[g, q.next_block_step % S.params[0].block_size] += 1
-        _move_down(S.heaps, g, group.members, 0, (q.finish_step << _SHIFT) | slot)
+        event = q.finish_step
+        if S.params[0].hybrid == 1:
+            event = _pass_window(S, g, slot)
+        else:
+            q.in_block_needs = 1
+            S.block_needs[g, q.next_block_step % S.params[0].block_size] += 1
+        _move_down(S.heaps, g, group.members, 0, (event << _SHIFT) | slot)
     return -1
 
 
@@ -152,6 +257,12 @@ def _uncount_block(S, g, q):
     if q.in_block_needs == 1:
         S.block_needs[g, q.next_block_step % S.params[0].block_size] -= 1
         q.in_block_needs = 0
+    if S.params[0].hybrid == 1:
+        if q.in_block_frees == 1:
+            S.block_frees[g, q.next_free_step % S.params[0].block_size] -= 1
+            q.in_block_frees = 0
+        S.groups[g].surplus -= q.surplus
+        q.surplus = 0
 
 
 @jit

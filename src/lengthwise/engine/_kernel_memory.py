@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lengthwise._jit import jit, jit_cold
 from lengthwise.engine import kernel_layout
-from lengthwise.engine._kernel_groups import join, member, remove, remove_partial, update
+from lengthwise.engine._kernel_groups import join, member, needed_blocks, remove, remove_partial, update
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, release_blocks
 from lengthwise.engine._kernel_queue import (
     key_of,
@@ -60,6 +60,7 @@ def free_blocks_of(S, r, q, has_ended):
     else:
         S.replicas[r].free_blocks += q.blocks
     q.blocks = 0
+    q.skipped = 0
     q.place = -1
     S.replicas[r].batch_is_full = 0
     S.replicas[r].reserved_blocks -= q.reserved
@@ -492,6 +493,8 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
         if q.decoding == 0 or q.last_flight >= 0:
             continue
         need = max(0, (q.prompt + q.generated + block_size - 1) // block_size - q.blocks)
+        if S.params[0].hybrid == 1:
+            need = needed_blocks(S, r, q, q.prompt + q.generated)
         while _blocks_short(S, r, need, reserve) and last >= i:
             preempt(S, r, S.tmp_slot[last], now_s, rank)
             last -= 1
@@ -651,6 +654,8 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     """
     rep, q = S.replicas[r], S.slots[slot]
     params = S.params[rep.side]
+    if params.hybrid == 1:
+        return _blocks_in_groups(S, q.context, chunk, rep.free_blocks, S.running[r])
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
     free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(
@@ -672,10 +677,23 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
 def blocks_when_empty(S, side, context, chunk, predicted, peak, memory):
     """Return a request's blocks on an empty replica of ``side`` (0: prefill, 1: decode), or -1 if it is refused."""
     params = S.params[side]
+    if params.hybrid == 1:
+        return _blocks_in_groups(S, context, chunk, params.total_blocks, 0)
     return memory(
         context, chunk, predicted, params.max_model_len, params.block_size, params.total_blocks, params.total_blocks,
         params.watermark_blocks, 0, peak,
     )  # fmt: skip
+
+
+@jit_cold
+def _blocks_in_groups(S, context, chunk, free_blocks, num_running):
+    """Do as the memory policy ``paged_by_chunk``, with several KV cache groups of layers."""
+    params = S.params[0]
+    blocks = params.attention_groups * ((chunk + params.block_size - 1) // params.block_size) + params.state_groups
+    needed = (context + params.block_size - 1) // params.block_size
+    required = (params.attention_groups - params.local_groups) * needed + params.state_groups
+    left = free_blocks - max(blocks, required + params.local_groups * min(needed, params.local_cap))
+    return -1 if left < 0 or (num_running > 0 and left < params.watermark_blocks) else blocks
 
 
 @jit_cold

@@ -8,6 +8,7 @@ from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_groups import (
     advance,
     assign_return_number,
+    free_skipped,
     join,
     member,
     merge,
@@ -638,7 +639,10 @@ def can_repeat(S, r, end_s, until_s):
     same_plan = params.counts_steps == 0 and (params.preempts_by_policy == 0 or queue.length == 0 or no_check)
     if not (only_group and no_admission and before and same_plan) or next_event_step(S, g) <= group.steps + 1:
         return False
-    return rep.free_blocks - S.block_needs[g, (group.steps + 1) % params.block_size] >= 1
+    need = S.block_needs[g, (group.steps + 1) % params.block_size]
+    if params.hybrid == 1:
+        need *= params.attention_groups
+    return rep.free_blocks - need >= 1
 
 
 @jit
@@ -652,6 +656,8 @@ def end_in_place(S, r, end_s):
     if S.params[rep.side].sglang == 1:
         lower_ratio(S, r)
         note_room(S, r, S.groups[g].members)
+    if S.params[0].hybrid == 1:
+        need = need * S.params[0].attention_groups - free_skipped(S, g)
     rep.free_blocks -= need
     rep.in_flight -= 1
     rep.steps_since_check += 1

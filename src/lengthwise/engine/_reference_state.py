@@ -554,12 +554,14 @@ class LastStep:
 class RulesState:
     """Data of a request for the rules of SGLang and TensorRT-LLM: the client's limits.
 
-    ``kv_tokens`` (SGLang alone) are the tokens for which the request has KV memory.
+    ``kv_tokens`` (SGLang alone) are the tokens for which the request has KV memory. In every local group of layers
+    (``KvGroups``, vLLM alone) the request has freed its first ``skipped`` blocks.
     """
 
     max_tokens: int = 0
     ignore_eos: bool = False
     kv_tokens: int = 0
+    skipped: int = 0
 
 
 @dataclass(eq=False)

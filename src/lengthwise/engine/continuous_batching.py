@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from lengthwise.engine.step_time import StepTime
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,12 @@ class Limits:
 
     @classmethod
     def of(cls, deployment: Deployment) -> Self:
-        """Return the limits of one replica of a deployment."""
+        """Return the limits of one replica of a deployment. Raises InputError if its layers form KV cache groups."""
+        if deployment.kv.groups is not None:
+            raise InputError(
+                f"an emulated engine counts every layer of {deployment.model.name} in full; plan its memory with "
+                "hybrid_kv_cache = false"
+            )
         limits, kv, by_priority = deployment.limits, deployment.kv, deployment.scheduler.rank == "priority"
         sizes = limits.max_num_seqs, limits.max_num_batched_tokens, kv.block_size, kv.num_blocks
         return cls(*sizes, deployment.watermark, by_priority=by_priority)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from lengthwise import catalog, policy
 from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
-from lengthwise.engine.setup import resolve_policies
+from lengthwise.engine.setup import lacks_groups, resolve_policies
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
 from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KVTransfer, Parallelism, Scheduler
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -70,7 +70,8 @@ def deploy(
     if node is None:
         node = catalog.default_node(gpu, tp * pp)
     node = catalog.node(node) if isinstance(node, str) else node
-    max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks)
+    hybrid = not lacks_groups(limits, scheduler, parallel.pp)
+    max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
     if limits.max_model_len is not None:
         if limits.max_model_len > max_len:
             raise InputError(
@@ -78,7 +79,7 @@ def deploy(
                 f"replica holds; it is {limits.max_model_len}. Lower it, or give the replica more memory or GPUs"
             )
         max_len = limits.max_model_len
-    kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks)
+    kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks, hybrid=hybrid)
     tables = _tables(cost, model, gpu, node, parallel, limits, max_len)
     is_file = isinstance(cost, str) and cost.startswith("tables:")
     if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
@@ -149,6 +150,11 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
             raise InputError(f"both sides must have one {name}; they have {first.name} and {second.name}")
     prefill.require_one_side("the prefill side")
     decode.require_one_side("the decode side")
+    if any(side.kv.groups for side in (prefill, decode)):
+        raise InputError(
+            f"the layers of {prefill.model.name} form several KV cache groups, whose transfer is not modelled yet; "
+            "give both sides a Scheduler with hybrid_kv_cache=False"
+        )
     if prefill.kv.block_size != decode.kv.block_size:
         raise InputError(
             f"block_size must be the same on both sides; it is {prefill.kv.block_size} and {decode.kv.block_size}"

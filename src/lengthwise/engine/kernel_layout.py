@@ -48,6 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
+    skipped next_free_step in_block_frees surplus
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -58,6 +59,9 @@ After its prefill for a decode replica, its blocks are the ``transfer_blocks`` a
 replica has fetched them. ``admission``, ``last_preemption`` and ``return_number`` are sequence numbers within the run:
 of the request's last admission, last preemption, and last return from a step to the idle residents. Return numbers
 break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` count the request's next block.
+In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
+``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
+count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides.
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -67,8 +71,9 @@ with which the request first left the queue. Asynchronous scheduling: a request 
 last token (1 if it ends by EOS), ``last_flight`` is the step in flight that gives it its last token (-1: none yet), and
 ``resumed_token_s`` is the time of the token before the prompt in flight."""
 
-group_t = _record("steps members kv_tokens cohorts", "last_end_s")
-"""A decode group (``_kernel_groups``). The next step reads ``kv_tokens``; the last one ended at ``last_end_s``."""
+group_t = _record("steps members kv_tokens cohorts surplus", "last_end_s")
+"""A decode group (``_kernel_groups``). The next step reads ``kv_tokens``; the last one ended at ``last_end_s``.
+``surplus`` is the sum of that of its members."""
 
 replica_t = _record(
     """
@@ -215,6 +220,7 @@ param_t = _record(
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
+    hybrid attention_groups local_groups local_tokens chunked_local local_cap state_groups
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s

@@ -58,6 +58,7 @@ class State(NamedTuple):
     groups: Array
     heaps: Array
     block_needs: Array
+    block_frees: Array
     cohort_s: Array
     cohort_n: Array
     stage_free: Array
@@ -198,6 +199,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
         groups=_rows(kernel_layout.group_t, groups),
         heaps=np.empty((groups, seqs), np.int64),
         block_needs=np.zeros((groups, params.block_size), np.int64),
+        block_frees=np.zeros((groups, params.block_size) if params.hybrid else (1, 1), np.int64),
         cohort_s=np.empty((groups, seqs), np.float64),
         cohort_n=np.empty((groups, seqs), np.int64),
         stage_free=np.zeros((replicas, stride)),

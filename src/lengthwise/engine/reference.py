@@ -512,7 +512,16 @@ class Reference:
             unknown = sum(q in step.decodes for step in rep.flights) if event == "preempted" else 0
             self._cache_blocks(rep, q, q.computed - unknown, event)
             rep.pool.release(q.cached, q.blocks - len(q.cached))
-        q.blocks, q.cached, q.rules.kv_tokens = 0, (), 0
+        q.blocks, q.cached, q.rules.kv_tokens, q.rules.skipped = 0, (), 0, 0
+
+    def _needed_blocks(self, rep: Replica, q: Request, tokens: int) -> int:
+        """Free a resident's blocks before its window. Return how many it needs for ``tokens`` tokens."""
+        if skipped := rep.s.skipped_blocks(q.computed) - q.rules.skipped:
+            freed = skipped * rep.s.params.local_groups
+            rep.pool.release([], freed)
+            q.blocks -= freed
+            q.rules.skipped += skipped
+        return max(0, rep.s.blocks_for(tokens, q.rules.skipped) - q.blocks)
 
     def _join_backlog(self, tenant: int) -> None:
         if self.backlog[tenant] == 0:  # Absence earns no credit (VTC).
@@ -817,7 +826,7 @@ class Reference:
             if step.seqs == limit:
                 return
             if q in rep.idle:
-                need = max(0, rep.s.blocks_for(q.context) - q.blocks)
+                need = self._needed_blocks(rep, q, q.context)
                 if self._claim_blocks(rep, step, q, need, reserve, reserve_when_alone=reserve_when_alone):
                     rep.idle.remove(q)
                     step.decodes.append(q)
@@ -834,7 +843,7 @@ class Reference:
             if step.seqs == rep.s.params.max_step_seqs or chunk_tokens <= 0:
                 return
             if q in rep.idle:
-                need = max(0, rep.s.blocks_for(q.prefilled + chunk_tokens) - q.blocks)
+                need = self._needed_blocks(rep, q, q.prefilled + chunk_tokens)
                 if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
                     self._cache_blocks(rep, q, q.prefilled + chunk_tokens, "scheduled")

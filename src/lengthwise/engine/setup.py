@@ -22,6 +22,7 @@ from lengthwise.schema.deployment import (
     SCHEDULE_POLICIES,
     Deployment,
     EngineLimits,
+    KvGroups,
     KVOffloading,
     KVStorage,
     KVTransfer,
@@ -151,6 +152,9 @@ class Params:
             preempted, even if it has its blocks already (vLLM's policy "priority").
         hide_host: Whether, with ``async_scheduling``, the host prepares a step while the step before it runs.
         long_prefill_token_threshold: Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
+        hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
+            ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
+            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``.
     """
 
     def __init__(
@@ -168,7 +172,7 @@ class Params:
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
         self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
         self.total_blocks = kv.num_blocks
-        self.block_size = kv.block_size
+        self._read_groups(deployment)
         self.watermark_blocks = int(deployment.watermark * kv.num_blocks)
         self.max_num_seqs = limits.max_num_seqs
         self.max_step_seqs = limits.max_step_seqs or limits.max_num_seqs
@@ -214,6 +218,14 @@ class Params:
         self.bins = 0 if scheduler.binning is None else policies.binning.bins
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
         self.series_bins = max(64, _SERIES_BINS >> max(0, math.ceil(math.log2(all_replicas)) - 3))
+
+    def _read_groups(self, deployment: Deployment) -> None:
+        kv = deployment.kv
+        self.block_size, self.hybrid = kv.block_size, kv.groups is not None
+        groups = kv.groups or KvGroups(kv.block_size, 1)
+        self.attention_groups, self.local_groups = groups.full + groups.local, groups.local
+        self.local_tokens, self.chunked_local, self.state_groups = groups.local_tokens, groups.chunked, groups.states
+        self.local_cap = groups.local_cap(deployment.max_model_len)
 
     def _read_engine_rules(self, scheduler: Scheduler) -> None:
         self.long_prefill_token_threshold = scheduler.long_prefill_token_threshold
@@ -297,9 +309,15 @@ class Setup:
         """Return the tenant whose service includes request ``i``, or 0 if no policy uses the service."""
         return int(self.columns.tenant[i]) if self.params.tracks_service else 0
 
-    def blocks_for(self, tokens: int) -> int:
-        """Return the number of KV blocks for ``tokens`` tokens."""
-        return -(-tokens // self.params.block_size)
+    def blocks_for(self, tokens: int, skipped: int = 0) -> int:
+        """Return the number of KV blocks for ``tokens`` tokens, of which local groups lack the first ``skipped``."""
+        p = self.params
+        return p.attention_groups * -(-tokens // p.block_size) + p.state_groups - p.local_groups * skipped
+
+    def skipped_blocks(self, computed: int) -> int:
+        """Return how many first blocks a request needs no more in a local group after ``computed`` tokens."""
+        groups = self.deployment.kv.groups
+        return groups.skipped(computed) if groups else 0
 
     def predicted_at(self, i: int, generated: int) -> tuple[float, float]:
         """Return the predicted total tokens and the Gittins rank of request ``i`` after ``generated`` tokens."""
@@ -338,6 +356,10 @@ class Setup:
     def memory_blocks(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
         """Return the blocks that the memory policy gives a request, or -1 if the request must wait."""
         p = self.params
+        if (groups := self.deployment.kv.groups) is not None:  # ``paged_by_chunk`` in groups
+            own = self.blocks_for(chunk)
+            left = free - max(own, groups.required(context, p.max_model_len))
+            return -1 if left < 0 or (num_running > 0 and left < p.watermark_blocks) else own
         blocks: int = self.functions.memory(
             context, chunk, predicted, p.max_model_len, p.block_size, free, p.total_blocks, p.watermark_blocks,
             num_running, peak,
@@ -493,6 +515,28 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
     return Policies(**found, binning=resolve("binning", binning))
 
 
+def lacks_groups(limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None) -> list[str]:
+    """Return the settings with which layers form no KV cache groups: all of them then cache all tokens."""
+    policies = resolve_policies(scheduler)
+    parts = {
+        "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
+        "enable_prefix_caching": limits.enable_prefix_caching,
+        "disaggregation": decode is not None,
+        "pipeline parallelism": pp > 1,
+        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
+        "async_scheduling": scheduler.async_scheduling,
+        "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,
+        "reserve": scheduler.reserve,
+        f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
+        f"batching {policies.batching.name!r}": policies.batching != known("batching")["unified"],
+        f"memory {policies.memory.name!r}": policies.memory != known("memory")["paged_by_chunk"],
+        f"preemption {policies.preemption.name!r}": policies.preemption != known("preemption")["never"],
+        f"preemption_mode {scheduler.preemption_mode!r}": scheduler.preemption_mode != "recompute",
+        f"victim {policies.victim.name!r}": policies.victim == known("rank")["priority"],
+    }
+    return [name for name, is_set in parts.items() if is_set]
+
+
 def _dependents(after: After | None) -> Dependents | None:
     if after is None or len(after.parent) == 0:
         return None
@@ -554,10 +598,17 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             '(kind = "ecdf": lengths of past requests, "oracle": the true ones), or leave reserve out'
         )
     kv, memory = deployment.kv, policies.memory
-    if kv.num_blocks * kv.block_size < deployment.max_model_len:
+    if kv.num_blocks < kv.longest_blocks(deployment.max_model_len):
+        size = kv.num_blocks * kv.block_size if kv.groups is None else f"{kv.num_blocks} blocks in {kv.groups}"
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
-            f"{kv.num_blocks * kv.block_size}. Lower max_model_len, or give more memory or GPUs"
+            f"{size}. Lower max_model_len, or give more memory or GPUs"
+        )
+    pp = len(deployment.cost.stage_layers)
+    if kv.groups is not None and (parts := lacks_groups(limits, deployment.scheduler, pp, deployment.decode)):
+        raise InputError(
+            f"KV cache groups of windows and states are not modelled with {' or '.join(parts)} yet; plan the memory "
+            "with a Scheduler of hybrid_kv_cache=False"
         )
     _check_offloading(deployment)
     watermark = int(deployment.watermark * kv.num_blocks)

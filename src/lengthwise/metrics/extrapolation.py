@@ -85,7 +85,7 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolatio
         "seqs": (seqs, unit),
         "chunk": (np.minimum(chunk, longest), unit),
         "context": (context, "requests"),
-        "kv_tokens": (kv_blocks * deployment.kv.block_size, unit),
+        "kv_tokens": (kv_blocks * deployment.kv.tokens_per_block, unit),
         "prefix": (_cached_before_chunks(records, deployment), "requests"),
     }
     exceeded = []

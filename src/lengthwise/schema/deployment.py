@@ -264,6 +264,9 @@ class Scheduler(PolicyAxes):
     hide_host: bool = False  # with async_scheduling: the host prepares a step while the GPU runs the step before it
     # vLLM's: maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit
     long_prefill_token_threshold: int = 0
+    # vLLM's hybrid KV cache manager plans the memory (``KvGroups``) where the simulator models it; False: layers with
+    # windows, chunks or states cache all tokens (--disable-hybrid-kv-cache-manager).
+    hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until there are ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
     reserve: bool = False
@@ -344,8 +347,61 @@ NULL_BLOCKS = 1  # vLLM's block pool keeps the first of its num_gpu_blocks as a 
 
 
 @dataclass(frozen=True)
+class KvGroups:
+    """The groups of layers of vLLM's hybrid KV cache manager (vLLM 0.32, v1/core/kv_cache_utils.py).
+
+    All groups take their blocks from one pool. In a group of ``full`` attention a request has blocks for all its
+    tokens. A ``local`` group frees the blocks before the sliding window of ``local_tokens`` tokens, or with ``chunked``
+    those before the current chunk of that size. A group of ``states`` (Mamba, linear attention) has one block for each
+    request. Blocks are freed when the request gets its next ones, so that a request holds those of up to
+    ``in_flight_tokens`` tokens (those of a step) besides.
+    """
+
+    block_size: int
+    full: int
+    local: int = 0
+    local_tokens: int = 0
+    chunked: bool = False
+    states: int = 0
+    in_flight_tokens: int = 0
+
+    def skipped(self, computed: int) -> int:
+        """Return how many of its first blocks a request needs no more in a local group after ``computed`` tokens."""
+        if self.chunked:
+            return computed // self.local_tokens * self.local_tokens // self.block_size
+        return max(0, computed - self.local_tokens + 1) // self.block_size if self.local else 0
+
+    def blocks(self, tokens: int, computed: int) -> int:
+        """Return a request's blocks for ``tokens`` tokens, of which ``computed`` were computed before the step."""
+        blocks = -(-tokens // self.block_size)
+        return (self.full + self.local) * blocks + self.states - self.local * self.skipped(computed)
+
+    def local_cap(self, max_model_len: int) -> int:
+        """Return the most blocks that a request can hold in a local group."""
+        if not self.local:
+            return 0
+        if self.chunked:
+            return -(-min(self.local_tokens + self.in_flight_tokens, max_model_len) // self.block_size)
+        return -(-min(self.local_tokens - 1 + self.in_flight_tokens, max_model_len) // self.block_size) + 1
+
+    def required(self, tokens: int, max_model_len: int) -> int:
+        """Return the blocks that must be free to admit a request of ``tokens`` tokens."""
+        blocks = -(-tokens // self.block_size)
+        return self.full * blocks + self.local * min(blocks, self.local_cap(max_model_len)) + self.states
+
+    def longest(self, max_model_len: int) -> int:
+        """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""
+        blocks = -(-max_model_len // self.block_size)
+        return self.full * blocks + self.local * self.local_cap(max_model_len) + self.states
+
+
+@dataclass(frozen=True)
 class KvPlan:
-    """The memory of one replica. Bytes are those on its fullest GPU."""
+    """The memory of one replica. Bytes are those on its fullest GPU.
+
+    Without ``groups`` a request has ``kv_bytes_per_block`` for every ``block_size`` tokens. With them a block is that
+    of one group's layers, and a request has blocks in each group.
+    """
 
     num_blocks: int  # blocks that requests can use: vLLM's num_gpu_blocks less NULL_BLOCKS
     block_size: int
@@ -355,6 +411,22 @@ class KvPlan:
     available_bytes: float
     swap_s_per_block: float = 0.0
     planner: str = "lengthwise"
+    groups: KvGroups | None = None
+
+    def longest_blocks(self, max_model_len: int) -> int:
+        """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""
+        return self.groups.longest(max_model_len) if self.groups else -(-max_model_len // self.block_size)
+
+    def kv_tokens(self, max_model_len: int) -> int:
+        """Return the pool's size in tokens: with groups, those of requests of ``max_model_len``, as vLLM reports it."""
+        if self.groups is None:
+            return self.num_blocks * self.block_size
+        return int(self.num_blocks / self.groups.longest(max_model_len) * max_model_len)
+
+    @property
+    def tokens_per_block(self) -> float:
+        """Return the tokens for each block that a request has, before its windows end: with groups, of all of them."""
+        return self.block_size / (self.groups.full + self.groups.local if self.groups else 1)
 
 
 @dataclass(frozen=True)

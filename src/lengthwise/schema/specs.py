@@ -85,6 +85,7 @@ class ModelFacts:
     learned_positions: int = 0  # rows of a learned position table (OPT, GPT-3); 0: none
     norm_bias: bool = False  # True: norms are LayerNorms with a bias; False: RMSNorms
     published_params: float | None = None
+    chunked_attention: bool = False  # whether layers with a window see the current chunk of as many tokens (Llama 4)
     source: str = ""
     aliases: tuple[str, ...] = ()
 

@@ -121,7 +121,7 @@ def _computed_tokens(deployment: Deployment, requests: Workload) -> npt.NDArray[
 
 def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
     prompt, kv = requests.prompt_tokens, deployment.kv
-    largest = min(deployment.limits.max_num_batched_tokens, kv.num_blocks * kv.block_size)
+    largest = min(deployment.limits.max_num_batched_tokens, kv.kv_tokens(deployment.max_model_len))
     if prompt.max() <= largest * (1 - deployment.watermark):
         return _with_parents(requests, prompt < deployment.max_model_len)
     # The rules of rejection depend on the scheduler, so the engine applies them.
@@ -143,7 +143,9 @@ def _with_parents(requests: Workload, is_admitted: npt.NDArray[np.bool_]) -> npt
 
 
 def _completions_per_step(deployment: Deployment, work: MeanWork, limits: Iterable[Limit], through_s: Floats) -> float:
-    kv_tokens = deployment.kv.num_blocks * deployment.kv.block_size
+    kv, kv_tokens = deployment.kv, math.inf
+    if full := kv.groups.full if kv.groups else 1:  # every token is in the blocks of these groups
+        kv_tokens = kv.num_blocks * kv.block_size / full
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
     caps = [kv_tokens / work.kv_own if work.kv_own else math.inf, seqs / (work.decodes + 1)]
     batching = policy.resolve("batching", deployment.scheduler.batching)

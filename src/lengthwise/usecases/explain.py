@@ -163,6 +163,10 @@ def _fit(deployed: Deployment, memory: policy.Policy, context_tokens: int, reser
         "num_running": 0,
         "peak_tokens": context_tokens,
     }
+    if (groups := deployed.kv.groups) is not None:
+        first = groups.required(context_tokens, deployed.max_model_len)
+        by_memory = 1 + (total - first) // groups.blocks(context_tokens, context_tokens - 1)
+        return LargestBatch(context_tokens, min(by_memory, limits.max_num_seqs), by_memory, 0)
     own = -(-context_tokens // size)
     taken = max(int(policy.interpreted(memory)(**arguments)), -(-reserved_tokens // size))
     by_memory = total // max(own, taken)

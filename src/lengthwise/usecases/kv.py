@@ -32,7 +32,7 @@ from lengthwise.schema.specs import GB, ModelSpec
 from lengthwise.schema.workload import Workload
 from lengthwise.statistics import batch_half_width, drawn_estimate, mean_estimate
 from lengthwise.usecases.simulate import Progress
-from lengthwise.usecases.variants import Variant
+from lengthwise.usecases.variants import Variant, deployment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -207,6 +207,9 @@ def study(
     Raises InputError if the workload has no prefixes, a size or rate is not above 0, or no request is served.
     """
     deployed, run = variant.deployment, variant.scenario.run
+    if deployed.kv.groups is not None:  # Prefixes are not cached in groups yet.
+        section = variant.scenario.scheduler.model_copy(update={"hybrid_kv_cache": False})
+        deployed = deployment(variant.scenario.model_copy(update={"scheduler": section}))
     deployed.require_one_side("kv")
     usd_per_gb_hour, offloading = prices.usd_per_gb_hour, deployed.limits.kv_offloading
     storage_usd = _storage_usd_per_hour(deployed)

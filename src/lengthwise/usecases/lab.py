@@ -131,6 +131,8 @@ class ScenarioBench:
         """Return the scenario's deployment with another batch size and scheduler."""
         with self._lock:
             if batch not in self._deployed:
+                one_pool = self.scenario.scheduler.model_copy(update={"hybrid_kv_cache": False})
                 limits = self.scenario.engine.model_copy(update={"max_num_seqs": batch})
-                self._deployed[batch] = deployment(self.scenario.model_copy(update={"engine": limits}))
+                changed = {"engine": limits, "scheduler": one_pool}
+                self._deployed[batch] = deployment(self.scenario.model_copy(update=changed))
         return replace(self._deployed[batch], scheduler=scheduler)

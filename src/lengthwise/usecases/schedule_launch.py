@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lengthwise import backend, engine, schedule
+from lengthwise import backend, engine, policy, schedule
 from lengthwise.config.scenario import Scenario
 from lengthwise.cost import model_error
 from lengthwise.gateway.config import Phases
@@ -130,7 +130,9 @@ def _engines(
             gpu_memory_utilization=scenario.engine.gpu_memory_utilization,
             max_model_len=scenario.engine.max_model_len or longest,
         )
-        return engine.deploy(model, gpu, node=scenario.deployment.node, tp=cut.tp, pp=cut.stages, limits=limits)
+        counts_all = replace(policy.scheduler("vllm_v1"), hybrid_kv_cache=False)  # memory, as plans do
+        node = scenario.deployment.node
+        return engine.deploy(model, gpu, node=node, tp=cut.tp, pp=cut.stages, limits=limits, scheduler=counts_all)
 
     if runnable.decode is not None:
         prefill = deployed(runnable.prefill, row.prefill_batch, step_tokens)

@@ -135,13 +135,16 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         if (storage := offloading["storage"]) is not None:
             offloading["storage"] = KVStorage(latency_s=storage.pop("latency"), **storage)
         limits["kv_offloading"] = KVOffloading(latency_s=offloading.pop("latency"), **offloading)
+    chosen = scheduler(scenario)
+    if section.decode is not None:  # KV cache groups are not transferred yet.
+        chosen = replace(chosen, hybrid_kv_cache=False)
     deployed = engine.deploy(
         model=model_of(scenario),
         gpu=scenario.file_or_name(section.gpu),
         node=scenario.file_or_name(section.node) if section.node else None,
         **section.model_dump(include={"tp", "pp", "replicas", "memory_planner", "num_blocks"}),
         limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
-        scheduler=scheduler(scenario),
+        scheduler=chosen,
         cost=scenario.cost_source,
         host=section.host_overhead,
     )

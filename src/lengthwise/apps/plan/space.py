@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lengthwise import catalog, engine
+from lengthwise import catalog, engine, policy
 from lengthwise.apps.placement import degrees, fits
 from lengthwise.schema.app import Cluster, ModelPlan
 from lengthwise.schema.cost_tables import CostTables
@@ -15,6 +15,9 @@ from lengthwise.schema.deployment import Deployment, EngineLimits
 from lengthwise.schema.errors import DoesNotFitError, InputError, ProfileError, UnknownNameError
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.specs import ModelSpec
+
+FULL_CACHE = replace(policy.scheduler("vllm_v1"), hybrid_kv_cache=False)
+"""The scheduler of applications' engines, in which every layer caches all tokens."""
 
 HOWS = ("start", "wake", "stop", "sleep")  # the first two end with a ready replica, the others with free GPUs
 
@@ -198,6 +201,7 @@ class Space:
                 tp=plan.tp,
                 pp=plan.pp,
                 limits=served.limits,
+                scheduler=FULL_CACHE,
                 cost=served.cost,
                 host=served.host,
             )

@@ -49,7 +49,8 @@ def reach_of(runs: Sequence[Run], simulations: Sequence[Records], deployment: De
         # A step of several prompts has a chunk of their mean or more.
         chunks = np.ceil(steps.prefill_tokens[prompts] / steps.prefill_seqs[prompts])
         tokens, seqs = steps.prefill_tokens + steps.decode_seqs, steps.decode_seqs + steps.prefill_seqs
-        columns = (tokens, seqs, chunks, np.array([context]), np.append(steps.kv_blocks, 1) * deployment.kv.block_size)
+        kv_tokens = np.append(steps.kv_blocks, 1) * deployment.kv.tokens_per_block
+        columns = (tokens, seqs, chunks, np.array([context]), kv_tokens)
         each.append((*(int(column.max(initial=1)) for column in columns), prefix))
     return Reach(*(max(column) for column in zip(*each, strict=True)))
 

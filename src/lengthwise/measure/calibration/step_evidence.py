@@ -25,7 +25,7 @@ def step_parts(log: Iterations, deployment: Deployment) -> dict[str, Floats]:
     cost = deployment.cost
     layers = float(cost.stage_layers.sum())
     tokens, seqs = log.prefill_tokens + log.decode_seqs, log.prefill_seqs + log.decode_seqs
-    capacity = deployment.kv.num_blocks * deployment.kv.block_size
+    capacity = deployment.kv.kv_tokens(deployment.max_model_len)
     kv_tokens = np.maximum(log.decode_seqs, np.nan_to_num(log.kv_share) * capacity - log.prefill_tokens)
     prompts, no_context = np.maximum(1, log.prefill_seqs), np.zeros(len(log))
     if cost.rule.kind == MERGED:
@@ -135,7 +135,7 @@ def step_kinds(found: BusyPeriods, deployment: Deployment) -> tuple[Ints, Floats
     Return the index of the period, the number of steps and one example step for each of [k] kinds. All steps of a
     period decode for equally many sequences. The tokens of all kinds add up to the counted tokens.
     """
-    capacity = deployment.kv.num_blocks * deployment.kv.block_size
+    capacity = deployment.kv.kv_tokens(deployment.max_model_len)
     rows = [_period_kinds(found, i, deployment.limits.max_num_batched_tokens) for i in range(len(found))]
     period = np.repeat(np.arange(len(found)), [len(steps) for steps, _ in rows])
     steps = np.concatenate([steps for steps, _ in rows])

@@ -1,0 +1,100 @@
+"""KV cache groups: where they apply, what is refused with them, and what a request has in them by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lengthwise import EngineLimits, Workload, deploy, simulate
+from lengthwise.engine import disaggregate
+from lengthwise.engine.continuous_batching import Limits
+from lengthwise.policy import scheduler
+from lengthwise.schema.deployment import KvGroups
+from lengthwise.schema.errors import InputError
+
+LIMITS = EngineLimits(max_num_seqs=4, max_num_batched_tokens=512, max_model_len=2048)
+V1 = scheduler("vllm_v1")
+
+
+def gemma(limits=LIMITS, chosen=V1, **more):
+    return deploy("gemma-3-27b", "H100", limits=limits, scheduler=chosen, **more)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hybrid_kv_cache": False},
+        {"async_scheduling": True},
+        {"reserve": True},
+        {"batching": "even"},
+        {"memory": "paged"},
+        {"preemption": "by_rank"},
+        {"preemption_mode": "swap"},
+        {"victim": "priority"},
+    ],
+)
+def test_other_schedulers_cache_all_tokens_in_every_layer(change):
+    other = dataclasses.replace(V1, **change)
+    found = gemma(chosen=other)
+    assert found.kv.groups is None
+    with pytest.raises(
+        InputError, match=r"KV cache groups .* are not modelled with .* plan the memory with a Scheduler"
+    ):
+        simulate(work(10, 10), dataclasses.replace(gemma(), scheduler=other))
+
+
+@pytest.mark.parametrize(
+    "limits", [{"enable_prefix_caching": True}, {"max_in_flight": 2}], ids=["prefix cache", "max_in_flight"]
+)
+def test_other_limits_cache_all_tokens_in_every_layer(limits):
+    assert gemma(limits=dataclasses.replace(LIMITS, **limits)).kv.groups is None
+
+
+@pytest.mark.parametrize("chosen", ["vllm_v0", "sglang", "trtllm", "vidur_vllm"])
+def test_groups_are_those_of_vllm_v1(chosen):
+    assert deploy("gpt-oss-20b", "H100", limits=LIMITS, scheduler=scheduler(chosen)).kv.groups is None
+
+
+def test_pipelines_and_disaggregation_have_no_groups():
+    assert deploy("gemma-3-27b", "H100", pp=2, limits=LIMITS).kv.groups is None
+    with pytest.raises(InputError, match=r"several KV cache groups, whose transfer is not modelled yet"):
+        disaggregate(gemma(), gemma())
+    with pytest.raises(InputError, match=r"counts every layer of gemma-3-27b in full"):
+        Limits.of(gemma())
+
+
+def work(prompt, output):
+    one = np.ones(1, np.int64)
+    return Workload(np.zeros(1), prompt * one, output * one, predicted_tokens=1.0 * output * one)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "reference"])
+def test_a_prompt_and_its_decodes_by_hand(engine):
+    """1,600 tokens in chunks of 512, and decodes from 1,601 on, with a window of 1,024 in six of seven groups."""
+    steps = simulate(work(1600, 40), gemma(), engine=engine).steps
+    # Chunks end at 512, 1,024, 1,536 and 1,600 tokens: 32, 64, 96 and 100 blocks in a group. When the chunk from token
+    # 1,536 on is formed, tokens up to 1,536 - 1,023 = 513 have left the window, 32 blocks.
+    assert steps.kv_blocks[:4].tolist() == [7 * 32, 7 * 64, 96 + 6 * 96, 100 + 6 * (100 - 32)]
+    # Decode of token 1,601: 577 tokens before the window, 36 blocks; then another one at 1,615 computed tokens.
+    assert steps.kv_blocks[4] == 101 + 6 * (101 - 36)
+    assert steps.kv_blocks[4 + 14] == 101 + 6 * (101 - 36)
+    assert steps.kv_blocks[4 + 15] == 101 + 6 * (101 - 37)
+    assert steps.kv_blocks[4 + 16] == 102 + 6 * (102 - 37)
+
+
+def test_chunks_are_freed_at_once_and_states_take_one_block():
+    groups = KvGroups(16, 1, 3, 64, chunked=True, states=2)
+    assert [groups.skipped(tokens) for tokens in (0, 63, 64, 127, 128)] == [0, 0, 4, 4, 8]
+    assert groups.blocks(65, 64) == 5 + 3 * (5 - 4) + 2
+    assert KvGroups(16, 1, states=3).blocks(1000, 999) == 63 + 3
+
+
+def test_groups_admit_more_requests_at_once():
+    limits = dataclasses.replace(LIMITS, max_num_seqs=256, max_model_len=8192)
+    full = gemma(limits, dataclasses.replace(V1, hybrid_kv_cache=False))
+    many = Workload(np.zeros(64), np.full(64, 4000), np.full(64, 200))
+    seqs = [(run := simulate(many, one).steps).decode_seqs.max() for one in (gemma(limits), full)]
+    assert run is not None
+    assert seqs[0] > 2 * seqs[1]
