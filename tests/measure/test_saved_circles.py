@@ -14,8 +14,9 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RETAINED = BENCHMARKS / "results"
 FIGURE = 0.01
 """A figure (the median over loads) may be so far from the one that is saved: what another order of sums may move."""
-LOAD = 0.02
-"""And the median of a load, which a search that ends elsewhere moves further."""
+LOAD = 0.05
+"""And the median of a load. BLAS kernels of other CPUs end the search at parameters that differ by up to 1 %, far
+within their intervals; near capacity this moves a median by up to 4 points."""
 
 
 def saved(prefix: str) -> dict[str, dict]:
@@ -63,14 +64,14 @@ def otherwise(rows, report):
 
 
 @pytest.mark.parametrize(
-    ("more", "found"), [(0.0, False), (0.005, False), (-0.005, False), (0.03, True), (-0.03, True)]
+    ("more", "found"), [(0.0, False), (0.005, False), (-0.005, False), (0.06, True), (-0.06, True)]
 )
 def test_errors_that_move_by_points_are_found_and_no_others(more, found):
     rows = saved("fidelity.live")
     for row in rows.values():  # none so small that it cannot shrink by points
         each = row["details"]["signed_by_load"].values()
         for of in each:
-            of["calibrated"] = abs(of["calibrated"]) + 0.05
+            of["calibrated"] = abs(of["calibrated"]) + 0.1
         row["value"] = statistics.median(of["calibrated"] for of in each)
     reported = {
         metric: {load: of["calibrated"] + more for load, of in row["details"]["signed_by_load"].items()}
