@@ -96,11 +96,8 @@ def by_window(found: Evaluation) -> list[dict[str, Any]]:
         share, rmse = w.running / found.requests, deviation * (1 - w.r2_all) ** 0.5
         shares = {"r2_all": w.r2_all, "r2_running": w.r2.value, "tau_running": w.tau.value}
         shares |= {"mae_all": w.mae.value * share, "mae_running": w.mae.value, "coverage90": w.coverage90.value}
-        shares |= {
-            "rmse_all": rmse,
-            "rmse_running": rmse / share**0.5,
-            "mae_all_conditioned": w.mae_conditioned * share,
-        }
+        shares |= {"rmse_all": rmse, "rmse_running": rmse / share**0.5}
+        shares |= {"mae_all_conditioned": w.mae_conditioned * share}
         shares = {name: round(value, 4) for name, value in shares.items()}
         rows.append({"tokens": w.tokens, "running": w.running} | shares)
     return rows
