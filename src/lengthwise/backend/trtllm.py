@@ -53,7 +53,7 @@ def trtllm_launch(
 
 
 def trtllm_options(deployment: Deployment, model: str | None = None) -> str:
-    """Return the YAML of the settings that ``trtllm-serve`` has no flag for."""
+    """Return the YAML of the settings that the command of ``trtllm_launch`` does not set by flags."""
     import yaml
 
     d, own = deployment, deployment.scheduler.trtllm

@@ -239,7 +239,7 @@ def stage_bytes(
     """Return [n] the bytes on a pipeline's fullest GPU, and the weight bytes on the GPU with the most weights.
 
     ``cached_tokens`` [n] are the tokens in the cache, each of which takes ``bytes_per_token`` on each GPU (if None, the
-    KV cache of the stage's layers). The largest visit has ``tokens`` and ``seqs`` [n].
+    KV cache of the stage's layers). The largest micro-batch has ``tokens`` and ``seqs`` [n].
     """
     fullest, heaviest = np.zeros(len(cached_tokens)), 0.0
     for stage, first, last in stage_kinds(stages):
