@@ -92,8 +92,8 @@ class RetryBudget:
     def take_for(self, error: UpstreamError, owner: Hashable, *, failures: int, output_started: bool) -> bool:
         """Take a retry for a failed request, and return whether it is allowed.
 
-        The first retry of a request is free if its engine could not be reached, broke off, or stalled after the first output.
-        Every other retry is taken from the budget.
+        The first retry of a request is free if its engine could not be reached, broke off, or stalled after the first
+        output. Every other retry is taken from the budget.
         """
         gone = error.reason in ("no connection", "closed early") or (error.reason == STALLED and output_started)
         return (failures == 1 and error.engine_fault and gone) or self.take(owner)
