@@ -96,6 +96,13 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     assert "### TensorRT-LLM (trtllm.sh)" in readme
 
 
+def test_no_resource_has_the_name_vllm(tmp_path):
+    write(tmp_path / "one", name="vLLM")
+    resources = list(yaml.safe_load_all((tmp_path / "one" / "kubernetes.yaml").read_text()))
+    names = {resource["metadata"]["name"] for resource in resources}
+    assert names == {"engine-vllm", "engine-vllm-pods"}
+
+
 def test_the_same_input_gives_the_same_bytes(tmp_path):
     _, first = write(tmp_path / "one")
     _, second = write(tmp_path / "two")

@@ -167,6 +167,15 @@ def test_names_that_kubernetes_refuses_are_refused(name):
         kubernetes_manifest(deploy("llama-3.1-8b", "H100", limits=LIMITS), name=name)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_service_sets_variables_that_an_engine_reads(engine):
+    """A Service `vllm` would set VLLM_PORT=tcp://..., with which vLLM does not start."""
+    text = manifest(engine=engine)[1]
+    assert by_kind(text)["StatefulSet"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(InputError, match="VLLM_PORT"):
+        kubernetes_manifest(deploy("llama-3.1-8b", "H100", limits=LIMITS), name="vllm")
+
+
 def test_what_is_no_nvidia_gpu_is_refused():
     with pytest.raises(InputError, match="NVIDIA"):
         kubernetes_manifest(deploy("llama-3.1-8b", "MI300X", limits=LIMITS), name="chat")

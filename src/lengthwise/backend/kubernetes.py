@@ -28,6 +28,7 @@ LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 OPTIONS_FOLDER = "/etc/trtllm"
+RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
@@ -82,7 +83,7 @@ def kubernetes_manifest(
     The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
     hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
     ``token_secret`` names a Secret with a Hugging Face token under the key ``token``. Raises InputError if the name is
-    invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    invalid or "vllm", a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
@@ -91,6 +92,11 @@ def kubernetes_manifest(
     if not _NAME.fullmatch(name):
         raise InputError(
             f"name must be at most 48 lower-case letters, digits and hyphens and start with a letter; it is {name!r}"
+        )
+    if name == RESERVED:
+        raise InputError(
+            f"name must not be {name!r}: Kubernetes gives pods the variable VLLM_PORT for a Service of this name, and "
+            "vLLM does not start with it. Choose another name"
         )
     if not is_nvidia(d):
         raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
@@ -225,6 +231,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
     }
     return {
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # no variables named after Services, such as VLLM_PORT
         # The container leaves the endpoints, then drains, then has a little time to exit.
         "terminationGracePeriodSeconds": LEAVE_S + DRAIN_S + 30,
         "securityContext": {**user, "fsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest, pod_engine
+from lengthwise.backend.kubernetes import RESERVED, is_nvidia, kubernetes_manifest, pod_engine
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -329,7 +329,7 @@ def _device(deployment: Deployment) -> str:
 def dns_name(name: str) -> str:
     """Return a name that Kubernetes accepts and that resembles the given one."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
+    return (plain if plain[:1].isalpha() and plain != RESERVED else f"engine-{plain}")[:48].strip("-")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True) -> list[Path]:
