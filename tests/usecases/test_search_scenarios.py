@@ -347,6 +347,25 @@ def test_a_number_of_blocks_is_of_blocks_of_one_size(space, sizes):
     assert [one.kv.num_blocks * one.kv.block_size for one in made] == [32_000, 32_000]
 
 
+@pytest.mark.slow  # compiles the rules of engines
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_a_load_test_is_expected_to_give_what_its_client_sends(engine):
+    """Its client sends the length of each output as max_tokens, by which these engines admit."""
+    text = ENGINES.replace("max_model_len = 1024", f'name = "{engine}"\nmax_model_len = 4096')
+    size = loads(text + "batch = [8]\n").engine.block_size
+    settings = [f"deployment.num_blocks={8192 // size}", "workload.num_requests=200", "workload.request_rate=20"]
+    texts, measured = set(), set()
+    for limit in (30, 3000):
+        scenario = loads(text[: text.index("[search.space]")], overrides=[*settings, f"workload.max_tokens={limit}"])
+        (variant,) = variants.build(scenario)
+        workload = variant.workload(0)
+        texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
+        records = simulate.engine.simulate(workload, variant.deployment, max_log_steps=0)
+        measured.add(round(simulate.metrics.summarize(records, variant.deployment).ttft_s.p99.value, 1))
+    assert len(texts) == 1
+    assert len(measured) == 2
+
+
 @pytest.mark.slow
 def test_variants_are_questions_and_their_winners_are_swapped():
     text = SMALL + '[[variants]]\nname = "short"\n[[variants]]\nname = "long"\nworkload.osl = 200\n'

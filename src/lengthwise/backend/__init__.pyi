@@ -4,6 +4,7 @@ from .launch_folder import MAX_REQUESTS as MAX_REQUESTS
 from .launch_folder import PLAN as PLAN
 from .launch_folder import PORT as PORT
 from .launch_folder import ScheduledEngines as ScheduledEngines
+from .launch_folder import as_benchmarked as as_benchmarked
 from .launch_folder import entries as entries
 from .launch_folder import load_test as load_test
 from .launch_folder import require_new as require_new

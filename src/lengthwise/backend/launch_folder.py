@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lengthwise.backend.kubernetes import RESERVED, is_nvidia, kubernetes_manifest, pod_engine
 from lengthwise.backend.launch import (
     ARRIVAL,
@@ -227,13 +229,24 @@ def load_test(
     if workload.max_tokens is not None and (workload.max_tokens[:count] != workload.output_tokens[:count]).any():
         notes.append(
             "vllm bench serve sends the length of each output as `max_tokens`, not the client's limit, and an engine "
-            "that admits by `max_tokens`, as SGLang does, admits more requests so. "
+            "that admits by `max_tokens`, as SGLang and TensorRT-LLM do, admits more requests so: the load test was "
+            "simulated with these lengths as limits, the claim with the clients' limits. "
             f"`lengthwise bench ENDPOINT --workload {TRACE} --no-exact` sends the clients' limits, and then outputs "
             "end where the model ends them."
         )
     if workload.priority is not None or deployment.scheduler.rank not in ARRIVAL:
         notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
+
+
+def as_benchmarked(workload: Workload) -> Workload:
+    """Return the requests as ``vllm bench serve`` sends them in a load test.
+
+    ``max_tokens`` is the length of the output, the engine ignores the end of sequence, and no request has a priority.
+    """
+    lengths, ones = workload.output_tokens.copy(), np.ones(len(workload), np.bool_)
+    priority = None if workload.priority is None else np.zeros_like(workload.priority)
+    return replace(workload, max_tokens=lengths, ignore_eos=ones, priority=priority)
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:

@@ -414,9 +414,10 @@ def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
 
 
 def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
-    """Return what the load test measures: its first requests find an idle server."""
-    records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0)
-    figures = _figures(limits, metrics.summarize(records, deployment, workload=workload))
+    """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
+    sent = backend.as_benchmarked(workload)
+    records = engine.simulate(sent, deployment, seed=seed, max_log_steps=0)
+    figures = _figures(limits, metrics.summarize(records, deployment, workload=sent))
     span_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
     ramp = ""
     if 0 < ramp_s < math.inf and span_s > 0:
