@@ -103,6 +103,15 @@ def test_no_resource_has_the_name_vllm(tmp_path):
     assert names == {"engine-vllm", "engine-vllm-pods"}
 
 
+def test_pods_get_the_token_of_a_gated_model_from_a_secret_that_the_readme_creates(tmp_path):
+    write(tmp_path / "one")
+    (container,) = yaml_of(tmp_path / "one", "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (secret,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "HF_TOKEN"]
+    assert secret["optional"]
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert f"`kubectl create secret generic {secret['name']} --from-file={secret['key']}`" in readme
+
+
 def test_the_same_input_gives_the_same_bytes(tmp_path):
     _, first = write(tmp_path / "one")
     _, second = write(tmp_path / "two")

@@ -152,7 +152,8 @@ def test_no_secret_is_written_but_by_reference():
         "containers"
     ]
     (token,) = [e for e in container["env"] if e["name"] == "HF_TOKEN"]
-    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token"}}}
+    reference = {"name": "hf-token", "key": "token", "optional": True}
+    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
 def test_a_replica_larger_than_a_node_names_what_can_hold_it():

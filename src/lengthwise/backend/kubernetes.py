@@ -28,6 +28,7 @@ LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 OPTIONS_FOLDER = "/etc/trtllm"
+TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
 RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
@@ -82,8 +83,9 @@ def kubernetes_manifest(
 
     The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
     hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
-    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``. Raises InputError if the name is
-    invalid or "vllm", a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``; without the Secret, pods start
+    without a token. Raises InputError if the name is invalid or "vllm", a replica spans nodes, the GPUs are not
+    NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
@@ -189,7 +191,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
     wait = {"timeoutSeconds": engine.health_s} if engine.health_s > 1 else {}
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": engine.home}]
     if token_secret is not None:
-        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        token = {"secretKeyRef": {"name": token_secret, "key": "token", "optional": True}}
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
     # vLLM keeps the CPU memory behind the KV cache in /dev/shm, and does not start if that is too small.
     offloading = d.limits.kv_offloading

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.backend.kubernetes import RESERVED, is_nvidia, kubernetes_manifest, pod_engine
+from lengthwise.backend.kubernetes import RESERVED, TOKEN_SECRET, is_nvidia, kubernetes_manifest, pod_engine
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -144,7 +144,8 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     if manifest:
         steps.append(
             f"On Kubernetes, with {pod_engine(d).title}: `kubectl apply -f kubernetes.yaml`, then port-forward the "
-            "Service to test it."
+            "Service to test it. If Hugging Face shows the model as gated, first create the Secret with your token, "
+            f"which a file `token` holds: `kubectl create secret generic {TOKEN_SECRET} --from-file=token`."
         )
     sections = {
         "All engines": shared,
@@ -324,7 +325,7 @@ def write_launch(
         texts["router.sh"] = router_script(d)
     has_manifest = fits_node(d) and PLACEHOLDER not in pod_engine(d).launch(d).command and is_nvidia(d)
     if has_manifest:
-        texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
+        texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
