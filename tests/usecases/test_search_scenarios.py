@@ -347,6 +347,24 @@ def test_a_number_of_blocks_is_of_blocks_of_one_size(space, sizes):
     assert [one.kv.num_blocks * one.kv.block_size for one in made] == [32_000, 32_000]
 
 
+def test_a_claim_has_the_cost_models_intervals_of_its_latencies_and_of_its_gpus(tmp_path):
+    text = SMALL.replace("[search]\n", '[search]\nobjective = "fewest_gpus"\nrate = 30\n')
+    scenario = loads(
+        text.replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', 'gpu = ["L40S"]\nbatch = [4]'),
+        overrides=["search.max_gpus=9"],
+    )
+    with search.threads(2) as workers:
+        found = search_module.plan(scenario, workers)
+    (place,) = search_module.write_launches(scenario, found, tmp_path)
+    summary = simulate.run(loads((place / "scenario.toml").read_text()))[0].summary
+    size, ttft = found.plans[0].best.objective, summary.ttft_s.p90
+    assert size.has_model_interval
+    ends = [report.metric_text("ttft.p90", end) for end in (ttft.model_low, ttft.model_high)]
+    claim = (place / "README.md").read_text()
+    assert f", {ends[0]} to {ends[1]} by the cost model's error (TTFT p90 ≤ 500 ms)" in claim
+    assert f" GPUs, {size.model_low:g} to {size.model_high:g} by the cost model's error" in claim
+
+
 @pytest.mark.slow  # compiles the rules of engines
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_a_load_test_is_expected_to_give_what_its_client_sends(engine):

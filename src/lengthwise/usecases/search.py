@@ -340,7 +340,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
-            outcome, *_ = simulate.run(claimed.with_run(model_draws=0), variants=[variant])
+            outcome, *_ = simulate.run(claimed, variants=[variant])
             claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
             if workload.after is not None:
                 workload = _as_sent(workload, variant.deployment, claimed.run.seed)
@@ -409,8 +409,19 @@ def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
         if isinstance(value, Estimate):
             half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
             text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-            texts.append(f"{text} ({report.limit_text(limit)})")
+            texts.append(f"{text}{_model_text(value, limit.metric)} ({report.limit_text(limit)})")
     return texts
+
+
+def _model_text(value: Estimate, metric: str = "") -> str:
+    """Return the interval of the cost model's error after a comma, or "" if it is unknown."""
+    if not value.has_model_interval:
+        return ""
+    ends = []
+    for end in (value.model_low, value.model_high):
+        finite = report.metric_text(metric, end) if metric else f"{end:,.6g}"
+        ends.append(finite if math.isfinite(end) else "\N{INFINITY}")
+    return f", {ends[0]} to {ends[1]} by the cost model's error"
 
 
 def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
@@ -441,9 +452,10 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     return (
         f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
         f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
-        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}, "
+        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}{_model_text(objective)}, "
         f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
-        f"{at_capacity}."
+        f"{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's "
+        "error, where it is known, are of 90 %."
     )
 
 
