@@ -365,6 +365,26 @@ def test_a_claim_has_the_cost_models_intervals_of_its_latencies_and_of_its_gpus(
     assert f" GPUs, {size.model_low:g} to {size.model_high:g} by the cost model's error" in claim
 
 
+def test_a_load_test_that_is_expected_to_break_its_limit_says_so():
+    scenario = loads(
+        ENGINES[: ENGINES.index("[search.space]")], overrides=["workload.num_requests=1000", "workload.request_rate=8"]
+    )
+    (variant,) = variants.build(scenario)
+    workload, d = variant.workload(0), variant.deployment
+    sent = simulate.engine.simulate(workload, d, max_log_steps=0)
+    ttft = simulate.metrics.summarize(sent, d).ttft_s.p90
+    assert ttft.half_width > 0
+    for bound_s, words in (
+        (ttft.value + ttft.half_width, ""),
+        (ttft.value - ttft.half_width / 2, " within its interval: the claim"),
+        (ttft.value - 2 * ttft.half_width, " by more than its interval: the claim"),
+    ):
+        limit = Limit("ttft.p90", bound_s)
+        text = search_module._expectation([limit], workload, d, 0, 0.0)
+        assert words in text
+        assert (f"This test breaks {report.limit_text(limit)}" in text) == bool(words)
+
+
 @pytest.mark.slow  # compiles the rules of engines
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_a_load_test_is_expected_to_give_what_its_client_sends(engine):

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -400,16 +400,22 @@ def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
     return replace(workload, after=None, prefixes=shared).take(rows, sent_s[rows])
 
 
-def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
-    """Return the limited latencies of a run with their intervals."""
-    texts = []
+def _limited(limits: Sequence[Limit], summary: metrics.Summary) -> Iterator[tuple[Limit, Estimate]]:
+    """Yield the limited latencies of a run."""
     for limit in limits:
         key, statistic = split(limit.metric)
         value = getattr(getattr(summary, f"{key}_s", None), statistic, None)
         if isinstance(value, Estimate):
-            half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
-            text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-            texts.append(f"{text}{_model_text(value, limit.metric)} ({report.limit_text(limit)})")
+            yield limit, value
+
+
+def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
+    """Return the limited latencies of a run with their intervals."""
+    texts = []
+    for limit, value in _limited(limits, summary):
+        half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
+        text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
+        texts.append(f"{text}{_model_text(value, limit.metric)} ({report.limit_text(limit)})")
     return texts
 
 
@@ -428,7 +434,8 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
     """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
     sent = backend.as_benchmarked(workload)
     records = engine.simulate(sent, deployment, seed=seed, max_log_steps=0)
-    figures = _figures(limits, metrics.summarize(records, deployment, workload=sent))
+    summary = metrics.summarize(records, deployment, workload=sent)
+    figures = _figures(limits, summary)
     span_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
     ramp = ""
     if 0 < ramp_s < math.inf and span_s > 0:
@@ -437,6 +444,22 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
     return (
         f"Simulated from an idle server with the same {len(workload):,} requests, this test gives "
         f"{', '.join(figures) or 'no limited latency'}: compare measured.json with these numbers.{ramp}"
+        f"{_broken_text(_limited(limits, summary), len(workload))}"
+    )
+
+
+def _broken_text(limited: Iterable[tuple[Limit, Estimate]], requests: int) -> str:
+    """Return a sentence on the limits that a load test is expected to break, or "" if it breaks none."""
+    broken = [(report.limit_text(limit), limit, value) for limit, value in limited if value.value > limit.bound]
+    if not broken:
+        return ""
+    names = " and ".join(name for name, *_ in broken)
+    within = all(value.low <= limit.bound for _, limit, value in broken)
+    beyond = any(value.low > limit.bound for _, limit, value in broken)
+    how = " within its interval" if within else " by more than its interval" if beyond else ""
+    return (
+        f" This test breaks {names}{how}: the claim is over several runs, and {requests:,} requests of one run differ "
+        "from it by chance. Compare with this figure, not with the limit."
     )
 
 
