@@ -78,9 +78,6 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     at = words.index("--config") + 1
     assert tuple(words[:at]) == launch.command[1 : at + 1]
     options = yaml.safe_load(Path(words[at]).read_text())
-    share = options["kv_cache_config"].pop("free_gpu_memory_fraction")
-    kv_bytes = d.kv.num_blocks * d.kv.kv_bytes_per_block
-    assert share == pytest.approx(kv_bytes / (d.gpu.memory_bytes - d.kv.weight_bytes), abs=1e-3)
     assert options == {
         "kv_cache_config": {
             "enable_block_reuse": False, "tokens_per_block": 16, "max_tokens": 480_000, "dtype": "fp8",
