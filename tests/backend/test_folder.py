@@ -71,7 +71,7 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     limits = replace(LIMITS, max_num_seqs=128, kv_dtype="fp8")
     d, made = write(tmp_path / "one", scheduler=Scheduler(trtllm=own), limits=limits, num_blocks=30_000)
     assert {"trtllm.sh", "trtllm.yaml"} <= {path.name for path in made}
-    assert "On Kubernetes, with TensorRT-LLM:" in (tmp_path / "one" / "README.md").read_text()
+    assert "Or run TensorRT-LLM on Kubernetes" in (tmp_path / "one" / "README.md").read_text()
     assert (tmp_path / "one" / "trtllm.yaml").read_text() in yaml_of(tmp_path / "one", "ConfigMap")["data"].values()
     words = run(tmp_path / "one" / "trtllm.sh", tmp_path, "trtllm-serve")["0,1,2,3"]
     launch = trtllm_launch(d, port=8001)
@@ -107,6 +107,27 @@ def test_pods_get_the_token_of_a_gated_model_from_a_secret_that_the_readme_creat
     assert secret["optional"]
     readme = (tmp_path / "one" / "README.md").read_text()
     assert f"`kubectl create secret generic {secret['name']} --from-file={secret['key']}`" in readme
+
+
+def test_a_test_of_several_replicas_on_kubernetes_reaches_all_of_them(tmp_path):
+    """A port-forward of a Service is pinned to one pod."""
+    write(tmp_path / "one", replicas=3, tp=2)
+    readme = (tmp_path / "one" / "README.md").read_text()
+    resources = list(yaml.safe_load_all((tmp_path / "one" / "kubernetes.yaml").read_text()))
+    service, headless = [one["metadata"]["name"] for one in resources if one["kind"] == "Service"]
+    assert "measures 1 of 3 replicas" in readme
+    assert f"ENDPOINT=http://{service}:8000 sh /tmp/launch/load-test.sh" in readme
+    workers = [f"http://{service}-{i}.{headless}:8000" for i in range(3)]
+    assert f"WORKERS='{' '.join(workers)}'" in readme
+    seen = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router", WORKERS=" ".join(workers))[""]
+    assert seen[seen.index("--worker-urls") + 1 :] == workers
+    remarks = (tmp_path / "one" / "kubernetes.yaml").read_text().replace("\n# ", " ")
+    assert "see `On Kubernetes` in README.md" in remarks
+    assert "\n## On Kubernetes\n" in readme
+    write(tmp_path / "single", replicas=1)
+    readme = (tmp_path / "single" / "README.md").read_text()
+    assert f"`kubectl port-forward service/{service} 8000`" in readme
+    assert "measures 1 of" not in readme
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path):

@@ -28,6 +28,7 @@ LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 OPTIONS_FOLDER = "/etc/trtllm"
+VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
 TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
 RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -57,9 +58,7 @@ class PodEngine:
 
 
 _ENGINES = {
-    "": PodEngine(
-        "vLLM", vllm_launch, 2, "vllm/vllm-openai:v0.32.0", "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))
-    ),
+    "": PodEngine("vLLM", vllm_launch, 2, VLLM_IMAGE, "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))),
     # Its health check generates a token: it takes 1 to 20 s.
     "sglang": PodEngine("SGLang", sglang_launch, 3, "lmsysorg/sglang:v0.5.23", health_s=25),
     "trtllm": PodEngine("TensorRT-LLM", trtllm_launch, 2, "nvcr.io/nvidia/tensorrt-llm/release:1.2.0"),
@@ -144,7 +143,8 @@ def kubernetes_manifest(
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
             "(GPU feature discovery) to the pod's spec."
         ),
-        f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; see README.md."
+        f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; "
+        "for a router see `On Kubernetes` in README.md."
         if d.parallel.replicas > 1
         else "The one pod stands behind the Service.",
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",

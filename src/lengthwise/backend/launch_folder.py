@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.backend.kubernetes import RESERVED, TOKEN_SECRET, is_nvidia, kubernetes_manifest, pod_engine
+from lengthwise.backend.kubernetes import RESERVED, TOKEN_SECRET, VLLM_IMAGE, is_nvidia, kubernetes_manifest, pod_engine
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -142,11 +142,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         "`lengthwise simulate scenario.toml --json numbers.json` repeats the claim.",
     ]
     if manifest:
-        steps.append(
-            f"On Kubernetes, with {pod_engine(d).title}: `kubectl apply -f kubernetes.yaml`, then port-forward the "
-            "Service to test it. If Hugging Face shows the model as gated, first create the Secret with your token, "
-            f"which a file `token` holds: `kubectl create secret generic {TOKEN_SECRET} --from-file=token`."
-        )
+        steps.append(f"Or run {pod_engine(d).title} on Kubernetes, by kubernetes.yaml: see below.")
     sections = {
         "All engines": shared,
         **{title: [note for note in of if note not in shared] for title, of in notes.items()},
@@ -162,10 +158,41 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
+        *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if manifest else []),
         "## What the engines do otherwise",
         *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _on_kubernetes(d: Deployment, name: str) -> str:
+    apply = (
+        "If Hugging Face shows the model as gated, first create the Secret with your token, from a file `token`: "
+        f"`kubectl create secret generic {TOKEN_SECRET} --from-file=token`. Then `kubectl apply -f kubernetes.yaml`."
+    )
+    if d.parallel.replicas == 1:
+        forward = f"kubectl port-forward service/{name} {PORT}"
+        return f"{apply} For the load test, `{forward}` makes the Service's port one of this machine."
+    workers = " ".join(f"http://{name}-{i}.{name}-pods:{PORT}" for i in range(d.parallel.replicas))
+    commands = (
+        f"kubectl run load-test --image={VLLM_IMAGE} --command -- sleep infinity",
+        "kubectl wait --for=condition=Ready --timeout=1h pod/load-test",
+        "kubectl cp . load-test:/tmp/launch",
+        f"kubectl exec load-test -- env ENDPOINT=http://{name}:{PORT} sh /tmp/launch/load-test.sh",
+        "kubectl cp load-test:/tmp/launch/measured.json measured.json",
+    )
+    test = (
+        "A port-forward of the Service reaches one pod, and a load test through it measures 1 of "
+        f"{d.parallel.replicas} replicas. Run the test in a pod of the cluster (for a gated model, with "
+        "`--env=HF_TOKEN=...` in the first command, as the test reads the tokenizer):"
+    )
+    router = (
+        "The Service spreads connections over the pods whatever their load. For the router nearest to the simulated "
+        "one, start router.sh in that pod before the test, after `pip install vllm-router` and with "
+        f"`WORKERS='{workers}'`, and leave ENDPOINT out. Another way is the gateway of lengthwise, by `deploy/` of its "
+        "repository."
+    )
+    return "\n\n".join((apply, test, "\n".join(f"    {command}" for command in commands), router))
 
 
 def entries(items: Sequence[str]) -> str:
