@@ -130,6 +130,18 @@ def test_a_test_of_several_replicas_on_kubernetes_reaches_all_of_them(tmp_path):
     assert "measures 1 of" not in readme
 
 
+@pytest.mark.parametrize("own", [None, TrtllmSettings()])
+def test_the_readme_names_model_versions_and_what_the_load_test_needs(tmp_path, own):
+    scheduler = {} if own is None else {"scheduler": Scheduler(trtllm=own)}
+    write(tmp_path / "one", name="tp4", **scheduler)
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert readme.startswith("# llama-3.1-70b: tp4\n")
+    assert "flags of vLLM 0.32.0" in readme
+    assert "SGLang 0.5.23" in readme
+    assert ("TensorRT-LLM 1.2.0" in readme) == (own is not None)
+    assert "install vLLM (`pip install vllm`) where you start it, whatever the engine" in readme
+
+
 def test_the_same_input_gives_the_same_bytes(tmp_path):
     _, first = write(tmp_path / "one")
     _, second = write(tmp_path / "two")

@@ -261,6 +261,7 @@ def deployed(text, folder, monkeypatch):
 
 def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypatch):
     best, scenario, outcome, trace = deployed(CHATS, tmp_path, monkeypatch)
+    assert "scenario.toml reads" not in next(tmp_path.glob("*/README.md")).read_text()
     assert scenario.workload.sessions.turns == 3
     assert scenario.workload.groups.count == 2
     assert scenario.engine.enable_prefix_caching
@@ -300,6 +301,8 @@ def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(
     drawn = CHATS[CHATS.index("isl") : CHATS.index("[deployment]")]
     text = CHATS.replace(drawn, f'trace = "{tmp_path / "trace.jsonl"}"\n')
     best, scenario, outcome, _ = deployed(text, tmp_path / "launch", monkeypatch)
+    (readme,) = (tmp_path / "launch").glob("*/README.md")
+    assert f"scenario.toml reads `{tmp_path / 'trace.jsonl'}`: this folder has no copy." in readme.read_text()
     replayed = outcome.variant.workload(0)
     assert scenario.workload.is_replay
     assert replayed.prefixes is not None

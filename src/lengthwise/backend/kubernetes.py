@@ -56,8 +56,13 @@ class PodEngine:
     drain: tuple[str, ...] = ()
     health_s: int = 1
 
+    @property
+    def release(self) -> str:
+        """Return the engine with the version of its image, which the flags are of."""
+        return f"{self.title} {self.image.rpartition(':')[2].removeprefix('v')}"
 
-_ENGINES = {
+
+ENGINES = {
     "": PodEngine("vLLM", vllm_launch, 2, VLLM_IMAGE, "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))),
     # Its health check generates a token: it takes 1 to 20 s.
     "sglang": PodEngine("SGLang", sglang_launch, 3, "lmsysorg/sglang:v0.5.23", health_s=25),
@@ -67,7 +72,7 @@ _ENGINES = {
 
 def pod_engine(deployment: Deployment) -> PodEngine:
     """Return the engine of a deployment's pods: SGLang or TensorRT-LLM if its rules were simulated, otherwise vLLM."""
-    return _ENGINES[deployment.scheduler.engine_rules]
+    return ENGINES[deployment.scheduler.engine_rules]
 
 
 def kubernetes_manifest(

@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.backend.kubernetes import RESERVED, TOKEN_SECRET, VLLM_IMAGE, is_nvidia, kubernetes_manifest, pod_engine
+from lengthwise.backend.kubernetes import (
+    ENGINES,
+    RESERVED,
+    TOKEN_SECRET,
+    VLLM_IMAGE,
+    is_nvidia,
+    kubernetes_manifest,
+    pod_engine,
+)
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -133,11 +141,15 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         scripts = "`sh trtllm.sh`, or another engine by `sh vllm.sh` or `sh sglang.sh`"
     notes = {title: launch.notes for title, launch in launches.items()}
     shared = [note for note in launches["vLLM (vllm.sh)"].notes if all(note in of for of in notes.values())]
-    steps = [f"Start the engine, {scripts} (`MODEL=... sh vllm.sh` loads another checkpoint)."]
+    versions = [ENGINES[key].release for key in ("", "sglang", *(["trtllm"] if d.scheduler.trtllm is not None else []))]
+    given = f"`MODEL=... sh vllm.sh` loads another checkpoint; flags of {', '.join(versions[:-1])} and {versions[-1]}"
+    steps = [f"Start the engine, {scripts} ({given})."]
     if d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
+    where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
+    client = "It runs `vllm bench serve`: install vLLM (`pip install vllm`) where you start it, whatever the engine."
     steps += [
-        f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
+        f"Send the simulated requests, `sh load-test.sh` ({where}). {client}",
         'Compare measured.json with the numbers under "The load test" below.',
         "`lengthwise simulate scenario.toml --json numbers.json` repeats the claim.",
     ]
@@ -149,7 +161,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         "The load test": load_launch.notes,
     }
     parts = [
-        f"# {name}",
+        f"# {d.model.name}: {name}",
         claim,
         (
             f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}, "

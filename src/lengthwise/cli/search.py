@@ -33,7 +33,7 @@ def run(
     ray: Annotated[str | None, Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one.")] = None,
     resume: Annotated[Path | None, Option(metavar="DIR", help="Store evaluations here and reuse stored ones.")] = None,
     report: HtmlReport = None,
-    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: vLLM, SGLang, Kubernetes.")] = None,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: engines, Kubernetes.")] = None,
     deploy_top: Annotated[int, Option(min=1, help="Number of best configurations in --deploy.")] = 1,
     json: JsonFile = None,
     quiet: Quiet = False,

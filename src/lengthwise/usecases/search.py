@@ -254,6 +254,11 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
 
     The digest of a folder (of a profile) covers the names, sizes and modification times of the files in it.
     """
+    return {text: _digest(path) for text, path in _files(scenario).items()}
+
+
+def _files(scenario: Scenario) -> dict[str, Path]:
+    """Return the files and folders that a scenario reads, by name."""
     on = scenario.deployment
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
     texts += [on.cost.partition(":")[2].partition("#")[0]]
@@ -267,7 +272,7 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
     parts = {part for text in texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
     parts |= {part.partition("#")[0] for part in parts}  # an estimator after a profile's name
     paths = {text: resolved(text, scenario.folder) for text in parts if text}
-    return {text: _digest(path) for text, path in sorted(paths.items()) if path.exists()}
+    return {text: path for text, path in sorted(paths.items()) if path.exists()}
 
 
 def _digest(place: Path) -> str:
@@ -342,6 +347,9 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
             workload = variant.workload(claimed.run.seed)
             outcome, *_ = simulate.run(claimed, variants=[variant])
             claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
+            if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
+                claim += f" scenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
+                claim += "what it reads and change its path in scenario.toml."
             if workload.after is not None:
                 workload = _as_sent(workload, variant.deployment, claimed.run.seed)
             ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
