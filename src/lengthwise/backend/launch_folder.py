@@ -52,6 +52,9 @@ PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
 TRACE, PLAN = "trace.jsonl", "PLAN.json"
+_ALWAYS = frozenset({"README.md", "vllm.sh", "sglang.sh", "load-test.sh", "scenario.toml", TRACE})
+_FILES = _ALWAYS | {"trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}  # of a launch folder
+_NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _STOP = """stop() {
   trap - INT TERM
   kill $pids 2>/dev/null || true
@@ -401,6 +404,44 @@ def require_new(folder: Path, *, force: bool) -> None:
     """Raise OutputError if the folder has files, unless ``force`` allows replacing them."""
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
+
+
+def require_replaceable(folder: Path, *, force: bool) -> None:
+    """Raise OutputError if the folder has launch folders, unless ``force`` allows replacing them.
+
+    Launch folders with files that ``write_launch`` does not write are never replaced.
+    """
+    former = _launches(folder)
+    if former and not force:
+        names = ", ".join(one.name for one in former)
+        raise OutputError(
+            f"{folder} has launch folders of an earlier search ({names}); name another folder, or replace them with "
+            "--force"
+        )
+    for one in former:
+        if other := sorted({path.name for path in one.iterdir()} - _FILES):
+            raise OutputError(
+                f"--force replaces only what a search wrote; {one} also has {', '.join(other)}. Move the folder "
+                "elsewhere, or name another one"
+            )
+
+
+def remove_launches(folder: Path) -> None:
+    """Remove the launch folders in a folder. Raises OutputError if one has other files, or cannot be removed."""
+    require_replaceable(folder, force=True)
+    for one in _launches(folder):
+        try:
+            for path in one.iterdir():
+                path.unlink()
+            one.rmdir()
+        except OSError as error:
+            raise OutputError(f"cannot remove {error.filename}: {error.strerror}. Remove {one} yourself") from error
+
+
+def _launches(folder: Path) -> list[Path]:
+    """Return the launch folders in a folder: numbered, with a load test, its trace and the scenario."""
+    numbered = [one for one in sorted(folder.glob("*")) if _NUMBERED.fullmatch(one.name) and one.is_dir()]
+    return [one for one in numbered if not one.is_symlink() and all((one / name).is_file() for name in _ALWAYS)]
 
 
 @dataclass(frozen=True)

@@ -328,11 +328,13 @@ def _at_rate(requested: VariantSearch, rate_rps: float) -> dict[str, Any]:
     return {"request_rate": rate_rps}
 
 
-def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
+def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1, *, force: bool = False) -> list[Path]:
     """Write folders for the ``top`` best configurations of every plan, and return their paths.
 
     A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
+    With ``force``, the folders of an earlier search are removed first; without it they raise OutputError.
     """
+    backend.require_replaceable(folder, force=force)
     made: list[Path] = []
     for requested, found in zip(questions(scenario), study.plans, strict=True):
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
@@ -342,6 +344,9 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+            if force and not made:
+                backend.remove_launches(folder)
+            backend.require_new(folder / title, force=False)
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
