@@ -71,16 +71,13 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     limits = replace(LIMITS, max_num_seqs=128, kv_dtype="fp8")
     d, made = write(tmp_path / "one", scheduler=Scheduler(trtllm=own), limits=limits, num_blocks=30_000)
     assert {"trtllm.sh", "trtllm.yaml"} <= {path.name for path in made}
-    assert "On Kubernetes, with TensorRT-LLM:" in (tmp_path / "one" / "README.md").read_text()
+    assert "Or run TensorRT-LLM on Kubernetes" in (tmp_path / "one" / "README.md").read_text()
     assert (tmp_path / "one" / "trtllm.yaml").read_text() in yaml_of(tmp_path / "one", "ConfigMap")["data"].values()
     words = run(tmp_path / "one" / "trtllm.sh", tmp_path, "trtllm-serve")["0,1,2,3"]
     launch = trtllm_launch(d, port=8001)
     at = words.index("--config") + 1
     assert tuple(words[:at]) == launch.command[1 : at + 1]
     options = yaml.safe_load(Path(words[at]).read_text())
-    share = options["kv_cache_config"].pop("free_gpu_memory_fraction")
-    kv_bytes = d.kv.num_blocks * d.kv.kv_bytes_per_block
-    assert share == pytest.approx(kv_bytes / (d.gpu.memory_bytes - d.kv.weight_bytes), abs=1e-3)
     assert options == {
         "kv_cache_config": {
             "enable_block_reuse": False, "tokens_per_block": 16, "max_tokens": 480_000, "dtype": "fp8",
@@ -94,6 +91,55 @@ def test_trtllms_rules_get_its_script_and_options(tmp_path):
     readme = (tmp_path / "one" / "README.md").read_text()
     assert "Start the engine, `sh trtllm.sh`" in readme
     assert "### TensorRT-LLM (trtllm.sh)" in readme
+
+
+def test_no_resource_has_the_name_vllm(tmp_path):
+    write(tmp_path / "one", name="vLLM")
+    resources = list(yaml.safe_load_all((tmp_path / "one" / "kubernetes.yaml").read_text()))
+    names = {resource["metadata"]["name"] for resource in resources}
+    assert names == {"engine-vllm", "engine-vllm-pods"}
+
+
+def test_pods_get_the_token_of_a_gated_model_from_a_secret_that_the_readme_creates(tmp_path):
+    write(tmp_path / "one")
+    (container,) = yaml_of(tmp_path / "one", "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (secret,) = [one["valueFrom"]["secretKeyRef"] for one in container["env"] if one["name"] == "HF_TOKEN"]
+    assert secret["optional"]
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert f"`kubectl create secret generic {secret['name']} --from-file={secret['key']}`" in readme
+
+
+def test_a_test_of_several_replicas_on_kubernetes_reaches_all_of_them(tmp_path):
+    """A port-forward of a Service is pinned to one pod."""
+    write(tmp_path / "one", replicas=3, tp=2)
+    readme = (tmp_path / "one" / "README.md").read_text()
+    resources = list(yaml.safe_load_all((tmp_path / "one" / "kubernetes.yaml").read_text()))
+    service, headless = [one["metadata"]["name"] for one in resources if one["kind"] == "Service"]
+    assert "measures 1 of 3 replicas" in readme
+    assert f"ENDPOINT=http://{service}:8000 sh /tmp/launch/load-test.sh" in readme
+    workers = [f"http://{service}-{i}.{headless}:8000" for i in range(3)]
+    assert f"WORKERS='{' '.join(workers)}'" in readme
+    seen = run(tmp_path / "one" / "router.sh", tmp_path, "vllm-router", WORKERS=" ".join(workers))[""]
+    assert seen[seen.index("--worker-urls") + 1 :] == workers
+    remarks = (tmp_path / "one" / "kubernetes.yaml").read_text().replace("\n# ", " ")
+    assert "see `On Kubernetes` in README.md" in remarks
+    assert "\n## On Kubernetes\n" in readme
+    write(tmp_path / "single", replicas=1)
+    readme = (tmp_path / "single" / "README.md").read_text()
+    assert f"`kubectl port-forward service/{service} 8000`" in readme
+    assert "measures 1 of" not in readme
+
+
+@pytest.mark.parametrize("own", [None, TrtllmSettings()])
+def test_the_readme_names_model_versions_and_what_the_load_test_needs(tmp_path, own):
+    scheduler = {} if own is None else {"scheduler": Scheduler(trtllm=own)}
+    write(tmp_path / "one", name="tp4", **scheduler)
+    readme = (tmp_path / "one" / "README.md").read_text()
+    assert readme.startswith("# llama-3.1-70b: tp4\n")
+    assert "flags of vLLM 0.32.0" in readme
+    assert "SGLang 0.5.23" in readme
+    assert ("TensorRT-LLM 1.2.0" in readme) == (own is not None)
+    assert "install vLLM (`pip install vllm`) where you start it, whatever the engine" in readme
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path):

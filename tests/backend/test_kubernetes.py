@@ -152,7 +152,8 @@ def test_no_secret_is_written_but_by_reference():
         "containers"
     ]
     (token,) = [e for e in container["env"] if e["name"] == "HF_TOKEN"]
-    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf-token", "key": "token"}}}
+    reference = {"name": "hf-token", "key": "token", "optional": True}
+    assert token == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
 
 
 def test_a_replica_larger_than_a_node_names_what_can_hold_it():
@@ -165,6 +166,15 @@ def test_a_replica_larger_than_a_node_names_what_can_hold_it():
 def test_names_that_kubernetes_refuses_are_refused(name):
     with pytest.raises(InputError, match="name must be"):
         kubernetes_manifest(deploy("llama-3.1-8b", "H100", limits=LIMITS), name=name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_service_sets_variables_that_an_engine_reads(engine):
+    """A Service `vllm` would set VLLM_PORT=tcp://..., with which vLLM does not start."""
+    text = manifest(engine=engine)[1]
+    assert by_kind(text)["StatefulSet"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(InputError, match="VLLM_PORT"):
+        kubernetes_manifest(deploy("llama-3.1-8b", "H100", limits=LIMITS), name="vllm")
 
 
 def test_what_is_no_nvidia_gpu_is_refused():

@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
 from lengthwise.backend import sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend.trtllm import trtllm_options
 from lengthwise.policy import known, named, rank, scheduler
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
 from lengthwise.schema.errors import InputError, UnknownNameError
@@ -251,6 +253,40 @@ def test_a_given_number_of_blocks_is_handed_on_and_a_planned_one_is_not():
     assert message(vllm_launch(planned), f"{planned.kv.num_blocks * 16:,} tokens", "planned")
     assert value(vllm_launch(given), "--num-gpu-blocks-override") == "1001"  # vLLM keeps one itself
     assert value(sglang_launch(given), "--max-total-tokens") == "16000"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.7, 0.98, 1.0])
+def test_a_cap_of_tokens_decides_and_not_the_fraction(share):
+    """Engines take the smaller pool, and TensorRT-LLM's fraction is of what is free after activations."""
+    planned = deployment(limits=EngineLimits(max_model_len=4096, gpu_memory_utilization=0.97))
+    d = deployment(num_blocks=int(share * planned.kv.num_blocks) - 1)
+    pool, free = d.kv.num_blocks * d.kv.kv_bytes_per_block, d.gpu.memory_bytes - d.kv.weight_bytes
+    options = yaml.safe_load(trtllm_options(d))["kv_cache_config"]
+    assert options["max_tokens"] == d.kv.num_blocks * 16
+    fraction = options.get("free_gpu_memory_fraction", 0.9)
+    assert min(0.989, pool / free + 0.05) < fraction < 1
+    assert ("free_gpu_memory_fraction" in options) == (pool / free > 0.8)
+    sglang = sglang_launch(d)
+    assert value(sglang, "--max-total-tokens") == str(options["max_tokens"])
+    static = (d.kv.weight_bytes + pool) / d.gpu.memory_bytes
+    assert min(0.989, static + 0.05) < float(value(sglang, "--mem-fraction-static")) < 1
+    for launch, words in ((sglang, "--max-total-tokens caps"), (trtllm_launch(d), "max_tokens in trtllm.yaml caps")):
+        assert message(launch, words)
+        assert not message(launch, "is the simulated share")
+
+
+@pytest.mark.parametrize("launch", [trtllm_launch, sglang_launch])
+def test_without_a_cap_the_fraction_is_the_simulated_share(launch):
+    d = deployment()
+    pool, memory = d.kv.num_blocks * d.kv.kv_bytes_per_block, d.gpu.memory_bytes
+    if launch is sglang_launch:
+        share, fraction = (d.kv.weight_bytes + pool) / memory, float(value(launch(d), "--mem-fraction-static"))
+    else:
+        share, options = pool / (memory - d.kv.weight_bytes), yaml.safe_load(trtllm_options(d))["kv_cache_config"]
+        fraction = options["free_gpu_memory_fraction"]
+        assert "max_tokens" not in options
+    assert fraction == pytest.approx(share, abs=1e-3)
+    assert message(launch(d), "is the simulated share")
 
 
 def test_blocks_of_groups_are_handed_on_and_their_absence_too():

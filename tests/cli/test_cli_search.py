@@ -103,6 +103,30 @@ def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, 
     assert cli("simulate", folder / launches[0] / "scenario.toml", "--seeds", 1).code == 0
 
 
+def test_folders_of_an_earlier_search_are_replaced_only_with_force(cli, question, tmp_path):
+    folder = tmp_path / "launch"
+    both = ("search", question, "--deploy", folder, "--deploy-top", 2)
+    assert cli(*both).code == 0
+    first = sorted(path.name for path in folder.iterdir())
+    assert len(first) == 2
+    (folder / "notes.txt").write_text("mine")
+    (folder / "2-mine").mkdir()
+    (folder / "2-mine" / "README.md").write_text("mine")
+    refused = cli(*both)
+    assert refused.code == 2
+    assert f"launch folders of an earlier search ({', '.join(first)})" in refused.err.replace("\n", " ")
+    assert cli("search", question, "--deploy", folder, "--force").code == 0  # only the best
+    assert sorted(path.name for path in folder.iterdir()) == sorted([first[0], "2-mine", "notes.txt"])
+    measured = folder / first[0] / "measured.json"
+    measured.write_text("{}")
+    refused = cli("search", question, "--deploy", folder, "--force")
+    assert refused.code == 2
+    assert "also has measured.json" in refused.err.replace("\n", " ")
+    assert measured.exists()
+    assert (folder / first[0] / "trace.jsonl").exists()
+    assert (folder / "2-mine" / "README.md").read_text() == "mine"
+
+
 def test_nothing_holds_is_an_answer(cli, question, tmp_path):
     finished = cli("search", question, "--set", "search.limits.ttft.p90=0.001", "--deploy", tmp_path / "launch")
     assert finished.code == 0

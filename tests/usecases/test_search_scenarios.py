@@ -261,6 +261,7 @@ def deployed(text, folder, monkeypatch):
 
 def test_the_scenario_of_deployed_sessions_repeats_the_claim(tmp_path, monkeypatch):
     best, scenario, outcome, trace = deployed(CHATS, tmp_path, monkeypatch)
+    assert "scenario.toml reads" not in next(tmp_path.glob("*/README.md")).read_text()
     assert scenario.workload.sessions.turns == 3
     assert scenario.workload.groups.count == 2
     assert scenario.engine.enable_prefix_caching
@@ -300,6 +301,8 @@ def test_a_deployed_trace_of_shared_prefixes_stays_a_replay_at_the_claimed_rate(
     drawn = CHATS[CHATS.index("isl") : CHATS.index("[deployment]")]
     text = CHATS.replace(drawn, f'trace = "{tmp_path / "trace.jsonl"}"\n')
     best, scenario, outcome, _ = deployed(text, tmp_path / "launch", monkeypatch)
+    (readme,) = (tmp_path / "launch").glob("*/README.md")
+    assert f"scenario.toml reads `{tmp_path / 'trace.jsonl'}`: this folder has no copy." in readme.read_text()
     replayed = outcome.variant.workload(0)
     assert scenario.workload.is_replay
     assert replayed.prefixes is not None
@@ -345,6 +348,63 @@ def test_a_number_of_blocks_is_of_blocks_of_one_size(space, sizes):
     (requested,) = search_module.questions(loads(own))
     made = [requested.bench.build(settings) for settings in requested.space.candidates()]
     assert [one.kv.num_blocks * one.kv.block_size for one in made] == [32_000, 32_000]
+
+
+def test_a_claim_has_the_cost_models_intervals_of_its_latencies_and_of_its_gpus(tmp_path):
+    text = SMALL.replace("[search]\n", '[search]\nobjective = "fewest_gpus"\nrate = 30\n')
+    scenario = loads(
+        text.replace('gpu = ["H100", "L40S"]\nbatch = [4, 32]', 'gpu = ["L40S"]\nbatch = [4]'),
+        overrides=["search.max_gpus=9"],
+    )
+    with search.threads(2) as workers:
+        found = search_module.plan(scenario, workers)
+    (place,) = search_module.write_launches(scenario, found, tmp_path)
+    summary = simulate.run(loads((place / "scenario.toml").read_text()))[0].summary
+    size, ttft = found.plans[0].best.objective, summary.ttft_s.p90
+    assert size.has_model_interval
+    ends = [report.metric_text("ttft.p90", end) for end in (ttft.model_low, ttft.model_high)]
+    claim = (place / "README.md").read_text()
+    assert f", {ends[0]} to {ends[1]} by the cost model's error (TTFT p90 ≤ 500 ms)" in claim
+    assert f" GPUs, {size.model_low:g} to {size.model_high:g} by the cost model's error" in claim
+
+
+def test_a_load_test_that_is_expected_to_break_its_limit_says_so():
+    scenario = loads(
+        ENGINES[: ENGINES.index("[search.space]")], overrides=["workload.num_requests=1000", "workload.request_rate=8"]
+    )
+    (variant,) = variants.build(scenario)
+    workload, d = variant.workload(0), variant.deployment
+    sent = simulate.engine.simulate(workload, d, max_log_steps=0)
+    ttft = simulate.metrics.summarize(sent, d).ttft_s.p90
+    assert ttft.half_width > 0
+    for bound_s, words in (
+        (ttft.value + ttft.half_width, ""),
+        (ttft.value - ttft.half_width / 2, " within its interval: the claim"),
+        (ttft.value - 2 * ttft.half_width, " by more than its interval: the claim"),
+    ):
+        limit = Limit("ttft.p90", bound_s)
+        text = search_module._expectation([limit], workload, d, 0, 0.0)
+        assert words in text
+        assert (f"This test breaks {report.limit_text(limit)}" in text) == bool(words)
+
+
+@pytest.mark.slow  # compiles the rules of engines
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_a_load_test_is_expected_to_give_what_its_client_sends(engine):
+    """Its client sends the length of each output as max_tokens, by which these engines admit."""
+    text = ENGINES.replace("max_model_len = 1024", f'name = "{engine}"\nmax_model_len = 4096')
+    size = loads(text + "batch = [8]\n").engine.block_size
+    settings = [f"deployment.num_blocks={8192 // size}", "workload.num_requests=200", "workload.request_rate=20"]
+    texts, measured = set(), set()
+    for limit in (30, 3000):
+        scenario = loads(text[: text.index("[search.space]")], overrides=[*settings, f"workload.max_tokens={limit}"])
+        (variant,) = variants.build(scenario)
+        workload = variant.workload(0)
+        texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
+        records = simulate.engine.simulate(workload, variant.deployment, max_log_steps=0)
+        measured.add(round(simulate.metrics.summarize(records, variant.deployment).ttft_s.p99.value, 1))
+    assert len(texts) == 1
+    assert len(measured) == 2
 
 
 @pytest.mark.slow

@@ -4,9 +4,12 @@ from .launch_folder import MAX_REQUESTS as MAX_REQUESTS
 from .launch_folder import PLAN as PLAN
 from .launch_folder import PORT as PORT
 from .launch_folder import ScheduledEngines as ScheduledEngines
+from .launch_folder import as_benchmarked as as_benchmarked
 from .launch_folder import entries as entries
 from .launch_folder import load_test as load_test
+from .launch_folder import remove_launches as remove_launches
 from .launch_folder import require_new as require_new
+from .launch_folder import require_replaceable as require_replaceable
 from .launch_folder import scheduled_scripts as scheduled_scripts
 from .launch_folder import write_launch as write_launch
 from .launch_folder import write_texts as write_texts

@@ -28,6 +28,9 @@ LEAVE_S = 10  # seconds until a stopping pod is out of the Service's endpoints
 LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 OPTIONS_FOLDER = "/etc/trtllm"
+VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
+TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
+RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
@@ -53,11 +56,14 @@ class PodEngine:
     drain: tuple[str, ...] = ()
     health_s: int = 1
 
+    @property
+    def release(self) -> str:
+        """Return the engine with the version of its image, which the flags are of."""
+        return f"{self.title} {self.image.rpartition(':')[2].removeprefix('v')}"
 
-_ENGINES = {
-    "": PodEngine(
-        "vLLM", vllm_launch, 2, "vllm/vllm-openai:v0.32.0", "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))
-    ),
+
+ENGINES = {
+    "": PodEngine("vLLM", vllm_launch, 2, VLLM_IMAGE, "/home/vllm", 2000, ("--shutdown-timeout", str(DRAIN_S))),
     # Its health check generates a token: it takes 1 to 20 s.
     "sglang": PodEngine("SGLang", sglang_launch, 3, "lmsysorg/sglang:v0.5.23", health_s=25),
     "trtllm": PodEngine("TensorRT-LLM", trtllm_launch, 2, "nvcr.io/nvidia/tensorrt-llm/release:1.2.0"),
@@ -66,7 +72,7 @@ _ENGINES = {
 
 def pod_engine(deployment: Deployment) -> PodEngine:
     """Return the engine of a deployment's pods: SGLang or TensorRT-LLM if its rules were simulated, otherwise vLLM."""
-    return _ENGINES[deployment.scheduler.engine_rules]
+    return ENGINES[deployment.scheduler.engine_rules]
 
 
 def kubernetes_manifest(
@@ -81,8 +87,9 @@ def kubernetes_manifest(
 
     The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
     hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
-    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``. Raises InputError if the name is
-    invalid, a replica spans nodes, the GPUs are not NVIDIA's, or no checkpoint is known.
+    ``token_secret`` names a Secret with a Hugging Face token under the key ``token``; without the Secret, pods start
+    without a token. Raises InputError if the name is invalid or "vllm", a replica spans nodes, the GPUs are not
+    NVIDIA's, or no checkpoint is known.
     """
     import yaml
 
@@ -91,6 +98,11 @@ def kubernetes_manifest(
     if not _NAME.fullmatch(name):
         raise InputError(
             f"name must be at most 48 lower-case letters, digits and hyphens and start with a letter; it is {name!r}"
+        )
+    if name == RESERVED:
+        raise InputError(
+            f"name must not be {name!r}: Kubernetes gives pods the variable VLLM_PORT for a Service of this name, and "
+            "vLLM does not start with it. Choose another name"
         )
     if not is_nvidia(d):
         raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
@@ -136,7 +148,8 @@ def kubernetes_manifest(
             f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
             "(GPU feature discovery) to the pod's spec."
         ),
-        f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; see README.md."
+        f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; "
+        "for a router see `On Kubernetes` in README.md."
         if d.parallel.replicas > 1
         else "The one pod stands behind the Service.",
         "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
@@ -183,7 +196,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
     wait = {"timeoutSeconds": engine.health_s} if engine.health_s > 1 else {}
     environment: list[dict[str, Any]] = [{"name": "HOME", "value": engine.home}]
     if token_secret is not None:
-        token = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        token = {"secretKeyRef": {"name": token_secret, "key": "token", "optional": True}}
         environment.append({"name": "HF_TOKEN", "valueFrom": token})
     # vLLM keeps the CPU memory behind the KV cache in /dev/shm, and does not start if that is too small.
     offloading = d.limits.kv_offloading
@@ -225,6 +238,7 @@ def _pod(d: Deployment, launch: Launch, image: str, token_secret: str | None, na
     }
     return {
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # no variables named after Services, such as VLLM_PORT
         # The container leaves the endpoints, then drains, then has a little time to exit.
         "terminationGracePeriodSeconds": LEAVE_S + DRAIN_S + 30,
         "securityContext": {**user, "fsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}},

@@ -16,6 +16,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import ModelSpec, dtype_name
 
+FRACTION_ROOM, MAX_FRACTION = 0.1, 0.99  # of the memory
 DEVICES = ("cuda", "cpu")
 PLACEHOLDER = "$MODEL"  # stands in a command for a checkpoint that is not in the catalog
 
@@ -79,6 +80,23 @@ def sets_kv_blocks(deployment: Deployment) -> bool:
     except DoesNotFitError:
         return True  # only a given number makes such a deployment possible
     return planned.num_blocks != d.kv.num_blocks
+
+
+def memory_fraction(share: float, *, is_capped: bool, default: float = 0.0) -> float | None:
+    """Return the engine's memory fraction for a simulated share of memory, or None if the engine's default holds it.
+
+    With a cap of tokens (``is_capped``), the fraction has room above the share, so that the cap decides: an engine
+    takes the smaller pool, and its fraction is of the memory that is free after loading, less than simulated.
+    """
+    fraction = min(share + FRACTION_ROOM if is_capped else share, MAX_FRACTION)
+    return None if is_capped and fraction <= default else fraction
+
+
+def memory_note(deployment: Deployment, engine: str, *, cap: str, share: str) -> str:
+    """Return the note on the setting that sizes the KV cache: the cap, or the simulated share of memory."""
+    if sets_kv_blocks(deployment):
+        return f"{cap} caps the KV cache; {engine} takes less if the memory holds less, and logs it."
+    return f"{share}; lower it if {engine} runs out of memory for other purposes."
 
 
 def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:

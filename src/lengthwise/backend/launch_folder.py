@@ -10,7 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lengthwise.backend.kubernetes import is_nvidia, kubernetes_manifest, pod_engine
+import numpy as np
+
+from lengthwise.backend.kubernetes import (
+    ENGINES,
+    RESERVED,
+    TOKEN_SECRET,
+    VLLM_IMAGE,
+    is_nvidia,
+    kubernetes_manifest,
+    pod_engine,
+)
 from lengthwise.backend.launch import (
     ARRIVAL,
     PLACEHOLDER,
@@ -42,6 +52,9 @@ PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
 TRACE, PLAN = "trace.jsonl", "PLAN.json"
+_ALWAYS = frozenset({"README.md", "vllm.sh", "sglang.sh", "load-test.sh", "scenario.toml", TRACE})
+_FILES = _ALWAYS | {"trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}  # of a launch folder
+_NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _STOP = """stop() {
   trap - INT TERM
   kill $pids 2>/dev/null || true
@@ -131,26 +144,27 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         scripts = "`sh trtllm.sh`, or another engine by `sh vllm.sh` or `sh sglang.sh`"
     notes = {title: launch.notes for title, launch in launches.items()}
     shared = [note for note in launches["vLLM (vllm.sh)"].notes if all(note in of for of in notes.values())]
-    steps = [f"Start the engine, {scripts} (`MODEL=... sh vllm.sh` loads another checkpoint)."]
+    versions = [ENGINES[key].release for key in ("", "sglang", *(["trtllm"] if d.scheduler.trtllm is not None else []))]
+    given = f"`MODEL=... sh vllm.sh` loads another checkpoint; flags of {', '.join(versions[:-1])} and {versions[-1]}"
+    steps = [f"Start the engine, {scripts} ({given})."]
     if d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
+    where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
+    client = "It runs `vllm bench serve`: install vLLM (`pip install vllm`) where you start it, whatever the engine."
     steps += [
-        f"Send the simulated requests, `sh load-test.sh` (`ENDPOINT=...` if not at port {PORT} of this machine).",
+        f"Send the simulated requests, `sh load-test.sh` ({where}). {client}",
         'Compare measured.json with the numbers under "The load test" below.',
         "`lengthwise simulate scenario.toml --json numbers.json` repeats the claim.",
     ]
     if manifest:
-        steps.append(
-            f"On Kubernetes, with {pod_engine(d).title}: `kubectl apply -f kubernetes.yaml`, then port-forward the "
-            "Service to test it."
-        )
+        steps.append(f"Or run {pod_engine(d).title} on Kubernetes, by kubernetes.yaml: see below.")
     sections = {
         "All engines": shared,
         **{title: [note for note in of if note not in shared] for title, of in notes.items()},
         "The load test": load_launch.notes,
     }
     parts = [
-        f"# {name}",
+        f"# {d.model.name}: {name}",
         claim,
         (
             f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}, "
@@ -159,10 +173,41 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
+        *(["## On Kubernetes", _on_kubernetes(d, dns_name(name))] if manifest else []),
         "## What the engines do otherwise",
         *(f"### {title}\n\n{entries(notes)}" for title, notes in sections.items() if notes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _on_kubernetes(d: Deployment, name: str) -> str:
+    apply = (
+        "If Hugging Face shows the model as gated, first create the Secret with your token, from a file `token`: "
+        f"`kubectl create secret generic {TOKEN_SECRET} --from-file=token`. Then `kubectl apply -f kubernetes.yaml`."
+    )
+    if d.parallel.replicas == 1:
+        forward = f"kubectl port-forward service/{name} {PORT}"
+        return f"{apply} For the load test, `{forward}` makes the Service's port one of this machine."
+    workers = " ".join(f"http://{name}-{i}.{name}-pods:{PORT}" for i in range(d.parallel.replicas))
+    commands = (
+        f"kubectl run load-test --image={VLLM_IMAGE} --command -- sleep infinity",
+        "kubectl wait --for=condition=Ready --timeout=1h pod/load-test",
+        "kubectl cp . load-test:/tmp/launch",
+        f"kubectl exec load-test -- env ENDPOINT=http://{name}:{PORT} sh /tmp/launch/load-test.sh",
+        "kubectl cp load-test:/tmp/launch/measured.json measured.json",
+    )
+    test = (
+        "A port-forward of the Service reaches one pod, and a load test through it measures 1 of "
+        f"{d.parallel.replicas} replicas. Run the test in a pod of the cluster (for a gated model, with "
+        "`--env=HF_TOKEN=...` in the first command, as the test reads the tokenizer):"
+    )
+    router = (
+        "The Service spreads connections over the pods whatever their load. For the router nearest to the simulated "
+        "one, start router.sh in that pod before the test, after `pip install vllm-router` and with "
+        f"`WORKERS='{workers}'`, and leave ENDPOINT out. Another way is the gateway of lengthwise, by `deploy/` of its "
+        "repository."
+    )
+    return "\n\n".join((apply, test, "\n".join(f"    {command}" for command in commands), router))
 
 
 def entries(items: Sequence[str]) -> str:
@@ -227,13 +272,24 @@ def load_test(
     if workload.max_tokens is not None and (workload.max_tokens[:count] != workload.output_tokens[:count]).any():
         notes.append(
             "vllm bench serve sends the length of each output as `max_tokens`, not the client's limit, and an engine "
-            "that admits by `max_tokens`, as SGLang does, admits more requests so. "
+            "that admits by `max_tokens`, as SGLang and TensorRT-LLM do, admits more requests so: the load test was "
+            "simulated with these lengths as limits, the claim with the clients' limits. "
             f"`lengthwise bench ENDPOINT --workload {TRACE} --no-exact` sends the clients' limits, and then outputs "
             "end where the model ends them."
         )
     if workload.priority is not None or deployment.scheduler.rank not in ARRIVAL:
         notes.append("vllm bench serve sends no `priority`: requests are served in order of arrival.")
     return Launch(command, environment, tuple(notes))
+
+
+def as_benchmarked(workload: Workload) -> Workload:
+    """Return the requests as ``vllm bench serve`` sends them in a load test.
+
+    ``max_tokens`` is the length of the output, the engine ignores the end of sequence, and no request has a priority.
+    """
+    lengths, ones = workload.output_tokens.copy(), np.ones(len(workload), np.bool_)
+    priority = None if workload.priority is None else np.zeros_like(workload.priority)
+    return replace(workload, max_tokens=lengths, ignore_eos=ones, priority=priority)
 
 
 def write_trace(path: Path | str, workload: Workload, num_requests: int = MAX_REQUESTS) -> None:
@@ -311,7 +367,7 @@ def write_launch(
         texts["router.sh"] = router_script(d)
     has_manifest = fits_node(d) and PLACEHOLDER not in pod_engine(d).launch(d).command and is_nvidia(d)
     if has_manifest:
-        texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name))
+        texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
@@ -329,7 +385,7 @@ def _device(deployment: Deployment) -> str:
 def dns_name(name: str) -> str:
     """Return a name that Kubernetes accepts and that resembles the given one."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (plain if plain[:1].isalpha() else f"engine-{plain}")[:48].strip("-")
+    return (plain if plain[:1].isalpha() and plain != RESERVED else f"engine-{plain}")[:48].strip("-")
 
 
 def write_texts(folder: Path, texts: Mapping[str, str], *, parents: bool = True) -> list[Path]:
@@ -348,6 +404,44 @@ def require_new(folder: Path, *, force: bool) -> None:
     """Raise OutputError if the folder has files, unless ``force`` allows replacing them."""
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise OutputError(f"{folder} has files already; name another folder, or replace them with --force")
+
+
+def require_replaceable(folder: Path, *, force: bool) -> None:
+    """Raise OutputError if the folder has launch folders, unless ``force`` allows replacing them.
+
+    Launch folders with files that ``write_launch`` does not write are never replaced.
+    """
+    former = _launches(folder)
+    if former and not force:
+        names = ", ".join(one.name for one in former)
+        raise OutputError(
+            f"{folder} has launch folders of an earlier search ({names}); name another folder, or replace them with "
+            "--force"
+        )
+    for one in former:
+        if other := sorted({path.name for path in one.iterdir()} - _FILES):
+            raise OutputError(
+                f"--force replaces only what a search wrote; {one} also has {', '.join(other)}. Move the folder "
+                "elsewhere, or name another one"
+            )
+
+
+def remove_launches(folder: Path) -> None:
+    """Remove the launch folders in a folder. Raises OutputError if one has other files, or cannot be removed."""
+    require_replaceable(folder, force=True)
+    for one in _launches(folder):
+        try:
+            for path in one.iterdir():
+                path.unlink()
+            one.rmdir()
+        except OSError as error:
+            raise OutputError(f"cannot remove {error.filename}: {error.strerror}. Remove {one} yourself") from error
+
+
+def _launches(folder: Path) -> list[Path]:
+    """Return the launch folders in a folder: numbered, with a load test, its trace and the scenario."""
+    numbered = [one for one in sorted(folder.glob("*")) if _NUMBERED.fullmatch(one.name) and one.is_dir()]
+    return [one for one in numbered if not one.is_symlink() and all((one / name).is_file() for name in _ALWAYS)]
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ def sglang_launch(
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
     static_bytes = d.kv.weight_bytes + d.kv.num_blocks * d.kv.kv_bytes_per_block
+    is_capped = launch.sets_kv_blocks(d)
+    fraction = launch.memory_fraction(static_bytes / d.gpu.memory_bytes, is_capped=is_capped)
     pairs = {
         "--model-path": weights.model,
         "--served-model-name": served_name or d.model.name,
@@ -58,8 +60,8 @@ def sglang_launch(
         "--context-length": d.max_model_len,
         "--max-running-requests": launch.max_resident_seqs(d),
         "--page-size": page,
-        "--mem-fraction-static": f"{min(static_bytes / d.gpu.memory_bytes, 1.0):.3f}",
-        "--max-total-tokens": launch.kv_tokens(d) if launch.sets_kv_blocks(d) else None,
+        "--mem-fraction-static": f"{fraction:.3f}",
+        "--max-total-tokens": launch.kv_tokens(d) if is_capped else None,
         "--disable-radix-cache": not d.limits.enable_prefix_caching,
         "--radix-eviction-policy": eviction if eviction in _EVICTION_FLAGS else None,
         "--chunked-prefill-size": chunk_tokens if is_chunked else -1,
@@ -113,10 +115,8 @@ def _notes(d: Deployment) -> Iterator[str]:
             "The cache evicted the least important requests' prefixes first; SGLang evicts those of the smallest "
             "`priority`, even if --schedule-low-priority-values-first calls these the most important."
         )
-    yield (
-        "--mem-fraction-static is the simulated share of weights and KV cache; lower it if SGLang runs out of memory "
-        "for other purposes."
-    )
+    share = "--mem-fraction-static is the simulated share of weights and KV cache"
+    yield launch.memory_note(d, "SGLang", cap="--max-total-tokens", share=share)
 
 
 def _memory_notes(d: Deployment) -> Iterator[str]:

@@ -16,6 +16,7 @@ from lengthwise.schema.deployment import Deployment
 OPTIONS = "trtllm.yaml"
 _KV_DTYPES = {"fp8": "fp8", "fp4": "nvfp4"}
 _MIN_BLOCK_TOKENS = 8
+_DEFAULT_FRACTION = 0.9  # of ``free_gpu_memory_fraction``
 
 
 def trtllm_launch(
@@ -62,9 +63,11 @@ def trtllm_options(deployment: Deployment, model: str | None = None) -> str:
     cache: dict[str, Any] = {
         "enable_block_reuse": d.limits.enable_prefix_caching,
         "tokens_per_block": d.limits.block_size,
-        "free_gpu_memory_fraction": round(min(share, 0.99), 3),
     }
-    if launch.sets_kv_blocks(d):
+    is_capped = launch.sets_kv_blocks(d)
+    if fraction := launch.memory_fraction(share, is_capped=is_capped, default=_DEFAULT_FRACTION):
+        cache["free_gpu_memory_fraction"] = round(fraction, 3)
+    if is_capped:
         cache["max_tokens"] = launch.kv_tokens(d)
     if dtype := launch.kv_dtype_flag(d, _KV_DTYPES):
         cache["dtype"] = dtype
@@ -94,7 +97,5 @@ def _notes(d: Deployment) -> Iterator[str]:
         )
     if not launch.fits_node(d):
         yield "Run the command under trtllm-llmapi-launch and MPI, with a process for each GPU of all nodes."
-    yield (
-        f"free_gpu_memory_fraction in {OPTIONS} is the simulated share of the memory beside the weights; lower it if "
-        "TensorRT-LLM runs out of memory for other purposes."
-    )
+    share = f"free_gpu_memory_fraction in {OPTIONS} is the simulated share of the memory beside the weights"
+    yield launch.memory_note(d, "TensorRT-LLM", cap=f"max_tokens in {OPTIONS}", share=share)

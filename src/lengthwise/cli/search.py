@@ -33,19 +33,21 @@ def run(
     ray: Annotated[str | None, Option(metavar="ADDRESS", help="Evaluate on a Ray cluster; local: start one.")] = None,
     resume: Annotated[Path | None, Option(metavar="DIR", help="Store evaluations here and reuse stored ones.")] = None,
     report: HtmlReport = None,
-    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: vLLM, SGLang, Kubernetes.")] = None,
+    deploy: Annotated[Path | None, Option(metavar="DIR", help="Write launch files: engines, Kubernetes.")] = None,
     deploy_top: Annotated[int, Option(min=1, help="Number of best configurations in --deploy.")] = 1,
+    force: Annotated[bool, Option("--force", help="Let --deploy replace the folders of an earlier search.")] = False,
     json: JsonFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the best deployment that meets the limits, by requests per dollar or another objective."""
-    from lengthwise import config
+    from lengthwise import backend, config
 
     ranking = [] if top is None else [f"search.top={top}"]
     scenario = config.load(scenario_file, [*options.overrides(set_, cost), *ranking])
     outputs.require_outputs(json, report, scenario.files)
     if deploy is not None:
         outputs.require_folder(deploy)
+        backend.require_replaceable(deploy, force=force)
     options.print_notes(scenario.notes, quiet=quiet)
     from lengthwise import report as reports
     from lengthwise import search
@@ -66,7 +68,7 @@ def run(
         out.print(reports.search_table(study, top=scenario.search.top if scenario.search else 10))
     outputs.write_outputs(json, report, study, reports.write_search_json, reports.write_search_html, quiet=quiet)
     if deploy is not None:
-        folders = usecase.write_launches(scenario, study, deploy, deploy_top)
+        folders = usecase.write_launches(scenario, study, deploy, deploy_top, force=force)
         outputs.print_written([] if quiet else folders)
 
 

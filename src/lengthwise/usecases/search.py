@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -254,6 +254,11 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
 
     The digest of a folder (of a profile) covers the names, sizes and modification times of the files in it.
     """
+    return {text: _digest(path) for text, path in _files(scenario).items()}
+
+
+def _files(scenario: Scenario) -> dict[str, Path]:
+    """Return the files and folders that a scenario reads, by name."""
     on = scenario.deployment
     texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
     texts += [on.cost.partition(":")[2].partition("#")[0]]
@@ -267,7 +272,7 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
     parts = {part for text in texts for part in (text, text.partition(":")[2], text.rpartition(":")[0])}
     parts |= {part.partition("#")[0] for part in parts}  # an estimator after a profile's name
     paths = {text: resolved(text, scenario.folder) for text in parts if text}
-    return {text: _digest(path) for text, path in sorted(paths.items()) if path.exists()}
+    return {text: path for text, path in sorted(paths.items()) if path.exists()}
 
 
 def _digest(place: Path) -> str:
@@ -323,11 +328,13 @@ def _at_rate(requested: VariantSearch, rate_rps: float) -> dict[str, Any]:
     return {"request_rate": rate_rps}
 
 
-def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1) -> list[Path]:
+def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1, *, force: bool = False) -> list[Path]:
     """Write folders for the ``top`` best configurations of every plan, and return their paths.
 
     A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
+    With ``force``, the folders of an earlier search are removed first; without it they raise OutputError.
     """
+    backend.require_replaceable(folder, force=force)
     made: list[Path] = []
     for requested, found in zip(questions(scenario), study.plans, strict=True):
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
@@ -337,11 +344,17 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1)
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
+            if force and not made:
+                backend.remove_launches(folder)
+            backend.require_new(folder / title, force=False)
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
-            outcome, *_ = simulate.run(claimed.with_run(model_draws=0), variants=[variant])
+            outcome, *_ = simulate.run(claimed, variants=[variant])
             claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
+            if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
+                claim += f" scenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
+                claim += "what it reads and change its path in scenario.toml."
             if workload.after is not None:
                 workload = _as_sent(workload, variant.deployment, claimed.run.seed)
             ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
@@ -400,23 +413,42 @@ def _as_sent(workload: Workload, deployment: Deployment, seed: int) -> Workload:
     return replace(workload, after=None, prefixes=shared).take(rows, sent_s[rows])
 
 
-def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
-    """Return the limited latencies of a run with their intervals."""
-    texts = []
+def _limited(limits: Sequence[Limit], summary: metrics.Summary) -> Iterator[tuple[Limit, Estimate]]:
+    """Yield the limited latencies of a run."""
     for limit in limits:
         key, statistic = split(limit.metric)
         value = getattr(getattr(summary, f"{key}_s", None), statistic, None)
         if isinstance(value, Estimate):
-            half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
-            text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-            texts.append(f"{text} ({report.limit_text(limit)})")
+            yield limit, value
+
+
+def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
+    """Return the limited latencies of a run with their intervals."""
+    texts = []
+    for limit, value in _limited(limits, summary):
+        half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
+        text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
+        texts.append(f"{text}{_model_text(value, limit.metric)} ({report.limit_text(limit)})")
     return texts
 
 
+def _model_text(value: Estimate, metric: str = "") -> str:
+    """Return the interval of the cost model's error after a comma, or "" if it is unknown."""
+    if not value.has_model_interval:
+        return ""
+    ends = []
+    for end in (value.model_low, value.model_high):
+        finite = report.metric_text(metric, end) if metric else f"{end:,.6g}"
+        ends.append(finite if math.isfinite(end) else "\N{INFINITY}")
+    return f", {ends[0]} to {ends[1]} by the cost model's error"
+
+
 def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
-    """Return what the load test measures: its first requests find an idle server."""
-    records = engine.simulate(workload, deployment, seed=seed, max_log_steps=0)
-    figures = _figures(limits, metrics.summarize(records, deployment, workload=workload))
+    """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
+    sent = backend.as_benchmarked(workload)
+    records = engine.simulate(sent, deployment, seed=seed, max_log_steps=0)
+    summary = metrics.summarize(records, deployment, workload=sent)
+    figures = _figures(limits, summary)
     span_s = float(workload.arrival_s[-1] - workload.arrival_s[0])
     ramp = ""
     if 0 < ramp_s < math.inf and span_s > 0:
@@ -425,6 +457,22 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
     return (
         f"Simulated from an idle server with the same {len(workload):,} requests, this test gives "
         f"{', '.join(figures) or 'no limited latency'}: compare measured.json with these numbers.{ramp}"
+        f"{_broken_text(_limited(limits, summary), len(workload))}"
+    )
+
+
+def _broken_text(limited: Iterable[tuple[Limit, Estimate]], requests: int) -> str:
+    """Return a sentence on the limits that a load test is expected to break, or "" if it breaks none."""
+    broken = [(report.limit_text(limit), limit, value) for limit, value in limited if value.value > limit.bound]
+    if not broken:
+        return ""
+    names = " and ".join(name for name, *_ in broken)
+    within = all(value.low <= limit.bound for _, limit, value in broken)
+    beyond = any(value.low > limit.bound for _, limit, value in broken)
+    how = " within its interval" if within else " by more than its interval" if beyond else ""
+    return (
+        f" This test breaks {names}{how}: the claim is over several runs, and {requests:,} requests of one run differ "
+        "from it by chance. Compare with this figure, not with the limit."
     )
 
 
@@ -440,9 +488,10 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     return (
         f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
         f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
-        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}, "
+        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}{_model_text(objective)}, "
         f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
-        f"{at_capacity}."
+        f"{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's "
+        "error, where it is known, are of 90 %."
     )
 
 
