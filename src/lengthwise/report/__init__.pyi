@@ -17,7 +17,6 @@ from .result import Result as Result
 from .result_page import write_html as write_html
 from .search import write_search_html as write_search_html
 from .search import write_search_json as write_search_json
-from .search_text import limit_text as limit_text
 from .search_text import metric_text as metric_text
 from .search_text import search_table as search_table
 from .summary_table import table as table

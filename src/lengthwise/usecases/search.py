@@ -27,7 +27,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import split
-from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study
+from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
@@ -409,7 +409,7 @@ def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
         if isinstance(value, Estimate):
             half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
             text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-            texts.append(f"{text} ({report.limit_text(limit)})")
+            texts.append(f"{text} ({limit_text(limit)})")
     return texts
 
 
