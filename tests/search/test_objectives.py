@@ -153,7 +153,7 @@ def test_a_rate_is_rejected_for_the_limit_that_it_breaks_even_if_the_quantile_of
 def test_rejected_requests_are_the_reason_with_their_number_and_the_remedy(name):
     own_rules = TrtllmSettings(capacity_scheduler_policy="MAX_UTILIZATION")
 
-    class Whole(Build):
+    class Undivided(Build):
         def __call__(self, settings):
             own = replace(super().__call__(settings), scheduler=Scheduler(trtllm=own_rules))
             return replace(own, limits=replace(own.limits, max_num_batched_tokens=1024))
@@ -162,13 +162,13 @@ def test_rejected_requests_are_the_reason_with_their_number_and_the_remedy(name)
     sample = load.batch(0, 300) if name == "makespan" else load.sample()
     above = int((sample.prompt_tokens > 1024).sum())
     sent = question(name, rate_rps=2.0, slo=Slo(ttft_s=1.0), requests=300)
-    [choice] = ask(bench(sent, build=Whole()), ONE).choices
+    [choice] = ask(bench(sent, build=Undivided()), ONE).choices
     assert choice.status is Status.REJECTED
     assert choice.exclusion.reason.startswith(
         f"{above:,} of {len(sample):,} requests are rejected because the prompt is above the token budget of a step: "
         "raise engine.max_num_batched_tokens (1,024) or set scheduler.trtllm.enable_chunked_prefill = true"
     )
-    records = engine.simulate(replace(sample, arrival_s=np.arange(len(sample)) * 1.0), Whole()({}), max_log_steps=0)
+    records = engine.simulate(replace(sample, arrival_s=np.arange(len(sample)) * 1.0), Undivided()({}), max_log_steps=0)
     assert (records.requests.status == Outcome.REJECTED).sum() == above
 
 

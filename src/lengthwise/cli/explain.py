@@ -210,6 +210,8 @@ def _show_engines(variant: Variant) -> None:
     for section, keys in defaults[0].items():
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
+            if key == "enable_prefix_caching":
+                values = {name: "True" if on else "False (True in its server)" for name, on in values.items()}
             values["here"] = getattr(getattr(variant.scenario, section), key)
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []

@@ -426,8 +426,9 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
     if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
         notes.append(
-            'engine = "sglang" caches prefixes, as its server does, and the other engines do not; set '
-            "engine.enable_prefix_caching to compare them alike"
+            'engine = "sglang" caches prefixes. The servers of vLLM and TensorRT-LLM do so by default, too, but these '
+            "engines leave it off here: engine.enable_prefix_caching = true turns vLLM's on (TensorRT-LLM's is not "
+            "modelled), and false turns SGLang's off"
         )
     if cached and given and not shares:
         notes.append(

@@ -6,6 +6,7 @@ from .compare import compare_table as compare_table
 from .compare import exceeded_bounds as exceeded_bounds
 from .compare import write_compare_html as write_compare_html
 from .compare import write_compare_json as write_compare_json
+from .formatting import counted as counted
 from .formatting import model_text as model_text
 from .formatting import percent as percent
 from .formatting import rounded as rounded

@@ -75,8 +75,8 @@ def metric_name(name: str) -> str:
 def value_texts(estimate: Estimate) -> tuple[str, str]:
     """Return a value and "± half-width (model interval)", without the parts that are unknown or 0."""
     value, half = rounded(estimate.value, estimate.half_width)
-    if estimate.value.is_integer() and estimate.half_width.is_integer():  # GPUs
-        value, half = f"{estimate.value:,.0f}", f"{estimate.half_width:,.0f}"
+    if estimate.value.is_integer() and (estimate.half_width.is_integer() or not estimate.has_interval):  # GPUs
+        value, half = f"{estimate.value:,.0f}", f"{estimate.half_width:,.0f}" if estimate.has_interval else ""
     sampling = f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
     return value, " ".join(filter(None, (sampling, model_text(estimate))))
 

@@ -437,12 +437,14 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     if capacity.has_interval:  # the objective is of the capacity, the numbers are of a rate a little below it
         value, half_width = report.rounded(capacity.value, capacity.half_width)
         at_capacity = f", at its capacity of {value} ± {half_width}; the run is at the lower end of that"
+    gpus, price = report.counted(choice.gpus, "GPU"), f"at ${choice.price_per_hour_usd:.2f} an hour"
+    found_value = f"{label}: {objective.value:,.6g}{half} {found.objective.unit}, on {gpus} {price}"
+    if found.objective.unit == "GPUs":
+        found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}, {price}"
     return (
         f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
         f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
-        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}, "
-        f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
-        f"{at_capacity}."
+        f"{found_value}{at_capacity}."
     )
 
 
