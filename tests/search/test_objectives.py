@@ -19,7 +19,7 @@ from lengthwise.schema.plan import Limit, Status
 from lengthwise.schema.records import Status as Outcome
 from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
-from lengthwise.search.limits import SloLimits, excess, objective
+from lengthwise.search.limits import SloLimits, check_limit, excess, objective
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import simulated_window
 from lengthwise.search.objectives import EXACT_LENGTHS
@@ -281,6 +281,11 @@ def test_requests_per_dollar_are_capacity_over_price():
     assert choice.at in choice.points
     assert strain(replace(sent, rate_rps=choice.capacity_rps.low), 1) <= 1
     assert strain(replace(sent, rate_rps=choice.capacity_rps.high * 1.05), 1) > 1
+
+
+def test_a_misspelt_limit_suggests_its_own_statistic():
+    with pytest.raises(UnknownNameError, match=r"Did you mean: ttft\.p95"):
+        check_limit(Limit("tfft.p95", 1.0))
 
 
 def test_objectives_are_known_by_name():

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from lengthwise.config import sections
-from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
+from lengthwise.config.files import SHORT_FORMS, Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
 from lengthwise.config.search_space import (
     axis_name,
     flat,
@@ -215,7 +215,6 @@ _NO_TBT = (
     "times between tokens are pooled over requests, so that no single request can be judged by them; "
     "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
 )
-_SHORT = {"engine": "name", "scheduler": "policy", "predictor": "kind"}
 _VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
 KeyPath = tuple[str, ...]
 
@@ -251,8 +250,8 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
 
 
 def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
-    if name in _SHORT and isinstance(value, str):
-        return {_SHORT[name]: value}
+    if name in SHORT_FORMS and isinstance(value, str):
+        return {SHORT_FORMS[name]: value}
     if not isinstance(value, dict) or name not in ALIASES:
         return value
     table = _renamed(value, ALIASES[name], path, problems)

@@ -143,7 +143,8 @@ def check_limit(limit: Limit) -> Limit:
                 f"it is {limit.metric!r}"
             )
     elif statistic or metric not in (*SCALAR_METRICS, "within_slo"):
-        known = [*(f"{m}.p99" for m in LIMITED), "within_slo", *SCALAR_METRICS]
+        given = statistic if statistic == "mean" or is_quantile(statistic) else "p99"
+        known = [*(f"{m}.{given}" for m in LIMITED), "within_slo", *SCALAR_METRICS]
         raise UnknownNameError("metric", limit.metric, known)
     if not limit.bound > 0 or math.isinf(limit.bound):
         raise InputError(f"the limit on {limit.metric} must be above 0 and finite; it is {limit.bound}")
