@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lengthwise import config
+from lengthwise.config.search_space import unit_notes
 from lengthwise.schema.errors import ScenarioError
 
 SMALL = """
@@ -265,3 +266,15 @@ def test_absolute_paths_mean_the_same_in_another_folder(tmp_path, monkeypatch):
     assert copy.deployment.cost == f"vidur:{own / 'profiles'}"
     assert copy.scheduler.rank == f"{own / 'order.py'}:shortest"
     assert copy.files == sorted([other / "copy.toml", own / "order.py", own / "requests.csv"])
+
+
+def test_an_engine_that_is_a_name_and_a_table_is_one_clear_error():
+    text = 'engine = "sglang"\n[workload]\npreset = "chat-1m"\n[engine]\nmax_num_seqs = 8\n'
+    with pytest.raises(ScenarioError, match=r'engine must be a name or a table; .* in the table: name = "sglang"$'):
+        config.loads(text)
+
+
+@pytest.mark.parametrize("bounds", ["[200, 0.5]", "200"])
+def test_a_long_time_without_unit_in_a_list_is_noted(bounds):
+    table = {"jct": {"p99": 900}, "ttft": {"p90": [200, 0.5] if bounds[0] == "[" else 200}}
+    assert [note.partition(" = ")[0] for note in unit_notes(table)] == ["jct.p99", "ttft.p90"]

@@ -16,6 +16,7 @@ from lengthwise.schema.errors import InputError, TraceError
 from lengthwise.schema.workload import UNCAPPED, estimated_tokens
 from lengthwise.usecases import lab, variants
 from lengthwise.usecases.requests import search_load
+from lengthwise.usecases.simulate import ineffective_options
 
 REQUESTS = {"Name": 5, "Explain": 80, "Compose": 400}
 DEPLOYMENT = {"model": "opt-125m", "gpu": "A100-80GB", "num_blocks": 4096}
@@ -239,6 +240,10 @@ def test_a_simulation_with_a_trained_predictor_is_nearer_to_the_oracle(tmp_path)
         ("TIMESTAMP,ContextTokens,GeneratedTokens,note", {}),
         ("Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type", {}),
         ("prompt,output,ouput_tokens", {"ouput_tokens": "output_tokens"}),
+        ("ts,prompt_tokens,completion_tokns", {"completion_tokns": "output_tokens", "ts": "arrival_s"}),
+        ("request time,prompt,output,latency_s", {"request time": "arrival_s"}),
+        ("arrival_s,time_to_first_token,prompt,output", {}),
+        ("ts,num_prefill_tokens,num_decode_tokens", {"ts": "arrived_at"}),
         ('{"input_length": 5,"output_lenght": 4}', {}),
     ],
 )
@@ -250,6 +255,33 @@ def test_ignored_columns_with_names_close_to_known_ones_are_noted(tmp_path, head
     assert column_notes(path) == [
         f"{path}: column {one} is ignored; did you mean {name}?" for one, name in near.items()
     ]
+
+
+def test_all_columns_to_rename_are_named_at_once(tmp_path):
+    (path := tmp_path / "t.csv").write_text("ts,in_tok,out_tok\n1,2,3\n")
+    with pytest.raises(TraceError, match=r"in_tok to prompt_tokens, out_tok to output_tokens, ts to arrival_s$"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(("sign", "name"), [("\t", "tabs"), (";", "semicolons")])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_other_separators_than_commas_are_named(tmp_path, sign, name, suffix):
+    (path := tmp_path / f"t.{suffix}").write_text(sign.join(("arrival_s", "prompt_tokens", "output_tokens\n1")))
+    with pytest.raises(TraceError, match=f"columns must be separated by commas; {name} separate arrival_s, prompt"):
+        read_trace(path)
+
+
+def test_a_folder_is_named_as_one(tmp_path):
+    with pytest.raises(TraceError, match="is a folder; give a file, or a ServeGen folder"):
+        read_trace(tmp_path)
+
+
+def test_requests_that_a_simulation_leaves_out_are_counted(tmp_path):
+    rows = "".join(f"{at},10,{at % 3}\n" for at in range(9))
+    (tmp_path / "log.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    text = 'workload.trace = "log.csv"\ndeployment = { model = "llama-3-8b", gpu = "L40S" }\n'
+    notes = ineffective_options(variants.build(config.loads(text, folder=tmp_path)), 1)
+    assert notes == ["log has 3 requests that failed or have 0 tokens; they were left out"]
 
 
 def test_a_file_that_cannot_be_read_has_no_notes_on_columns(tmp_path):

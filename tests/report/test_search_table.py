@@ -9,19 +9,11 @@ import pytest
 from rich.console import Console
 
 from lengthwise.report import search_table
-from lengthwise.report.search_text import (
-    axis_labels,
-    in_order,
-    limit_text,
-    metric_name,
-    metric_of,
-    metric_text,
-    nearest_misses,
-    setting_text,
-)
+from lengthwise.report.search_text import axis_labels, in_order, metric_name, metric_text, nearest_misses, setting_text
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.plan import Limit, Objective, Study
+from lengthwise.schema.metric_names import metric_of
+from lengthwise.schema.plan import Limit, Objective, Study, limit_text
 
 
 def printed(study, width: int = 100, **options) -> str:

@@ -21,7 +21,7 @@ from lengthwise.search.store import from_dict, to_dict
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 ESTIMATES = st.builds(Estimate, NUMBERS, NUMBERS)
 VALUES = st.dictionaries(st.sampled_from(["ttft.p90", "tbt.p99", "within_slo", "kv_utilization"]), ESTIMATES)
-POINTS = st.builds(Point, NUMBERS, VALUES, st.booleans())
+POINTS = st.builds(Point, NUMBERS, VALUES, st.booleans(), st.dictionaries(st.text(), NUMBERS))
 SETTINGS = st.dictionaries(
     st.sampled_from(["deployment.tp", "engine.max_num_seqs", "scheduler.policy", "x"]),
     st.integers() | st.text(max_size=5) | st.booleans() | st.none() | st.floats(allow_nan=False),

@@ -16,7 +16,7 @@ from lengthwise.schema.cost_tables import PartError
 from lengthwise.schema.estimate import DrawnEstimate, Estimate
 from lengthwise.schema.plan import Choice, Limit, Status
 from lengthwise.search.capacity_search import Capacity, Effort, scout, with_model_error
-from lengthwise.search.configuration_search import losses, separated
+from lengthwise.search.configuration_search import _advantages, losses, separated
 from lengthwise.search.limits import SloLimits
 from lengthwise.search.load import Load
 from lengthwise.search.space import Space
@@ -25,6 +25,7 @@ from lengthwise.statistics import drawn_estimate
 
 compiled = pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="slow without the compiler")
 TWO_GPUS = Space({"deployment.gpu": ("A100-80GB", "H100"), "engine.max_num_seqs": (16, 64)})
+SEEDLESS = [("a", 100.0), ("b", 99.998), ("c", 60.0)]
 ERRORS = np.exp(0.15 * np.linspace(-1.6, 1.6, 16))
 
 
@@ -48,6 +49,39 @@ def test_the_interval_of_a_loss_holds_less_error_on_common_hardware_than_on_othe
     wide = losses(best, drawn(90.0, "A100"), question())
     assert wide[0] < low
     assert wide[1] > high
+
+
+def test_a_single_seed_separates_no_small_difference() -> None:
+    first, near, far = (Choice(name, "", {}, 1, 1.0, Status.RANKED, objective=Estimate(v)) for name, v in SEEDLESS)
+    assert not separated(first, near, question())
+    assert separated(first, far, question())
+
+
+def test_advantages_have_no_loss_of_zero_and_count_whole_gpus() -> None:
+    axes = {"engine.max_num_seqs": (16, 64)}
+
+    def sentence(name: str, best: Estimate, other: Estimate) -> str:
+        pairs = ((16, best), (64, other))
+        made = [
+            Choice(str(n), str(n), {"engine.max_num_seqs": n}, 1, 1.0, Status.RANKED, objective=e) for n, e in pairs
+        ]
+        [text] = _advantages(made, axes, question(name, rate_rps=1.0))
+        return text.partition("another value, 64, ")[2]
+
+    dollars, gpus = "requests_per_dollar", "fewest_gpus"
+    assert sentence(dollars, Estimate(100.0), Estimate(99.998)) == "does not differ significantly."
+    assert sentence(dollars, Estimate(100.0, 1e-4), Estimate(99.998, 1e-4)) == "differs by less than 0.5%."
+    assert sentence(dollars, Estimate(100.0), Estimate(60.0)) == "has 40% fewer requests per dollar."
+    assert sentence(dollars, Estimate(100.0, 1.0), Estimate(60.0, 1.0)) == (
+        "has 40% (38% to 42%) fewer requests per dollar."
+    )
+    assert sentence(gpus, Estimate(4.0, 0.0), Estimate(5.0, 0.0)) == "takes 1 more GPU."
+    assert sentence(gpus, Estimate(4.0, 0.0), Estimate(8.0, 0.0)) == "takes 4 more GPUs."
+    drawn_gpus = [
+        DrawnEstimate(best, 0.0, 4.0, 8.0, draws=(best, *[best + 4 * (k % 2) for k in range(15)]))
+        for best in (4.0, 12.0)
+    ]
+    assert sentence(gpus, drawn_gpus[0], replace(drawn_gpus[1], draws=(12.0,) * 16)) == "takes 8 (4 to 8) more GPUs."
 
 
 def test_less_is_better_for_costs() -> None:

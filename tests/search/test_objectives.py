@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from market import Build, Chat, ask, bench, question
 
 from lengthwise import engine
 from lengthwise.metrics import Slo
+from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.plan import Limit, Status
-from lengthwise.search.bounds import ceiling
+from lengthwise.schema.records import Status as Outcome
+from lengthwise.search.bounds import Ceiling, ceiling
 from lengthwise.search.capacity_search import Effort, Trials, capacity, run_length
-from lengthwise.search.limits import SloLimits, objective
+from lengthwise.search.limits import SloLimits, check_limit, excess, objective
 from lengthwise.search.load import Load
+from lengthwise.search.measurement import simulated_window
 from lengthwise.search.objectives import EXACT_LENGTHS
 from lengthwise.search.space import Space
 
@@ -115,8 +120,90 @@ def test_goodput_of_what_cannot_hold_the_rate_is_rejected():
     sent = question("goodput", Limit("queueing_delay.p90", 1.0), rate_rps=500.0, slo=Slo(ttft_s=0.2))
     [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
-    assert choice.exclusion.reason == "the queue grows at 500 requests/s on 1 GPU"
-    assert choice.exclusion.group == "breaks the limit on a growing queue at the rate"
+    assert re.fullmatch(
+        r"[\d.]+ % of the requests exceed a Queueing of 1 s \(10 % may\) at 500 requests/s on 1 GPU",
+        choice.exclusion.reason,
+    )
+    assert choice.exclusion.group == "breaks Queueing p90 ≤ 1 s at the rate"
+
+
+def test_a_rate_is_rejected_for_the_limit_that_it_breaks_even_if_the_quantile_of_few_requests_holds():
+    load, deployment, found = Load(Chat()), Build()({"deployment.gpu": "H100"}), []
+    for rate in np.arange(25.0, 35.0):
+        requests = run_length(Ceiling(rate, 0.0, 0.0, {}), load, SloLimits((Limit("ttft.p90", 1.0),)))
+        window = simulated_window(load.at(0, requests, rate), deployment, 0)
+        waits_s = np.sort(window.waits_s("ttft_s", 1.0))
+        above = math.floor(len(waits_s) / 10) + 1  # the fewest that are more than a tenth
+        limit = Limit("ttft.p90", float(waits_s[-above - 1 : len(waits_s) - above + 1].mean()))
+        sent = question("goodput", limit, rate_rps=rate, slo=Slo(ttft_s=1.0), seeds=1)
+        [choice] = ask(bench(sent), ONE).choices
+        if choice.status is Status.REJECTED and limit.is_satisfied(choice.at.value("ttft.p90")):
+            found.append(choice)
+    assert found
+    for choice in found:
+        assert choice.at.usage["ttft.p90"] > 1
+        share = 10 * choice.at.usage["ttft.p90"]
+        over = re.match(r"([\d.]+) % of the requests exceed a TTFT of [\d.]+ ms \(10 % may\)", choice.exclusion.reason)
+        assert over, choice.exclusion.reason
+        assert float(over[1]) > 10
+        assert float(over[1]) == pytest.approx(share, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["requests_per_dollar", "fewest_gpus", "goodput", "makespan"])
+def test_rejected_requests_are_the_reason_with_their_number_and_the_remedy(name):
+    own_rules = TrtllmSettings(capacity_scheduler_policy="MAX_UTILIZATION")
+
+    class Undivided(Build):
+        def __call__(self, settings):
+            own = replace(super().__call__(settings), scheduler=Scheduler(trtllm=own_rules))
+            return replace(own, limits=replace(own.limits, max_num_batched_tokens=1024))
+
+    load = Load(Chat())
+    sample = load.batch(0, 300) if name == "makespan" else load.sample()
+    above = int((sample.prompt_tokens > 1024).sum())
+    sent = question(name, rate_rps=2.0, slo=Slo(ttft_s=1.0), requests=300)
+    [choice] = ask(bench(sent, build=Undivided()), ONE).choices
+    assert choice.status is Status.REJECTED
+    assert choice.exclusion.reason.startswith(
+        f"{above:,} of {len(sample):,} requests are rejected because the prompt is above the token budget of a step: "
+        "raise engine.max_num_batched_tokens (1,024) or set scheduler.trtllm.enable_chunked_prefill = true"
+    )
+    records = engine.simulate(replace(sample, arrival_s=np.arange(len(sample)) * 1.0), Undivided()({}), max_log_steps=0)
+    assert (records.requests.status == Outcome.REJECTED).sum() == above
+
+
+def test_a_few_rejected_requests_come_after_the_limit_that_the_load_breaks():
+    class Short(Build):
+        def __call__(self, settings):
+            return replace(super().__call__(settings), max_model_len=1950)
+
+    sent = question("goodput", rate_rps=500.0, slo=Slo(ttft_s=1.0))
+    [choice] = ask(bench(sent, Chat(prompt=400.0), Short()), ONE).choices
+    first, second = choice.exclusion.reason.split("; ")
+    assert "exceed a TTFT" in first
+    assert re.fullmatch(
+        r"[\d,]+ of 4,096 requests are rejected because the prompt reaches max_model_len: raise engine.max_model_len "
+        r"\(1,950\)",
+        second,
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "usage", "text"),
+    [
+        (Limit("ttft.p90", 0.5), 1.003, "10.03 % of the requests exceed a TTFT of 500 ms (10 % may)"),
+        (Limit("ttft.p90", 1.234), 3.7, "37 % of the requests exceed a TTFT of 1.234 s (10 % may)"),
+        (Limit("jct.p99", 1200), 2, "2 % of the requests exceed a JCT of 1200 s (1 % may)"),
+        (Limit("tbt.p99", 0.05), 1.5, "1.5 % of the times between tokens are above 50 ms (1 % may)"),
+        (Limit("ttft.mean", 0.5), 1.0004, "TTFT mean is 500.2 ms (limit 500 ms)"),
+        (Limit("jct.mean", 1200), 1.5, "JCT mean is 1800 s (limit 1200 s)"),
+        (Limit("jct.mean", 1200), float("inf"), "JCT mean is infinite (limit 1200 s)"),
+        (Limit("kv_utilization", 0.9), 1.05, "KV cache in use is 94.5 % (limit 90 %)"),
+        (Limit("within_slo", 0.95, at_least=True), 2, "10 % of the requests break the SLO (5 % may)"),
+    ],
+)
+def test_a_broken_limit_is_written_with_units_and_with_enough_digits(limit, usage, text):
+    assert excess(limit, usage) == text
 
 
 def test_a_makespan_is_the_end_of_the_batch():
@@ -138,7 +225,8 @@ def test_a_broken_limit_of_a_batch_has_its_unit_its_interval_and_its_bound():
     [choice] = ask(bench(sent), ONE).choices
     assert choice.status is Status.REJECTED
     assert re.fullmatch(
-        r"TTFT p90 is [\d.]+ s (± [\d.e-]+ s|in one run) when all requests arrive at once", choice.exclusion.reason
+        r"TTFT p90 is [\d.]+ m?s( ± [\d.]+ m?s| in one run) \(limit 1 ms\) when all requests arrive at once",
+        choice.exclusion.reason,
     )
     assert choice.exclusion.group == "breaks TTFT p90 ≤ 1 ms"
 
@@ -193,6 +281,11 @@ def test_requests_per_dollar_are_capacity_over_price():
     assert choice.at in choice.points
     assert strain(replace(sent, rate_rps=choice.capacity_rps.low), 1) <= 1
     assert strain(replace(sent, rate_rps=choice.capacity_rps.high * 1.05), 1) > 1
+
+
+def test_a_misspelt_limit_suggests_its_own_statistic():
+    with pytest.raises(UnknownNameError, match=r"Did you mean: ttft\.p95"):
+        check_limit(Limit("tfft.p95", 1.0))
 
 
 def test_objectives_are_known_by_name():

@@ -248,7 +248,8 @@ def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
 def test_a_comparison_of_engines_of_which_one_caches_prefixes_is_noted(both):
     shared = ["workload.groups={ count = 2, system_prompt = 100 }"]
     (note,) = config.loads(ENGINES + both, overrides=shared).notes
-    assert "set engine.enable_prefix_caching to compare them alike" in note
+    assert "servers of vLLM and TensorRT-LLM do so by default" in note
+    assert "engine.enable_prefix_caching = true turns vLLM's on" in note
     assert not config.loads(ENGINES + both).notes
     assert not config.loads(ENGINES + both, overrides=[*shared, "engine.enable_prefix_caching=true"]).notes
 

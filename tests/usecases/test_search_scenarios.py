@@ -97,7 +97,7 @@ def test_a_rate_that_the_search_lacks_is_that_of_the_workload(tmp_path):
         ("batch = [4, 32]", "batch = [0]", "at least 1"),
         ("batch = [4, 32]", 'batch = ["many"]', "whole number"),
         ("batch = [4, 32]", "batch = [4]\nmax_num_seqs = [8]", "means the same"),
-        ("ttft.p90", "tfft.p90", "Did you mean: ttft.p99"),
+        ("ttft.p90", "tfft.p90", "Did you mean: ttft.p90"),
         ("ttft.p90", "ttft.q90", "must name a statistic"),
         ('"500ms"', '"500 parsecs"', "with a unit"),
         ('"500ms"', "0", "above 0"),

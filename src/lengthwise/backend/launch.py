@@ -336,7 +336,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
             "whose connection closes."
         )
     if not d.limits.enable_prefix_caching:
-        yield "Prefix caching was not simulated and is turned off; turning it on can only help."
+        yield "Prefix caching was not simulated and is turned off; turn it on if prompts begin alike."
 
 
 WIDTH = 100

@@ -79,6 +79,7 @@ def show(found: list[VariantCapacity]) -> None:
     from lengthwise.cli.tables import console, print_table
     from lengthwise.report.formatting import two_digits
     from lengthwise.report.search_text import metric_name, prefix_cache_metrics
+    from lengthwise.schema.plan import limit_text
 
     limits, rows = found[0].limits, []
     cached = prefix_cache_metrics(sustained.at for sustained in found)
@@ -99,7 +100,7 @@ def show(found: list[VariantCapacity]) -> None:
     limited = [*(metric_name(limit.metric) for limit in limits), *(metric_name(name) for name in cached)]
     print_table([*head, *limited], rows, drops=["at most", *reversed(limited), "simulated/s"])
     out = console()
-    out.print(f"Limits: {', '.join(report.limit_text(limit) for limit in limits)}.", highlight=False)
+    out.print(f"Limits: {', '.join(limit_text(limit) for limit in limits)}.", highlight=False)
     for note in dict.fromkeys(note for sustained in found for note in sustained.notes):
         out.print(note, highlight=False)
     runs = sum(sustained.capacity.effort.simulations for sustained in found)

@@ -210,12 +210,15 @@ def _show_engines(variant: Variant) -> None:
     for section, keys in defaults[0].items():
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
+            if key == "enable_prefix_caching":
+                values = {name: "True" if on else "False*" for name, on in values.items()}
             values["here"] = getattr(getattr(variant.scenario, section), key)
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
             rows.append((f"{section}.{key}", *map(str, values.values())))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
+    typer.echo("* The server caches prefixes by default; engine.enable_prefix_caching = true does so here with vLLM.")
     typer.echo()
 
 

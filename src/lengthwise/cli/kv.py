@@ -92,9 +92,10 @@ def run(
         from lengthwise.config.workload import column_notes
         from lengthwise.usecases.kv import study_trace
 
+        requests = open_workload(source, format_)
         options.print_notes(column_notes(source), quiet=quiet)
         spec = None if model is None else catalog.model(model)
-        found = study_trace(open_workload(source, format_), block_size, spec, memory_gb, prompts_only=prompts_only)
+        found = study_trace(requests, block_size, spec, memory_gb, prompts_only=prompts_only)
     from lengthwise.report.kv import write_kv_html, write_kv_json
 
     if not quiet and json != outputs.STDOUT:

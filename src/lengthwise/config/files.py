@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import tomllib
 from functools import lru_cache
@@ -15,6 +16,9 @@ from typing import Any
 from lengthwise.schema.errors import PolicyError, ScenarioError
 
 Table = dict[str, Any]
+
+SHORT_FORMS = {"engine": "name", "scheduler": "policy", "predictor": "kind"}
+"""Sections that may be a name, and the key that the name has in the table."""
 
 
 def read(path: Path, kind: str = "scenario") -> Table:
@@ -41,6 +45,13 @@ def parse(text: str, suffix: str, source: str, kind: str = "scenario") -> Table:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             message = str(error)
+            for key, short in SHORT_FORMS.items():
+                value = re.search(rf"(?m)^{key} *= *([^\n#]*[^\s#])", text)
+                if "overwrite" in message and value and re.search(rf"(?m)^\[{key}[].]", text):
+                    raise ScenarioError(
+                        f"{source}: {key} must be a name or a table; it is both, {key} = {value[1]} and [{key}]. "
+                        f"Write the name in the table: {short} = {value[1]}"
+                    ) from None
             raise ScenarioError(f"{source}: not valid TOML: {message[:1].lower()}{message[1:]}") from None
     if suffix not in (".yaml", ".yml"):
         raise ScenarioError(f"{source}: a {kind} file ends in .toml, .yaml or .yml")

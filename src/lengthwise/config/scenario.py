@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from lengthwise.config import sections
-from lengthwise.config.files import Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
+from lengthwise.config.files import SHORT_FORMS, Table, assignment, merged, parse, read, removed_keys, resolved, to_toml
 from lengthwise.config.search_space import (
     axis_name,
     flat,
@@ -215,7 +215,6 @@ _NO_TBT = (
     "times between tokens are pooled over requests, so that no single request can be judged by them; "
     "set a limit for tpot instead. [slo] takes ttft, tpot and jct"
 )
-_SHORT = {"engine": "name", "scheduler": "policy", "predictor": "kind"}
 _VARIABLE_SECTIONS = ("workload", "deployment", "engine", "scheduler", "predictor", "search")
 KeyPath = tuple[str, ...]
 
@@ -251,8 +250,8 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
 
 
 def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
-    if name in _SHORT and isinstance(value, str):
-        return {_SHORT[name]: value}
+    if name in SHORT_FORMS and isinstance(value, str):
+        return {SHORT_FORMS[name]: value}
     if not isinstance(value, dict) or name not in ALIASES:
         return value
     table = _renamed(value, ALIASES[name], path, problems)
@@ -426,8 +425,9 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
     engines.update(one for axis in axes if isinstance(axis, list) for one in axis if isinstance(one, str))
     if shares and not (given or varied) and "sglang" in engines and len(engines) > 1:
         notes.append(
-            'engine = "sglang" caches prefixes, as its server does, and the other engines do not; set '
-            "engine.enable_prefix_caching to compare them alike"
+            'engine = "sglang" caches prefixes. The servers of vLLM and TensorRT-LLM do so by default, too, but these '
+            "engines leave it off here: engine.enable_prefix_caching = true turns vLLM's on (TensorRT-LLM's is not "
+            "modelled), and false turns SGLang's off"
         )
     if cached and given and not shares:
         notes.append(

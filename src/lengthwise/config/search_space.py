@@ -89,7 +89,8 @@ def unit_notes(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return a warning of each number without unit that is a long time in seconds and is thus probably milliseconds."""
     return [
         f'{prefix}{key} = {value:g} is {value:g} s; write "{value:g}ms" if you mean milliseconds'
-        for key, value in flat(table).items()
+        for key, values in flat(table).items()
+        for value in _values(values)
         if type(value) in (int, float) and math.isfinite(value)
         for part in key.split(".")
         if value > _PLAUSIBLE_S.get(part, math.inf)

@@ -42,6 +42,8 @@ def read_trace(
     if format is not None and format not in (*w.READABLE, LOG):
         raise UnknownNameError("trace format", format, (*w.READABLE, LOG))
     found = format or w.detect(path)
+    if found in (None, LOG):
+        _require_commas(Path(path))
     if found not in (None, LOG):
         return w.read(path, format, time_scale=time_scale, sort=sort)
     from lengthwise.predict.sample_files import served
@@ -53,7 +55,7 @@ def read_trace(
             try:
                 w.read(path)
             except TraceError as unknown:
-                _, _, names = str(error).partition(". Rename: ")
+                names = ", ".join(f"{column} to {name}" for column, name in _renamed(_columns(path)).items())
                 rename = f"Rename in the first line: {names or 'your columns to those of one format'}"
                 of_log = "A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s"
                 raise TraceError(f"{unknown}\n  {of_log}\n  {rename}") from None
@@ -87,13 +89,8 @@ def _workload_of_log(path: Path, log: Served, time_scale: float, *, sort: bool) 
         raise TraceError(f"{path}: {error}") from error
 
 
-def column_notes(path: Path | str) -> list[str]:
-    """Return a note on each ignored column of a CSV trace or log whose name is close to a known one that it lacks.
-
-    Reads the first line. A file that cannot be read has no notes: its reader reports it.
-    """
-    from lengthwise.predict.sample_files import misspelt
-    from lengthwise.workload.trace_rows import FORMATS, TEXTS
+def _columns(path: Path | str) -> list[str]:
+    """Return the columns in the first line of a file, gzipped or not; [] for JSON and for a file without text."""
     from lengthwise.workload.trace_rows import Source as File
 
     try:
@@ -101,16 +98,48 @@ def column_notes(path: Path | str) -> list[str]:
             first = File(Path(path), file.readline(1 << 16).removeprefix(b"\xef\xbb\xbf"))
     except (OSError, EOFError, zlib.error):
         return []
-    columns = [] if first.data.lstrip()[:1] in (b"{", b"[") else first.header
+    return [] if first.data.lstrip()[:1] in (b"{", b"[") or first.data[:4] == b"PAR1" else first.header
+
+
+def _require_commas(path: Path) -> None:
+    columns = _columns(path)
+    for sign, name in (("\t", "tabs"), (";", "semicolons")):
+        if len(columns) == 1 and sign in columns[0]:
+            found = ", ".join(columns[0].split(sign)[:6])
+            raise TraceError(f"{path}: columns must be separated by commas; {name} separate {found}. Replace them")
+
+
+def _renamed(columns: list[str]) -> dict[str, str]:
+    """Return the columns of a log that resemble missing ones, each with the name that a log gives it."""
+    from lengthwise.predict.sample_files import NAMES, misspelt, unread_time
+
+    named = {name: column for column, names in NAMES.items() for name in names}
+    given = {column.strip().lower().replace(" ", "_"): column for column in columns}
+    near = {given[key]: named[name] for key, name in misspelt(columns).items()}
+    time = unread_time(columns)
+    return near | ({time: "arrival_s"} if time else {})
+
+
+def column_notes(path: Path | str) -> list[str]:
+    """Return a note on each ignored column of a CSV trace or log whose name is close to a known one that it lacks.
+
+    Reads the first line. A file that cannot be read has no notes: its reader reports it.
+    """
+    from lengthwise.predict.sample_files import unread_time
+    from lengthwise.workload.trace_rows import FORMATS, TEXTS
+
+    columns = _columns(path)
     form = next((one for one in FORMATS.values() if one.kind == "csv" and {*one.required} <= {*columns}), None)
     if form is None:
-        near = misspelt(columns)
+        near = _renamed(columns)
     else:
         known = {form.arrival, *form.required, *form.extra, *TEXTS}
         close = {one: difflib.get_close_matches(one.lower(), known - {*columns}, n=1, cutoff=0.85) for one in columns}
         near = {
             one: found[0] for one, found in close.items() if found and one not in known and one.lower() not in TEXTS
         }
+        if form.arrival not in columns and (time := unread_time(columns)):
+            near[time] = form.arrival
     return [f"{path}: column {one} is ignored; did you mean {name}?" for one, name in near.items()]
 
 

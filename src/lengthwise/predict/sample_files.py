@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +62,8 @@ _TIMES = {
     "created": 1.0, "created_at": 1.0, "time": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9,
 }  # fmt: skip
 """Accepted names of the column of arrival times, with seconds per unit; the first in this order counts."""
+_TIME_WORDS = {"ts", "t", "time", "timestamp", "timestamps", "date", "datetime", "arrival", "arrived", "arrives"}
+"""Words of names that look like those of arrival times."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,15 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
     near = {key: difflib.get_close_matches(key, absent, n=1, cutoff=0.75) for key in sorted(flat - {*known})}
     return {key: found[0] for key, found in near.items() if found}
+
+
+def unread_time(columns: Iterable[str]) -> str:
+    """Return the first column whose name looks like a time of arrival if none is read as one, otherwise ""."""
+    flat = {column.strip().lower().replace(" ", "_"): column for column in columns}
+    if any(name in flat for name in _TIMES):
+        return ""
+    words = ((column, set(re.split(r"[^a-z]+", name))) for name, column in flat.items())
+    return next((column for column, parts in words if parts & _TIME_WORDS), "")
 
 
 def renaming(keys: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from .compare import compare_table as compare_table
 from .compare import exceeded_bounds as exceeded_bounds
 from .compare import write_compare_html as write_compare_html
 from .compare import write_compare_json as write_compare_json
+from .formatting import counted as counted
 from .formatting import model_text as model_text
 from .formatting import percent as percent
 from .formatting import rounded as rounded
@@ -17,7 +18,6 @@ from .result import Result as Result
 from .result_page import write_html as write_html
 from .search import write_search_html as write_search_html
 from .search import write_search_json as write_search_json
-from .search_text import limit_text as limit_text
 from .search_text import metric_text as metric_text
 from .search_text import search_table as search_table
 from .summary_table import table as table

@@ -14,11 +14,11 @@ from lengthwise.report.curves import json_number
 from lengthwise.report.formatting import TIMES, UNKNOWN, amount, capitalized, counted
 from lengthwise.report.html_page import Row, TableCell, write_page
 from lengthwise.report.json_file import json_text, plain
-from lengthwise.report.search_text import MONTH_H, metric_of
+from lengthwise.report.search_text import MONTH_H
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_atomic
-from lengthwise.schema.metric_names import Metric
-from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade
+from lengthwise.schema.metric_names import Metric, metric_of, scale
+from lengthwise.schema.plan import Choice, Plan, Point, Status, Study, Trade, limit_text
 
 BARS = 6  # so many of the ranking are drawn next to the answer
 NAMED = 4  # so many tied configurations and reasons are named
@@ -76,7 +76,7 @@ def _shown(plan: Plan, limit: int) -> list[int]:
 
 def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
     own = [str(value) for key, value in plan.metadata.items() if key not in shared]
-    question = [*own, *map(text.limit_text, plan.limits)]
+    question = [*own, *map(limit_text, plan.limits)]
     card: dict[str, Any] = {"name": plan.name, "question": question, "effort": text.effort_text(plan.effort)}
     best = card["best"] = plan.best
     if best is None:
@@ -98,7 +98,7 @@ def _answer(plan: Plan, shared: dict[str, str]) -> dict[str, Any]:
         key_values["Metrics"] = f"at {amount(best.at.rate_rps)} requests/s, the lower end of the capacity"
     for name in text.prefix_cache_metrics([best.at]):
         assert best.at is not None
-        key_values[text.metric_of(name).label] = text.metric_text(name, best.at.value(name))
+        key_values[metric_of(name).label] = text.metric_text(name, best.at.value(name))
     if best.bottleneck.binds:
         key_values["Bound by"] = text.binding_text(plan, best)
     tied = [choice.name for choice in plan.choices[1 : plan.tied]]
@@ -164,7 +164,7 @@ def _listing(plan: Plan, shown: Sequence[int], listed: int) -> dict[str, Any]:
     has_capacity = any(math.isfinite(c.capacity_rps.value) for _, c in ran)
     limited = {limit.metric: limit for limit in plan.limits}
     metrics = [*limited, *text.prefix_cache_metrics(c.at for _, c in ran)]
-    scales = [text.scale(metric_of(name), [c.at.value(name) for _, c in ran if c.at]) for name in metrics]
+    scales = [scale(metric_of(name), [c.at.value(name) for _, c in ran if c.at]) for name in metrics]
     metric_heads = [f"{metric_of(name).label} {unit}" for name, (_, unit) in zip(metrics, scales, strict=True)]
     heads = ["configuration", "rank", "GPUs", "$/h", "$/month", text.objective_head(plan.objective)]
     rows: list[tuple[bool, Row]] = []
@@ -305,7 +305,7 @@ def _metric(plan: Plan, metric: Metric) -> dict[str, Any]:
     """Return a metric with a unit that suits the upper quartile of the values rather than the largest value."""
     values = (p.value(metric.key) for c in plan.choices for p in load_curve(c))
     known = sorted(v for v in values if math.isfinite(v))
-    factor, unit = text.scale(metric, known[len(known) * 3 // 4 :][:1])
+    factor, unit = scale(metric, known[len(known) * 3 // 4 :][:1])
     return {"name": metric.key, "label": metric.label, "factor": factor, "unit": unit, "better": metric.better}
 
 

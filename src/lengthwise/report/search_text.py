@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,8 +16,20 @@ from lengthwise.report.formatting import PLUS_MINUS, TIMES, UNKNOWN, amount, cap
 from lengthwise.report.result_page import METADATA
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.estimate import Estimate
-from lengthwise.schema.metric_names import LATENCIES, NEITHER, OTHERS, PREFIX_CACHE, QUANTILES, Metric, split
-from lengthwise.schema.plan import Bottleneck, Choice, Limit, Objective, Plan, Point, SearchEffort, Shift, Status, Study
+from lengthwise.schema.metric_names import LATENCIES, OTHERS, PREFIX_CACHE, QUANTILES, metric_of, scale, split
+from lengthwise.schema.plan import (
+    Bottleneck,
+    Choice,
+    Limit,
+    Objective,
+    Plan,
+    Point,
+    SearchEffort,
+    Shift,
+    Status,
+    Study,
+    limit_text,
+)
 
 LABELS = {  # of settings, by the last part of their keys
     **METADATA,
@@ -31,14 +43,6 @@ STATISTICS = ("mean", *QUANTILES, "p99.9", "max")
 MONTH_H = 730  # hours in a month, as clouds bill them
 BINDING_SHARE = 0.8  # the limit that binds is in bold if its metric reaches this share of the bound
 NO_ANSWER = "No tried configuration meets the limits."
-
-
-def metric_of(name: str) -> Metric:
-    """Return how to show a metric ("ttft.p90"). The label has the statistic. An unknown name becomes the label."""
-    key, statistic = split(name)
-    if key in LATENCIES:
-        return replace(LATENCIES[key], key=name, label=f"{LATENCIES[key].label} {statistic}".strip())
-    return OTHERS.get(name, Metric(name, name.replace("_", " "), "", NEITHER))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -55,13 +59,6 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=place)
 
 
-def scale(metric: Metric, values: Iterable[float]) -> tuple[float, str]:
-    """Return (factor, unit) such that these values, multiplied by the factor, are easy to read in the unit."""
-    if metric.unit == "s":
-        return (1.0, "s") if max((abs(v) for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
-    return {"share": (100.0, "%"), "1/s": (1.0, "/s"), "usd": (1.0, "$")}.get(metric.unit, (1.0, metric.unit))
-
-
 def metric_text(metric: str, value: float) -> str:
     """Return a metric's value with its unit ("312 ms", "98.1 %")."""
     factor, unit = scale(metric_of(metric), [value])
@@ -75,19 +72,11 @@ def metric_name(name: str) -> str:
     return metric_of(name).label if "." in name or name in OTHERS else name
 
 
-def limit_text(limit: Limit) -> str:
-    """Return a limit ("TTFT p90 ≤ 2 s")."""
-    metric = metric_of(limit.metric)
-    factor, unit = scale(metric, [limit.bound])
-    sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
-    return f"{metric.label} {sign} {limit.bound * factor:.6g} {unit}".strip()
-
-
 def value_texts(estimate: Estimate) -> tuple[str, str]:
     """Return a value and "± half-width (model interval)", without the parts that are unknown or 0."""
     value, half = rounded(estimate.value, estimate.half_width)
-    if estimate.value.is_integer() and estimate.half_width.is_integer():  # GPUs
-        value, half = f"{estimate.value:,.0f}", f"{estimate.half_width:,.0f}"
+    if estimate.value.is_integer() and (estimate.half_width.is_integer() or not estimate.has_interval):  # GPUs
+        value, half = f"{estimate.value:,.0f}", f"{estimate.half_width:,.0f}" if estimate.has_interval else ""
     sampling = f"{PLUS_MINUS} {half}" if estimate.half_width > 0 and half else ""
     return value, " ".join(filter(None, (sampling, model_text(estimate))))
 

@@ -17,6 +17,7 @@ from lengthwise.report.formatting import MINUS, PLUS_MINUS, UNKNOWN, buckets, ca
 from lengthwise.report.result import Result, check_results, scenario_of, shows_prefix_cache
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
+from lengthwise.schema.records import REJECTIONS, Rejection
 
 Read = Callable[[Summary], Estimate | None]
 Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s", "ms"]
@@ -339,12 +340,14 @@ def counts_note(counts: Counts) -> str:
     """Return the numbers of requests by outcome, the reasons of rejections, and the preemptions."""
     parts = buckets(counts, "requests")
     reasons = {
-        "prompt reaches max_model_len": counts.rejected_too_long,
-        "prompt above the token budget of a step": counts.rejected_over_token_budget,
-        "refused by the memory policy even on an idle replica": counts.rejected_over_kv_memory,
+        Rejection.PROMPT_REACHES_MAX_MODEL_LEN: counts.rejected_too_long,
+        Rejection.PROMPT_ABOVE_TOKEN_BUDGET: counts.rejected_over_token_budget,
+        Rejection.REFUSED_BY_MEMORY_POLICY: counts.rejected_over_kv_memory,
     }
     if any(reasons.values()):
-        parts.append("rejected because " + ", ".join(f"{reason}: {n:,}" for reason, n in reasons.items() if n))
+        parts.append(
+            "rejected because " + ", ".join(f"{REJECTIONS[reason]}: {n:,}" for reason, n in reasons.items() if n)
+        )
     if counts.preemptions:
         parts.append(f"{counts.preemptions:,} preemptions")
     return ", ".join(parts)

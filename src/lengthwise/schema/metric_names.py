@@ -6,8 +6,10 @@ records and summaries add the unit: "ttft_s".
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 LESS, MORE, NEITHER = -1, 1, 0  # what is better
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # levels of the quantiles that every report has
@@ -67,10 +69,27 @@ def split(name: str) -> tuple[str, str]:
     return ALIASES.get(key, key), statistic
 
 
-def unit_of(name: str) -> str:
-    """Return a space and the unit of a metric (" s"), or "" for a share, a plain number or an unknown name."""
-    unit = (LATENCIES | OTHERS).get(split(name)[0], Metric("", "", "")).unit
-    return f" {unit}" if unit not in {"", "share"} else ""
+def metric_of(name: str) -> Metric:
+    """Return how to show a metric ("ttft.p90"). The label has the statistic. An unknown name becomes the label."""
+    key, statistic = split(name)
+    if key in LATENCIES:
+        return replace(LATENCIES[key], key=name, label=f"{LATENCIES[key].label} {statistic}".strip())
+    return OTHERS.get(name, Metric(name, name.replace("_", " "), "", NEITHER))
+
+
+def scale(metric: Metric, values: Iterable[float]) -> tuple[float, str]:
+    """Return (factor, unit) such that these values, multiplied by the factor, are easy to read in the unit."""
+    if metric.unit == "s":
+        return (1.0, "s") if max((abs(v) for v in values if math.isfinite(v)), default=0.0) >= 1 else (1e3, "ms")
+    return {"share": (100.0, "%"), "1/s": (1.0, "/s"), "usd": (1.0, "$")}.get(metric.unit, (1.0, metric.unit))
+
+
+def quantity(name: str, value: float, digits: int = 6) -> str:
+    """Return a metric's value with its unit and at most ``digits`` significant digits: "312 ms", "1234 s", "98 %"."""
+    if math.isinf(value):
+        return "infinite"
+    factor, unit = scale(metric_of(name), [value])
+    return f"{float(f'{value * factor:.{digits}g}'):.12g} {unit}".strip()
 
 
 def is_quantile(statistic: str) -> bool:

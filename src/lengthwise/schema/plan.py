@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from lengthwise.schema.estimate import UNKNOWN, Estimate
+from lengthwise.schema.metric_names import metric_of, quantity
 
 
 class Status(StrEnum):
@@ -40,6 +41,12 @@ class Limit:
         return not (value < self.bound if self.at_least else value > self.bound)
 
 
+def limit_text(limit: Limit) -> str:
+    """Return a limit ("TTFT p90 ≤ 2 s")."""
+    sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
+    return f"{metric_of(limit.metric).label} {sign} {quantity(limit.metric, limit.bound)}"
+
+
 @dataclass(frozen=True)
 class Objective:
     """The objective by which configurations are ranked."""
@@ -57,11 +64,14 @@ class Point:
     ``values`` maps metrics to estimates: latencies such as "ttft.p90" and "jct.mean" (s) and the metrics of
     ``metric_names.OTHERS`` except "goodput", where they apply; "served" is the share of requests that are neither
     rejected nor time out. With an SLO, "good_requests_per_s" is the goodput. ``satisfied`` is whether all limits hold.
+    ``usage`` is that of each limit, by metric: for a quantile, the share of requests beyond the bound, divided by the
+    allowed share; above 1, the limit is broken.
     """
 
     rate_rps: float
     values: dict[str, Estimate]
     satisfied: bool
+    usage: dict[str, float] = field(default_factory=dict)
 
     def value(self, metric: str) -> float:
         """Return the value of a metric, or NaN if it was not measured."""

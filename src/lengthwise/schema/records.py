@@ -37,6 +37,14 @@ class Rejection(IntEnum):
     PARENT_NOT_FINISHED = 4
 
 
+REJECTIONS = {
+    Rejection.PROMPT_REACHES_MAX_MODEL_LEN: "the prompt reaches max_model_len",
+    Rejection.PROMPT_ABOVE_TOKEN_BUDGET: "the prompt is above the token budget of a step",
+    Rejection.REFUSED_BY_MEMORY_POLICY: "the memory policy refuses them even on an idle replica",
+}
+"""Reasons of rejection in a sentence."""
+
+
 @dataclass(frozen=True)
 class RequestRecords:
     """The requests as columns [n] in the order of the workload. The time of an event that did not happen is NaN.

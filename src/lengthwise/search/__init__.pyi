@@ -1,3 +1,4 @@
+from .bounds import rejections as rejections
 from .capacity_search import RAMP_SPANS as RAMP_SPANS
 from .capacity_search import Capacity as Capacity
 from .capacity_search import capacity as capacity

@@ -25,11 +25,10 @@ import numpy.typing as npt
 from lengthwise import engine, policy
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, Front, Ints, grid_axis
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.metric_names import split
+from lengthwise.schema.metric_names import metric_of, quantity, split
 from lengthwise.schema.plan import Limit
-from lengthwise.schema.records import Status
+from lengthwise.schema.records import REJECTIONS, Rejection
 from lengthwise.schema.workload import Workload
-from lengthwise.search.limits import label, quantity
 from lengthwise.search.load import Load
 
 SLACK = 1.02  # factor on bounds, because the requests of a run differ a little from the sample that gives the means
@@ -119,16 +118,44 @@ def _computed_tokens(deployment: Deployment, requests: Workload) -> npt.NDArray[
     return computed
 
 
+def rejections(deployment: Deployment, requests: Workload) -> tuple[float, str]:
+    """Return the share of the requests that are rejected, and a text with their number, reasons and remedies, or ""."""
+    reasons = _rejections(deployment, requests)
+    share = 1 - float(_with_parents(requests, reasons == Rejection.NONE).mean())
+    by_trtllm = deployment.scheduler.trtllm is not None
+    chunks = "set scheduler.trtllm.enable_chunked_prefill = true" if by_trtllm else "use chunked prefill"
+    remedies = {
+        Rejection.PROMPT_REACHES_MAX_MODEL_LEN: f"raise engine.max_model_len ({deployment.max_model_len:,})",
+        Rejection.PROMPT_ABOVE_TOKEN_BUDGET: (
+            f"raise engine.max_num_batched_tokens ({deployment.limits.max_num_batched_tokens:,}) or {chunks}"
+        ),
+        Rejection.REFUSED_BY_MEMORY_POLICY: "add KV cache memory",
+    }
+    counts = {reason: int((reasons == reason).sum()) for reason in remedies}
+    texts = (
+        f"{count:,} of {len(requests):,} requests are rejected because {REJECTIONS[reason]}: {remedies[reason]}"
+        for reason, count in counts.items()
+        if count
+    )
+    return share, ", and ".join(texts)
+
+
 def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool_]:
+    return _with_parents(requests, _rejections(deployment, requests) == Rejection.NONE)
+
+
+def _rejections(deployment: Deployment, requests: Workload) -> npt.NDArray[np.int64]:
+    """Return why each request is rejected, [n], apart from its parents."""
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.kv_tokens(deployment.max_model_len))
     if prompt.max() <= largest * (1 - deployment.watermark):
-        return _with_parents(requests, prompt < deployment.max_model_len)
+        too_long = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
+        return np.where(prompt < deployment.max_model_len, int(Rejection.NONE), too_long)
     # The rules of rejection depend on the scheduler, so the engine applies them.
     at_once = replace(requests.without_dependencies(), arrival_s=np.zeros(len(requests)), concurrency=None)
     without_front = replace(deployment, cost=replace(deployment.cost, front=Front()))
     records = engine.simulate(at_once, without_front, time_limit_s=REJECTION_S, max_log_steps=0)
-    return _with_parents(requests, np.asarray(records.requests.status != Status.REJECTED))
+    return np.asarray(records.requests.rejection, np.int64)
 
 
 def _with_parents(requests: Workload, is_admitted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -279,7 +306,7 @@ def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: 
         min_s = values.mean() if statistic == "mean" else np.quantile(values, level, method="lower")
         if min_s > limit.bound * SLACK:
             found[limit.metric] = (
-                f"{label(limit.metric)} is at least {quantity(limit.metric, float(min_s))} without other requests; "
-                f"the limit is {quantity(limit.metric, limit.bound)}"
+                f"{metric_of(limit.metric).label} is at least {quantity(limit.metric, float(min_s), 3)} without other "
+                f"requests; the limit is {quantity(limit.metric, limit.bound)}"
             )
     return found

@@ -392,9 +392,9 @@ def point_of(rate_rps: float, windows: list[Window], slo_limits: SloLimits, leve
             values["within_slo"] = good_share(window, slo_limits.slo, slo_limits.guard_s)
             values["good_requests_per_s"] = good_rate_rps(window, slo_limits.slo)
         runs.append(values)
-    usage = np.array([list(slo_limits.usage(window).values()) for window in windows])
-    is_satisfied = not slo_limits.limits or bool(usage.mean(axis=0).max() <= 1)
-    return Point(rate_rps, mean_values(runs, level), is_satisfied)
+    usages = [slo_limits.usage(window) for window in windows]
+    usage = {metric: float(np.mean([one[metric] for one in usages])) for metric in usages[0]}
+    return Point(rate_rps, mean_values(runs, level), max(usage.values(), default=0.0) <= 1, usage)
 
 
 def curve(at: Point, measure: Callable[[float, float], Point]) -> tuple[Point, ...]:

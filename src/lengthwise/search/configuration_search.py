@@ -33,7 +33,7 @@ from lengthwise.schema.plan import (
     Swap,
     Trade,
 )
-from lengthwise.search.limits import LIMITED, Question
+from lengthwise.search.limits import AT_RATE, LIMITED, Question
 from lengthwise.search.objectives import Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
@@ -60,8 +60,11 @@ SCOUTING_SHARE = 0.7
 even a short run, which tolerates overload, shows that it is much worse."""
 MAX_RANKED_FACTOR = 2
 """At most this many times ``top`` configurations are ranked; if more are tied, the others stay scouted."""
+SMALLEST_LOSS = 0.005
+"""A smaller relative difference is not worth a number, even if it is significant."""
 SCOUTING_ERROR = 0.05
-"""Least assumed relative error of scouted objectives; larger if ranked configurations had larger errors."""
+"""Least assumed relative error of objectives of one seed, such as scouted ones.
+It is larger if ranked configurations had larger errors."""
 MODEL_ERROR = 0.5
 """The best configuration of another GPU or model is ranked if a scouted objective better by this share would win."""
 HARDWARE = ("deployment.gpu", "deployment.node", "deployment.model", "deployment.cost")
@@ -261,7 +264,8 @@ def _ranked(evaluated: list[Choice], run: Run, options: Options) -> list[Choice]
         ranked = best_first()
         if len(ranked) >= options.top and batch != _other_hardware(by_key, exact, ranked, question):
             # Below the lower end of the best one's interval, a rough result suffices.
-            best, half = ranked[0].objective, _half_width(ranked[0])
+            best = ranked[0].objective
+            half = best.half_width if best.has_interval else 0.0
             threshold = (best.value - half if question.objective.higher_is_better else best.value + half,)
         for choice in run.evaluated("rank", batch, threshold):
             exact[choice.key] = by_key[choice.key] = choice
@@ -340,8 +344,9 @@ def _sort_value(value: float, question: Question) -> float:
 
 
 def _half_width(choice: Choice) -> float:
-    half = choice.objective.half_width
-    return 0.0 if math.isnan(half) else half
+    """Return the half-width of the objective; of one without interval (a single seed), an assumed one."""
+    objective = choice.objective
+    return objective.half_width if objective.has_interval else SCOUTING_ERROR * abs(objective.value)
 
 
 def separated(best: Choice, other: Choice, question: Question) -> bool:
@@ -361,7 +366,9 @@ def losses(best: Choice, other: Choice, question: Question) -> tuple[float, floa
         gains = a - b if is_paired else np.subtract.outer(a, b).ravel()
     sign, half = 1 if question.objective.higher_is_better else -1, _half_width(best) + _half_width(other)
     levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    low, high = np.quantile(sign * np.nan_to_num(gains), levels, method="hazen").tolist()
+    # Numbers of replicas are whole, so that no value lies between those of two draws.
+    method: Any = "inverted_cdf" if question.objective.name in AT_RATE else "hazen"
+    low, high = np.quantile(sign * np.nan_to_num(gains), levels, method=method).tolist()
     loss = sign * (best.objective.value - other.objective.value)
     return min(loss, low) - half, max(loss, high) + half
 
@@ -443,15 +450,20 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         on = "" if len(fair) == len(known) else f" on {', '.join(filter(None, map(best.settings.get, HARDWARE)))}"
         head = f"{setting}: the best configuration with another value{on}, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""
-        if not separated(best, other, question):
+        low, high = losses(best, other, question)
+        value, more = best.objective.value, "fewer" if question.objective.higher_is_better else "more"
+        loss = abs(other.objective.value - value)
+        if low <= 0 or math.isnan(loss):
             sentences.append(f"{head}does not differ significantly{rough}.")
+        elif loss < SMALLEST_LOSS * value:
+            sentences.append(f"{head}differs by less than {SMALLEST_LOSS:.1%}{rough}.")
+        elif question.objective.name == "fewest_gpus":
+            span = "" if low == high else f" ({low:.0f} to {high:.0f})"
+            sentences.append(f"{head}takes {loss:.0f}{span} more GPU{'s' * (high != 1)}{rough}.")
         else:
-            value, more = best.objective.value, "fewer" if question.objective.higher_is_better else "more"
-            low, high = (loss / value for loss in losses(best, other, question))
-            loss = abs(other.objective.value / value - 1)
-            sentences.append(
-                f"{head}has {loss:.0%} ({low:.0%} to {high:.0%}) {more} {question.objective.label}{rough}."
-            )
+            is_known = best.objective.has_interval and (other.objective.has_interval or rough)
+            span = f" ({low / value:.0%} to {high / value:.0%})" if is_known else ""
+            sentences.append(f"{head}has {loss / value:.0%}{span} {more} {question.objective.label}{rough}.")
     return tuple(sentences)
 
 

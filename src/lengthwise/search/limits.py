@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from lengthwise.cost.model_error import DRAWS
 from lengthwise.metrics import Slo
 from lengthwise.schema.errors import InputError, UnknownNameError
-from lengthwise.schema.metric_names import LATENCIES, OTHERS, QUANTILES, is_quantile, quantile_level, split, unit_of
-from lengthwise.schema.plan import Limit, Objective
+from lengthwise.schema.metric_names import QUANTILES, is_quantile, metric_of, quantile_level, quantity, split
+from lengthwise.schema.plan import Limit, Objective, limit_text
 from lengthwise.schema.records import TokenGaps
 from lengthwise.search.measurement import SCALAR_METRICS, Window, window_metrics
 
@@ -82,41 +83,45 @@ class SloLimits:
         return _share_above(window, metric, limit.bound) / (1 - quantile_level(statistic))
 
 
-def label(metric: str) -> str:
-    """Return the name of a metric in a sentence: "TTFT p90" for "ttft.p90"."""
-    key, statistic = split(metric)
-    known = LATENCIES.get(key) or OTHERS.get(key)
-    return f"{known.label if known else key.replace('_', ' ')} {statistic}".strip()
-
-
-def quantity(metric: str, value: float) -> str:
-    """Return the value of a metric with its unit: "312 ms", "0.98"."""
-    unit = unit_of(metric)
-    return f"{1e3 * value:.3g} ms" if unit == " s" and value < 1 else f"{value:.3g}{unit}"
-
-
 def rule(metric: str, limits: tuple[Limit, ...]) -> str:
     """Return the limit on a metric as text; for "throughput", what a growing queue breaks."""
     limit = next((one for one in limits if one.metric == metric), None)
-    if limit is None:
-        return "the limit on a growing queue"
-    sign = "\N{GREATER-THAN OR EQUAL TO}" if limit.at_least else "\N{LESS-THAN OR EQUAL TO}"
-    return f"{label(metric)} {sign} {quantity(metric, limit.bound)}"
+    return "the limit on a growing queue" if limit is None else limit_text(limit)
+
+
+def allowed_share(limit: Limit) -> float:
+    """Return the share of the requests (or tokens) that may be beyond a limit; 0 for a mean."""
+    _, statistic = split(limit.metric)
+    if limit.metric in ("within_slo", "served"):
+        return 1 - limit.bound
+    return 1 - quantile_level(statistic) if is_quantile(statistic) else 0.0
 
 
 def excess(limit: Limit, usage: float) -> str:
     """Return how far a run with this ``usage`` breaks a limit: "37 % of the requests exceed TTFT 200 ms (10 % may)"."""
     metric, statistic = split(limit.metric)
-    bound = quantity(metric, limit.bound)
+    allowed = 100 * allowed_share(limit)
+    over, may = distinct(usage * allowed, allowed, lambda value, digits: f"{value:.{digits}g} %")
     if limit.metric == "within_slo":
-        allowed = 1 - limit.bound
-        return f"{100 * usage * allowed:.3g} % of the requests break the SLO ({100 * allowed:.3g} % may)"
+        return f"{over} of the requests break the SLO ({may} may)"
     if metric not in LIMITED or statistic == "mean":
-        value = limit.bound / usage if limit.at_least else limit.bound * usage
-        return f"{label(limit.metric)} is {quantity(metric, value)} (limit {bound})"
-    allowed, what = 100 * (1 - quantile_level(statistic)), "times between tokens" if metric == "tbt" else "requests"
-    over = f"are above {bound}" if metric == "tbt" else f"exceed a {label(metric)} of {bound}"
-    return f"{usage * allowed:.3g} % of the {what} {over} ({allowed:.3g} % may)"
+        return value_text(limit, limit.bound / usage if limit.at_least else limit.bound * usage)
+    what, bound = "times between tokens" if metric == "tbt" else "requests", quantity(limit.metric, limit.bound)
+    beyond = f"are above {bound}" if metric == "tbt" else f"exceed a {metric_of(metric).label} of {bound}"
+    return f"{over} of the {what} {beyond} ({may} may)"
+
+
+def value_text(limit: Limit, value: float, spread: str = "") -> str:
+    """Return the value of a limited metric that breaks its limit: "TTFT mean is 512 ms (limit 500 ms)"."""
+    shown, _ = distinct(value, limit.bound, lambda number, digits: quantity(limit.metric, number, digits))
+    bound = quantity(limit.metric, limit.bound)
+    return f"{metric_of(limit.metric).label} is {shown}{spread} (limit {bound})"
+
+
+def distinct(value: float, bound: float, write: Callable[[float, int], str]) -> tuple[str, str]:
+    """Return two numbers as text with the fewest digits, at least three, in which they differ."""
+    pairs = [(write(value, digits), write(bound, digits)) for digits in range(3, 13)]
+    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
 def with_stability(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
@@ -138,7 +143,8 @@ def check_limit(limit: Limit) -> Limit:
                 f"it is {limit.metric!r}"
             )
     elif statistic or metric not in (*SCALAR_METRICS, "within_slo"):
-        known = [*(f"{m}.p99" for m in LIMITED), "within_slo", *SCALAR_METRICS]
+        given = statistic if statistic == "mean" or is_quantile(statistic) else "p99"
+        known = [*(f"{m}.{given}" for m in LIMITED), "within_slo", *SCALAR_METRICS]
         raise UnknownNameError("metric", limit.metric, known)
     if not limit.bound > 0 or math.isinf(limit.bound):
         raise InputError(f"the limit on {limit.metric} must be above 0 and finite; it is {limit.bound}")

@@ -12,12 +12,12 @@ from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.metric_names import unit_of
-from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status
-from lengthwise.search import capacity_search
+from lengthwise.schema.metric_names import quantity
+from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status, limit_text
+from lengthwise.search import bounds, capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
-from lengthwise.search.limits import AT_RATE, Question, SloLimits, label, quantity, rule
+from lengthwise.search.limits import AT_RATE, Question, SloLimits, allowed_share, excess, rule, value_text
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_values
 from lengthwise.search.space import Settings
@@ -83,6 +83,13 @@ class Evaluation:
                 values[name] = Estimate(estimate.value, estimate.half_width, low, high)
         return replace(point, values=values)
 
+    def reason(self, how: str, binds: str) -> str:
+        """Return why a limit breaks, with the rejected requests: first if they alone are more than the limit allows."""
+        share, rejections = bounds.rejections(self.deployment, self.load.sample())
+        limit = next((one for one in self.question.slo_limits.limits if one.metric == binds), None)
+        parts = [how, rejections] if limit is None or share <= allowed_share(limit) else [rejections, how]
+        return "; ".join(filter(None, parts))
+
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
         metric, reason = next(iter(impossible.items()))
         limits = self.question.slo_limits.limits
@@ -90,7 +97,9 @@ class Evaluation:
 
     def _broken_at_every_rate(self, choice: Choice, found: Capacity) -> Choice:
         group = f"breaks {rule(found.binds, self.question.slo_limits.limits)} at every rate"
-        return rejected(choice, Exclusion(f"{found.excess}, the lowest rate tried", group), found.effort)
+        return rejected(
+            choice, Exclusion(self.reason(f"{found.excess}, the lowest rate tried", found.binds), group), found.effort
+        )
 
 
 def _with_effort(choice: Choice, effort: Effort, **changes: Any) -> Choice:
@@ -129,10 +138,11 @@ class AtCapacity(Evaluation):
             found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
                 unit = self.question.objective.unit
-                reason = f"{found.excess}, which are {threshold:.4g} {unit}; the best reach more within the limits"
-                bounds, bottleneck = replace(choice.bounds, objective=threshold), Bottleneck(found.binds)
-                exclusion = Exclusion(reason, f"breaks {rule(found.binds, slo_limits.limits)} far below the best")
-                return _with_effort(choice, found.effort, bounds=bounds, exclusion=exclusion, bottleneck=bottleneck)
+                how = f"{found.excess}, which are {threshold:.4g} {unit}; the best reach more within the limits"
+                top, bottleneck = replace(choice.bounds, objective=threshold), Bottleneck(found.binds)
+                group = f"breaks {rule(found.binds, slo_limits.limits)} far below the best"
+                exclusion = Exclusion(self.reason(how, found.binds), group)
+                return _with_effort(choice, found.effort, bounds=top, exclusion=exclusion, bottleneck=bottleneck)
         found = capacity_search.scout(self.deployment, self.load, slo_limits)
         if not found.rate_rps.value > 0:
             return self._broken_at_every_rate(choice, found)
@@ -178,8 +188,8 @@ class AtCapacity(Evaluation):
         if self.question.objective.name == "energy":
             objective = at.values["energy_j_per_output_token"]
         objective = objective if status is Status.RANKED else Estimate(objective.value)
-        bounds, bottleneck = replace(choice.bounds, rate_rps=found.ceiling.rate_rps), Bottleneck(found.binds)
-        measured = replace(choice, status=status, objective=objective, capacity_rps=found.rate_rps, bounds=bounds)
+        top, bottleneck = replace(choice.bounds, rate_rps=found.ceiling.rate_rps), Bottleneck(found.binds)
+        measured = replace(choice, status=status, objective=objective, capacity_rps=found.rate_rps, bounds=top)
         return _with_effort(measured, found.effort, at=at, points=(at,), bottleneck=bottleneck)
 
 
@@ -285,13 +295,10 @@ class AtRate(Evaluation):
         gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
-            binds, limits = self._tightest(at, 0.0), question.slo_limits.limits
-            limit = next((one for one in limits if one.metric == binds), None)
-            value, where = at.value(binds), f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
-            holds = limit is None or limit.is_satisfied(value) or math.isinf(value)
-            how = "the queue grows" if holds else f"{label(binds)} is {quantity(binds, value)}"
-            broken = rule("throughput" if holds else binds, limits)
-            return rejected(measured, Exclusion(f"{how} {where}", f"breaks {broken} at the rate"), effort)
+            limit = max(question.slo_limits.limits, key=lambda one: at.usage[one.metric])
+            where = f"at {self._rate_rps:g} requests/s on {gpus} GPU{'s' * (gpus > 1)}"
+            reason = self.reason(f"{excess(limit, at.usage[limit.metric])} {where}", limit.metric)
+            return rejected(measured, Exclusion(reason, f"breaks {limit_text(limit)} at the rate"), effort)
         metric = OBJECTIVE_METRICS.get(question.objective.name)
         points: tuple[Point, ...] = (at,)
         if is_ranked:
@@ -303,8 +310,8 @@ class AtRate(Evaluation):
         measured = replace(measured, at=at, points=points, bottleneck=Bottleneck(self._tightest(at)))
         return _with_effort(measured, effort, status=status, objective=objective)  # with the effort of the curve
 
-    def _tightest(self, at: Point, share: float = BINDING_SHARE) -> str:
-        """Return the metric of the limit with the largest usage, "" below ``share``, "throughput" without limits."""
+    def _tightest(self, at: Point) -> str:
+        """Return the metric nearest to its bound, "" below BINDING_SHARE of it, "throughput" without limits."""
 
         def used(limit: Limit) -> float:
             value = at.value(limit.metric)
@@ -314,7 +321,7 @@ class AtRate(Evaluation):
         tightest = max(limits, key=used, default=None)
         if tightest is None:
             return "throughput"
-        return tightest.metric if not used(tightest) < share else ""
+        return tightest.metric if not used(tightest) < BINDING_SHARE else ""
 
     def _size(self, deployment: Deployment) -> float:
         is_gpus = self.question.objective.name == "fewest_gpus"
@@ -375,14 +382,17 @@ class Makespan(Evaluation):
         measured = replace(choice, at=at, points=(at,), bottleneck=Bottleneck("throughput"))
         measured = _with_effort(measured, effort, status=status, objective=objective)
         if (served := at.value("served")) < 1:
-            reason = f"{1 - served:.1%} of the requests can never fit"
+            _, reason = bounds.rejections(self.deployment, self.load.batch(0, question.requests))
+            reason = reason or f"{1 - served:.1%} of the requests are rejected or time out"
             return rejected(measured, Exclusion(reason, "does not serve all requests"))
         for limit in question.slo_limits.limits:
-            found, unit = at.values.get(limit.metric, UNKNOWN), unit_of(limit.metric)
+            found = at.values.get(limit.metric, UNKNOWN)
             if not limit.is_satisfied(found.value):
-                spread = f"\N{PLUS-MINUS SIGN} {found.half_width:.2g}{unit}" if found.has_interval else "in one run"
-                reason = f"{label(limit.metric)} is {found.value:.3g}{unit} {spread} when all requests arrive at once"
-                return rejected(measured, Exclusion(reason, f"breaks {rule(limit.metric, question.slo_limits.limits)}"))
+                spread = " in one run"
+                if found.has_interval:
+                    spread = f" \N{PLUS-MINUS SIGN} {quantity(limit.metric, found.half_width, 2)}"
+                reason = f"{value_text(limit, found.value, spread)} when all requests arrive at once"
+                return rejected(measured, Exclusion(reason, f"breaks {limit_text(limit)}"))
         return measured
 
     def _run(self, deployment: Deployment, seeds: range, effort: Effort) -> Point:

@@ -212,4 +212,4 @@ def _estimate(values: dict[str, Any]) -> Estimate:
 
 def _point(values: dict[str, Any]) -> Point:
     estimates = {name: _estimate(estimate) for name, estimate in values["values"].items()}
-    return Point(values["rate_rps"], estimates, values["satisfied"])
+    return Point(values["rate_rps"], estimates, values["satisfied"], values["usage"])

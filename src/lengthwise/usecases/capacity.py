@@ -40,6 +40,7 @@ class VariantCapacity:
     # A warning that the file of cost tables does not record its origin, or "".
     tables_note: str = ""
     requests_per_session: float = 1.0  # mean
+    rejections: str = ""  # a warning that the engine rejects requests of the load's sample, with the reason
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -55,7 +56,8 @@ class VariantCapacity:
             if self.requests_per_session > 1 and self.at is not None
             else ""
         )
-        notes = (free, per_session, front, self.tables_note, *model_error.deployment_notes(self.deployment))
+        rejected = f"{self.rejections}." if self.rejections else ""
+        notes = (rejected, free, per_session, front, self.tables_note, *model_error.deployment_notes(self.deployment))
         return (*extrapolated, *(note for note in notes if note))
 
 
@@ -96,7 +98,8 @@ def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
         records = engine.simulate(load.at(0, found.requests, at.rate_rps), served, max_log_steps=MAX_LOGGED_STEPS)
         extrapolations = metrics.beyond_reach(records, served)
     note, per_session = unchecked_tables_note(expanded), load.requests_per_session
-    return VariantCapacity(expanded.name, served, limits, found, at, extrapolations, note, per_session)
+    _, rejected = search.rejections(served, load.sample())
+    return VariantCapacity(expanded.name, served, limits, found, at, extrapolations, note, per_session, rejected)
 
 
 def capacities_json(found: Sequence[VariantCapacity]) -> str:

@@ -27,7 +27,7 @@ from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import split
-from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study
+from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
 from lengthwise.schema.workload import SharedPrefixes, Workload
 from lengthwise.search import Bench, Options, Question, Run, Space, Store
 from lengthwise.search.strategy import Strategy
@@ -428,7 +428,7 @@ def _figures(limits: Sequence[Limit], summary: metrics.Summary) -> list[str]:
     for limit, value in _limited(limits, summary):
         half = f" \N{PLUS-MINUS SIGN} {report.metric_text(limit.metric, value.half_width)}"
         text = report.metric_text(limit.metric, value.value) + (half if value.half_width > 0 else "")
-        texts.append(f"{text}{_model_text(value, limit.metric)} ({report.limit_text(limit)})")
+        texts.append(f"{text}{_model_text(value, limit.metric)} ({limit_text(limit)})")
     return texts
 
 
@@ -463,7 +463,7 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
 
 def _broken_text(limited: Iterable[tuple[Limit, Estimate]], requests: int) -> str:
     """Return a sentence on the limits that a load test is expected to break, or "" if it breaks none."""
-    broken = [(report.limit_text(limit), limit, value) for limit, value in limited if value.value > limit.bound]
+    broken = [(limit_text(limit), limit, value) for limit, value in limited if value.value > limit.bound]
     if not broken:
         return ""
     names = " and ".join(name for name, *_ in broken)
@@ -485,13 +485,17 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     if capacity.has_interval:  # the objective is of the capacity, the numbers are of a rate a little below it
         value, half_width = report.rounded(capacity.value, capacity.half_width)
         at_capacity = f", at its capacity of {value} ± {half_width}; the run is at the lower end of that"
+    gpus, price = report.counted(choice.gpus, "GPU"), f"at ${choice.price_per_hour_usd:.2f} an hour"
+    found_value = (
+        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}{_model_text(objective)}, on {gpus} {price}"
+    )
+    if found.objective.unit == "GPUs":
+        found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
     return (
         f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
         f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
-        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}{_model_text(objective)}, "
-        f"on {choice.gpus} GPU{'s' if choice.gpus > 1 else ''} at ${choice.price_per_hour_usd:.2f} an hour"
-        f"{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's "
-        "error, where it is known, are of 90 %."
+        f"{found_value}{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the "
+        "cost model's error, where it is known, are of 90 %."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -283,6 +284,9 @@ def ineffective_options(variants: Sequence[Variant], seeds: int) -> list[str]:
     found = []
     for variant in variants:
         section = variant.scenario.workload
+        trace, _, left_out = variant.workload(0).name.partition(" (")
+        if section.trace is not None and (counts := re.search(r"without ([\d,]+) (?:failed or )?empty", left_out)):
+            found.append(f"{trace} has {counts[1]} requests that failed or have 0 tokens; they were left out")
         if section.is_replay and (replayed := len(variant.workload(0))) < (section.num_requests or 0):
             found.append(
                 f"num_requests is {section.num_requests:,}, but the replayed trace has only {replayed:,}; "

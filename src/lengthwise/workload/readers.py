@@ -311,7 +311,9 @@ def _servegen_files(path: Path) -> tuple[_NumberedFiles, _NumberedFiles, str]:
 
         rates, lengths = numbered("chunk-*-trace.csv*"), numbered("chunk-*-dataset.json*")
         if not rates:
-            raise TraceError(f"{path}: a ServeGen folder must hold files chunk-N-trace.csv; it has none")
+            raise TraceError(
+                f"{path} is a folder; give a file, or a ServeGen folder, which must hold files chunk-N-trace.csv"
+            )
         return rates, lengths, path.name
     endings = "_rates.csv", "_length_pmfs.jsonl"
     if not any(ending in path.name for ending in endings):
