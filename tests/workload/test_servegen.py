@@ -110,7 +110,7 @@ def test_a_missing_file_is_named(pair, tmp_path):
     with pytest.raises(TraceError, match="come as a pair"):
         read(tmp_path / "other.csv")
     (tmp_path / "none").mkdir()
-    with pytest.raises(TraceError, match="it has none"):
+    with pytest.raises(TraceError, match="is a folder; give a file, or a ServeGen folder"):
         read(tmp_path / "none")
     with pytest.raises(InputError, match="window_s"):
         read(pair / "toy_rates.csv", window_s=(5, 5))
