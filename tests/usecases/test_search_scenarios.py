@@ -366,7 +366,8 @@ def test_a_claim_has_the_cost_models_intervals_of_its_latencies_and_of_its_gpus(
     ends = [report.metric_text("ttft.p90", end) for end in (ttft.model_low, ttft.model_high)]
     claim = (place / "README.md").read_text()
     assert f", {ends[0]} to {ends[1]} by the cost model's error (TTFT p90 ≤ 500 ms)" in claim
-    assert re.search(rf" GPUs( \(± [\d.]+\))?, {size.model_low:g} to {size.model_high:g} by the cost model's error", claim)
+    ends = f"{size.model_low:g} to {size.model_high:g} by the cost model's error"
+    assert re.search(rf" GPUs( \(± [\d.]+\))?, {ends}", claim)
 
 
 def test_a_load_test_that_is_expected_to_break_its_limit_says_so():
