@@ -1,4 +1,5 @@
 from .kubernetes import kubernetes_manifest as kubernetes_manifest
+from .launch import ARRIVAL as ARRIVAL
 from .launch import Launch as Launch
 from .launch_folder import MAX_REQUESTS as MAX_REQUESTS
 from .launch_folder import PLAN as PLAN

@@ -258,7 +258,7 @@ def load_test(
         else f"Requests leave at the simulated times, {sent_rps:.3g} a second on average (claim: {rate_rps:.3g})."
     )
     notes = [
-        f"The first {count} of {len(workload)} requests are sent. {arrivals}",
+        (f"The first {count} of {len(workload)} requests are sent. " if count < len(workload) else "") + arrivals,
         (
             "Prompts are random token ids of the simulated lengths; outputs run to the simulated lengths because the "
             "end of sequence is ignored."

@@ -76,7 +76,8 @@ def vllm_launch(
         "--block-size": block,
         "--gpu-memory-utilization": f"{d.limits.gpu_memory_utilization:g}" if device == "cuda" else None,
         "--num-gpu-blocks-override": _num_gpu_blocks(d, block) if launch.sets_kv_blocks(d) else None,
-        "--disable-hybrid-kv-cache-manager": not d.scheduler.hybrid_kv_cache,
+        # vLLM cannot merge states with other layers into one group.
+        "--disable-hybrid-kv-cache-manager": not d.scheduler.hybrid_kv_cache and d.model.attention.linear is None,
         "--watermark": f"{d.watermark:g}",
         "--enforce-eager": device == "cpu",
         "--enable-prefix-caching": d.limits.enable_prefix_caching,

@@ -103,8 +103,7 @@ def approximations(spec: ModelSpec, *, in_groups: bool = False) -> tuple[str, ..
         found.append(
             f"{spec.name}: {attention.windowed_layers} of {spec.layers} layers have a window of "
             f"{attention.window_tokens:,} tokens; their attention is timed by it. Their KV cache is counted as if it "
-            "kept all tokens, except under vllm_v1 without a prefix cache, asynchronous scheduling, pipelines and "
-            "disaggregation."
+            'kept all tokens; "Models and limits" lists where it is counted in groups.'
         )
     if attention.index_heads:
         found.append(

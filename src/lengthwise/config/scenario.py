@@ -382,9 +382,8 @@ def _checked(raw: Table, source: str, folder: Path, overrides: Sequence[Override
     assert scenario is not None  # None only with problems
     for path, over in overridden:
         if own := [repr(variant.name) for variant in scenario.variants if _sets(variant.overrides, over)]:
-            notes.append(
-                f"--set {'.'.join(path)} does not change the variants that set it themselves: {', '.join(own)}"
-            )
+            option = of_option.get(path) or f"--set {'.'.join(path)}"
+            notes.append(f"{option} does not change the variants that set it themselves: {', '.join(own)}")
     notes += unit_notes({key: value for key, value in settings.items() if key != "variants"})
     notes += [note for one in variants for note in unit_notes(one, f"variants.{one['name']}.")]
     notes += _cache_notes(scenario, source)

@@ -410,7 +410,7 @@ class SchedulerSection(Section):
     hide_host: bool | None = None  # true: the host prepares a step while the GPU runs the step before it
     # maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit (vLLM)
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**24)] | None = None
-    hybrid_kv_cache: bool | None = None  # false: layers with windows, chunks or states cache all tokens
+    hybrid_kv_cache: bool | None = None  # false: layers with windows or chunks cache all tokens
     sglang: SglangTable | None = None  # settings of policy "sglang"
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
     # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise

@@ -214,8 +214,8 @@ def _count_rounds(rep, prompts):
     first the latest step that prefilled. Steps leave the pipeline in the order in which they enter it. Three cases:
     (1) ``marked_step`` is in the pipeline: no round. (2) It has left, and the step after it has not: this step is the
     next one of the marked micro-batch, so it counts a round and takes the mark. (3) Both have left: the marked
-    micro-batch has no requests left, so the last step that started counts a round and takes the mark; if that step has
-    left as well, case 2 applies to it.
+    micro-batch has no requests left, so the last step that started counts a round and takes the mark. If it has left,
+    too, the step that starts now does the same.
     """
     n, mark = rep.phase_steps, rep.marked_step
     rep.phase_steps = n + 1

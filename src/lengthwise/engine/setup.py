@@ -516,7 +516,7 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
 
 
 def lacks_groups(limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None) -> list[str]:
-    """Return the settings with which layers form no KV cache groups: all of them then cache all tokens."""
+    """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
     policies = resolve_policies(scheduler)
     parts = {
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
@@ -599,7 +599,8 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
         )
     kv, memory = deployment.kv, policies.memory
     if kv.num_blocks < kv.longest_blocks(deployment.max_model_len):
-        size = kv.num_blocks * kv.block_size if kv.groups is None else f"{kv.num_blocks} blocks in {kv.groups}"
+        needed = f"{kv.longest_blocks(deployment.max_model_len)} are needed"
+        size = kv.num_blocks * kv.block_size if kv.groups is None else f"{kv.num_blocks} blocks, and {needed}"
         raise InputError(
             f"the KV cache must hold one sequence of max_model_len {deployment.max_model_len} tokens; it holds "
             f"{size}. Lower max_model_len, or give more memory or GPUs"

@@ -189,7 +189,7 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     """Return the unknown keys that resemble the name of a missing column, each with that name."""
     flat = {key.strip().lower().replace(" ", "_") for key in keys}
     known = {name: column for column, names in NAMES.items() for name in names}
-    absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
+    absent = [name for name, column in known.items() if column != "max_tokens" and not flat & {*NAMES[column]}]
     near = {key: difflib.get_close_matches(key, absent, n=1, cutoff=0.75) for key in sorted(flat - {*known})}
     return {key: found[0] for key, found in near.items() if found}
 
@@ -524,7 +524,8 @@ def served(file: Path | str) -> Served:
             left_out += 1
             continue
         rows.append(row)
-        cap = _located_count(row.max_tokens, "max_tokens", path, number) or UNCAPPED
+        unlimited = str(row.max_tokens).strip() == "-1"  # as some clients write it
+        cap = UNCAPPED if unlimited else _located_count(row.max_tokens, "max_tokens", path, number) or UNCAPPED
         caps.append(cap if row.output_tokens is not None else max(cap, row.tokens))
         times.append(_arrival_s(raw, path, number))
         if (times[-1] is None) != (times[0] is None):

@@ -219,7 +219,7 @@ def _queue(summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, 
     if requeued and queued_for_s > wait_s:
         share = percent(min(1.0, queued_for_s / jct_s))
         reason = f"{seconds(wait_s)} before they are first scheduled, the rest after preemptions."
-        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT{front}: {reason}"
+        return f" Requests wait {seconds(queued_for_s)} on average, {share} of their JCT: {reason[:-1]}{front}."
     if wait_s > summary.ttft_s.mean.value / 2:
         share = percent(min(1.0, wait_s / summary.ttft_s.mean.value))
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT{front}."

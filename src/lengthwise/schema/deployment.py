@@ -265,7 +265,7 @@ class Scheduler(PolicyAxes):
     # vLLM's: maximum prompt tokens of one request in a step, unless it is the only request of the replica; 0: no limit
     long_prefill_token_threshold: int = 0
     # vLLM's hybrid KV cache manager plans the memory (``KvGroups``) where the simulator models it; False: layers with
-    # windows, chunks or states cache all tokens (--disable-hybrid-kv-cache-manager).
+    # windows or chunks cache all tokens (--disable-hybrid-kv-cache-manager), states are set aside for max_num_seqs.
     hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
     # until there are ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.

@@ -123,7 +123,7 @@ def rejections(deployment: Deployment, requests: Workload) -> tuple[float, str]:
     reasons = _rejections(deployment, requests)
     share = 1 - float(_with_parents(requests, reasons == Rejection.NONE).mean())
     by_trtllm = deployment.scheduler.trtllm is not None
-    chunks = "set scheduler.trtllm.enable_chunked_prefill = true" if by_trtllm else "use chunked prefill"
+    chunks = "set scheduler.trtllm.enable_chunked_prefill = true" if by_trtllm else 'set scheduler.batching = "unified"'
     remedies = {
         Rejection.PROMPT_REACHES_MAX_MODEL_LEN: f"raise engine.max_model_len ({deployment.max_model_len:,})",
         Rejection.PROMPT_ABOVE_TOKEN_BUDGET: (

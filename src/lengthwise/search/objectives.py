@@ -12,12 +12,12 @@ from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import DoesNotFitError, InputError, PolicyError, ProfileError, UnknownNameError
 from lengthwise.schema.estimate import UNKNOWN, Estimate
-from lengthwise.schema.metric_names import quantity
+from lengthwise.schema.metric_names import quantity, split
 from lengthwise.schema.plan import Bottleneck, Bounds, Choice, Exclusion, Limit, Point, Status, limit_text
 from lengthwise.search import bounds, capacity_search
 from lengthwise.search.bounds import ceiling, fits_any
 from lengthwise.search.capacity_search import MIN_REQUESTS, Capacity, Effort, Trials
-from lengthwise.search.limits import AT_RATE, Question, SloLimits, allowed_share, excess, rule, value_text
+from lengthwise.search.limits import AT_RATE, WAITS, Question, SloLimits, allowed_share, excess, rule, value_text
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import Window, mean_values
 from lengthwise.search.space import Settings
@@ -87,7 +87,8 @@ class Evaluation:
         """Return why a limit breaks, with the rejected requests: first if they alone are more than the limit allows."""
         share, rejections = bounds.rejections(self.deployment, self.load.sample())
         limit = next((one for one in self.question.slo_limits.limits if one.metric == binds), None)
-        parts = [how, rejections] if limit is None or share <= allowed_share(limit) else [rejections, how]
+        waits = limit is not None and split(limit.metric)[0] in (*WAITS, "within_slo", "served")
+        parts = [rejections, how] if limit and waits and share > allowed_share(limit) else [how, rejections]
         return "; ".join(filter(None, parts))
 
     def _impossible(self, choice: Choice, impossible: dict[str, str]) -> Choice:
@@ -138,7 +139,7 @@ class AtCapacity(Evaluation):
             found = capacity_search.check_rate(rate, self.deployment, self.load, slo_limits)
             if found.binds:
                 unit = self.question.objective.unit
-                how = f"{found.excess}, which are {threshold:.4g} {unit}; the best reach more within the limits"
+                how = f"{found.excess} ({threshold:.4g} {unit}); better configurations reach that within the limits"
                 top, bottleneck = replace(choice.bounds, objective=threshold), Bottleneck(found.binds)
                 group = f"breaks {rule(found.binds, slo_limits.limits)} far below the best"
                 exclusion = Exclusion(self.reason(how, found.binds), group)

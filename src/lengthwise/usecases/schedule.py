@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from lengthwise import catalog, cost, engine, schedule
+from lengthwise import catalog, cost, engine, policy, schedule
 from lengthwise import workload as w
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.sections import ScheduleSection
@@ -219,6 +219,7 @@ def _tables(scenario: Scenario, model: ModelSpec, cluster: schedule.Cluster) -> 
                 tp=tp,
                 pp=max(1, min(cluster.gpus // tp, model.layers)),
                 limits=limits,
+                scheduler=replace(policy.scheduler("vllm_v1"), hybrid_kv_cache=False),  # whose blocks num_blocks counts
                 cost=scenario.cost_source,
                 host=on.host_overhead,
                 num_blocks=2 * model.max_model_len // limits.block_size,

@@ -132,7 +132,8 @@ def _engines(
         )
         counts_all = replace(policy.scheduler("vllm_v1"), hybrid_kv_cache=False)  # memory, as plans do
         node = scenario.deployment.node
-        return engine.deploy(model, gpu, node=node, tp=cut.tp, pp=cut.stages, limits=limits, scheduler=counts_all)
+        made = engine.deploy(model, gpu, node=node, tp=cut.tp, pp=cut.stages, limits=limits, scheduler=counts_all)
+        return replace(made, scheduler=policy.scheduler("vllm_v1"))
 
     if runnable.decode is not None:
         prefill = deployed(runnable.prefill, row.prefill_batch, step_tokens)

@@ -346,7 +346,8 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
                 raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
             if force and not made:
                 backend.remove_launches(folder)
-            backend.require_new(folder / title, force=False)
+            if (place := folder / title).is_dir() and any(place.iterdir()):
+                raise OutputError(f"{place} has files that are no launch folder; move them, or name another folder")
             claimed = _claim_scenario(requested, choice)
             variant = build(claimed)[0]
             workload = variant.workload(claimed.run.seed)
@@ -354,7 +355,7 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
             claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
             if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
                 claim += f" scenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
-                claim += "what it reads and change its path in scenario.toml."
+                claim += "these files there and change their paths in scenario.toml."
             if workload.after is not None:
                 workload = _as_sent(workload, variant.deployment, claimed.run.seed)
             ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
@@ -445,7 +446,10 @@ def _model_text(value: Estimate, metric: str = "") -> str:
 
 def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deployment, seed: int, ramp_s: float) -> str:
     """Return what the load test measures: its first requests find an idle server, and its client limits each output."""
-    sent = backend.as_benchmarked(workload)
+    sent, scheduler = backend.as_benchmarked(workload), deployment.scheduler
+    if scheduler.rank not in backend.ARRIVAL:  # the client sends no priorities
+        scheduler = replace(scheduler, rank="fcfs_preempted_first", preemption="never", binning=None)
+        deployment = replace(deployment, scheduler=scheduler)
     records = engine.simulate(sent, deployment, seed=seed, max_log_steps=0)
     summary = metrics.summarize(records, deployment, workload=sent)
     figures = _figures(limits, summary)
@@ -456,7 +460,7 @@ def _expectation(limits: Sequence[Limit], workload: Workload, deployment: Deploy
         ramp = f" The load rises for about {ramp_s:.0f} s (JCT p99), {share:.0%} of the test, with lower latencies."
     return (
         f"Simulated from an idle server with the same {len(workload):,} requests, this test gives "
-        f"{', '.join(figures) or 'no limited latency'}: compare measured.json with these numbers.{ramp}"
+        f"{'; '.join(figures) or 'no limited latency'}. Compare measured.json with these numbers.{ramp}"
         f"{_broken_text(_limited(limits, summary), len(workload))}"
     )
 
@@ -493,7 +497,7 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
         found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
     return (
         f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
-        f"{': ' if figures else ''}{', '.join(figures)}. The search found, in runs of its own: "
+        f"{': ' if figures else ''}{'; '.join(figures)}. The search found, in runs of its own: "
         f"{found_value}{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the "
         "cost model's error, where it is known, are of 90 %."
     )

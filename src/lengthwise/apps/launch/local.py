@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -82,7 +82,9 @@ class EngineConfig:
             return Launch(self._own_command(plan, gpus, host, port), environment)
         if deployed is None:
             raise InputError(f"{self.name} must have a command that starts its engine, or a planned deployment")
-        launch = vllm_launch(deployed(plan), model=self.weights, served_name=self.served or None, host=host, port=port)
+        planned = deployed(plan)  # as if every layer cached all tokens; the engine may do better
+        planned = replace(planned, scheduler=replace(planned.scheduler, hybrid_kv_cache=True))
+        launch = vllm_launch(planned, model=self.weights, served_name=self.served or None, host=host, port=port)
         command, mode = launch.command, {}
         if self.sleeps:
             command, mode = (*command, "--enable-sleep-mode"), {"VLLM_SERVER_DEV_MODE": "1"}
