@@ -301,6 +301,9 @@ def test_blocks_of_groups_are_handed_on_and_their_absence_too():
     assert value(vllm_launch(states), "--num-gpu-blocks-override") == "2001"
     full = deploy("gpt-oss-20b", "H100", scheduler=dataclasses.replace(scheduler("vllm_v1"), hybrid_kv_cache=False))
     assert value(vllm_launch(full), "--disable-hybrid-kv-cache-manager") is True
+    counts_all = dataclasses.replace(scheduler("vllm_v1"), hybrid_kv_cache=False)
+    states = deploy("qwen3-next-80b-a3b", "B200", scheduler=counts_all)  # vLLM cannot cache states as other layers
+    assert value(vllm_launch(states), "--disable-hybrid-kv-cache-manager") is None
 
 
 def test_blocks_that_vllm_refuses_become_larger_ones_of_the_same_cache():

@@ -167,6 +167,8 @@ def test_limits_of_clients_in_a_log_are_read(tmp_path):
     assert got.max_tokens.tolist() == [50, UNCAPPED, got.output_tokens[2]]  # an estimate of 9 words is above 1
     path.write_text("prompt_tokens,output_tokens,max_tokens\n5,9,20\n6,8,8\n")
     assert read_trace(path).max_tokens.tolist() == [20, 8]
+    path.write_text("prompt_tokens,output_tokens,max_tokens\n5,9,-1\n6,8,8\n")
+    assert read_trace(path).max_tokens.tolist() == [UNCAPPED, 8]
     path.write_text("prompt_tokens,output_tokens,max_tokens\n5,9,20\n6,8,many\n")
     with pytest.raises(InputError, match=r"row 2: max_tokens must be a whole number .*; it is 'many'"):
         read_trace(path)

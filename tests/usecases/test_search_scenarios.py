@@ -486,3 +486,14 @@ def test_a_search_compares_the_schedulers_of_engines():
     assert "not modelled with pipeline parallelism" in left_out[0].exclusion.reason
     with pytest.raises(InputError, match="admits requests by their max_tokens"), search.threads(1) as workers:
         search_module.plan(loads(text.replace("max_tokens = 60", "")), workers)
+
+
+def test_a_load_test_is_expected_in_order_of_arrival_as_its_client_sends_no_priority():
+    start = ENGINES[: ENGINES.index("[search.space]")]
+    texts = set()
+    for rank in ("fcfs_preempted_first", "shortest_prompt"):
+        overrides = ["workload.num_requests=300", "workload.request_rate=30", f"scheduler.rank={rank}"]
+        (variant,) = variants.build(loads(start, overrides=overrides))
+        workload = variant.workload(0)
+        texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
+    assert len(texts) == 1
