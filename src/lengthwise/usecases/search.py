@@ -484,15 +484,14 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     assert choice.at is not None  # it is ranked
     at, objective, capacity = choice.at, choice.objective, choice.capacity_rps
     seeds = f"seeds {scenario.run.seed} to {scenario.run.seed + scenario.run.seeds - 1}"
-    half = f" ± {report.rounded(objective.value, objective.half_width)[1]}" if objective.half_width > 0 else ""
+    number, half = report.rounded(objective.value, objective.half_width)
+    half = f" ± {half}" if objective.half_width > 0 else ""
     label, at_capacity = found.objective.label, ""
     if capacity.has_interval:  # the objective is of the capacity, the numbers are of a rate a little below it
         value, half_width = report.rounded(capacity.value, capacity.half_width)
         at_capacity = f", at its capacity of {value} ± {half_width}; the run is at the lower end of that"
     gpus, price = report.counted(choice.gpus, "GPU"), f"at ${choice.price_per_hour_usd:.2f} an hour"
-    found_value = (
-        f"{label}: {objective.value:,.6g}{half} {found.objective.unit}{_model_text(objective)}, on {gpus} {price}"
-    )
+    found_value = f"{label}: {number}{half} {found.objective.unit}{_model_text(objective)}, on {gpus} {price}"
     if found.objective.unit == "GPUs":
         found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
     return (
