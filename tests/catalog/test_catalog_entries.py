@@ -77,6 +77,7 @@ def test_a_gpu_is_no_slower_in_narrower_formats(name):
     [
         *(("A100-40GB", 40), ("A100-80GB", 80), ("H100", 80), ("H200", 141), ("B200", 180), ("L4", 24)),
         *(("L40S", 48), ("A40", 48), ("RTX-4090", 24), ("RTX-PRO-6000", 96), ("MI300X", 192)),
+        *(("B300", 288), ("GB200", 186), ("MI325X", 256), ("MI355X", 288), ("Gaudi-3", 128), ("TPU7x", 192)),
     ],
 )
 def test_memory_is_what_the_driver_offers(name, advertised_gb):
@@ -108,6 +109,7 @@ def test_pairs_fall_back_to_pcie():
         ("L40S", 5, "pcie4-8"),
         ("RTX-PRO-6000", 2, "pcie5-4"),
         ("RTX-4090", 2, "geforce-4"),
+        ("GB200", 16, "gb200-nvl72"),
     ],
 )
 def test_the_default_node_is_the_smallest_usual_one(gpu, gpus, node):
