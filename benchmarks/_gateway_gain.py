@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from _gateway_cost import printed_json
+from _gateway_cost import ALL_CORES, MEASURED_CORE, OTHER_CORE, on_cores, printed_json
 from _harness import machine, posted
 
 from lengthwise import engine, predict, workload
@@ -89,7 +89,7 @@ class Cell:
 
 
 def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
-    """Return the rows of "live" engines, or of "emulated" ones, which take no core from the gateway."""
+    """Return the rows of "live" engines, or of "emulated" ones, which leave the gateway and its client a core alone."""
     import uvloop
 
     plan = QUICK if quick else FULL
@@ -97,6 +97,7 @@ def figures(shared: Path, quick: bool, kind: str) -> dict[str, Any]:
     cells: list[Cell] = []
     with contextlib.ExitStack() as stack, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         urls = stack.enter_context(_real_engines(max(plan.batches))) if kind == "live" else []
+        stack.enter_context(on_cores(MEASURED_CORE if kind == "emulated" else set(ALL_CORES)))
         for batch in plan.batches:
             urls = stack.enter_context(_emulated_engines(batch)) if kind == "emulated" else urls
             cells += runner.run(_measure_batch(shared, plan, urls, batch))
@@ -199,7 +200,7 @@ def _emulated_engines(batch: int) -> Iterator[list[str]]:
     sizes = f"--count {ENGINES} --model {MODEL} --max-num-seqs {batch}"
     times = "--fixed-s 0.01 --decode-s 0.001 --prompt-token-s 0.0001"  # about a tiny model on one core
     command = f"-m lengthwise.testing.engine_server {sizes} {times}".split()
-    with printed_json(command, os.sched_getaffinity(0)) as (_, printed):
+    with printed_json(command, OTHER_CORE) as (_, printed):
         yield printed["urls"]
 
 

@@ -69,13 +69,13 @@ SWEEP = {0.0: (1065, 11582), 0.02: (400, 12134), 0.05: (187, 12167), 0.1: (168, 
 
 
 def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of preemptions by watermark, on a B200 and not calibrated; one error per seed."""
+    """Return the median error of preemptions by watermark, on a GB200 and not calibrated; one error per seed."""
     runs = np.empty((3 if quick else 20, len(SWEEP), 2))
     for seed, column in np.ndindex(runs.shape[:2]):
         rng = np.random.default_rng(seed)
         prompt, output = rng.integers(800, 1201, 450), rng.integers(4000, 6001, 450)
         limits = EngineLimits(max_num_batched_tokens=8192, max_model_len=8192, watermark=list(SWEEP)[column])
-        made = deploy("qwen2.5-7b", "B200", limits=limits, scheduler=SCHEDULERS["vllm_v1"], num_blocks=18_724)
+        made = deploy("qwen2.5-7b", "GB200", limits=limits, scheduler=SCHEDULERS["vllm_v1"], num_blocks=18_724)
         r = simulate(Workload(np.zeros(450), prompt, output, concurrency=128), made, max_log_steps=0).requests
         runs[seed, column] = r.preemptions.sum(), output.sum() / r.finished_s.max()
     error = np.median(np.abs(runs / list(SWEEP.values()) - 1), axis=1)
