@@ -166,6 +166,9 @@ class CostTables:
         masked_s: One layer's seconds for each (query, key) pair of different sequences, which attention with a dense
             mask over the complete batch computes and discards; 0: attention skips these pairs.
         other: Stages of another tensor-parallel degree; None: all stages are alike.
+        shared_s: [T+1] one layer's seconds of what all data-parallel ranks of a replica compute together: the routed
+            experts, and the exchange of tokens between the ranks. T counts the tokens of all ranks. None: every rank
+            computes all of its layers alone.
     """
 
     layer_s: Floats
@@ -183,6 +186,7 @@ class CostTables:
     front: Front = Front()
     masked_s: float = 0.0
     other: OtherDegree | None = None
+    shared_s: Floats | None = None
 
 
 @dataclass(frozen=True)
