@@ -20,7 +20,7 @@ query is of a prompt, to decode attention if it is of a decode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -187,6 +187,16 @@ class CostTables:
     masked_s: float = 0.0
     other: OtherDegree | None = None
     shared_s: Floats | None = None
+
+    def alone(self) -> CostTables:
+        """Return the tables of a rank without others: its ``layer_s`` contains what it would share with them."""
+        if self.shared_s is None:
+            return self
+        tokens, last = np.arange(len(self.layer_s)), len(self.shared_s) - 1
+        span = min(256, last)
+        slope = (self.shared_s[-1] - self.shared_s[last - span]) / max(span, 1)  # continues a shorter table
+        own = self.shared_s[np.minimum(tokens, last)] + slope * np.maximum(tokens - last, 0)
+        return replace(self, layer_s=self.layer_s + own, shared_s=None)
 
 
 @dataclass(frozen=True)

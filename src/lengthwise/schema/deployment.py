@@ -41,6 +41,11 @@ class Parallelism:
         return self.gpus_per_replica * self.replicas
 
     @property
+    def ranks(self) -> int:
+        """Return the number of schedulers, each with a KV cache of its own: the data-parallel ranks of all replicas."""
+        return self.replicas * self.dp
+
+    @property
     def gpus_per_replica(self) -> int:
         """Return the number of GPUs of one replica."""
         return self.dp * (self.tp * (self.pp - self.single_stages) + self.single_stages)
