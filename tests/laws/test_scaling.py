@@ -44,7 +44,8 @@ def slower(deployment: Deployment, factor: float) -> Deployment:
 
 
 def slower_tables(cost: CostTables, factor: float) -> CostTables:
-    tables = {f.name: getattr(cost, f.name) * factor for f in dataclasses.fields(cost) if f.name.endswith("_s")}
+    seconds = {f.name: getattr(cost, f.name) for f in dataclasses.fields(cost) if f.name.endswith("_s")}
+    tables = {name: table * factor for name, table in seconds.items() if table is not None}
     front = Front(cost.front.request_s * factor, cost.front.serial_s * factor)
     other = cost.other and dataclasses.replace(cost.other, tables=slower_tables(cost.other.tables, factor))
     return dataclasses.replace(cost, **tables, front=front, other=other)

@@ -415,3 +415,31 @@ def async_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     kv = dataclasses.replace(other.kv, num_blocks=blocks)
     deployment = dataclasses.replace(other, limits=limits, scheduler=made, parallel=parallel, cost=tables, kv=kv)
     return dataclasses.replace(workload, max_tokens=limit if draw(st.booleans()) else None), deployment
+
+
+@st.composite
+def rank_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on one or two replicas of data-parallel ranks, scheduled by any rules but asynchronous ones."""
+    plain = st.tuples(workloads(), deployments())
+    any_rules = st.one_of(plain, plain, vllm_worlds(), priority_worlds(), hybrid_worlds())
+    workload, other = draw(st.one_of(any_rules, any_rules, sglang_worlds(), trtllm_worlds(), threshold_worlds()))
+    router = other.scheduler.router
+    made = dataclasses.replace(
+        other.scheduler,
+        router="vllm_internal" if router == "central" else router,
+        async_scheduling=False,
+        hide_host=False,
+    )
+    tables = cost_tables([draw(st.integers(1, 3))], other.cost.rule.kind, additional=draw(st.booleans()))
+    tables = dataclasses.replace(
+        tables, front=other.cost.front, masked_s=other.cost.masked_s, shared_s=draw(shared_seconds())
+    )
+    parallel = Parallelism(1, 1, draw(st.integers(1, 2)), dp=draw(st.integers(1, 4)))
+    return workload, dataclasses.replace(other, scheduler=made, parallel=parallel, cost=tables)
+
+
+@st.composite
+def shared_seconds(draw: st.DrawFn) -> np.ndarray | None:
+    """Seconds of a layer that ranks compute together, by tokens: none, or uneven ones in a short or a long table."""
+    rows = draw(st.sampled_from([0, 0, 2, 60, 129, 600]))
+    return 2e-3 + 1e-5 * np.arange(rows) + 1e-5 * np.sin(np.arange(rows)) if rows else None

@@ -215,7 +215,7 @@ def _recompute_steps(S, r, q):
     kv_tokens = group.kv_tokens if group.members > 0 else 0
     decode_s = decode_attention(cost, group.members, kv_tokens, 0)
     decode_s += masked_attention(cost, group.members, kv_tokens, kv_tokens)
-    step_s = _by_tokens(cost, seqs, 0) + _by_tokens(cost, seqs, 1) + decode_s
+    step_s = _layer_s(S, seqs) + decode_s
     if S.params[0].swap == 1 and q.decoding == 1:
         layers = 0.0
         for p in range(len(cost.stage_layers)):
@@ -225,12 +225,14 @@ def _recompute_steps(S, r, q):
     prefill_s = 0.0
     if tokens > 0:
         prefill_s = merged_prefills(cost, 1, tokens * tokens, 0) if cost.merged else prefill_attention(cost, tokens, 0)
-    return (_by_tokens(cost, tokens, 0) + _by_tokens(cost, tokens, 1) + prefill_s) / step_s
+    return (_layer_s(S, tokens) + prefill_s) / step_s
 
 
 @jit
-def _by_tokens(cost, tokens, column):
-    return entry(cost.by_tokens, cost.tokens_slope, tokens, column)
+def _layer_s(S, tokens):
+    cost = S.cost
+    layer_s = entry(cost.by_tokens, cost.tokens_slope, tokens, 0) + entry(cost.by_tokens, cost.tokens_slope, tokens, 1)
+    return layer_s + entry(S.shared, S.shared_slope, tokens, 0)
 
 
 @jit_cold

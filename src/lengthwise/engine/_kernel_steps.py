@@ -42,18 +42,25 @@ gap_bin = jit(kernel_layout.gap_bin)
 
 @jit
 def launch(S, D, r, now_s):
-    """Start the step in ``work`` on replica ``r``. Return the time at which its last pipeline stage ends."""
+    """Start the step in ``work`` on replica ``r``. Return the time at which its last pipeline stage ends.
+
+    The step of a data-parallel rank is recorded when the steps of all ranks have been formed (``record_rank``).
+    """
     rep, w, stride = S.replicas[r], S.work[0], S.params[0].stride
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
-    rep.steps += 1
     rep.tokens += w.decodes + w.prompt_tokens
     rep.swap_s += w.swap_s
     rep.pairs += kv_tokens
     rep.pairs += pairs
     rep.kv_read += kv_tokens
-    _record_step(S, r, now_s, end_s, w.decodes + completed)
+    if S.params[0].dp == 1:
+        _record_step(S, r, now_s, end_s, w.decodes + completed)
+    else:
+        flight.decodes = w.decodes
+        flight.prompt_tokens = w.prompt_tokens
+        flight.outputs = w.decodes + completed
     if S.params[0].offload_blocks > 0 and rep.side == 0:
         store_prompts(S, r, now_s, end_s)
         complete_offloading(S, r, now_s)
@@ -64,6 +71,26 @@ def launch(S, D, r, now_s):
     if rep.in_flight == 1:
         rep.first_flight = w.flight - r * stride
     return end_s
+
+
+@jit
+def load_rank(S, r):
+    """Load the step in flight of data-parallel rank ``r`` into ``work``, or a dummy step. Return its tokens."""
+    w, flight = S.work[0], S.flights[r]  # A rank has one step in flight at most.
+    w.flight, w.swap_s = r, 0.0
+    w.decodes = w.prompts = w.prompt_tokens = 0
+    if S.replicas[r].in_flight > 0:
+        w.decodes, w.prompts, w.prompt_tokens = flight.decodes, flight.prompts, flight.prompt_tokens
+    w.seqs = w.decodes + w.prompts
+    return w.decodes + w.prompt_tokens
+
+
+@jit
+def record_rank(S, r, now_s, end_s, shared_s):
+    """Record the step in ``work`` of rank ``r``, which all ranks of its replica end together."""
+    S.flights[r].end_s = end_s
+    S.replicas[r].layer_s += shared_s
+    _record_step(S, r, now_s, end_s, S.flights[r].outputs if S.work[0].seqs > 0 else 0)
 
 
 @jit
@@ -236,6 +263,7 @@ def _record_step(S, r, now_s, end_s, outputs):
     in_use = params.total_blocks - rep.free_blocks
     waiting = S.queues[rep.queue].length + S.tiers[r].loading
     busy_s = end_s - max(now_s, rep.busy_until_s)
+    rep.steps += 1
     rep.busy_until_s = end_s
     rep.busy_s += busy_s
     rep.kv_block_s += in_use * busy_s
@@ -248,6 +276,8 @@ def _record_step(S, r, now_s, end_s, outputs):
     S.series[r, b, 3] += in_use * busy_s
     S.series[r, b, 4] += w.prompt_tokens
     S.series[r, b, 5] += outputs
+    if w.seqs == 0:  # a rank's dummy step
+        return
     if S.counters[0].step_rows < len(S.step_log):
         line = S.step_log[S.counters[0].step_rows]
         line.start_s = now_s
@@ -643,6 +673,14 @@ def can_repeat(S, r, end_s, until_s):
     if params.hybrid == 1:
         need *= params.attention_groups
     return rep.free_blocks - need >= 1
+
+
+@jit
+def stays_empty(S, r, until_s, end_s):
+    """Return whether a rank without sequences certainly has none in the next step either."""
+    rep = S.replicas[r]
+    is_empty = rep.partials == 0 and S.groups[rep.idle_group].members == 0 and S.queues[rep.queue].length == 0
+    return is_empty and end_s < until_s
 
 
 @jit

@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
-from lengthwise.engine.step_time import CostReader, StepCost
+from lengthwise.engine.step_time import NO_COST, CostReader, StepCost
 from lengthwise.policy.reservation import MemoryGate
 
 
@@ -647,6 +647,11 @@ class Step:
     def prompt_tokens(self) -> int:
         return sum(chunk for _, chunk in self.prompts)
 
+    @property
+    def kv_tokens(self) -> int:
+        """Return how many KV tokens the decodes read."""
+        return sum(q.context for q in self.decodes)
+
 
 @dataclass(eq=False)
 class Queue:
@@ -666,7 +671,7 @@ class Queue:
 
 
 class Replica:
-    """A replica with requests, steps in the pipeline, and totals.
+    """A replica, or one of its data-parallel ranks, with requests, steps in the pipeline, and totals.
 
     Attributes:
         s: Setup of the replica's side (prefill or decode).
@@ -743,15 +748,26 @@ class Replica:
         self.totals["gap_max_s"] = max(self.totals["gap_max_s"], gap_s)
         self.gaps.append((count, gap_s))
 
-    def run_step(self, step: Step, cost: StepCost, kv_tokens: int) -> None:
-        """Set the end of a step, and record it. Its decodes read ``kv_tokens`` in total."""
-        end_s, row = step.start_s, self.totals
+    def step_cost(self, step: Step) -> StepCost:
+        """Return the cost of a step, or no cost if it has no sequences."""
+        if not step.seqs:
+            return NO_COST
+        prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
+        return self.cost.step(len(step.decodes), step.kv_tokens, prompts, step.swap_s)
+
+    def run_stages(self, step: Step, cost: StepCost) -> float:
+        """Take a step through the pipeline, and return when its last stage ends."""
+        end_s = step.start_s
         if self.s.params.hide_host:
             self.host_free_s = end_s = max(end_s, self.host_free_s) + cost.host_s
         for p, stage_s in enumerate(cost.stages_s):
             end_s = max(end_s, self._stage_free_s[p]) + stage_s
             self._stage_free_s[p] = end_s
-        step.end_s = float(end_s)
+        return float(end_s)
+
+    def record_step(self, step: Step, cost: StepCost, end_s: float) -> None:
+        """Set the end of a step, and record it."""
+        row, kv_tokens, step.end_s = self.totals, step.kv_tokens, end_s
         decodes, prompts, prompt_tokens = len(step.decodes), len(step.prompts), step.prompt_tokens
         in_use, waiting = self.s.params.total_blocks - self.pool.free, len(self.queue.waiting) + len(self.loading)
         busy_s = end_s - max(step.start_s, row["busy_until_s"])
@@ -779,4 +795,5 @@ class Replica:
         outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values
-        self.steps.append((self.number, decodes, prompts, prompt_tokens, in_use, waiting, step.start_s, end_s))
+        if step.seqs:
+            self.steps.append((self.number, decodes, prompts, prompt_tokens, in_use, waiting, step.start_s, end_s))

@@ -2,13 +2,16 @@
 
 At one instant the order is: requests that leave the front end; expired bins; ends of steps, by replica; ends of KV
 transfers and of loads from CPU memory, by request; schedulers of the pending replicas, by number, decode replicas
-first. If requests wait in a central queue, all replicas are scheduled, the least loaded first. If a step's end finishes
-a request, and the request that is sent next leaves the front end at the same instant, it enters right after that end.
+first. If requests wait in a central queue, all replicas are scheduled, the least loaded first. A data-parallel rank is
+like a replica here, but the ranks of one replica are scheduled together, and start and end their steps together. If a
+step's end finishes a request, and the request that is sent next leaves the front end at the same instant, it enters
+right after that end.
 """
 
 from __future__ import annotations
 
 from lengthwise._jit import by_pointer, jit, jit_cold
+from lengthwise.cost._lookup import entry
 from lengthwise.engine import kernel_layout
 from lengthwise.engine._kernel_batch import chunk_for, form
 from lengthwise.engine._kernel_groups import member
@@ -30,8 +33,11 @@ from lengthwise.engine._kernel_steps import (
     end_step,
     handle_event,
     launch,
+    load_rank,
     may_form,
+    record_rank,
     start_transfers,
+    stays_empty,
 )
 from lengthwise.engine._kernel_tiers import complete_offloading
 from lengthwise.policy import contracts
@@ -81,10 +87,13 @@ def run(
             decoding = passes == 1 and params.decode_replicas > 0
             count = _order_replicas(S, decoding)
             for k in range(count):
+                r = S.tmp_order[k]
                 _schedule(
-                    S, D, S.tmp_order[k], now_s, count - 1 - k, preemptions, rank, victim,
+                    S, D, r, now_s, count - 1 - k, preemptions, rank, victim,
                     decode_batching if decoding else batching, decode_memory if decoding else memory, preemption, rules,
                 )  # fmt: skip
+                if params.dp > 1 and (r + 1) % params.dp == 0:
+                    _start_together(S, D, r + 1 - params.dp, now_s, count - 1 - k, preemptions)
             if counters.problem != OK or (counters.preemptions == preemptions and not decoding):
                 break
         if counters.problem != OK:
@@ -101,13 +110,18 @@ def _handle_events(S, D, now_s, rank, memory, router, binning, decode_memory, de
         r = pop_event(S)
         if r >= len(S.replicas):  # Events of requests are numbered after the replicas.
             handle_event(S, D, r - len(S.replicas))
-        else:
-            end_step(S, D, r, now_s, rank, decode_router)
-            S.pending[r] = 1
-            if S.replicas[r].in_flight > 0:
-                push_event(S, S.flights[r * S.params[0].stride + S.replicas[r].first_flight].end_s, r)
-        if counters.entry_s == now_s:
-            _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+            if counters.entry_s == now_s:
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
+            continue
+        for one in range(r, r + S.params[0].dp):  # The event of several ranks has the number of the first.
+            if S.replicas[one].in_flight == 0:  # a rank's dummy step
+                continue
+            end_step(S, D, one, now_s, rank, decode_router)
+            S.pending[one] = 1
+            if S.replicas[one].in_flight > 0:
+                push_event(S, S.flights[one * S.params[0].stride + S.replicas[one].first_flight].end_s, one)
+            if counters.entry_s == now_s:
+                _handle_entries(S, D, now_s, rank, memory, router, binning, decode_memory)
 
 
 @jit_cold
@@ -261,6 +275,8 @@ def _complete_oldest_bin(S, now_s, rank):
 @jit
 def _order_replicas(S, decoding):
     """Store the replicas to schedule in ``tmp_order``, in the order of the module's docstring. Return their number."""
+    if S.params[0].dp > 1:
+        return _order_ranks(S)
     if S.params[0].central_queue == 1 and S.queues[0].length > 0:
         _order_by_load(S)
         S.pending[:] = 0
@@ -271,6 +287,22 @@ def _order_replicas(S, decoding):
             S.pending[r] = 0
             S.tmp_order[count] = r
             count += 1
+    return count
+
+
+@jit_cold
+def _order_ranks(S):
+    """Store all ranks of the replicas that have a pending rank and no step in flight. Return their number."""
+    count, dp = 0, S.params[0].dp
+    for first in range(0, S.params[0].replicas, dp):
+        pending, in_flight = 0, 0
+        for r in range(first, first + dp):
+            pending += S.pending[r]
+            in_flight += S.replicas[r].in_flight
+            S.pending[r] = 0
+            S.tmp_order[count + r - first] = r
+        if pending > 0 and in_flight == 0:
+            count += dp
     return count
 
 
@@ -303,8 +335,8 @@ def _final_status(S):
 
 
 @jit
-def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption, rules):
-    """Fill a replica's pipeline with steps.
+def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory, preemption, rules):  # noqa: C901  one sequence
+    """Fill a replica's pipeline with steps, or form the next step of a data-parallel rank.
 
     A step of decodes only is repeated without an event while nothing else can happen. ``left`` replicas are still to be
     scheduled in this pass; ``preemptions`` is the run's count when the pass began.
@@ -329,6 +361,8 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
         w.swap_s += swap_s
         retried, swap_s = False, 0.0
         end_s = launch(S, D, r, now_s)
+        if params.dp > 1:
+            return
         if ahead:
             count_at_start(S, r, end_s)
         decodes_alone = params.max_in_flight == 1 and w.prompts == 0
@@ -338,6 +372,41 @@ def _schedule(S, D, r, now_s, left, preemptions, rank, victim, batching, memory,
             now_s = end_s
         elif rep.in_flight == 1:
             push_event(S, end_s, r)
+
+
+@jit_cold
+def _start_together(S, D, first, now_s, left, preemptions):
+    """Start the steps that the ranks of a replica have formed, which end together.
+
+    A step of decodes only is repeated without an event, as ``_schedule`` does, while no rank can form another step.
+    """
+    end, until_s = first + S.params[0].dp, _independent_until_s(S, left, preemptions)
+    while True:
+        end_s, tokens = now_s, 0
+        for r in range(first, end):
+            tokens += load_rank(S, r)
+            if S.work[0].seqs > 0:
+                end_s = max(end_s, S.flights[r].end_s)
+        if tokens == 0:
+            return
+        shared_s = S.cost.stage_layers[0] * entry(S.shared, S.shared_slope, tokens, 0)
+        end_s += shared_s
+        repeating = True
+        for r in range(first, end):
+            load_rank(S, r)
+            record_rank(S, r, now_s, end_s, shared_s)
+            if S.work[0].seqs == 0:
+                repeating = repeating and stays_empty(S, r, until_s, end_s)
+            else:
+                repeating = repeating and S.work[0].prompts == 0 and can_repeat(S, r, end_s, until_s)
+        if not repeating:
+            push_event(S, end_s, first)
+            return
+        for r in range(first, end):
+            if load_rank(S, r) > 0:
+                end_in_place(S, r, end_s)
+                launch(S, D, r, end_s)
+        now_s = end_s
 
 
 @jit

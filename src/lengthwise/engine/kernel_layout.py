@@ -170,10 +170,12 @@ first."""
 storage_t = _record("chunks oldest newest")
 """A row of ``State.stored``: its number of ``chunks``, and the ends of their list, -1 if it is empty."""
 
-flight_t = _record("group rests prompts tokens", "end_s")
+flight_t = _record("group rests prompts tokens decodes prompt_tokens outputs", "end_s")
 """A step in flight. ``rests`` is 1 if the decodes of ``group`` pause while the step computes its prompts. Under
 asynchronous scheduling, its decodes get ``tokens`` tokens when it ends, and ``State.prompt_chunk`` is 1 for a chunk
-that completes its prompt, and 0 for any other."""
+that completes its prompt, and 0 for any other. With
+data-parallel ranks ``end_s`` is when the rank alone would be ready, until the step of all ranks starts, which needs
+the step's ``decodes``, ``prompt_tokens`` and ``outputs`` (decodes and completed prompts)."""
 
 queue_t = _record("offset room length", "deadline_s overdue_at_s")
 """A queue: ``length`` of its ``room`` entries of ``State.queued_*``, which begin at ``offset``. ``deadline_s`` is the
@@ -212,7 +214,7 @@ free at ``front_free_s``; at ``entry_s`` the next request leaves it (infinity: n
 
 param_t = _record(
     """
-    replicas decode_replicas pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
+    replicas decode_replicas dp pp max_in_flight stride total_blocks block_size watermark_blocks max_num_seqs
     max_step_seqs token_budget max_model_len closed_loop has_dependents central_queue swap prefix_caching radix_policy
     router_prefix router_sees_memory index_blocks rank_every_step needs_peak bins series_bins preempts_by_policy
     preemption_interval_steps predicted_window tracks_service counts_steps parameter_0 parameter_1 parameter_2
@@ -229,8 +231,9 @@ param_t = _record(
     """,
 )
 """Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode
-side (0: there is none). ``stride`` is the largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens``
-and ``empty_replica_flags`` are the batching policy's plan for one request on an empty replica."""
+side (0: there is none), of which each is a data-parallel rank if ``dp`` is above 1. ``stride`` is the largest
+``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the batching
+policy's plan for one request on an empty replica."""
 
 work_t = _record(
     """

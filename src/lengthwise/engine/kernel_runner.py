@@ -22,11 +22,16 @@ from lengthwise.schema.records import Status
 
 Array = npt.NDArray[Any]
 
+_SLOPE_SPAN = 256  # that of ``cost._lookup``
+
 
 class State(NamedTuple):
     """The state of a run. ``new_state`` gives the shapes, and ``kernel_layout`` describes the records.
 
-    Costs: ``cost``, and ``other`` for the pipeline stages whose ``stage_other`` is 1. Queues: ``queued_*`` are the
+    Costs: ``cost``, ``other`` for the pipeline stages whose ``stage_other`` is 1, and ``shared`` [T+1, 1] for what
+    data-parallel ranks compute together in a layer, which continues with ``shared_slope`` [1].
+
+    Queues: ``queued_*`` are the
     heaps of all queues, and the bins of all queues are the rows of ``bin_slot``. Routers see the counts of each replica
     ``waiting``, ``running``, ``outstanding_tokens``, ``router_free_blocks``, ``prefix_tokens`` and ``index_tokens`` (a
     decode side: the zeros ``no_tokens`` for the last two). ``previous_turn`` [n] is the session's previous request, and
@@ -52,6 +57,8 @@ class State(NamedTuple):
     cost: PackedCost
     other: PackedCost
     stage_other: Array
+    shared: Array
+    shared_slope: Array
     slots: Array
     free_slots: Array
     replicas: Array
@@ -186,6 +193,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     queue_rows["room"] = n if queues == 1 else 0
     none, dependents = np.zeros(1, np.int64), setup.dependents
     other, stage_other = _other_degree(cost)
+    shared, shared_slope = _shared(cost)
     return State(
         params=_param_rows(setup),
         counters=counters,
@@ -193,6 +201,8 @@ def new_state(setup: Setup, log_rows: int) -> State:
         cost=pack(cost),
         other=other,
         stage_other=stage_other,
+        shared=shared,
+        shared_slope=shared_slope,
         slots=_rows(kernel_layout.slot_t, n),
         free_slots=np.empty(n, np.int64),
         replicas=_replica_rows(setup),
@@ -378,6 +388,13 @@ def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
     if cost.other is None:
         return pack(cost), np.zeros(len(cost.stage_layers), np.int64)
     return pack(cost.other.tables), np.array(cost.other.stages, np.int64)
+
+
+def _shared(cost: CostTables) -> tuple[Array, Array]:
+    """Return the table of what data-parallel ranks compute together ([T+1, 1]), and its slope beyond the end ([1])."""
+    shared = np.zeros((1, 1)) if cost.shared_s is None else np.array(cost.shared_s, np.float64).reshape(-1, 1)
+    span = min(_SLOPE_SPAN, len(shared) - 1)
+    return shared, (shared[-1] - shared[-1 - span]) / max(span, 1)
 
 
 def _rows(dtype: np.dtype[Any], shape: int | tuple[int, int]) -> Array:

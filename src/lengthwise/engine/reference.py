@@ -573,6 +573,8 @@ class Reference:
     def _schedule_all(self, now: float) -> None:
         """Schedule pending replicas by number, or all replicas, least loaded first, if a central queue has requests.
 
+        If one data-parallel rank of a replica is pending, all of them form a step.
+
         Requests that were preempted into a central queue are offered to all replicas once more. Decode replicas are
         scheduled before prefill replicas, which then see the blocks that their transfers have freed.
         """
@@ -581,6 +583,10 @@ class Reference:
                 if rep.pending:
                     rep.pending = False
                     self._schedule(rep, now)
+            return
+        if (dp := self.s.params.dp) > 1:
+            for first in range(0, len(self.replicas), dp):
+                self._schedule_together(self.replicas[first : first + dp], now)
             return
         for _ in range(2):
             before = self.preemptions
@@ -599,17 +605,33 @@ class Reference:
         while len(rep.flights) < rep.s.params.max_in_flight:
             if not self._may_form(rep, now):
                 return
-            step = self._form(rep, now)
-            rep.is_blocked = rep.s.params.async_scheduling and not step.seqs and len(rep.flights) > 0
-            retries = step.preempted_for_blocks and not rep.is_blocked
-            if not step.seqs and retries and not step.flags & contracts.FORM_ONCE:
-                swap_s = step.swap_s
-                step = self._form(rep, now)
-                step.swap_s += swap_s
+            step = self._form_or_retry(rep, now)
             if not step.seqs:
                 self._complete_offloading(rep)
                 return
             self._launch(rep, step)
+
+    def _schedule_together(self, ranks: list[Replica], now: float) -> None:
+        """Form the next step of all ranks of a replica, if one is pending and no step is in flight on any of them."""
+        is_pending = any(rep.pending for rep in ranks)
+        for rep in ranks:
+            rep.pending = False
+        if not is_pending or any(rep.flights for rep in ranks):
+            return
+        steps = [self._form_or_retry(rep, now) for rep in ranks]
+        if any(step.seqs for step in steps):
+            self._launch_together(ranks, steps)
+
+    def _form_or_retry(self, rep: Replica, now: float) -> Step:
+        """Form a step. If preemptions for blocks leave it empty, form it once more."""
+        step = self._form(rep, now)
+        rep.is_blocked = rep.s.params.async_scheduling and not step.seqs and len(rep.flights) > 0
+        retries = step.preempted_for_blocks and not rep.is_blocked
+        if not step.seqs and retries and not step.flags & contracts.FORM_ONCE:
+            swap_s = step.swap_s
+            step = self._form(rep, now)
+            step.swap_s += swap_s
+        return step
 
     def _may_form(self, rep: Replica, now: float) -> bool:
         """Return whether a replica may form a step now. Under asynchronous scheduling it may have to wait.
@@ -1171,9 +1193,23 @@ class Reference:
         return peak
 
     def _launch(self, rep: Replica, step: Step) -> None:
-        kv_tokens = sum(q.context for q in step.decodes)
-        prompts = [(chunk_tokens, q.prefilled) for q, chunk_tokens in step.prompts]
-        rep.run_step(step, rep.cost.step(len(step.decodes), kv_tokens, prompts, step.swap_s), kv_tokens)
+        cost = rep.step_cost(step)
+        rep.record_step(step, cost, rep.run_stages(step, cost))
+        self._put_in_flight(rep, step)
+
+    def _launch_together(self, ranks: list[Replica], steps: list[Step]) -> None:
+        """Start the steps of a replica's ranks, which end together. A rank without sequences runs a dummy step."""
+        steps = [step if step.seqs else Step(step.start_s) for step in steps]
+        costs = [rep.step_cost(step) for rep, step in zip(ranks, steps, strict=True)]
+        shared_s = ranks[0].cost.shared_s(sum(len(step.decodes) + step.prompt_tokens for step in steps))
+        end_s = max(rep.run_stages(step, cost) for rep, step, cost in zip(ranks, steps, costs, strict=True)) + shared_s
+        for rep, step, cost in zip(ranks, steps, costs, strict=True):
+            rep.record_step(step, cost, end_s)
+            rep.totals["layer_s"] += shared_s
+            if step.seqs:
+                self._put_in_flight(rep, step)
+
+    def _put_in_flight(self, rep: Replica, step: Step) -> None:
         if rep.s.params.offload_blocks:
             for q, chunk_tokens in step.prompts:
                 self._store(rep, q, self._storable_tokens(q, q.prefilled + chunk_tokens), step.end_s)

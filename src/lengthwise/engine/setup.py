@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -118,6 +118,7 @@ class Params:
     """Parameters of one side (prefill or decode) or of all replicas, named as in ``kernel_layout.param_t``.
 
     Attributes:
+        replicas: Schedulers with a KV cache of their own: replicas, or their data-parallel ranks (``dp`` of each).
         max_in_flight: Maximum number of steps in the pipeline of a replica.
         bins: Bins of each queue, or 0 if arrivals join the queue at once.
         preempts_by_policy: Whether a preemption policy may preempt. A lack of blocks preempts in any case.
@@ -167,7 +168,7 @@ class Params:
         seed: int | tuple[int, int],
     ) -> None:
         limits, scheduler, kv = deployment.limits, deployment.scheduler, deployment.kv
-        self.replicas = deployment.parallel.replicas
+        self.replicas, self.dp = deployment.parallel.ranks, deployment.parallel.dp
         self.pp = len(deployment.cost.stage_layers)
         self.async_scheduling, self.hide_host = scheduler.async_scheduling, scheduler.hide_host
         self.max_in_flight = ASYNC_STEPS_IN_FLIGHT if self.async_scheduling else limits.max_in_flight or self.pp
@@ -388,9 +389,12 @@ class Setup:
 
 def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: float, compiled: bool) -> Setup:
     """Return the checked setup of a run. Raises InputError or PolicyError if its parts do not fit together."""
+    _check_ranks(deployment)
+    if deployment.parallel.dp == 1:
+        deployment = replace(deployment, cost=deployment.cost.alone())
     decode = deployment.decode
     if decode is None:
-        return _side(workload, deployment, seed, limit_s, deployment.parallel.replicas, compiled=compiled)
+        return _side(workload, deployment, seed, limit_s, deployment.parallel.ranks, compiled=compiled)
     all_replicas = deployment.parallel.replicas + decode.parallel.replicas
     _check_sides(deployment)
     decode_side = _side(
@@ -470,6 +474,25 @@ def _ends_at_limit(workload: Workload, deployment: Deployment, output: Array) ->
     if workload.max_tokens is not None:
         certain |= output >= workload.max_tokens
     return certain.astype(np.int64)
+
+
+def _check_ranks(deployment: Deployment) -> None:
+    scheduler, limits, cost = deployment.scheduler, deployment.limits, deployment.cost
+    if deployment.parallel.dp == 1 and (deployment.decode is None or deployment.decode.parallel.dp == 1):
+        return
+    parts = {
+        "disaggregation (take out decode)": deployment.decode is not None,
+        "pipeline parallelism (set pp = 1)": len(cost.stage_layers) > 1,
+        "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
+        "async_scheduling (set it to false)": scheduler.async_scheduling,
+        "kv_offloading (take it out)": deployment.offload_blocks > 0,
+        'router "central" (take "vllm_internal")': resolve("router", scheduler.router) == known("router")["central"],
+    }
+    if names := " or ".join(part for part, is_set in parts.items() if is_set):
+        raise InputError(
+            f"data-parallel ranks in lock-step (dp {deployment.parallel.dp}) are not modelled with {names} yet; change "
+            "that, or set dp = 1 and take more replicas"
+        )
 
 
 def _check_vllm_rules(deployment: Deployment, policies: Policies) -> None:

@@ -27,6 +27,10 @@ class StepCost:
     stages_s: list[float]
 
 
+NO_COST = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [0.0])
+"""Of a data-parallel rank without sequences, which waits for the end of the other ranks' step."""
+
+
 @dataclass(frozen=True)
 class _LayerCost:
     """Seconds of the parts of a step: ``layer`` to ``decode`` of one layer, ``host`` to ``send`` of the step."""
@@ -93,12 +97,20 @@ class CostReader:
         """
         cost = self._cost
         seqs = max(1, decodes)
-        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs)
+        step = _row(cost.layer_s, seqs) + _row(cost.comm_s, seqs) + self._shared_row(seqs)
         step += self._decode(decodes, kv_tokens, 0) + self._masked_s(decodes, kv_tokens, kv_tokens)
         if swap_s is not None:
             return swap_s / (float(sum(cost.stage_layers)) * step)
         prompts = [(tokens, 0)] if tokens > 0 else []
-        return (_row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill(prompts)) / step
+        layer_s = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._shared_row(tokens)
+        return (layer_s + self._prefill(prompts)) / step
+
+    def shared_s(self, tokens: int) -> float:
+        """Return the seconds in which all data-parallel ranks compute ``tokens`` tokens together, in all layers."""
+        return float(self._cost.stage_layers.sum()) * self._shared_row(tokens)
+
+    def _shared_row(self, tokens: int) -> float:
+        return 0.0 if self._cost.shared_s is None else _row(self._cost.shared_s, tokens)
 
     def prefill_s(self, tokens: int, context: int) -> float:
         """Return the seconds in which all layers compute ``tokens`` prompt tokens after ``context`` others."""
@@ -178,7 +190,7 @@ def _step_lookup(table: Floats, i: int, j: int) -> float:
 
 def step_time(cost: CostTables) -> StepTime:
     """Return a function for the seconds of a step through all pipeline stages of a replica."""
-    reader = CostReader(cost)
+    reader = CostReader(cost.alone())
 
     def seconds(decodes: int, kv_tokens: int, prompts: Sequence[tuple[int, int]]) -> float:
         return sum(reader.step(decodes, kv_tokens, list(prompts)).stages_s)

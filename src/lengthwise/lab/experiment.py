@@ -485,7 +485,7 @@ class _Runner:
         except InputError as error:
             error.add_note(f"in the lab's policy {policy.name!r} with predictor {predictor!r}")
             raise
-        full, cache = batch * deployment.parallel.replicas, deployment if workload.prefixes is not None else None
+        full, cache = batch * deployment.parallel.ranks, deployment if workload.prefixes is not None else None
         return run_values(records, full, self.isolated[seed], cache)
 
     def _run_all(self, tasks: Sequence[K], work: Callable[[K], R]) -> dict[K, R]:

@@ -60,7 +60,7 @@ class Hardware:
     """Use of the deployment's hardware over the complete run, including warm-up and idle time."""
 
     busy_share: Estimate  # share of time with a step in flight, mean over replicas
-    replica_busy_share: tuple[Estimate, ...]  # share of time with a step in flight, by replica
+    replica_busy_share: tuple[Estimate, ...]  # share of time with a step in flight, by replica (rank, with dp)
     batch_seqs: Estimate  # sequences in a step, weighted by the step's time
     mfu: Estimate  # model FLOPs a second over the GPUs' peak (:func:`model_flops`)
     mbu: Estimate  # bytes a second that must move, over the GPUs' bandwidth (:func:`moved_bytes`)
@@ -89,8 +89,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     output = float(records.requests.output_tokens.sum(where=finished))
     usd = deployment.price_per_hour_usd * span_s / 3600
     sides = [side for side in (deployment, deployment.decode) if side is not None]
-    kv_blocks = sum(side.kv.num_blocks * side.parallel.replicas for side in sides)
-    stage_s = sum(side.parallel.pp * side.parallel.replicas for side in sides) * span_s
+    kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
+    stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
     # Only rounding can make it negative: ``end_s`` includes the steps in flight at a time limit.
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
@@ -133,21 +133,23 @@ def moved_bytes(
     Activations and writes to the cache are left out, as is usual for MBU. A step of T evenly routed tokens reads a
     share 1 - (1 - visited / all)^T of the experts. The ``num_decodes`` decode tokens are spread evenly over all steps.
     The other tokens are prompt tokens, in ``num_prompts`` steps, or in more if the token budget requires more. A step
-    with a prompt reads many more experts than the others, so a mean over all steps would overstate the reads.
+    with a prompt reads many more experts than the others, so a mean over all steps would overstate the reads. All
+    data-parallel ranks of a replica read the experts once in a step, and each of them reads the other weights.
     """
-    model, limits = deployment.model, deployment.limits
-    steps, tokens = float(totals.steps.sum()), float(totals.tokens.sum())
-    unread = 0.0  # share of all weights, in experts that no token of a step visits
+    model, limits, dp = deployment.model, deployment.limits, deployment.parallel.dp
+    steps, tokens = float(totals.steps.sum()) / dp, float(totals.tokens.sum())
+    unread = in_experts = 0.0  # shares of all weights: in experts that no token of a step visits, in all experts
     if model.ffn.experts > model.ffn.experts_per_token:
         visited = model.ffn.experts_per_token / model.ffn.experts
         in_experts = (1 - active_parameters(model) / parameters(model)) / (1 - visited)
         decodes, steps_or_one = min(num_decodes, tokens), max(steps, 1.0)
-        with_prompt = min(steps_or_one, max(num_prompts, (tokens - decodes) / limits.max_num_batched_tokens, 1.0))
+        budget = dp * limits.max_num_batched_tokens
+        with_prompt = min(steps_or_one, max(num_prompts, (tokens - decodes) / budget, 1.0))
         decode_unread = (1 - visited) ** (decodes / steps_or_one)
         prompt_unread = decode_unread * (1 - visited) ** ((tokens - decodes) / with_prompt)
         share = with_prompt / steps_or_one
         unread = float(in_experts * (share * prompt_unread + (1 - share) * decode_unread))
-    weights = steps * weight_bytes(model, limits.weight_dtype) * (1 - unread)
+    weights = steps * weight_bytes(model, limits.weight_dtype) * (1 - unread + (dp - 1) * (1 - in_experts))
     return weights + float(totals.kv_read_tokens.sum()) * kv_bytes_per_token(model, limits.kv_dtype)
 
 

@@ -37,6 +37,25 @@ def fewest_waiting(waiting):
     return best
 
 
+@router
+def vllm_internal(request_number, total_blocks, waiting, running, free_blocks):
+    """The fewest requests, and fewest waiting where KV memory is short: vLLM's internal load balancer (0.32).
+
+    A waiting request counts as 1 up to a KV usage of half, and as 4 at full usage. Each request begins the search for
+    the least at the next replica.
+    """
+    replicas = len(waiting)
+    first = request_number % replicas
+    best, least = first, -1.0
+    for i in range(replicas):
+        replica = (first + i) % replicas
+        over = max(0.0, 0.5 - free_blocks[replica] / total_blocks)
+        load = waiting[replica] + running[replica] + waiting[replica] * 6.0 * over
+        if least < 0 or load < least:
+            best, least = replica, load
+    return best
+
+
 @router(name="least_tokens")
 def fewest_tokens(tokens):
     """The replica with the fewest prompt and predicted output tokens of its requests; unpredicted outputs count 0."""

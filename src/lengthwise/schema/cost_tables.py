@@ -20,7 +20,7 @@ query is of a prompt, to decode attention if it is of a decode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -166,6 +166,9 @@ class CostTables:
         masked_s: One layer's seconds for each (query, key) pair of different sequences, which attention with a dense
             mask over the complete batch computes and discards; 0: attention skips these pairs.
         other: Stages of another tensor-parallel degree; None: all stages are alike.
+        shared_s: [T+1] one layer's seconds of what all data-parallel ranks of a replica compute together: the routed
+            experts, and the exchange of tokens between the ranks. T counts the tokens of all ranks. None: every rank
+            computes all of its layers alone.
     """
 
     layer_s: Floats
@@ -183,6 +186,17 @@ class CostTables:
     front: Front = Front()
     masked_s: float = 0.0
     other: OtherDegree | None = None
+    shared_s: Floats | None = None
+
+    def alone(self) -> CostTables:
+        """Return the tables of a rank without others: its ``layer_s`` contains what it would share with them."""
+        if self.shared_s is None:
+            return self
+        tokens, last = np.arange(len(self.layer_s)), len(self.shared_s) - 1
+        span = min(256, last)
+        slope = (self.shared_s[-1] - self.shared_s[last - span]) / max(span, 1)  # continues a shorter table
+        own = self.shared_s[np.minimum(tokens, last)] + slope * np.maximum(tokens - last, 0)
+        return replace(self, layer_s=self.layer_s + own, shared_s=None)
 
 
 @dataclass(frozen=True)

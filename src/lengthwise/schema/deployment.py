@@ -16,12 +16,20 @@ from lengthwise.schema.workload import Workload
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Tensor-parallel degree, number of pipeline stages, and number of independent replicas."""
+    """Tensor-parallel degree, pipeline stages, data-parallel ranks, expert parallelism and independent replicas.
+
+    A replica has ``dp`` data-parallel ranks of ``tp`` x ``pp`` GPUs. Each rank has a scheduler and a KV cache of its
+    own, and all ranks of a replica step together. The experts of a layer are divided over ``ep`` GPUs (or groups of
+    GPUs) of the ``tp`` x ``dp`` GPUs of a stage, and each expert's matrices over the ``tp`` x ``dp`` / ``ep`` GPUs of
+    such a group.
+    """
 
     tp: int = 1
     pp: int = 1
     replicas: int = 1
     single_stages: int = 0  # stages of one GPU each (partial tensor parallelism); the others have ``tp`` GPUs
+    dp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.single_stages <= self.pp:
@@ -33,9 +41,14 @@ class Parallelism:
         return self.gpus_per_replica * self.replicas
 
     @property
+    def ranks(self) -> int:
+        """Return the number of schedulers, each with a KV cache of its own: the data-parallel ranks of all replicas."""
+        return self.replicas * self.dp
+
+    @property
     def gpus_per_replica(self) -> int:
         """Return the number of GPUs of one replica."""
-        return self.tp * (self.pp - self.single_stages) + self.single_stages
+        return self.dp * (self.tp * (self.pp - self.single_stages) + self.single_stages)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class RequestRecords:
         arrival_s: When the client sent the request. A child (``Workload.after``) is sent when its parents have
             finished, and rejected when one of them cannot finish. NaN: the run ended before the child was sent.
         output_tokens: Number of produced tokens.
-        replica: Replica that last admitted the request, or -1 if none did.
+        replica: Replica (with several data-parallel ranks: rank) that last admitted the request, or -1 if none did.
         scheduled_s: Start of its first step.
         queued_for_s: Total time in the front end, in queues and in bins, up to the last admission or, for a request
             that times out in a queue, up to the timeout.

@@ -98,7 +98,7 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     jct_s = work.decodes * per_step / rate * deployment.parallel.pp
     serial_s = deployment.cost.front.serial_s
     front_rps = 1 / serial_s if serial_s else math.inf  # all replicas have one front end
-    total = min(rate * deployment.parallel.replicas, front_rps) * SLACK / float(is_admitted.mean())
+    total = min(rate * deployment.parallel.ranks, front_rps) * SLACK / float(is_admitted.mean())
     return Ceiling(total, min_step_s, jct_s, impossible)
 
 

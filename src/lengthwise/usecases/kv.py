@@ -264,7 +264,7 @@ def study(
         metadata=(
             *_metadata(reuses, prompts_only=prompts_only),
             f"{deployed.model.name} on {deployed.parallel.gpus} x {deployed.gpu.name}",
-            f"{counted(deployed.parallel.replicas, 'replica')}, {savings.requests_per_s:.2g} requests/s each",
+            f"{counted(deployed.parallel.ranks, 'replica')}, {savings.requests_per_s:.2g} requests/s each",
         ),
         block_tokens=deployed.kv.block_size,
         bytes_per_token=bytes_per_token,
@@ -450,8 +450,9 @@ class _Savings:
         self, deployment: Deployment, reuses: Sequence[Reuse], pools: Sequence[Reuse], hours: Sequence[float]
     ) -> None:
         self.reuses, self.deployment = reuses, deployment
-        self.gpu_usd_per_s = deployment.parallel.gpus_per_replica * deployment.gpu.price_per_hour_usd / 3600
-        self.hours = [each * deployment.parallel.replicas for each in hours]
+        parallel = deployment.parallel
+        self.gpu_usd_per_s = parallel.gpus // parallel.ranks * deployment.gpu.price_per_hour_usd / 3600
+        self.hours = [each * parallel.ranks for each in hours]
         self._deployed = [deployment, *model_error.perturbed_deployments(deployment)]
         missing = [one.prompt_tokens - one.hits(one.largest) * one.block_tokens for one in reuses]
         self.new_tokens = max(1, round(float(np.concatenate(missing).mean())))
