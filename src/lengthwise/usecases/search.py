@@ -307,7 +307,7 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
-    over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.tp * on.pp))}}
+    over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:
