@@ -242,9 +242,9 @@ class DeploymentSection(Section):
     replicas: Replicas = 1  # number of independent copies
     dp: UpTo1024 = 1  # data-parallel ranks of a replica, which share its experts; each has tp GPUs
     ep: UpTo1024 = 1  # GPUs that divide the experts; it divides tp x dp
-    # With EPLB: experts of each layer with one more copy; None: no EPLB.
+    # with EPLB: copies of a layer's experts beyond the first of each; None: no EPLB
     redundant_experts: Annotated[int, Field(ge=0, le=4096)] | None = None
-    # How data-parallel ranks exchange tokens, as in vLLM.
+    # how data-parallel ranks exchange tokens, as in vLLM
     all2all_backend: Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = (
         "allgather_reducescatter"
     )

@@ -47,7 +47,7 @@ def deploy(
         replicas: Independent replicas behind a router.
         dp: Data-parallel ranks of a replica, each with ``tp`` GPUs, requests and a KV cache of its own.
         ep: Number of GPUs, or of groups of GPUs, that divide the experts of a layer. It divides ``tp`` x ``dp``.
-        redundant_experts: Experts of a layer with one more copy, which EPLB adds and places; None: no EPLB.
+        redundant_experts: Copies of a layer's experts beyond the first of each, which EPLB places; None: no EPLB.
         all2all_backend: How the ranks exchange tokens: one of ``schema.deployment.ALL2ALL_BACKENDS``.
         limits: Limits of the engine.
         scheduler: Name of a scheduler, or a ``Scheduler``.

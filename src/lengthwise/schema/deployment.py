@@ -32,7 +32,7 @@ class Parallelism:
     single_stages: int = 0  # stages of one GPU each (partial tensor parallelism); the others have ``tp`` GPUs
     dp: int = 1
     ep: int = 1
-    # With EPLB: experts of a layer that have one copy more (vLLM's num_redundant_experts); None: no EPLB.
+    # With EPLB: copies of a layer's experts beyond the first of each (vLLM's num_redundant_experts); None: no EPLB.
     redundant_experts: int | None = None
     all2all_backend: str = "allgather_reducescatter"  # how ranks exchange tokens: one of ``ALL2ALL_BACKENDS``
 

@@ -44,7 +44,7 @@ UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
     "engine.kv_offloading.usd_per_gb_hour is its price, if that of the GPUs does not include it."
 )
-_TABLES_KEYS = ("model", "gpu", "node", "tp", "weight_dtype", "kv_dtype")
+_TABLES_KEYS = ("model", "gpu", "node", "tp", "dp", "ep", "weight_dtype", "kv_dtype")
 """Settings that change a deployment's cost tables. pp is not one, because a file of tables records its own stages."""
 Progress = Callable[[str, int, int], None]
 
