@@ -32,13 +32,13 @@ LIMITS = {
     "foreign_word_share": 0.07,
     "banned_identifiers": 0,
     "banned_phrases": 30,
-    "src_lines": 97_947,
+    "src_lines": 98_420,
     "modules": 500,
     "benchmark_lines": 8_000,
     "docs_generator_lines": 1_500,
     "import_cycles": 0,
     "functions_over_8_parameters": 9,
-    "records_over_15_fields": 2,
+    "records_over_15_fields": 3,
 }
 LANES = ROOT / ".lane-seconds"
 SECONDS = {"run": 2_700, "test": 360}

@@ -37,8 +37,8 @@ def test_a_file_divides_experts_among_the_ranks_of_a_replica():
     parallel = made.deployment.parallel
     assert (parallel.dp, parallel.tp, parallel.ep, parallel.redundant_experts) == (4, 2, 8, 16)
     assert (made.deployment.gpus, parallel.gpus_per_replica, parallel.gpus_per_expert) == (16, 8, 1)
-    facts = deployment_facts(made.deployment)
-    assert (facts["dp"], facts["ep"], facts["gpus"]) == (4, 8, 16)
+    described = deployment_facts(made.deployment)
+    assert (described["dp"], described["ep"], described["gpus"]) == (4, 8, 16)
     assert config.loads(found.to_toml()).deployment == found.deployment
 
 

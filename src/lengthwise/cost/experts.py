@@ -1,9 +1,9 @@
 """Computes how unevenly routed tokens load GPUs that hold different experts, and where EPLB puts the experts.
 
 The popularity of a layer's experts is a draw from a Dirichlet distribution with ``CONCENTRATION`` for each expert. A
-token chooses k experts; expert e is among them with probability q_e, in proportion to its popularity and at most 1. Of
-T tokens, a GPU with the experts G receives rows with mean T sum(q_e) and variance T sum(q_e (1 - q_e)), and its tokens
-hit sum(1 - (1 - q_e)^T) of its experts. The tables hold the means over ``LAYERS`` layers of the largest number over all
+token draws k experts without replacement; expert e is among them with probability q_e. Of T tokens, a GPU with the
+experts G receives rows with mean T sum(q_e) and variance T sum(q_e (1 - q_e)), and its tokens hit
+sum(1 - (1 - q_e)^T) of its experts. The tables hold the means over ``LAYERS`` layers of the largest number over all
 GPUs, where rows and hit experts are normal. Layers and normal values are drawn once, with a fixed seed.
 """
 
@@ -65,14 +65,20 @@ def _tables(experts: int, experts_per_token: int, ep: int, redundant: int | None
 
 
 def _probabilities(popularity: Floats, experts_per_token: int) -> Floats:
-    """Return [layers, experts] the probability that a token chooses an expert: in proportion, and at most 1."""
-    chosen = popularity * experts_per_token / popularity.sum(axis=1, keepdims=True)
-    while (chosen > 1 + 1e-9).any():
-        full = chosen >= 1
-        left = experts_per_token - full.sum(axis=1, keepdims=True)
-        others = np.where(full, 0.0, popularity)
-        chosen = np.where(full, 1.0, others * left / np.maximum(others.sum(axis=1, keepdims=True), 1e-300))
-    return np.minimum(chosen, 1.0)
+    """Return [layers, experts] the probability that a token, which draws without replacement, chooses an expert.
+
+    Each expert's clock rings after an exponential time with its popularity as rate, and the first k to ring are chosen:
+    q = 1 - exp(-t popularity), with the time t at which k have rung on average (Newton's method).
+    """
+    if experts_per_token >= popularity.shape[1]:
+        return np.ones(popularity.shape)
+    rate = popularity / popularity.sum(axis=1, keepdims=True)
+    time = np.full((len(rate), 1), float(experts_per_token))
+    for _ in range(30):
+        silent = np.exp(-time * rate)
+        missing = experts_per_token - (1 - silent).sum(axis=1, keepdims=True)
+        time += missing / (rate * silent).sum(axis=1, keepdims=True)
+    return np.asarray(1 - np.exp(-time * rate))
 
 
 def rebalance_experts(load: npt.ArrayLike, slots: int, groups: int, nodes: int, gpus: int) -> Ints:
