@@ -190,8 +190,7 @@ def code_sha256() -> str:
 
 def of_measuring() -> dict[str, Any]:
     """Return time and code as a campaign begins to measure."""
-    now = datetime.now(UTC).isoformat(timespec="minutes")
-    return {"measured_at": now, "measured_code_sha256": code_sha256()}
+    return {"measured_at": datetime.now(UTC).isoformat(timespec="minutes"), "measured_code_sha256": code_sha256()}
 
 
 def measured_by(folder: Path) -> dict[str, Any]:

@@ -34,8 +34,7 @@ def require() -> str:
 
 
 def make_model(folder: Path, size: str) -> Path:
-    words = [require(), str(MAKE_MODEL), str(folder), size]
-    subprocess.run(words, check=True, capture_output=True, timeout=300)
+    subprocess.run([require(), str(MAKE_MODEL), str(folder), size], check=True, capture_output=True, timeout=300)
     return folder
 
 

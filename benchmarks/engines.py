@@ -1,6 +1,6 @@
 """Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
-``vllm``, ``hybrid`` (vLLM's KV cache groups) and ``sglang`` need ``make engine``, or SGLang's sources in
+``vllm``, ``hybrid`` (vLLM's KV cache groups), ``eplb`` and ``sglang`` need ``make engine``, or SGLang's sources in
 LENGTHWISE_SGLANG; ``trtllm`` needs a clone of TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
@@ -43,6 +43,12 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
         counts, different, worlds = counts + found, different + len(wrong), worlds + new
     name = "deploy.hybrid_blocks_equal" if in_groups else f"engines.{engine}_steps_different"
     return {name: {"value": different, "worlds": worlds, **counts}}
+
+
+def eplb(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return how many slots of random loads have another expert than the one that vLLM's EPLB places there."""
+    slots, different = importlib.import_module("test_live_eplb").compared(range(9 if quick else 2000), _vllm.require())
+    return {"deploy.eplb_equal": {"value": different, "slots": slots}}
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 MODULES = {name: f"engines:steps:{name}" for name in (*ENGINES, "hybrid")}
-MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
+MODULES |= {name: f"engines:{name}" for name in ("eplb", "live", "speed", "sweep", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

@@ -471,3 +471,49 @@ def test_gateway_only_features_are_noted(axes, words):
     for launch in (vllm_launch(d), sglang_launch(d)):
         assert message(launch, *words)
         assert not message(vllm_launch(deployment()), *words)
+
+
+def experts(**options):
+    limits = EngineLimits(max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=4096, weight_dtype="fp8")
+    return deploy("qwen3-235b-a22b", "H200", limits=limits, **options)
+
+
+def test_vllm_gets_ranks_and_experts_on_single_gpus():
+    launch = vllm_launch(experts(dp=4, ep=8, tp=2, redundant_experts=8, all2all_backend="deepep_low_latency"))
+    flags = ("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend")
+    assert [value(launch, flag) for flag in flags] == ["2", "4", True, "deepep_low_latency"]
+    assert value(launch, "--enable-eplb") is True
+    assert json.loads(value(launch, "--eplb-config")) == {"num_redundant_experts": 8}
+    assert value(launch, "--max-num-seqs") == "64", "each rank has this limit"
+    assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    assert not {"--data-parallel-size", "--enable-eplb"} & set(vllm_launch(experts(tp=8, ep=8)).command)
+    assert value(vllm_launch(experts(tp=8, ep=8)), "--enable-expert-parallel") is True
+    with pytest.raises(InputError, match="ep must be 1 or tp x dp, 8; it is 4"):
+        vllm_launch(experts(tp=8, ep=4))
+
+
+def test_sglang_counts_the_gpus_of_all_ranks_and_divides_limits_by_the_ranks(sglang_flags):
+    launch = sglang_launch(experts(dp=4, ep=4, tp=2, scheduler="sglang"))
+    flags = ("--tp-size", "--dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend")
+    assert [value(launch, flag) for flag in flags] == ["8", "4", True, "4", None]
+    assert value(launch, "--max-running-requests") == str(4 * 64)
+    assert value(launch, "--chunked-prefill-size") == str(4 * 1024)
+    assert float(value(launch, "--schedule-conservativeness")) == pytest.approx(1 / 0.3, rel=1e-5)
+    launch = sglang_launch(experts(dp=8, ep=8, redundant_experts=16, all2all_backend="deepep_high_throughput"))
+    for flag in (word for word in launch.command if word.startswith("--")):
+        follows, takes = value(launch, flag), sglang_flags[flag]
+        assert (follows is True) == (takes == ""), flag
+        assert takes in {"", "VALUE"} or follows in takes.split(","), flag
+    assert (value(launch, "--moe-a2a-backend"), value(launch, "--deepep-mode")) == ("deepep", "normal")
+    assert value(launch, "--ep-num-redundant-experts") == "16"
+
+
+def test_trtllm_has_ranks_of_one_gpu():
+    ranks = experts(dp=8, ep=4, scheduler="trtllm")
+    assert value(trtllm_launch(ranks), "--tp_size") == "8"
+    options = yaml.safe_load(trtllm_options(ranks))
+    assert options["enable_attention_dp"] is True
+    assert (options["moe_expert_parallel_size"], options["moe_tensor_parallel_size"]) == (4, 2)
+    assert "moe_expert_parallel_size" not in yaml.safe_load(trtllm_options(experts(tp=8)))
+    with pytest.raises(InputError, match=r"ranks of one GPU; tp is 2 and dp is 4. Set tp = 1 with dp = 8"):
+        trtllm_launch(experts(tp=2, dp=4))

@@ -32,7 +32,13 @@ class Launch:
 
 def replica_gpus(deployment: Deployment) -> int:
     """Return the number of GPUs of one replica."""
-    return deployment.parallel.tp * deployment.parallel.pp
+    return deployment.parallel.gpus_per_replica
+
+
+def degrees(deployment: Deployment) -> str:
+    """Return how a replica is divided, in words: tp and pp, and dp and ep if it has them."""
+    p = deployment.parallel
+    return f"tp {p.tp}, pp {p.pp}" + (f", dp {p.dp}, ep {p.ep}" if p.dp > 1 or p.ep > 1 else "")
 
 
 def fits_node(deployment: Deployment) -> bool:

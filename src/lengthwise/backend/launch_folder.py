@@ -29,6 +29,7 @@ from lengthwise.backend.launch import (
     Launch,
     comment,
     default_model,
+    degrees,
     exports,
     fits_node,
     flags,
@@ -167,7 +168,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         f"# {d.model.name}: {name}",
         claim,
         (
-            f"{d.name}: tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}, "
+            f"{d.name}: {degrees(d)}, replicas {d.parallel.replicas}, "
             f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
             "measured; below is how to measure it."
         ),
@@ -353,7 +354,7 @@ def write_launch(
     """
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
-    title = f"{name}: {d.name}, tp {d.parallel.tp}, pp {d.parallel.pp}, with"
+    title = f"{name}: {d.name}, {degrees(d)}, with"
     texts = {
         "README.md": "",
         "vllm.sh": server_script(f"{title} vLLM.", vllm_launch(d, **options), d),

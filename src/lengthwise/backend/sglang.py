@@ -14,6 +14,8 @@ from lengthwise.schema.specs import dtype_name
 
 ONLINE = {"fp8": "fp8"}
 _KV_DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8_e4m3", "fp4": "nvfp4"}
+_DEEPEP_MODES = {"deepep_high_throughput": "normal", "deepep_low_latency": "low_latency"}
+DP_CONSERVATIVENESS = 0.3  # with data-parallel attention, SGLang multiplies schedule_conservativeness by it
 _EVICTION_FLAGS = ("lru", "lfu", "slru", "priority")
 _BATCHINGS = {
     "mixed": "Whole prompts joined the decodes; SGLang runs whole prompts in separate steps, and decodes wait.",
@@ -38,7 +40,9 @@ def sglang_launch(
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     eviction = d.limits.radix_eviction_policy if _has_radix_cache(d) else None
     own = d.scheduler.sglang
-    is_chunked = launch.chunks_prompts(d)
+    is_chunked, parallel = launch.chunks_prompts(d), d.parallel
+    # With data-parallel attention, SGLang's tp counts the GPUs of all ranks, and it divides these limits by the ranks.
+    scale = DP_CONSERVATIVENESS if parallel.dp > 1 else 1.0
     by_priority = launch.policy_name(d.scheduler.rank) in launch.ORDERED_BY_PRIORITY
     chunk_tokens = max(page, d.limits.max_num_batched_tokens // page * page)  # SGLang needs complete pages
     # SGLang counts the memory of weights and cache, not the peak as vLLM does.
@@ -51,23 +55,30 @@ def sglang_launch(
         "--host": host,
         "--port": port,
         "--device": device,
-        "--tp-size": d.parallel.tp,
-        "--pp-size": d.parallel.pp,
+        "--tp-size": parallel.tp * parallel.dp,
+        "--pp-size": parallel.pp,
+        "--dp-size": parallel.dp if parallel.dp > 1 else None,
+        "--enable-dp-attention": parallel.dp > 1,
+        "--ep-size": parallel.ep if parallel.ep > 1 else None,
+        "--moe-a2a-backend": "deepep" if (deepep := _DEEPEP_MODES.get(parallel.all2all_backend)) else None,
+        "--deepep-mode": deepep,
+        "--enable-eplb": parallel.redundant_experts is not None,
+        "--ep-num-redundant-experts": parallel.redundant_experts or None,
         "--nnodes": None if launch.fits_node(d) else -(-launch.replica_gpus(d) // d.node.gpus),
         "--dtype": weights.dtype,
         "--quantization": weights.quantization,
         "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES),
         "--context-length": d.max_model_len,
-        "--max-running-requests": launch.max_resident_seqs(d),
+        "--max-running-requests": parallel.dp * launch.max_resident_seqs(d),
         "--page-size": page,
         "--mem-fraction-static": f"{fraction:.3f}",
         "--max-total-tokens": launch.kv_tokens(d) if is_capped else None,
         "--disable-radix-cache": not d.limits.enable_prefix_caching,
         "--radix-eviction-policy": eviction if eviction in _EVICTION_FLAGS else None,
-        "--chunked-prefill-size": chunk_tokens if is_chunked else -1,
+        "--chunked-prefill-size": parallel.dp * chunk_tokens if is_chunked else -1,
         "--enable-mixed-chunk": own.enable_mixed_chunk if own else is_chunked,
         "--max-prefill-tokens": own.max_prefill_tokens if own else launch.step_tokens(d),
-        "--schedule-conservativeness": f"{own.schedule_conservativeness:g}" if own else None,
+        "--schedule-conservativeness": f"{own.schedule_conservativeness / scale:.6g}" if own else None,
         "--schedule-policy": own.schedule_policy if own else "fcfs",
         "--enable-priority-scheduling": by_priority,
         "--schedule-low-priority-values-first": by_priority,

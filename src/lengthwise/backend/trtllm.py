@@ -12,6 +12,7 @@ from typing import Any
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.errors import InputError
 
 OPTIONS = "trtllm.yaml"
 _KV_DTYPES = {"fp8": "fp8", "fp4": "nvfp4"}
@@ -34,14 +35,20 @@ def trtllm_launch(
     The command reads ``trtllm_options`` from the file OPTIONS in the working directory.
     """
     deployment.require_one_side("a launch command")
+    parallel = deployment.parallel
+    if parallel.dp > 1 and parallel.tp > 1:
+        raise InputError(
+            f"TensorRT-LLM's data-parallel attention has ranks of one GPU; tp is {parallel.tp} and dp is "
+            f"{parallel.dp}. Set tp = 1 with dp = {parallel.tp * parallel.dp}, or take another engine"
+        )
     d, weights = deployment, launch.checkpoint(deployment, model, {})
     pairs = {
         "--served_model_name": served_name or d.model.name,
         "--host": host,
         "--port": port,
         "--backend": "pytorch",
-        "--tp_size": d.parallel.tp,
-        "--pp_size": d.parallel.pp,
+        "--tp_size": parallel.tp * parallel.dp,  # TensorRT-LLM counts the GPUs of all ranks
+        "--pp_size": parallel.pp,
         "--max_batch_size": launch.max_resident_seqs(d),
         "--max_num_tokens": d.limits.max_num_batched_tokens,
         "--max_seq_len": d.max_model_len,
@@ -72,6 +79,10 @@ def trtllm_options(deployment: Deployment, model: str | None = None) -> str:
     if dtype := launch.kv_dtype_flag(d, _KV_DTYPES):
         cache["dtype"] = dtype
     options: dict[str, Any] = {"kv_cache_config": cache, "enable_chunked_prefill": launch.chunks_prompts(d)}
+    if d.parallel.dp > 1 or d.parallel.ep > 1:
+        options["enable_attention_dp"] = d.parallel.dp > 1
+        options["moe_expert_parallel_size"] = d.parallel.ep
+        options["moe_tensor_parallel_size"] = d.parallel.gpus_per_expert
     if dtype := launch.checkpoint(d, model, {}).dtype:
         options["dtype"] = dtype
     if own is not None:
@@ -83,6 +94,10 @@ def trtllm_options(deployment: Deployment, model: str | None = None) -> str:
 
 
 def _notes(d: Deployment) -> Iterator[str]:
+    if d.parallel.dp > 1:
+        yield f"Ranks exchanged tokens by {d.parallel.all2all_backend}; TensorRT-LLM chooses how they do."
+    if d.parallel.redundant_experts is not None:
+        yield "EPLB placed the experts; the command leaves TensorRT-LLM's moe_config.load_balancer off."
     if d.scheduler.trtllm is None:
         yield "Requests were scheduled by other rules than TensorRT-LLM's, which are those of scheduler trtllm."
     rank = launch.policy_name(d.scheduler.rank)

@@ -14,6 +14,7 @@ from typing import Any
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import NULL_BLOCKS, Deployment
+from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GB, GIB, dtype_name
 
 ONLINE = {"fp8": "fp8_per_tensor", "int8": "int8_per_channel_weight_only"}
@@ -54,6 +55,12 @@ def vllm_launch(
     cannot. ``replica`` selects the GPUs of its node. Raises InputError for another device or replica.
     """
     deployment.require_one_side("a launch command")
+    parallel = deployment.parallel
+    if parallel.ep not in (1, parallel.tp * parallel.dp):
+        raise InputError(
+            f"vLLM has experts on single GPUs or parts of each on all: ep must be 1 or tp x dp, "
+            f"{parallel.tp * parallel.dp}; it is {parallel.ep}. Change it, or take another engine"
+        )
     d, weights = deployment, launch.checkpoint(deployment, model, ONLINE)
     offloading = d.limits.kv_offloading
     environment, block = launch.environment_of(deployment, device, replica), _block_size(d, device)
@@ -64,8 +71,15 @@ def vllm_launch(
         "--served-model-name": served_name or deployment.model.name,
         "--host": host,
         "--port": port,
-        "--tensor-parallel-size": d.parallel.tp,
-        "--pipeline-parallel-size": d.parallel.pp,
+        "--tensor-parallel-size": parallel.tp,
+        "--pipeline-parallel-size": parallel.pp,
+        "--data-parallel-size": parallel.dp if parallel.dp > 1 else None,
+        "--enable-expert-parallel": parallel.ep > 1,
+        "--all2all-backend": parallel.all2all_backend if parallel.dp > 1 else None,
+        "--enable-eplb": parallel.redundant_experts is not None,
+        "--eplb-config": json.dumps({"num_redundant_experts": parallel.redundant_experts})
+        if parallel.redundant_experts
+        else None,
         "--nnodes": None if launch.fits_node(d) else math.ceil(launch.replica_gpus(d) / d.node.gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,

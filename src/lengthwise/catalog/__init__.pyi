@@ -7,6 +7,7 @@ from .shapes import kv_bytes_per_token as kv_bytes_per_token
 from .shapes import layer_parameters as layer_parameters
 from .shapes import layer_weight_bytes as layer_weight_bytes
 from .shapes import parameters as parameters
+from .shapes import routed_weight_bytes as routed_weight_bytes
 from .shapes import stage_layers as stage_layers
 from .shapes import state_bytes_per_sequence as state_bytes_per_sequence
 from .shapes import weight_bytes as weight_bytes

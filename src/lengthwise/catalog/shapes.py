@@ -28,15 +28,18 @@ def layer_parameters(spec: ModelSpec, index: int) -> int:
     """Return the weights of decoder layer ``index``, with all experts. Raises InputError for a wrong index."""
     if not 0 <= index < spec.layers:
         raise InputError(f"a layer of {spec.name} must be in 0..{spec.layers - 1}; it is {index}")
-    linear, ffn = spec.attention.linear, spec.ffn
+    linear = spec.attention.linear
     attention = _attention(spec) * (2 if spec.encoder_layers else 1)
     if linear is not None and not _is_spread(index, spec.caching_layers, spec.layers):
         attention = _linear_attention(linear, spec.hidden)
-    dense = index < ffn.dense_layers
-    if ffn.interleaved:
-        dense = not _is_spread(index, spec.layers - ffn.dense_layers, spec.layers)
     norms = 3 if spec.encoder_layers else 2
-    return attention + _ffn(spec, dense=dense) + norms * _norm(spec)
+    return attention + _ffn(spec, dense=_is_dense(spec, index)) + norms * _norm(spec)
+
+
+def _is_dense(spec: ModelSpec, index: int) -> bool:
+    if spec.ffn.interleaved:
+        return not _is_spread(index, spec.layers - spec.ffn.dense_layers, spec.layers)
+    return index < spec.ffn.dense_layers
 
 
 def _is_spread(index: int, count: int, layers: int) -> bool:
@@ -75,6 +78,13 @@ def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> float:
 def layer_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
     """Return the bytes of decoder layer ``index`` with scales, stored as ``dtype`` or, if None, as published."""
     return layer_parameters(spec, index) * _layer_bytes(spec, dtype)
+
+
+def routed_weight_bytes(spec: ModelSpec, index: int, dtype: str | None = None) -> float:
+    """Return the bytes of the routed experts of decoder layer ``index``, or 0 for a dense layer."""
+    ffn = spec.ffn
+    experts = 0 if not ffn.experts or _is_dense(spec, index) else ffn.experts
+    return experts * _mlp(spec.hidden, ffn.expert_intermediate, ffn) * _layer_bytes(spec, dtype)
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> float:

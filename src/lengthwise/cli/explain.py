@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.schema.deployment import KvGroups
+    from lengthwise.schema.deployment import KvGroups, Parallelism
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Step
     from lengthwise.usecases.variants import Variant
 
@@ -131,6 +131,13 @@ def _groups(groups: KvGroups) -> str:
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 
+def _experts(p: Parallelism) -> str:
+    if p.dp == p.ep == 1:
+        return ""
+    more = "" if p.redundant_experts is None else f" (EPLB, {p.redundant_experts} redundant experts)"
+    return f"dp {p.dp}, ep {p.ep}{more}, {f'{p.all2all_backend}, ' if p.dp > 1 else ''}"
+
+
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
     d, kv = variant.deployment, variant.deployment.kv
@@ -141,7 +148,7 @@ def show(variant: Variant, found: Explanation) -> None:
         [
             ("model", f"{d.model.name}, {weights} weights"),
             ("hardware", f"{p.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
-            ("parallelism", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
+            ("parallelism", f"tp {p.tp}, pp {p.pp}, {_experts(p)}replicas {p.replicas}"),
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
             *_caches(found),
@@ -181,8 +188,9 @@ def show(variant: Variant, found: Explanation) -> None:
         typer.echo()
         errors = [(row.operator, f"{100 * row.median:.2f}%", f"{100 * row.p95:.2f}%") for row in evidence.fit]
         print_table(("fit of the profile, error", "median", "p95"), errors)
+    ranks = f", of which each of {p.dp} data-parallel ranks has such a batch" if p.dp > 1 else ""
     typer.echo(
-        f"\nOne step of a replica; each decoding sequence has {found.context_tokens:,} tokens cached."
+        f"\nOne step of a replica{ranks}; each decoding sequence has {found.context_tokens:,} tokens cached."
         "\nBound by: c compute, m memory, n network, l latency."
     )
     steps = found.steps

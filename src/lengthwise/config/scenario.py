@@ -189,7 +189,8 @@ ALIASES: dict[str, dict[str, str]] = {
     ),
     "deployment": _aliases(
         model="model_path", gpu="hardware system", tp="tensor_parallel tensor_parallel_size",
-        pp="pipeline_parallel pipeline_parallel_size", replicas="dp data_parallel_size num_replicas",
+        pp="pipeline_parallel pipeline_parallel_size", replicas="num_replicas", dp="data_parallel_size",
+        ep="expert_parallel_size", redundant_experts="num_redundant_experts",
         weight_dtype="dtype", kv_dtype="kv_cache_dtype",
     ),
     "engine": _aliases(

@@ -240,6 +240,14 @@ class DeploymentSection(Section):
     tp: UpTo1024 = 1  # tensor-parallel degree
     pp: UpTo1024 = 1  # number of pipeline stages
     replicas: Replicas = 1  # number of independent copies
+    dp: UpTo1024 = 1  # data-parallel ranks of a replica, which share its experts; each has tp GPUs
+    ep: UpTo1024 = 1  # GPUs that divide the experts; it divides tp x dp
+    # with EPLB: copies of a layer's experts beyond the first of each; None: no EPLB
+    redundant_experts: Annotated[int, Field(ge=0, le=4096)] | None = None
+    # how data-parallel ranks exchange tokens, as in vLLM
+    all2all_backend: Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = (
+        "allgather_reducescatter"
+    )
     cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
     host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"  # or "vidur"
@@ -252,12 +260,18 @@ class DeploymentSection(Section):
     @property
     def gpus(self) -> int:
         """Return the number of GPUs of all replicas, without a decode side."""
-        return self.tp * self.pp * self.replicas
+        return self.tp * self.pp * self.dp * self.replicas
 
     @property
     def host_overhead(self) -> str | costs.HostOverhead:
         """Return the overhead of the engine's host: one of ``cost.HOST_NAMES``, or a record of seconds."""
         return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
+
+    @model_validator(mode="after")
+    def _check_decode(self) -> Self:
+        if self.decode is not None and self.dp > 1:
+            raise ValueError(f"dp is not modelled with a decode side yet; it is {self.dp}. Set dp = 1, or drop decode")
+        return self
 
     @field_validator("cost")
     @classmethod

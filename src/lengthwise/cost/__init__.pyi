@@ -1,6 +1,7 @@
 from .memory import largest_model_len as largest_model_len
 from .memory import plan_memory as plan_memory
 from .prompt_time import prompt_seconds as prompt_seconds
+from .provenance import EXPERT_KEYS as EXPERT_KEYS
 from .provenance import MadeFor as MadeFor
 from .provenance import made_for as made_for
 from .provenance import require_made_for as require_made_for

@@ -13,7 +13,7 @@ import numpy as np
 
 from lengthwise import catalog
 from lengthwise.schema.cost_tables import Floats
-from lengthwise.schema.deployment import NULL_BLOCKS, EngineLimits, KvGroups, KvPlan, Parallelism
+from lengthwise.schema.deployment import ALL2ALL_BACKENDS, NULL_BLOCKS, EngineLimits, KvGroups, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB, MIB, GpuSpec, ModelSpec, dtype_bytes
 
@@ -27,7 +27,7 @@ def usable_degrees(model: ModelSpec) -> list[int]:
 
 @dataclass(frozen=True)
 class Shard:
-    """The share of a model that one GPU holds, under tensor and pipeline parallelism."""
+    """The share of a model that one GPU holds, under tensor, pipeline, data and expert parallelism."""
 
     model: ModelSpec
     parallel: Parallelism
@@ -70,6 +70,10 @@ class Shard:
         width = dtype_bytes(self.weight_dtype)
         bounds = np.concatenate([[0], np.cumsum(self.layers)])
         layer = [catalog.layer_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
+        if self.parallel.dp > 1 or self.parallel.redundant_experts:
+            more = 1 + (self.parallel.redundant_experts or 0) / model.ffn.experts  # copies of the routed experts
+            routed = [catalog.routed_weight_bytes(model, i, self.weight_dtype) for i in range(model.layers)]
+            layer = [own + of * (more / self.parallel.dp - 1) for own, of in zip(layer, routed, strict=True)]
         stages = np.array([sum(layer[a:b]) / tp for a, b in pairwise(bounds)], dtype=np.float64)
         stages += np.array(self.layers) * self._replicated_parameters() * width * (1 - 1 / tp)
         if model.encoder_layers:
@@ -100,7 +104,47 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
         heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
         raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
     catalog.stage_layers(model, parallel.pp)
+    if parallel.dp != 1 or parallel.ep != 1 or parallel.redundant_experts is not None:
+        _require_experts(model, parallel)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
+
+
+def _require_experts(model: ModelSpec, parallel: Parallelism) -> None:
+    """Raise InputError unless the model has experts that can be divided like this."""
+    experts, gpus, redundant = model.ffn.experts, parallel.tp * parallel.dp, parallel.redundant_experts
+    if not experts:
+        key = "dp" if parallel.dp > 1 else "ep" if parallel.ep > 1 else "redundant_experts"
+        remedy = f"Leave {key} out"
+        if key == "dp":
+            replicas = parallel.replicas * parallel.dp
+            remedy = f"Its data-parallel ranks would be independent, as in vLLM: set replicas = {replicas}"
+        raise InputError(f"{key} divides experts among GPUs, and {model.name} has none. {remedy}")
+    if parallel.dp > 1 and parallel.pp > 1:
+        raise InputError(
+            f"dp is not modelled with pipeline stages yet; dp is {parallel.dp} and pp is {parallel.pp}. Set pp = 1, or "
+            "dp = 1 with more replicas"
+        )
+    if redundant is not None and parallel.ep == 1:
+        raise InputError("redundant_experts needs expert parallelism, and ep is 1; set ep, or leave it out")
+    slots = experts + (redundant or 0)
+    usable = [ep for ep in range(1, gpus + 1) if gpus % ep == 0 and slots % ep == 0]
+    if redundant is not None and gpus % parallel.ep == 0 and slots % parallel.ep:
+        nearest = -experts % parallel.ep
+        raise InputError(
+            f"the {experts} experts of {model.name} and redundant_experts together must be a multiple of ep, "
+            f"{parallel.ep}; redundant_experts is {redundant}. Use {nearest}, {nearest + parallel.ep}, ..."
+        )
+    if parallel.ep not in usable:
+        raise InputError(
+            f"ep must divide tp x dp, {gpus} GPUs, and the {experts} experts of {model.name}; it is {parallel.ep}. Use "
+            f"one of {', '.join(map(str, usable))}"
+        )
+    if parallel.all2all_backend != ALL2ALL_BACKENDS[0] and not (parallel.dp > 1 and parallel.ep == gpus):
+        raise InputError(
+            f"all2all_backend {parallel.all2all_backend!r} sends tokens to the GPUs of their experts and needs dp "
+            f"above 1 and ep = tp x dp; dp is {parallel.dp} and ep is {parallel.ep}. Change them, or leave "
+            "all2all_backend out"
+        )
 
 
 def group_layers(*layers: int) -> tuple[int, ...]:
@@ -150,6 +194,7 @@ FRAMEWORK_BYTES = 0.6 * GIB
 on an RTX 4090 (Llama-3.1-8B, 25.25 GB, 2,588 blocks) leaves 0.57 GiB unexplained."""
 
 NCCL_BYTES = {1: 0, 2: 342 * MIB}
+DEEPEP_BUFFER_BYTES = 1.0 * GIB  # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB
 NCCL_BYTES_MORE = 392 * MIB  # communication buffers by number of GPUs of a replica (``nccl_mem`` of AIConfigurator)
 LOGIT_COPIES = 3  # fp32 [sequences, vocab] arrays in vLLM's sampler: logits, probabilities, sorted
 HOST_LINK_BYTES_PER_S = 25e9  # measured bandwidth of PCIe 4 x16 (nominally 32 GB/s) between GPU and host memory
@@ -236,11 +281,12 @@ def _plan_vllm(
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
+    activation += _exchange_bytes(shard, limits)
     grouped = hybrid_groups(shard, limits) if hybrid else None
     if grouped is None:
         states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
         activation += limits.max_num_seqs * states  # states of linear attention
-    reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.tp * parallel.pp, NCCL_BYTES_MORE)
+    reserve = FRAMEWORK_BYTES + NCCL_BYTES.get(parallel.gpus_per_replica, NCCL_BYTES_MORE)
     usable = gpu.memory_bytes * limits.gpu_memory_utilization - reserve
     caching = model.caching_layers / model.layers
     per_block = np.array(shard.layers) * caching * shard.kv_bytes * limits.block_size
@@ -258,6 +304,22 @@ def _plan_vllm(
         swap_s_per_block=float(per_block[fullest]) / HOST_LINK_BYTES_PER_S,
         groups=grouped[0] if grouped else None,
     )
+
+
+def _exchange_bytes(shard: Shard, limits: EngineLimits) -> float:
+    """Return the bytes on one GPU in which data-parallel ranks exchange a step's tokens."""
+    parallel, hidden = shard.parallel, shard.model.hidden
+    if parallel.dp == 1:
+        return 0.0
+    if parallel.all2all_backend == "deepep_high_throughput":
+        return DEEPEP_BUFFER_BYTES
+    if parallel.all2all_backend == "deepep_low_latency":
+        # Two sets of buffers to send and to receive, for all experts and each for the most tokens of one rank: DeepEP
+        # allocates 2,116 MB for 288 experts, 128 tokens and a hidden size of 7,168.
+        slots = shard.model.ffn.experts + (parallel.redundant_experts or 0)
+        return DEEPEP_BUFFER_BYTES + 4 * slots * limits.max_num_batched_tokens * hidden * 2.0
+    # The tokens of all ranks before and after the experts, in 16 bits; those of the own rank are counted already.
+    return (parallel.dp - 1) * limits.max_num_batched_tokens * hidden * 2 * 2.0
 
 
 def _plan_vidur(
@@ -298,17 +360,22 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
     if missing <= 0:
         return
     model, gpu, parallel, limits = deployment
+    split = f"tp={parallel.tp}, pp={parallel.pp}"
     advice = "No tp up to 16 fits; use more pipeline stages (pp) or a GPU with more memory."
+    if parallel.dp > 1 or parallel.ep > 1:
+        split += f", dp={parallel.dp}, ep={parallel.ep}"
+        advice = "Divide the experts over more GPUs (tp x dp), or lower max_num_batched_tokens."
     if plan.num_blocks >= 1 and plan.planner == "lengthwise":
         fits = bisect_right(range(1, max_model_len + 1), plan.num_blocks, key=plan.longest_blocks)
         advice = f"Lower max_model_len to {fits}." if fits else advice
-    for tp in (tp for tp in usable_degrees(model) if tp > parallel.tp):
+    degrees = usable_degrees(model) if parallel.dp == parallel.ep == 1 else ()
+    for tp in (tp for tp in degrees if tp > parallel.tp):
         larger = planner(model, gpu, replace(parallel, tp=tp), limits, max_model_len)
         if _missing_bytes(larger, max_model_len)[0] <= 0:
             advice = f"The smallest tp that fits is {tp}."
             break
     raise DoesNotFitError(
-        f"{model.name} with tp={parallel.tp}, pp={parallel.pp} must fit {gpu.name}: a GPU offers "
+        f"{model.name} with {split} must fit {gpu.name}: a GPU offers "
         f"{plan.available_bytes / GIB:.2f} GiB for weights ({plan.weight_bytes / GIB:.2f}), activations "
         f"({plan.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
         f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. {advice}"

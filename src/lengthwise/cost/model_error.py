@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import or_
 from statistics import NormalDist
 from zlib import crc32
 
@@ -18,7 +19,7 @@ from lengthwise.schema.deployment import Deployment
 DRAWS = 16  # perturbed copies of the tables
 LEVEL = 0.9  # of the intervals that follow from them
 MAX_REPEATED_REQUESTS = 50_000  # larger runs are not repeated with perturbed tables by default
-_NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked")
+_NAMES = ("layer", "comm", "embedding", "send", "head", "host", "prefill", "decode", "masked", "shared")
 PARTS = {name: f"{name}_s" for name in _NAMES}  # of a step; the front end has an error, too
 CONTEXT = "context"  # prefill attention beyond that of the same chunk without context
 FIT_ERROR_LIMIT = 0.2
@@ -46,14 +47,15 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     A separate decode side keeps its tables. If no error is known, there are no copies.
     """
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
-    cost, columns = deployment.cost, (*PARTS, "step", "front")
+    cost, columns = deployment.cost, (*(part for part in PARTS if part != "shared"), "step", "front")
     if not draws or not _errors(cost, cost.evidence.errors):
         return [deployment]
     designs = [design(draws, len(columns), seed + index) for index in range(2)]
     rows = [np.stack([of[row] for of in designs]).T.tolist() for row in range(draws)]
-    context = design(draws, 1, seed + 2)[:, 0].tolist()
+    context, shared = (design(draws, 1, seed + offset)[:, 0].tolist() for offset in (2, 3))
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
-    each = (normal | {(CONTEXT, 0): z} for normal, z in zip(normals, context, strict=True))
+    more = ({(CONTEXT, 0): z, ("shared", 0): of} for z, of in zip(context, shared, strict=True))
+    each = map(or_, normals, more)
     return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, one)) for one in each)]
 
 
@@ -106,7 +108,8 @@ def _scaled(tables: CostTables, default: Sequence[PartError], normal: Mapping[_P
             context *= by
         for part in PARTS if error.part == "step" else {error.part} - {CONTEXT}:
             factor[part] *= by
-    seconds = {PARTS[part]: getattr(tables, PARTS[part]) * by for part, by in factor.items() if by != 1.0}
+    given = [part for part, by in factor.items() if by != 1.0 and getattr(tables, PARTS[part]) is not None]
+    seconds = {PARTS[part]: getattr(tables, PARTS[part]) * factor[part] for part in given}
     if context is not None:
         own_s = tables.prefill_s[:, :1]
         seconds["prefill_s"] = own_s * factor["prefill"] + (tables.prefill_s - own_s) * context

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.cost.experts import busiest_gpu
 from lengthwise.cost.memory import Shard
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.specs import DTYPE_BYTES, GpuSpec, LinearAttentionSpec, LinkSpec, ModelSpec, NodeSpec, dtype_name
@@ -258,6 +259,21 @@ DIRECT_HOP_S = 0.7e-6
 """Added latency per doubling of the GPUs in vLLM's custom all-reduce (CUDA graph, smallest messages): 4.9, 5.2 and
 5.7 us over 2, 4 and 8 A100s, 4.3, 4.6 and 4.7 us over H100s (AIConfigurator, Apache-2.0). NCCL: 10, 14 and 23 us."""
 
+GATHER_EFFICIENCY = 0.7
+GATHER_HOPS, GATHER_HOP = 1.8, 0.24
+"""An all-gather or reduce-scatter of NCCL over n GPUs that one link joins reaches this share of the link's bandwidth in
+an all-reduce, and its smallest message takes 1.8 + 0.24 (n - 1) times the link's latency. Fitted to 504 times of up to
+512 MiB over 2, 4 and 8 A100, H100, H200 and B200 (AIConfigurator, Apache-2.0); median error 13 %, 95th percentile
+40 %."""
+
+DEEPEP_LATENCY_S = 40e-6
+"""Seconds of the smallest dispatch or combine of DeepEP. With it, the published times of its low-latency kernels (8 to
+256 H800, github.com/deepseek-ai/DeepEP, docs/legacy.md) follow from the bytes: median error 2 %, largest 12 %."""
+
+DISPATCH_BYTES = {"fp8": 1 + 4 / 128, "int8": 1.0, "fp4": 0.5 + 1 / 16}
+"""Bytes of an element of a dispatched token by dtype of the weights: vLLM quantizes before it sends, with a 32-bit
+scale for 128 elements (FP8) or an 8-bit one for 16 (NVFP4). Other tokens, and all results, have 16 bits."""
+
 P2P_LATENCY_S = 8e-6  # Vidur measures 8 to 14 us for the smallest send_recv between NVLink pairs and inside a DGX
 
 
@@ -267,6 +283,7 @@ class Operators:
     def __init__(self, shard: Shard, kernels: Kernels, node: NodeSpec) -> None:
         self.shard, self.kernels, self.node = shard, kernels, node
         self.model, self.tp, self.is_mla = shard.model, shard.parallel.tp, shard.model.attention.is_mla
+        self.dp = shard.parallel.dp
         self.wide = kernels.wide_bytes
 
     def layer(self, tokens: Any) -> list[Work]:
@@ -288,6 +305,58 @@ class Operators:
         works += [work.times(1 - dense) for work in self._moe(tokens)] if ffn.experts else []
         return works
 
+    def shared(self, tokens: Any) -> list[Work]:
+        """Return one layer's work that all data-parallel ranks do together, on ``tokens`` tokens of all ranks.
+
+        It is that of the routed experts on the busiest GPU, and of the exchange of tokens before and after them.
+        """
+        ffn = self.model.ffn
+        if self.dp == 1:
+            return []
+        _, *routed = self._routed(tokens)
+        return [work.times(1 - ffn.dense_layers / self.model.layers) for work in (*routed, *self.exchange(tokens))]
+
+    def exchange(self, tokens: Any) -> list[Work]:
+        """Return the dispatch of ``tokens`` tokens of all ranks to the GPUs of their experts, and the way back.
+
+        Each takes max(bytes inside a node / its link, bytes between nodes / the network) and a latency. An all-gather
+        brings every token to every GPU. DeepEP's low-latency kernels send a token once for each of its experts, the
+        others once to each GPU and, over the network, once to each node with one of its experts. The busiest GPU
+        receives, and sends back, more than the mean.
+        """
+        parallel, ffn, hidden = self.shard.parallel, self.model.ffn, self.model.hidden
+        gpus, local = self.tp * self.dp, min(self.tp * self.dp, self.node.gpus)
+        nodes, k = -(-gpus // self.node.gpus), ffn.experts_per_token
+        own, link = tokens / gpus, self.node.link_for(local)  # each GPU has an equal share of the tokens
+        if parallel.all2all_backend == "allgather_reducescatter":
+            parts = gpus if parallel.ep > 1 else self.dp  # with experts on single GPUs, tp divides the tokens, too
+            inside, between = (parts - 1) / parts * tokens, (1 - 1 / nodes) * tokens / local
+            latency_s = (GATHER_HOPS + GATHER_HOP * (local - 1)) * link.latency_s
+            latency_s += self.node.network.latency_s if nodes > 1 else 0.0
+            inside, names = inside / GATHER_EFFICIENCY, ("all-gather", "reduce-scatter")
+        else:
+            rows, _ = self.busiest(tokens)
+            uneven = np.maximum(rows, 1e-300) / np.maximum(tokens * k / gpus, 1e-300)
+            if parallel.all2all_backend == "deepep_low_latency":
+                inside, between = own * k * (local - 1) / gpus, own * k * (gpus - local) / gpus
+            else:
+                inside = own * (gpus - 1) * (1 - (1 - 1 / gpus) ** k)
+                between = own * (nodes - 1) * (1 - (1 - 1 / nodes) ** k)
+            inside, between, latency_s = inside * uneven, between * uneven, DEEPEP_LATENCY_S
+            names = ("dispatch", "combine")
+        sent = DISPATCH_BYTES.get(self.kernels.weight_dtype, self.wide) * hidden + 8 * k  # with weights and experts
+        return [
+            Work(
+                name,
+                bytes=each * (inside + between),
+                network_s=np.maximum(
+                    each * inside / link.bandwidth_bytes_per_s, each * between / self.node.network.bandwidth_bytes_per_s
+                ),
+                latency_s=latency_s,
+            )
+            for name, each in zip(names, (sent, self.wide * hidden), strict=True)
+        ]
+
     def all_reduces(self, tokens: Any) -> list[Work]:
         """Return one layer's all-reduces: after attention, after the MLP and after cross-attention."""
         if self.tp == 1:
@@ -305,7 +374,7 @@ class Operators:
     def send(self, tokens: Any) -> list[Work]:
         """Return the transfer to the next stage: each GPU sends 1/tp of the hidden state and of the residual."""
         sent = 2 * self.model.hidden * self.wide * tokens / self.tp
-        link = self.node.link_for(self.tp * self.shard.parallel.pp)
+        link = self.node.link_for(self.shard.parallel.gpus_per_replica)
         network_s = sent / link.bandwidth_bytes_per_s + link.latency_s
         return [Work("send", bytes=sent, network_s=network_s, latency_s=P2P_LATENCY_S)]
 
@@ -430,21 +499,47 @@ class Operators:
         drawn = np.asarray(tokens) ** self.kernels.curves.routing_power
         return ffn.experts * -np.expm1(drawn * math.log1p(-share))
 
-    def experts(self, tokens: Any, activated: Any) -> list[Work]:
-        """Return the work of an MoE layer's router and experts. The tokens activate ``activated`` experts."""
+    def busiest(self, tokens: Any) -> tuple[Any, Any]:
+        """Return (rows of tokens, activated experts) of the GPU with most tokens; a token is one row for each expert.
+
+        Without expert parallelism all GPUs have a part of every expert, and thus equal rows.
+        """
+        ffn, parallel = self.model.ffn, self.shard.parallel
+        if parallel.ep == 1:
+            return tokens * ffn.experts_per_token, self.experts_hit(tokens)
+        of = {"experts": ffn.experts, "experts_per_token": ffn.experts_per_token}
+        return busiest_gpu(tokens, **of, ep=parallel.ep, redundant=parallel.redundant_experts)
+
+    def experts(self, tokens: Any, activated: Any, rows: Any = None) -> list[Work]:
+        """Return the work of an MoE layer's router and experts. The tokens activate ``activated`` experts.
+
+        ``rows`` is the number of rows of the busiest GPU; None: one for each token and each of its experts. Where
+        every GPU has all tokens, the kernels beside the products pass over all rows, those of other GPUs, too.
+        """
         ffn, hidden = self.model.ffn, self.model.hidden
         into = 2 if ffn.gated else 1
-        width = ffn.expert_intermediate / self.tp
-        rows = tokens * ffn.experts_per_token
-        return [
+        width = ffn.expert_intermediate / self.shard.parallel.gpus_per_expert
+        every = tokens * ffn.experts_per_token
+        rows = every if rows is None else rows
+        is_gathered = self.shard.parallel.all2all_backend == "allgather_reducescatter"
+        works = [
             self.kernels.gemm("router", tokens, ffn.experts, hidden, wide=True),
             self.kernels.grouped_gemm("experts up", rows, activated, into * width, hidden),
-            self.kernels.stream("expert activation", (into + 1) * width * self.wide * rows),
+            self.kernels.stream("expert activation", (into + 1) * width * self.wide * (every if is_gathered else rows)),
             self.kernels.grouped_gemm("experts down", rows, activated, hidden, width),
         ]
+        if self.shard.parallel.ep > 1 and is_gathered:
+            works.append(self.kernels.stream("expert sum", hidden * self.wide * every))
+        return works
+
+    def _routed(self, tokens: Any) -> list[Work]:
+        rows, activated = self.busiest(tokens)
+        return self.experts(tokens, activated, rows)
 
     def _moe(self, tokens: Any) -> list[Work]:
-        ffn, works = self.model.ffn, self.experts(tokens, self.experts_hit(tokens))
+        ffn, works = self.model.ffn, self._routed(tokens)
+        if self.dp > 1:  # The other operators of the routed experts are ``shared``.
+            works = works[:1]
         if ffn.shared_intermediate:
             works += [replace(work, name=f"shared {work.name}") for work in self._mlp(tokens, ffn.shared_intermediate)]
         return works

@@ -32,6 +32,7 @@ def _chunk_seconds(cost: CostTables, chunk: Ints, context: Ints) -> Floats:
         is_other = cost.other is not None and cost.other.stages[stage]
         tables = cost.other.tables if cost.other is not None and is_other else cost
         total += layers * (_row(tables.layer_s, chunk) + _row(tables.comm_s, chunk) + _prefill(tables, chunk, context))
+        total += layers * _row(tables.shared_s, chunk) if tables.shared_s is not None else 0.0
         if stage == 0:
             total += _row(tables.embedding_s, chunk) + tables.host_s[1]
         total += tables.head_s[1] if stage == last else _row(tables.send_s, chunk)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.schema.deployment import Deployment, EngineLimits, Parallelism
+from lengthwise.schema.deployment import ALL2ALL_BACKENDS, Deployment, EngineLimits, Parallelism
 from lengthwise.schema.errors import ProfileError
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.records import shape_facts
@@ -57,6 +57,7 @@ def write_npz(path: Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 KEY = "made_for"
+EXPERT_KEYS = ("dp", "ep", "redundant_experts", "all2all_backend")
 VOCAB_TOLERANCE = 0.05  # sizes of vocabularies that differ by less count as equal: padding, or tokens of a fine-tune
 
 
@@ -72,6 +73,10 @@ class MadeFor:
     pp: int
     weight_dtype: str
     kv_dtype: str
+    dp: int = 1
+    ep: int = 1
+    redundant_experts: int | None = None
+    all2all_backend: str = ALL2ALL_BACKENDS[0]
 
     @classmethod
     def of(cls, model: ModelSpec, gpu: GpuSpec, node: NodeSpec, parallel: Parallelism, limits: EngineLimits) -> MadeFor:
@@ -80,11 +85,12 @@ class MadeFor:
             model=model.name,
             shape=provenance_shape(model),
             gpu=gpu.name,
-            node=node.name if parallel.tp * parallel.pp > 1 else "",
+            node=node.name if parallel.gpus_per_replica > 1 else "",
             tp=parallel.tp,
             pp=parallel.pp,
             weight_dtype=speed_class(limits.weight_dtype or model.dtype),
             kv_dtype=speed_class(limits.kv_dtype or model.dtype),
+            **{name: getattr(parallel, name) for name in EXPERT_KEYS},
         )
 
     @classmethod
@@ -95,7 +101,7 @@ class MadeFor:
     def differences(self, requested: MadeFor) -> list[str]:
         """Return texts on the properties in which ``requested`` differs. The list is empty if the tables apply."""
         found = self.model_differences(requested.model, requested.shape)
-        labels = {"gpu": "the GPU", "node": "the node", "tp": "tp", "pp": "pp"}
+        labels = {"gpu": "the GPU", "node": "the node"} | {name: name for name in ("tp", "pp", *EXPERT_KEYS)}
         for name, label in (labels | {"weight_dtype": "weights of", "kv_dtype": "a KV cache of"}).items():
             own, other = getattr(self, name), getattr(requested, name)
             is_single_gpu = name == "node" and not (own and other)  # one GPU has no node; tp or pp differ already

@@ -51,7 +51,9 @@ NARROW_GEMM: ErrorQuantiles = {"H100": (0.11, 0.35), "H200": (0.14, 0.39), "B200
 PREFILL: ErrorQuantiles = {"A100": (0.11, 0.32), "H100": (0.09, 0.37), "H200": (0.08, 0.35), "B200": (0.13, 0.37)}
 DECODE: ErrorQuantiles = {"A100": (0.24, 0.48), "H100": (0.08, 0.33), "H200": (0.08, 0.31), "B200": (0.24, 0.76)}
 MOE: ErrorQuantiles = {"A100": (0.22, 0.47), "H100": (0.18, 0.70)}
+EP_MOE: ErrorQuantiles = {"H100": (0.25, 0.54), "H200": (0.29, 0.55)}
 ALL_REDUCE: ErrorQuantiles = {"A100": (0.17, 0.46), "H100": (0.20, 0.50)}
+EXCHANGE: ErrorQuantiles = {"A100": (0.14, 0.42), "H100": (0.11, 0.40), "H200": (0.12, 0.40), "B200": (0.10, 0.34)}
 """These dictionaries map a GPU family to (median, 95th percentile) of the roofline's relative error."""
 
 STREAM_LOG_SD = math.log(0.9 / 0.6) / 1.96
@@ -59,8 +61,13 @@ HOST_LOG_SD, FRONT_LOG_SD, FRONT_SLOW_S = 0.5, 0.7, 0.37  # log standard deviati
 _MEDIAN, _P90, _P95 = 0.6745, 1.645, 1.96  # quantiles of the absolute value of a standard normal
 
 
-def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[PartError, ...]:
-    """Return the errors of the parts of a roofline's tables. GPUs that were not measured have larger errors."""
+def roofline_errors(
+    model: ModelSpec, gpu: GpuSpec, weight_dtype: str, *, is_shared: bool = False
+) -> tuple[PartError, ...]:
+    """Return the errors of the parts of a roofline's tables. GPUs that were not measured have larger errors.
+
+    ``is_shared``: data-parallel ranks compute a part together (``CostTables.shared_s``).
+    """
     family = _family(gpu)
     transfer = 1.0 if family in MEASURED else TRANSFER_FACTOR
 
@@ -82,6 +89,7 @@ def roofline_errors(model: ModelSpec, gpu: GpuSpec, weight_dtype: str) -> tuple[
         "prefill": log_sd(PREFILL),
         "decode": log_sd(DECODE),
     }
+    errors |= {"shared": max(gemm, *map(log_sd, (MOE, EP_MOE, EXCHANGE)))} if is_shared else {}
     errors |= {"step": UNKNOWN_STEP_LOG_SD} if _is_only_described(gpu) else {}
     return tuple(PartError(part, error) for part, error in errors.items())
 
@@ -182,7 +190,9 @@ def roofline(
     context = grid_axis(max_model_len)
     batch = grid_axis(limits.max_num_seqs)
     cached = grid_axis(min(limits.max_num_seqs * max_model_len, LARGEST_KV_TOKENS))
-    errors = with_front_error(roofline_errors(model, gpu, ops.shard.weight_dtype), host.front)
+    ranks = parallel.dp
+    part_errors = roofline_errors(model, gpu, ops.shard.weight_dtype, is_shared=ranks > 1)
+    errors = with_front_error(part_errors, host.front)
     return CostTables(
         layer_s=host.with_launches(_seconds_table(ops.layer, tokens), limits.max_num_seqs),
         comm_s=_seconds_table(ops.all_reduces, tokens),
@@ -195,6 +205,7 @@ def roofline(
         stage_layers=np.array(ops.shard.layers, dtype=np.int64),
         evidence=CostEvidence(f"roofline of {model.name} on {gpu.name}", errors=errors),
         front=host.front,
+        shared_s=_seconds_table(ops.shared, np.arange(ranks * (len(tokens) - 1) + 1)) if ranks > 1 else None,
     )
 
 
@@ -213,7 +224,8 @@ def operators(
     """Return the time of each operator in a step of ``decode_seqs`` decodes and (chunk, context) prompts.
 
     The decodes have ``kv_tokens`` cached tokens in total. The prompts share one row for each operator, with the
-    ``bound`` of the prompt with the longest time. Raises InputError if the step is empty or a count is negative.
+    ``bound`` of the prompt with the longest time. Of several data-parallel ranks, each has such a step. Raises
+    InputError if the step is empty or a count is negative.
     """
     counts = [decode_seqs, kv_tokens, *(count for pair in prefill for count in pair)]
     if min(counts) < 0 or any(chunk < 1 for chunk, _ in prefill) or not (decode_seqs or prefill):
@@ -225,7 +237,7 @@ def operators(
     works = [("embedding", 1, ops.embedding(tokens)), ("layer", layers, ops.layer(tokens))]
     works += [("prefill", layers, ops.prefill(chunk, context)) for chunk, context in prefill]
     works += [("decode", layers, ops.decode(decode_seqs, kv_tokens))] if decode_seqs else []
-    works.append(("comm", layers, ops.all_reduces(tokens)))
+    works += [("comm", layers, ops.all_reduces(tokens)), ("shared", layers, ops.shared(parallel.dp * tokens))]
     works += [("send", stages - 1, ops.send(tokens))] if stages > 1 else []
     works += [("head", 1, ops.head(seqs)), ("host", 1, host.work(seqs))]
     if host.launch_s and tokens > limits.max_num_seqs:

@@ -45,6 +45,7 @@ _BY_TOKENS = ("layer_s", "comm_s", "embedding_s", "send_s")
 _BY_SEQS = ("head_s", "host_s")
 _ATTENTION = ("prefill_s", "decode_s")
 _SECONDS = (*_BY_TOKENS, *_BY_SEQS, *_ATTENTION)
+_OPTIONAL = ("beside_prompts", "shared_s")
 _REACH = tuple(field.name for field in fields(Reach))
 _OTHER = "other_"
 
@@ -91,7 +92,7 @@ def from_tables(path: Path | str, model: ModelSpec, pp: int = 1) -> CostTables:
 
 def check(tables: CostTables, where: str) -> None:  # noqa: C901, PLR0912 - one law after another
     """Raise ProfileError unless every entry is finite and not negative, and the shapes agree."""
-    seconds = {name: getattr(tables, name) for name in _SECONDS} | {"beside_prompts": tables.beside_prompts}
+    seconds = {name: getattr(tables, name) for name in (*_SECONDS, *_OPTIONAL)}
     for name, table in seconds.items():
         if table is None:
             continue
@@ -137,7 +138,7 @@ def to_arrays(tables: CostTables) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
     }
-    arrays |= {} if tables.beside_prompts is None else {"beside_prompts": tables.beside_prompts}
+    arrays |= {name: of for name in _OPTIONAL if (of := getattr(tables, name)) is not None}
     arrays |= {} if front == Front() else {"front": [front.request_s, front.serial_s]}
     arrays |= {"masked_s": tables.masked_s} if tables.masked_s else {}
     if tables.other is not None:
@@ -182,8 +183,8 @@ def from_arrays(arrays: Mapping[str, Any], path: str) -> CostTables:
     except (KeyError, TypeError, ValueError) as error:
         parts = "errors, fit, masks, reach and front"
         raise ProfileError(f"{path} must hold {parts} as they were saved: {error}") from error
-    if "beside_prompts" in arrays:
-        values["beside_prompts"] = np.ascontiguousarray(arrays["beside_prompts"], dtype=np.float64)
+    given = [name for name in _OPTIONAL if name in arrays]
+    values |= {name: np.ascontiguousarray(arrays[name], dtype=np.float64) for name in given}
     if "stage_other" in arrays:
         other = {name.removeprefix(_OTHER): arrays[name] for name in arrays if name.startswith(_OTHER)}
         stages = np.ascontiguousarray(arrays["stage_other"], dtype=np.int64)

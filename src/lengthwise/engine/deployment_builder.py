@@ -25,6 +25,10 @@ def deploy(
     tp: int = 1,
     pp: int = 1,
     replicas: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    redundant_experts: int | None = None,
+    all2all_backend: str = "allgather_reducescatter",
     limits: EngineLimits = EngineLimits(),
     scheduler: str | Scheduler = "vllm_v1",
     cost: str | CostTables = "roofline",
@@ -41,6 +45,10 @@ def deploy(
         tp: Tensor-parallel degree.
         pp: Pipeline stages.
         replicas: Independent replicas behind a router.
+        dp: Data-parallel ranks of a replica, each with ``tp`` GPUs, requests and a KV cache of its own.
+        ep: Number of GPUs, or of groups of GPUs, that divide the experts of a layer. It divides ``tp`` x ``dp``.
+        redundant_experts: Copies of a layer's experts beyond the first of each, which EPLB places; None: no EPLB.
+        all2all_backend: How the ranks exchange tokens: one of ``schema.deployment.ALL2ALL_BACKENDS``.
         limits: Limits of the engine.
         scheduler: Name of a scheduler, or a ``Scheduler``.
         cost: "roofline", "profile:FILE.parquet" (measured operators; "profile:FILE.parquet#physics" names the
@@ -58,17 +66,19 @@ def deploy(
             deployment needs. The message has the cause and what to do.
         PolicyError: The scheduler has a policy of another axis, or wrong parameters of a policy.
     """
-    for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas)):
+    for name, value in (("tp", tp), ("pp", pp), ("replicas", replicas), ("dp", dp), ("ep", ep)):
         if not isinstance(value, int) or value < 1:
             raise InputError(f"{name} must be a whole number of at least 1; it is {value!r}")
-    parallel = Parallelism(tp, pp, replicas)
+    parallel = Parallelism(
+        tp, pp, replicas, dp=dp, ep=ep, redundant_experts=redundant_experts, all2all_backend=all2all_backend
+    )
     scheduler = policy.scheduler(scheduler) if isinstance(scheduler, str) else scheduler
     resolve_policies(scheduler)
     costs.host_overhead(host)  # Reject a wrong host before the tables are computed, which takes longer.
     model = catalog.model(model) if isinstance(model, str) else model
     gpu = catalog.gpu(gpu) if isinstance(gpu, str) else gpu
     if node is None:
-        node = catalog.default_node(gpu, tp * pp)
+        node = catalog.default_node(gpu, parallel.gpus_per_replica)
     node = catalog.node(node) if isinstance(node, str) else node
     hybrid = not lacks_groups(limits, scheduler, parallel.pp)
     max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
@@ -81,6 +91,12 @@ def deploy(
         max_len = limits.max_model_len
     kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks, hybrid=hybrid)
     tables = _tables(cost, model, gpu, node, parallel, limits, max_len)
+    if (parallel.dp > 1) != (tables.shared_s is not None):
+        raise InputError(
+            f"cost tables must be of the deployment's data-parallel ranks, dp {parallel.dp}: theirs have "
+            f"{'no' if tables.shared_s is None else 'a'} part that several ranks compute together (shared_s). Take "
+            'cost "roofline", or tables that were made for this dp'
+        )
     is_file = isinstance(cost, str) and cost.startswith("tables:")
     if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):
         raise InputError(
@@ -113,6 +129,11 @@ def _tables(
     if isinstance(source, CostTables):
         return source
     kind, _, path = source.partition(":")
+    if kind not in ("roofline", "tables") and (parallel.dp > 1 or parallel.ep > 1):
+        raise InputError(
+            f"cost {source!r} has times of experts that tp divides; dp is {parallel.dp} and ep is {parallel.ep}. Take "
+            'cost "roofline" for data and expert parallelism'
+        )
     if kind == "roofline" and not path:
         return costs.roofline(model, gpu, node, parallel, limits, max_model_len)
     if kind == "profile" and path:

@@ -32,7 +32,7 @@ MIN_TAIL_REQUESTS = 100  # with fewer requests, few of them determine the tails 
 MIN_DIFFERENCE = 0.01  # smaller relative differences between the workloads of two runs give no warning
 MAX_RATIO = 100.0  # if the interval of a / b ends above this multiple of a / b, the reference b is nearly 0
 NEGLIGIBLE_SHARE = 1e-3  # a quantile below this share of the mean is no reference (gaps in a chunk of tokens are 0)
-_DEPLOYMENT_KEYS = ("tp", "pp", "replicas", "max_num_seqs", "max_num_batched_tokens")
+_DEPLOYMENT_KEYS = ("tp", "pp", "dp", "ep", "replicas", "max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True)

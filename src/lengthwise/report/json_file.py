@@ -105,7 +105,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
         "gpus": deployment.gpus,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "replicas")},
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "dp", "ep", "replicas")},
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
         "memory": _policy_name(scheduler.memory) + ", reserved by predicted length" * scheduler.reserve,
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),

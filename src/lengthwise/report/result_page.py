@@ -65,6 +65,8 @@ METADATA = {  # labels of what ran
     "gpus": "GPUs",
     "tp": "Tensor parallel",
     "pp": "Pipeline stages",
+    "dp": "Data parallel",
+    "ep": "Expert parallel",
     "replicas": "Replicas",
     "rank": "Rank",
     "victim": "Victim policy",

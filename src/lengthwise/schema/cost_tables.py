@@ -77,9 +77,9 @@ class PartError:
     """The error of one part of a step's predicted seconds, as one random factor that all steps share.
 
     ``part`` is "layer", "comm", "embedding", "send", "head", "host", "prefill", "context" (what context before a chunk
-    adds to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "step"
-    (all of them together), or "front" (the delay in front of the engine, which is no part of a step). ``log_sd`` is
-    the standard deviation of log(measured / predicted) on held-out points.
+    adds to its prefill attention; without an error of its own, it has that of "prefill"), "decode", "masked", "shared"
+    (``CostTables.shared_s``), "step" (all of them together), or "front" (the delay in front of the engine, which is no
+    part of a step). ``log_sd`` is the standard deviation of log(measured / predicted) on held-out points.
 
     ``slow_log_sd`` is the standard deviation of draws that are slower than predicted; None: it is ``log_sd``. For
     "front", it applies only to ``Front.request_s``, because a slow draw of ``serial_s`` would limit every rate.

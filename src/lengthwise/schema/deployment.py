@@ -13,6 +13,8 @@ from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
 from lengthwise.schema.workload import Workload
 
+ALL2ALL_BACKENDS = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
+
 
 @dataclass(frozen=True)
 class Parallelism:
@@ -30,8 +32,15 @@ class Parallelism:
     single_stages: int = 0  # stages of one GPU each (partial tensor parallelism); the others have ``tp`` GPUs
     dp: int = 1
     ep: int = 1
+    # With EPLB: copies of a layer's experts beyond the first of each (vLLM's num_redundant_experts); None: no EPLB.
+    redundant_experts: int | None = None
+    all2all_backend: str = "allgather_reducescatter"  # how ranks exchange tokens: one of ``ALL2ALL_BACKENDS``
 
     def __post_init__(self) -> None:
+        if self.all2all_backend not in ALL2ALL_BACKENDS:
+            raise UnknownNameError("all2all_backend", self.all2all_backend, ALL2ALL_BACKENDS)
+        if (count := self.redundant_experts) is not None and (not isinstance(count, int | np.integer) or count < 0):
+            raise InputError(f"redundant_experts must be a whole number of at least 0; it is {count!r}")
         if not 0 <= self.single_stages <= self.pp:
             raise InputError(f"single_stages must be from 0 to pp, {self.pp}; it is {self.single_stages!r}")
 
@@ -49,6 +58,11 @@ class Parallelism:
     def gpus_per_replica(self) -> int:
         """Return the number of GPUs of one replica."""
         return self.dp * (self.tp * (self.pp - self.single_stages) + self.single_stages)
+
+    @property
+    def gpus_per_expert(self) -> int:
+        """Return the number of GPUs of a stage that hold parts of the same expert."""
+        return self.tp * self.dp // self.ep
 
 
 @dataclass(frozen=True)

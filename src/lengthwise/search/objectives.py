@@ -478,8 +478,9 @@ class Bench:
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
         choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
         if parallel.gpus > max_gpus or parallel.gpus == 0:
-            gpus = parallel.tp * parallel.pp * max(parallel.replicas, 1)
-            reason = f"tp x pp x replicas are {gpus} GPUs; search.max_gpus is {max_gpus}"
+            gpus = parallel.gpus_per_replica * max(parallel.replicas, 1)
+            factors = "tp x pp x dp x replicas" if parallel.dp > 1 else "tp x pp x replicas"
+            reason = f"{factors} are {gpus} GPUs; search.max_gpus is {max_gpus}"
             return rejected(choice, Exclusion(reason, f"takes more than {max_gpus} GPUs"), gpus=gpus)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"

@@ -79,6 +79,7 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 _NAMES = {
     "deployment.gpu": "{}", "deployment.model": "{}", "deployment.tp": "tp{}", "deployment.pp": "pp{}",
+    "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
     "engine.name": "{}", "scheduler.policy": "{}", "scheduler.batching": "{}", "scheduler.rank": "{}",
     "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",

@@ -60,7 +60,7 @@ def deployment_of_server(
         if variant is None or expanded.name == variant:
             (model, gpu), on, limits = hardware(expanded), expanded.deployment, expanded.engine
             settings = {"model": model.name, "model_shape": shape_facts(model), "gpu": gpu.name, "gpus": on.gpus}
-            settings |= on.model_dump(include={"tp", "pp", "replicas"})
+            settings |= on.model_dump(include={"tp", "pp", "dp", "ep", "replicas"})
             settings |= limits.model_dump(include={"max_num_seqs", "max_num_batched_tokens", "max_model_len"})
             settings |= {"weight_dtype": on.weight_dtype or model.dtype, "policy": expanded.scheduler.policy}
             each.append(settings)

@@ -185,7 +185,8 @@ def _step(
     local = [operator for operator in operators if operator.bound != "network"]
     compute_s = sum(o.flops for o in local) / deployed.gpu.flops(deployed.limits.weight_dtype or deployed.model.dtype)
     memory_s = sum(o.bytes for o in local) / deployed.gpu.bandwidth_bytes_per_s
-    return Step(name, decodes + chunk, operators, max(compute_s, memory_s), deployed.scheduler.hide_host)
+    tokens = deployed.parallel.dp * (decodes + chunk)
+    return Step(name, tokens, operators, max(compute_s, memory_s), deployed.scheduler.hide_host)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
     "engine.kv_offloading.usd_per_gb_hour is its price, if that of the GPUs does not include it."
 )
-_TABLES_KEYS = ("model", "gpu", "node", "tp", "weight_dtype", "kv_dtype")
+_TABLES_KEYS = ("model", "gpu", "node", "tp", "dp", "ep", "weight_dtype", "kv_dtype")
 """Settings that change a deployment's cost tables. pp is not one, because a file of tables records its own stages."""
 Progress = Callable[[str, int, int], None]
 
@@ -307,7 +307,7 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
-    over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.tp * on.pp))}}
+    over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:

@@ -142,7 +142,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         model=model_of(scenario),
         gpu=scenario.file_or_name(section.gpu),
         node=scenario.file_or_name(section.node) if section.node else None,
-        **section.model_dump(include={"tp", "pp", "replicas", "memory_planner", "num_blocks"}),
+        **section.model_dump(include={"tp", "pp", "replicas", "memory_planner", "num_blocks", *cost.EXPERT_KEYS}),
         limits=EngineLimits(**limits, weight_dtype=section.weight_dtype, kv_dtype=section.kv_dtype),
         scheduler=chosen,
         cost=scenario.cost_source,

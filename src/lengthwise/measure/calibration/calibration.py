@@ -360,6 +360,10 @@ def calibrate(
     for name, value in (("masks", masks), ("scrape", scrape)):
         if value not in {"auto", "no"}:
             raise InputError(f"{name} must be one of auto, no; it is {value!r}")
+    if deployment.parallel.dp > 1:
+        raise InputError(
+            f"a calibration is not modelled with data-parallel ranks yet; dp is {deployment.parallel.dp}. Set dp = 1"
+        )
     if masks == "no" and MASKED in (fit or ()):
         raise InputError("dense masks are either fitted (fit) or never looked for (masks 'no'): give one of the two")
     split = measured_runs.split_of(runs, deployment, holdout, allow)

@@ -137,7 +137,7 @@ def origin_warnings(measured: RunResult, deployment: Deployment) -> list[str]:
         if gpu is not None and own is not None and gpu.name != own.name:
             found.append(f"it is of the GPU {name}, and the deployment's is {deployment.gpu.name}")
             break
-    for degree in ("tp", "pp", "replicas"):
+    for degree in ("tp", "pp", "dp", "ep", "replicas"):
         own_degree = getattr(deployment.parallel, degree)
         if isinstance(recorded.get(degree), int) and recorded[degree] != own_degree:
             found.append(f"it is of {degree} {recorded[degree]}, and the deployment's is {own_degree}")
