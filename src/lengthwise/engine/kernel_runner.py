@@ -41,9 +41,10 @@ class State(NamedTuple):
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
 
     ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
-    ``ends_at_limit`` [n] without asynchronous scheduling. ``ending`` [replicas, 2 x sequences] has slots of requests
-    whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those
-    that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
+    ``ends_at_limit`` [n] without asynchronous scheduling. ``hit_rate`` and ``draw_key`` [n], ``survival`` by position,
+    ``drafts_by_seqs`` and ``draft_cost`` are those of speculation. ``ending`` [replicas, 2 x sequences] has slots of
+    requests whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang:
+    those that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -88,6 +89,11 @@ class State(NamedTuple):
     max_tokens: Array
     ignore_eos: Array
     ends_at_limit: Array
+    hit_rate: Array
+    draw_key: Array
+    survival: Array
+    drafts_by_seqs: Array
+    draft_cost: PackedCost
     ending: Array
     batch_order: Array
     predicted_start: Array
@@ -229,6 +235,9 @@ def new_state(setup: Setup, log_rows: int) -> State:
         max_tokens=columns.max_tokens,
         ignore_eos=columns.ignore_eos,
         ends_at_limit=columns.ends_at_limit,
+        hit_rate=columns.hit_rate,
+        draw_key=columns.draw_key,
+        **_speculation(setup),
         ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
@@ -254,6 +263,15 @@ def new_state(setup: Setup, log_rows: int) -> State:
         tmp_waiting=np.empty(seqs, np.int64),
         tmp_waiting_key=np.empty(seqs, np.float64),
     )
+
+
+def _speculation(setup: Setup) -> dict[str, Any]:
+    chosen, cost = setup.deployment.speculation, setup.deployment.cost
+    if chosen is None:
+        return {"survival": np.ones(1), "drafts_by_seqs": np.zeros(1, np.int64), "draft_cost": pack(cost)}
+    drafts = chosen.drafts_by_seqs(setup.params.max_num_seqs)
+    tables = chosen.drafter.tables or cost
+    return {"survival": chosen.survival, "drafts_by_seqs": drafts, "draft_cost": pack(tables)}
 
 
 def _prefix_cache(setup: Setup) -> dict[str, Array]:
