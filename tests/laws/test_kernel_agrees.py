@@ -26,6 +26,7 @@ from worlds import (
     hybrid_worlds,
     priority_worlds,
     sglang_worlds,
+    speculation_worlds,
     threshold_worlds,
     trtllm_worlds,
     vllm_worlds,
@@ -120,5 +121,12 @@ def test_kernel_and_reference_agree_where_a_step_ahead_preempts_all_decodes():
 @settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(hybrid_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_on_kv_cache_groups(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(speculation_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_under_speculation(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))

@@ -34,6 +34,7 @@ def trtllm_launch(
     The command reads ``trtllm_options`` from the file OPTIONS in the working directory.
     """
     deployment.require_one_side("a launch command")
+    deployment.require_no_speculation("a launch command of this engine")
     d, weights = deployment, launch.checkpoint(deployment, model, {})
     pairs = {
         "--served_model_name": served_name or d.model.name,

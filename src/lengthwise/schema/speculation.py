@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from lengthwise.schema.cost_tables import CostTables, Floats
 from lengthwise.schema.errors import InputError, UnknownNameError
+from lengthwise.schema.estimate import Estimate
 
 METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 MAX_SPECULATIVE_TOKENS = 64
@@ -45,8 +46,8 @@ class Speculation:
     """Settings of speculative decoding, named as vLLM's, and the acceptance of proposed tokens.
 
     Attributes:
-        acceptance: The rate at which the token of each position is accepted, given that those before it were; one rate
-            for each of ``num_speculative_tokens``. A single number applies to all.
+        acceptance: The rate at which the token of each position is accepted, given that those before it were; at least
+            one rate for each of ``num_speculative_tokens``. A single number applies to all.
         draft_rate: Share of a sequence's steps for which the drafter proposes tokens: below 1 for n-gram, which finds
             none where the text does not repeat. ``acceptance`` counts the other steps only.
         per_batch_size: vLLM's num_speculative_tokens_per_batch_size: (first, last number of sequences of a step,
@@ -76,10 +77,10 @@ class Speculation:
             raise InputError(
                 f"num_speculative_tokens must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}; it is {k!r}"
             )
-        if len(self.rates) != k or not all(0 <= rate <= 1 for rate in self.rates):
+        if len(self.rates) < k or not all(0 <= rate <= 1 for rate in self.rates):
             raise InputError(
-                f"acceptance must be a rate from 0 to 1, or {k} rates, one for each of num_speculative_tokens; it is "
-                f"{self.acceptance!r}"
+                f"acceptance must be a rate from 0 to 1, or at least {k} rates, one for each of "
+                f"num_speculative_tokens; it is {self.acceptance!r}"
             )
         bounds = {
             "draft_rate": (0, 1), "request_effect": (0, 0.99), "length_correlation": (-1, 1), "burstiness": (0, 1),
@@ -109,7 +110,7 @@ class Speculation:
     def rates(self) -> tuple[float, ...]:
         """Return the conditional rate of acceptance of each position."""
         if isinstance(self.acceptance, tuple):
-            return self.acceptance
+            return self.acceptance[: self.num_speculative_tokens]
         return (float(self.acceptance),) * self.num_speculative_tokens
 
     @property
@@ -160,6 +161,48 @@ class Speculation:
         by_request = np.empty(n)
         by_request[np.argsort(score, kind="stable")] = rates
         return by_request
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """What a number of proposed tokens (0: no speculation) gives: its capacity, and metrics by load.
+
+    ``capacity_rps`` has NaN where it was not searched. The sequences have a value for each load of the study: means
+    over requests of TPOT and JCT, how many times shorter they are than without speculation (from the same requests and,
+    for the model interval, from the same errors of the cost model), tokens of a sequence in a step, and sequences of a
+    step.
+    """
+
+    tokens: int
+    capacity_rps: Estimate
+    binds: str
+    tpot_s: tuple[Estimate, ...]
+    jct_s: tuple[Estimate, ...]
+    tpot_speedup: tuple[Estimate, ...]
+    jct_speedup: tuple[Estimate, ...]
+    tokens_per_step: tuple[Estimate, ...]
+    batch_seqs: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True)
+class SpeculationStudy:
+    """Whether speculative decoding helps at the loads of a deployment: with and without it on the same requests.
+
+    ``loads`` are shares of ``base_rps``, the capacity without speculation, and ``rates_rps`` the same in requests/s.
+    ``lengths`` begins with the one of 0 tokens.
+    """
+
+    name: str
+    metadata: tuple[str, ...]
+    method: str
+    base_rps: float
+    loads: tuple[float, ...]
+    rates_rps: tuple[float, ...]
+    lengths: tuple[DraftLength, ...]
+    requests: int
+    seeds: int
+    limits: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def uniform(key: int, counter: int) -> float:
