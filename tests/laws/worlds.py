@@ -26,8 +26,8 @@ from lengthwise.schema.deployment import (
     SglangSettings,
     TrtllmSettings,
 )
-from lengthwise.schema.speculation import Drafter, Speculation
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
+from lengthwise.schema.speculation import Drafter, Speculation
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
