@@ -54,13 +54,17 @@ def run(
     from lengthwise.report.speculation import write_speculation_html, write_speculation_json
     from lengthwise.usecases import speculation
 
-    given = {
-        "tokens": None if tokens is None else [int(number) for number in _numbers("--tokens", tokens, whole=True)],
-        "loads": speculation.LOADS if loads is None else _numbers("--loads", loads),
-        "requests": requests or speculation.REQUESTS,
-    }
+    numbers = None if tokens is None else [int(number) for number in _numbers("--tokens", tokens, whole=True)]
+    shares = speculation.LOADS if loads is None else _numbers("--loads", loads)
     with progress.simulating(quiet=quiet) as advance:
-        found = speculation.study(scenario, **given, jobs=jobs, progress=advance)
+        found = speculation.study(
+            scenario,
+            tokens=numbers,
+            loads=shares,
+            requests=requests or speculation.REQUESTS,
+            jobs=jobs,
+            progress=advance,
+        )
     if not quiet and json != outputs.STDOUT:
         _show(found)
     outputs.write_outputs(json, report, found, write_speculation_json, write_speculation_html, quiet=quiet)

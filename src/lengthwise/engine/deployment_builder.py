@@ -96,13 +96,13 @@ def deploy(
     if speculation is not None:
         on = (gpu, node, parallel, limits)
         speculation, kv = _with_drafter(speculation, kv, model, on, cost, max_len, is_given=num_blocks is not None)
-        held = kv.num_blocks * kv.block_size
-        if limits.max_model_len is not None and held < max_len:
+        kv_tokens = kv.num_blocks * kv.block_size
+        if limits.max_model_len is not None and kv_tokens < max_len:
             raise InputError(
-                f"max_model_len must be at most {held} tokens, which the KV cache of a replica holds besides the "
+                f"max_model_len must be at most {kv_tokens} tokens, which the KV cache of a replica holds besides the "
                 f"drafter; it is {max_len}. Lower it, or give the replica more memory or GPUs"
             )
-        max_len = min(max_len, held)
+        max_len = min(max_len, kv_tokens)
     tables = _tables(cost, model, gpu, node, parallel, limits, max_len)
     is_file = isinstance(cost, str) and cost.startswith("tables:")
     if is_file and host != "default" and (tables.host_s.any() or tables.front != Front()):

@@ -171,7 +171,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     """Return the state before the first event. The step log has ``log_rows`` rows, the gap log twice as many."""
     columns, params, decode_side = setup.columns, setup.params, setup.decode_side
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
-    cost = setup.deployment.cost
+    cost, chosen = setup.deployment.cost, setup.deployment.speculation
     seqs = max(side.params.max_num_seqs for side in setup.sides)
     loads = n if params.offload_blocks else 0  # maximum number of requests with a load at a time, and of deferred ones
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas, kernel_layout.MAX_MATCHED)
@@ -237,7 +237,9 @@ def new_state(setup: Setup, log_rows: int) -> State:
         ends_at_limit=columns.ends_at_limit,
         hit_rate=columns.hit_rate,
         draw_key=columns.draw_key,
-        **_speculation(setup),
+        survival=np.ones(1) if chosen is None else chosen.survival,
+        drafts_by_seqs=none if chosen is None else chosen.drafts_by_seqs(params.max_num_seqs),
+        draft_cost=pack((chosen and chosen.drafter.tables) or cost),
         ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,
@@ -263,15 +265,6 @@ def new_state(setup: Setup, log_rows: int) -> State:
         tmp_waiting=np.empty(seqs, np.int64),
         tmp_waiting_key=np.empty(seqs, np.float64),
     )
-
-
-def _speculation(setup: Setup) -> dict[str, Any]:
-    chosen, cost = setup.deployment.speculation, setup.deployment.cost
-    if chosen is None:
-        return {"survival": np.ones(1), "drafts_by_seqs": np.zeros(1, np.int64), "draft_cost": pack(cost)}
-    drafts = chosen.drafts_by_seqs(setup.params.max_num_seqs)
-    tables = chosen.drafter.tables or cost
-    return {"survival": chosen.survival, "drafts_by_seqs": drafts, "draft_cost": pack(tables)}
 
 
 def _prefix_cache(setup: Setup) -> dict[str, Array]:

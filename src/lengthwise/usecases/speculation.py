@@ -30,7 +30,6 @@ Progress = Callable[[int, int], None]
 LOADS = (0.05, 0.25, 0.5, 0.75, 0.9)
 REQUESTS = 2000
 WARMUP_SHARE = 0.1  # of the requests, which are not counted
-_METRICS = ("tpot_s", "jct_s")
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,9 @@ class _Run:
     jct_s: float
     tokens_per_step: float
     batch_seqs: float
+
+
+_Runs = tuple[list[_Run], list[_Run]]
 
 
 def study(
@@ -89,7 +91,7 @@ def study(
                     f"({capacities[0].capacity.binds}); loosen [search.limits], or give it more GPUs"
                 )
             rates = [share * base_rps for share in loads]
-            runs = []
+            runs: list[list[_Runs]] = []
             for found in capacities:
                 runs.append([])
                 for rate in rates:
@@ -167,8 +169,8 @@ def _run(deployment: Deployment, load: Load, seed: int, requests: int, rate_rps:
     records = engine.simulate(load.at(seed, requests, rate_rps), deployment, seed=seed, max_log_steps=0)
     counted = records.requests.status == Status.FINISHED
     counted[: int(WARMUP_SHARE * requests)] = False
-    means = [_mean(request_column(records.requests, name)[counted]) for name in _METRICS]
-    return _Run(*means, _tokens_per_step(records), _mean_batch(records))
+    tpot_s, jct_s = (_mean(request_column(records.requests, name)[counted]) for name in ("tpot_s", "jct_s"))
+    return _Run(tpot_s, jct_s, _tokens_per_step(records), _mean_batch(records))
 
 
 def _mean(values: np.ndarray) -> float:
@@ -183,9 +185,6 @@ def _tokens_per_step(records: Records) -> float:
 def _mean_batch(records: Records) -> float:
     step_s = float(records.series.step_s.sum())
     return float(records.series.seqs_s.sum()) / step_s if step_s > 0 else math.nan
-
-
-_Runs = tuple[list[_Run], list[_Run]]
 
 
 def _draft_length(tokens: int, found: VariantCapacity, runs: list[_Runs], base: list[_Runs]) -> DraftLength:
