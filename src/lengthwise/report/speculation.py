@@ -17,6 +17,8 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.speculation import DraftLength, SpeculationStudy
 
+NAMES = {"ngram": "N-gram", "eagle": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "draft_model": "The draft model"}
+
 
 def speedup_rows(study: SpeculationStudy) -> tuple[list[str], list[Row]]:
     """Return heads and rows of the table: a row for each load and number of proposed tokens."""
@@ -72,7 +74,7 @@ def answers(study: SpeculationStudy) -> list[str]:
         best = max(others, key=lambda one: one.tpot_speedup[at].value)
         where = f"At {percent(study.loads[at])} of the capacity without it ({amount(study.rates_rps[at])} requests/s)"
         found.append(
-            f"{where}, {study.method} with {counted(best.tokens, 'token')} makes the mean time per output token "
+            f"{where}, {NAMES[study.method]} with {counted(best.tokens, 'token')} makes the mean time per output token "
             f"{_factor(best.tpot_speedup[at])} and the mean JCT {_factor(best.jct_speedup[at])}."
         )
     best = max(others, key=lambda one: one.capacity_rps.value)
@@ -112,13 +114,13 @@ def stop_load(study: SpeculationStudy, one: DraftLength) -> float:
 
 
 def _stop(study: SpeculationStudy, one: DraftLength) -> str:
-    load, tokens = stop_load(study, one), f"{study.method} with {counted(one.tokens, 'token')}"
+    load, tokens = stop_load(study, one), f"{NAMES[study.method]} with {counted(one.tokens, 'token')}"
     if math.isnan(load):
-        return f"{tokens[0].upper()}{tokens[1:]} shortens the mean JCT at every load up to {percent(max(study.loads))}."
+        return f"{tokens} shortens the mean JCT at every load up to {percent(max(study.loads))}."
     if load == 0.0:
-        return f"{tokens[0].upper()}{tokens[1:]} lengthens the mean JCT even at {percent(min(study.loads))} load."
+        return f"{tokens} lengthens the mean JCT even at {percent(min(study.loads))} load."
     return (
-        f"{tokens[0].upper()}{tokens[1:]} shortens the mean JCT up to a load of about {percent(load)} "
+        f"{tokens} shortens the mean JCT up to a load of about {percent(load)} "
         f"({amount(load * study.base_rps)} requests/s), and lengthens it above."
     )
 

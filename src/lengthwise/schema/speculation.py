@@ -131,7 +131,7 @@ class Speculation:
     @property
     def survival(self) -> Floats:
         """Return [num_speculative_tokens] the probability that a hit accepts the tokens up to each position."""
-        return np.cumprod(np.array([1.0, *self.rates[1:]], dtype=np.float64))
+        return np.asarray(np.cumprod([1.0, *self.rates[1:]]), np.float64)
 
     @property
     def tokens_per_step(self) -> float:

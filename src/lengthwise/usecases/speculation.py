@@ -107,7 +107,7 @@ def study(
     notes = [note for found in capacities for note in found.notes]
     return SpeculationStudy(
         name=scenario.name,
-        metadata=(on.model, gpus, load.name, f"{table.method}"),
+        metadata=(on.model, gpus, load.name),
         method=table.method,
         base_rps=base_rps,
         loads=tuple(loads),
