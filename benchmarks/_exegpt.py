@@ -130,8 +130,7 @@ def _mean(some: Sequence[float]) -> float:
 # Figures 6 and 8: every model and task under four bounds
 def figures(_: Path, quick: bool) -> dict[str, Any]:
     """Return a row per model and task, and the mean gains over the paper's sets of them."""
-    wanted = [(OPT, "s"), (OPT, "t")] if quick else EVERYTHING
-    found = {pair: _cells(*pair) for pair in wanted}
+    found = {pair: _cells(*pair) for pair in ([(OPT, "s"), (OPT, "t")] if quick else EVERYTHING)}
     rows = {
         f"exegpt.figure.{served.name}.{task}": _mean_gain(cells) | {"cells": cells}
         for (served, task), cells in found.items()

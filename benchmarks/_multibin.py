@@ -132,8 +132,7 @@ def shortest(_shared: Path, quick: bool) -> Rows:
         for run in theory.runs(TIMES, cuts, BATCH, servers=None, **given):  # full at once under every order
             formed_s, end_s = np.unique(np.stack([run.formed_s, run.end_s])[:, run.served], axis=1)
             for name, key in (("first", formed_s), ("shortest", end_s - formed_s)):
-                waits_s = waiting_s(formed_s, end_s - formed_s, key)
-                latency_s[name].append(run.latency_s + np.mean(waits_s))
+                latency_s[name].append(run.latency_s + np.mean(waiting_s(formed_s, end_s - formed_s, key)))
         mean_s = {name: float(np.mean(of)) for name, of in latency_s.items()}
         assert abs(mean_s["first"] / expected - 1) < 1e-9, (bins, mean_s, expected)
         by_bins[str(bins)] = mean_s

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from simulate import LIMITS, LOAD, chat, check
 from lengthwise import EngineLimits, deploy, policy, preset, simulate
 from lengthwise.predict import Ecdf, Prompts, Samples, attach
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
-from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
 
 sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
@@ -87,30 +85,11 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 
 
-EAGLE = {"sharegpt": (0.62, 0.38, 0.25), "cnn": (0.65, 0.41, 0.27), "gsm8k": (0.67, 0.44, 0.28)}
-"""Share of steps in which EAGLE's first, second and third token is accepted, from the data of arXiv:2601.11580."""
-VERIFY_S, DRAFT_S = np.array([3.926e-8, 2.101e-5, 5.886e-3 + 1.207e-3]), np.array([2.378e-9, 0, 2.139e-3])
-"""That paper's fits for Llama-3.1-8B on an H100 with vLLM 0.10, by KV tokens, tokens of the step, and for each step."""
-
-
 def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of EAGLE's speed-up with 3 tokens by batch, and of its tokens per step."""
-    found, prompt, output = {}, 500, 300
-    limits = EngineLimits(max_num_batched_tokens=8192, max_model_len=4096)
-    for (name, (a, b, c)), batch in product(EAGLE.items(), (1, 8) if quick else (1, 8, 16, 32, 64, 128)):
-        chosen, n = Speculation("eagle", 3, (a, b / a, c / b), pass_s=1e-4), 8 * batch
-        work = Workload(np.zeros(n), np.full(n, prompt), np.full(n, output), concurrency=batch)
-        runs = [
-            simulate(work, deploy("llama-3.1-8b", "H100", host="vllm", limits=limits, speculation=one), max_log_steps=0)
-            for one in (None, chosen)
-        ]
-        kv, tokens = batch * (prompt + output / 2), 1 + a + b + c
-        without, verify = (float(VERIFY_S @ (kv, number, 1)) for number in (batch, 4 * batch))
-        measured = tokens * without / (verify + float(DRAFT_S @ (kv, 0, 1)))
-        own = {"simulated": runs[0].end_s / runs[1].end_s, "measured": measured}
-        found[f"{name}.{batch}"] = own | {"tokens_per_step": runs[1].speculation.tokens_per_step / tokens}
-    errors = [abs(one["simulated"] / one["measured"] - 1) for one in found.values()]
-    return {"spec.speedup_error": summary(errors) | {"by_batch": found}}
+    """Return the median error of EAGLE's speed-up on an H100, by requests and batch."""
+    sys.path.append(str(ROOT / "tests" / "oracle"))
+    found = importlib.import_module("test_speculation_measured").speedups((1, 8) if quick else (1, 8, 16, 32, 64, 128))
+    return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
 
 
 CAPS = {"chat": 2048, "agent": 4096, "reasoning": 16384}

@@ -117,7 +117,7 @@ def test_what_is_not_modelled_is_refused(setting):
 
 MISTAKES = {
     "num_speculative_tokens=5": "at least 5 rates",
-    "acceptance=1.5": "less than or equal to 1",
+    "acceptance=1.5": "must be at most 1",
     "length_correlation=0.5": "needs a request_effect",
     "draft_model=llama-3.2-1b": "excludes a draft_model",
     "num_speculative_tokens_per_batch_size=[[2, 4, 3]]": "begin at 1",
@@ -131,7 +131,7 @@ def test_mistakes_are_named(setting):
 
 
 def test_a_draft_model_must_have_the_same_vocabulary():
-    with pytest.raises(InputError, match="must have the vocabulary of llama-3.1-8b"):
+    with pytest.raises(InputError, match="must have the vocabulary"):
         built("draft_model", "deployment.speculation.draft_model=opt-125m")
     with pytest.raises(InputError, match="needs a draft_model"):
         built("draft_model")

@@ -54,7 +54,7 @@ def run(
     from lengthwise.report.speculation import write_speculation_html, write_speculation_json
     from lengthwise.usecases import speculation
 
-    numbers = None if tokens is None else [int(number) for number in _numbers("--tokens", tokens, whole=True)]
+    numbers = None if tokens is None else [int(number) for number in _numbers("--tokens", tokens, integers=True)]
     shares = speculation.LOADS if loads is None else _numbers("--loads", loads)
     with progress.simulating(quiet=quiet) as advance:
         found = speculation.study(
@@ -70,11 +70,11 @@ def run(
     outputs.write_outputs(json, report, found, write_speculation_json, write_speculation_html, quiet=quiet)
 
 
-def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
+def _numbers(option: str, text: str, *, integers: bool = False) -> list[float]:
     try:
-        return [int(part) if whole else float(part) for part in text.split(",")]
+        return [int(part) if integers else float(part) for part in text.split(",")]
     except ValueError:
-        kind = "whole numbers, such as 1,3,5" if whole else "numbers, such as 0.1,0.5,0.9"
+        kind = "whole numbers, such as 1,3,5" if integers else "numbers, such as 0.1,0.5,0.9"
         raise InputError(f"{option} takes {kind}; it is {text!r}") from None
 
 

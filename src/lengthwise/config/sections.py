@@ -245,7 +245,7 @@ class SpeculationTable(Section):
     length_correlation: Annotated[NotNan, Field(ge=-1, le=1)] = 0.0  # of a request's acceptance and its output
     burstiness: Rate01 = 0.0  # correlation of acceptance in consecutive steps of a request
     # (first, last number of sequences of a step, tokens proposed after it), as in vLLM; None: always the same number
-    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
+    num_speculative_tokens_per_batch_size: list[Annotated[list[int], Field(min_length=3, max_length=3)]] | None = None
     draft_model: Text | None = None  # of method draft_model: name of the catalog, or a Hugging Face config.json
     pass_s: HostSeconds = 0.0  # seconds of each pass of the drafter besides its work on the GPU, such as its launch
 

@@ -114,7 +114,7 @@ def speculation(scenario: Scenario) -> Speculation | None:
     given["acceptance"] = tuple(rates) if isinstance(rates, list) else rates
     if draft and resolved(draft, scenario.folder).exists():
         draft = str(resolved(draft, scenario.folder))
-    return Speculation(**given, per_batch_size=tuple(ranges or ()), draft_model=draft)
+    return Speculation(**given, per_batch_size=tuple((a, b, k) for a, b, k in ranges or ()), draft_model=draft)
 
 
 def model_of(scenario: Scenario) -> ModelSpec:
