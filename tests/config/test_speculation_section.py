@@ -167,3 +167,10 @@ def test_no_run_exceeds_the_bound_of_the_rate():
     found = simulate(requests, made)
     assert len(requests) / found.end_s < ceiling(made, requests).rate_rps
     assert found.speculation.tokens_per_step == 4.0
+
+
+def test_a_search_varies_the_number_of_tokens():
+    space = 'search.space={ "deployment.speculation.num_speculative_tokens" = [0, 1, 3] }'
+    assert config.loads(TEXT % "eagle", overrides=[space]).search is not None
+    with pytest.raises(InputError, match="must be at most 64"):
+        config.loads(TEXT % "eagle", overrides=[space.replace("3]", "99]")])
