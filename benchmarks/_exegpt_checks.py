@@ -149,8 +149,7 @@ def _few_parts(of, space, variables, perf, *, rising: bool):
 
     def limited(points: np.ndarray) -> Perf:
         got, columns = perf(points), _columns(space, points)
-        prefill_gpus = of.estimate(columns).prefill_gpus
-        decode_gpus = of.setting.cluster.gpus - prefill_gpus
+        decode_gpus = of.setting.cluster.gpus - of.estimate(columns).prefill_gpus
         stages = decode_gpus - np.minimum(columns.tp_groups, decode_gpus // space.tp) * (space.tp - 1)
         return Perf(np.where(columns.micro_batches <= stages, got.latency_s, np.inf), got.throughput_rps)
 
@@ -351,8 +350,7 @@ def _over_mean_at_place(duration_s: np.ndarray, prefills: np.ndarray) -> np.ndar
     started = np.maximum.accumulate(np.where(prefills, np.arange(len(prefills)), -1))
     decodes = (started >= 0) & ~prefills
     place, seconds = (np.arange(len(prefills)) - started)[decodes], duration_s[decodes]
-    mean_s = np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1)
-    return seconds / mean_s[place]
+    return seconds / (np.bincount(place, weights=seconds) / np.maximum(np.bincount(place), 1))[place]
 
 
 def _spread(seconds: np.ndarray) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 _ROOMS = ("engine", "policy", "cost", "metrics", "workload", "measure", "catalog")
-_SCHEMA = ("cost_tables", "deployment", "profile", "records", "specs", "workload")
+_SCHEMA = ("cost_tables", "deployment", "profile", "records", "specs", "speculation", "workload")
 _CLIENT = ("openai", "openai_protocol", "process", "launch", "vllm")
 _CAMPAIGN = ("_circle*", "_live", "_continuous", "_vllm", "_intervals")
 CODE = (

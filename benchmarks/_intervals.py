@@ -129,5 +129,4 @@ def summary(error: Floats, clusters: Sequence[Any]) -> dict[str, Any]:
 
 def by(keys: Sequence[str], error: Floats) -> dict[str, dict[str, Any]]:
     """Return the description of the errors of each key."""
-    names = np.array(keys)
-    return {name: described(error[names == name]) for name in sorted(set(keys))}
+    return {name: described(error[np.array(keys) == name]) for name in sorted(set(keys))}

@@ -91,6 +91,13 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 
 
+def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
+    """Return the median error of EAGLE's speed-up on an H100, by requests and batch."""
+    sys.path.append(str(ROOT / "tests" / "oracle"))
+    found = importlib.import_module("test_speculation_measured").speedups((1, 8) if quick else (1, 8, 16, 32, 64, 128))
+    return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
+
+
 CAPS = {"chat": 2048, "agent": 4096, "reasoning": 16384}
 OWN = {name: SCHEDULERS[name] for name in ("vllm_v1", "sglang")} | {"trtllm": Scheduler(trtllm=TrtllmSettings())}
 
@@ -148,7 +155,7 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
 
 
 MODULES = {name: f"engines:steps:{name}" for name in (*ENGINES, "hybrid")}
-MODULES |= {name: f"engines:{name}" for name in ("eplb", "live", "speed", "sweep", "reserve")}
+MODULES |= {name: f"engines:{name}" for name in ("eplb", "live", "speed", "sweep", "speculation", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

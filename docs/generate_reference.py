@@ -35,7 +35,7 @@ from lengthwise.usecases import variants
 PAGE = Path(__file__).parent / "reference.md"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "reference.toml"
 COMMANDS = """
-simulate; capacity; search; kv; lab; schedule; schedule run; schedule watch; app; app plan; app profile;
+simulate; capacity; search; speculation; kv; lab; schedule; schedule run; schedule watch; app; app plan; app profile;
 app run; app status; app cancel; serve; explain; catalog; predict train; predict eval; predict show; predict collect;
 workload show; bench; calibrate; compare; profile run; profile import aiconfigurator; profile import llmservingsim;
 profile import vidur; profile show; profile fit; profile check
@@ -48,6 +48,7 @@ SCENARIO_TABLES = {
     "workload.tools": sections.ToolsTable,
     "deployment": sections.DeploymentSection,
     "deployment.decode": sections.DecodeSection,
+    "deployment.speculation": sections.SpeculationTable,
     "engine": sections.EngineSection,
     "engine.kv_offloading": sections.KVOffloadingTable,
     "engine.kv_offloading.storage": sections.KVStorageTable,

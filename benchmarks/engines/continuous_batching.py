@@ -40,8 +40,7 @@ WAIT_S = 60.0
 
 def accepted(function, **words):
     """Return the arguments that this version accepts."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in words.items() if name in known}
+    return {name: value for name, value in words.items() if name in inspect.signature(function).parameters}
 
 
 def made_model(given):

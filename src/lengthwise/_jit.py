@@ -45,7 +45,8 @@ __all__ = [
 ]  # fmt: skip
 
 _COMPILED = (
-    "_jit.py", "_native.py", "_compiler.py", "schema/cost_tables.py", "schema/records.py", "cost/_lookup.py",
+    "_jit.py", "_native.py", "_compiler.py", "schema/cost_tables.py", "schema/records.py",
+    "schema/speculation.py", "cost/_lookup.py",
     "policy/*.py", "engine/*.py", "theory/batch_kernel.py", "schedule/_kernel.py",
 )  # fmt: skip
 _CODE_SETTINGS = (

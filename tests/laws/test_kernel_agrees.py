@@ -27,6 +27,7 @@ from worlds import (
     priority_worlds,
     rank_worlds,
     sglang_worlds,
+    speculation_worlds,
     threshold_worlds,
     trtllm_worlds,
     vllm_worlds,
@@ -128,5 +129,12 @@ def test_kernel_and_reference_agree_on_kv_cache_groups(world, time_limit_s, seed
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rank_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
 def test_kernel_and_reference_agree_on_data_parallel_ranks(world, time_limit_s, seed):
+    options = {"time_limit_s": time_limit_s, "seed": seed}
+    assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))
+
+
+@settings(max_examples=OF_ENGINES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(speculation_worlds(), st.sampled_from([float("inf"), float("inf"), 0.5]), st.integers(0, 3))
+def test_kernel_and_reference_agree_under_speculation(world, time_limit_s, seed):
     options = {"time_limit_s": time_limit_s, "seed": seed}
     assert_same(outcome("kernel", *world, **options), outcome("reference", *world, **options))

@@ -27,6 +27,7 @@ from lengthwise.schema.deployment import (
     TrtllmSettings,
 )
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, GpuSpec, LinkSpec, ModelSpec, NodeSpec
+from lengthwise.schema.speculation import Drafter, Speculation
 from lengthwise.schema.workload import UNCAPPED, After, Predictions, SharedPrefixes, Workload
 
 MODEL = ModelSpec("tiny", 4, 64, 1000, AttentionSpec(4, 4, 16), FfnSpec(128), 4096)
@@ -365,6 +366,53 @@ def hybrid_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
     )
     blocks = groups.longest(other.max_model_len) + draw(st.sampled_from([0, 1, 2, 8, 200]))
     return workload, dataclasses.replace(other, kv=dataclasses.replace(other.kv, num_blocks=blocks, groups=groups))
+
+
+@st.composite
+def speculations(draw: st.DrawFn) -> Speculation:
+    """Any acceptance, and a drafter with costs of its own, those of a layer, or none."""
+    k = draw(st.integers(1, 6))
+    rates = draw(st.sampled_from([0.0, 0.5, 1.0, None]))
+    acceptance = tuple(draw(st.lists(st.floats(0, 1), min_size=k, max_size=k + 1))) if rates is None else rates
+    effect = draw(st.sampled_from([0.0, 0.0, 0.1, 0.9]))
+    drafter = draw(st.sampled_from([Drafter(), Drafter(1.0, 1.0), Drafter(3.0, 0.25, cost_tables([3], scale=0.3))]))
+    return Speculation(
+        draw(st.sampled_from(["ngram", "eagle", "mtp"])),
+        k,
+        acceptance,
+        draft_rate=draw(st.sampled_from([1.0, 0.4])),
+        request_effect=effect,
+        length_correlation=draw(st.sampled_from([0.0, 0.7, -1.0])) if effect else 0.0,
+        burstiness=draw(st.sampled_from([0.0, 0.6, 1.0])),
+        per_batch_size=draw(st.sampled_from([(), ((1, 2, k), (4, 9, 0)), ((1, 1, 0), (2, 2, 1))])),
+        pass_s=draw(st.sampled_from([0.0, 1e-3])),
+        drafter=drafter,
+    )
+
+
+@st.composite
+def speculation_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
+    """Requests on replicas with little memory, whose decodes verify proposed tokens."""
+    workload, other = draw(workloads()), draw(deployments())
+    chosen = draw(speculations())
+    seqs = other.limits.max_num_seqs
+    limits = dataclasses.replace(
+        other.limits, max_step_seqs=None, enable_prefix_caching=False, prefix_cache="vllm", radix_eviction_policy="lru",
+        max_num_batched_tokens=seqs * (1 + chosen.num_speculative_tokens) + draw(st.sampled_from([0, 1, 30, 500])),
+    )  # fmt: skip
+    made = dataclasses.replace(
+        other.scheduler, victim="latest_admitted", batching="unified", memory="paged_by_chunk",
+        preemption_mode="recompute", preemption="never",
+    )  # fmt: skip
+    tables = dataclasses.replace(
+        cost_tables([2], other.cost.rule.kind, additional=other.cost.beside_prompts is not None), front=other.cost.front
+    )
+    kv, least = other.kv, -(-other.max_model_len // other.kv.block_size)
+    blocks = draw(st.sampled_from([kv.num_blocks, least, least + 1, least + 4]))
+    return workload, dataclasses.replace(
+        other, limits=limits, scheduler=made, cost=tables, parallel=dataclasses.replace(other.parallel, pp=1),
+        kv=dataclasses.replace(kv, num_blocks=blocks), speculation=chosen,
+    )  # fmt: skip
 
 
 @st.composite

@@ -8,6 +8,9 @@ and its loads ``load_s`` after they began. With ``storage``, vLLM's tiering
 manager keeps a storage behind it, whose jobs take ``read_s`` and ``write_s``. In a world with ``layers`` (how many of
 each kind, how many KV heads of which size, numbers of a state), vLLM's hybrid KV cache manager groups them: the first
 line is [layers of a group, groups, blocks in ``memory`` bytes], and the others also have [[request, its blocks], ...].
+In a world with ``speculation``, decodes verify proposed tokens, and each request has its ``draws``: by the tokens that
+it has generated and by whether its last verification accepted any (0: there was none, 1: no, 2: yes), how many tokens
+are proposed for its next step, and how many of them are accepted.
 """
 
 import heapq
@@ -18,7 +21,7 @@ from collections import deque
 from pathlib import Path
 
 import torch
-from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -44,7 +47,7 @@ from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -152,6 +155,13 @@ def scheduler(model, world):
     asynchronous = world.get("async_scheduling", False)
     config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = blocks
+    if chosen := world.get("speculation"):
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=chosen["num_speculative_tokens"],
+            target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config,
+        )
     register_all_kvcache_specs(config)
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     groups = groups_of(config, world) if "layers" in world else [KVCacheGroupSpec(["layer"], spec)]
@@ -165,6 +175,8 @@ def scheduler(model, world):
         hash_block_size=hash_block_size,
         log_stats=False,
     )
+    if chosen and chosen["method"] == "eagle":  # whose head would have to be loaded
+        made.num_lookahead_tokens = chosen["num_speculative_tokens"]
     if tier:
         made.connector.connector_scheduler.manager = manager_of(world)
         build = made.connector.build_connector_meta
@@ -176,6 +188,34 @@ def scheduler(model, world):
 
         made.connector.build_connector_meta = in_order
     return made
+
+
+class Drafts:
+    """Which tokens are proposed and accepted, by the ``draws`` of the requests."""
+
+    def __init__(self, made, world):
+        self.made, self.specs, self.speculates = made, world["requests"], "speculation" in world
+        self.decoding, self.hits = set(), {}
+
+    def accepted(self, name, report, generated):
+        """Return how many proposed tokens the step accepts of a request that gets a token from it."""
+        if not self.speculates:
+            return 0
+        if name not in self.decoding:  # Its prompt is complete.
+            self.decoding.add(name)
+            return 0
+        drafts = len(report.scheduled_spec_decode_tokens.get(name, ()))
+        found = min(drafts, self.specs[int(name)]["draws"][generated][self.hits.get(name, 0)][1])
+        self.hits[name] = 1 + (found > 0)
+        return found
+
+    def propose(self, output, sampled):
+        """Propose tokens for the next step of each request that got one."""
+        if self.speculates:
+            pairs = zip(output.req_ids, output.sampled_token_ids, strict=True)
+            names = [name for name, tokens in pairs if tokens and name in self.made.requests]
+            numbers = [self.specs[int(name)]["draws"][sampled[name]][self.hits.get(name, 0)][0] for name in names]
+            self.made.update_draft_token_ids(DraftTokenIds(names, [[1] * number for number in numbers]))
 
 
 class Transfers:
@@ -238,15 +278,20 @@ def request_of(i, world, requests, arrival, fresh):
     return Request(f"{i:06}", prompt, params, None, arrival_time=arrival, priority=priority, block_hasher=hasher)
 
 
-def output_of(made, report, specs, sampled, fresh):
+def output_of(made, report, specs, sampled, fresh, drafts):
     """What a worker returns: a token for each request whose known tokens are all computed."""
     names = list(report.num_scheduled_tokens)
     tokens = []
     for name in names:
         complete, one = not made.requests[name].is_prefill_chunk, specs[int(name)]
-        sampled[name] = sampled.get(name, 0) + complete
-        stops = sampled[name] == one["output"] < one.get("max_tokens", one["output"])
-        tokens.append([STOP if stops else next(fresh)] if complete else [])
+        before, number = sampled.get(name, 0), int(complete)
+        if complete:
+            number += drafts.accepted(name, report, before)
+        sampled[name] = before + number
+        given = [next(fresh) for _ in range(number)]
+        if before < one["output"] <= sampled[name] and one["output"] < one.get("max_tokens", one["output"]):
+            given[one["output"] - before - 1] = STOP
+        tokens.append(given)
     return ModelRunnerOutput(
         req_ids=names,
         req_id_to_index={name: k for k, name in enumerate(names)},
@@ -285,7 +330,7 @@ def pool_lines(made, world):
 
 def steps(model, world):
     made, depth = scheduler(model, world), 2 if world.get("async_scheduling", False) else 1
-    transfers, fresh = Transfers(made, world["load_s"]), itertools.count(10**6)
+    transfers, fresh, drafts = Transfers(made, world["load_s"]), itertools.count(10**6), Drafts(made, world)
     specs, requests, sampled, time, lines, preempted = world["requests"], {}, {}, 0, [], []
     lines += pool_lines(made, world)
     coming = [(one["arrival"], i) for i, one in enumerate(specs) if one["parent"] < 0]
@@ -303,11 +348,12 @@ def steps(model, world):
         report = made.schedule()
         transfers.start(report, time)
         preempted += [int(name) for name in report.preempted_req_ids or ()]
+        drafts.decoding.difference_update(report.preempted_req_ids or ())
         if report.num_scheduled_tokens:
             lines.append(line_of(made, world, report, time, preempted))
             preempted = []
             end_s = max(time, flying[-1][0] if flying else 0) + 1
-            flying.append((end_s, report, output_of(made, report, specs, sampled, fresh)))
+            flying.append((end_s, report, output_of(made, report, specs, sampled, fresh, drafts)))
             if len(flying) < depth:
                 continue
         if not flying:
@@ -316,6 +362,7 @@ def steps(model, world):
             continue
         time, report, output = flying.popleft()
         made.update_from_output(report, output)
+        drafts.propose(output, sampled)
         finished = sorted(i for i in running if requests[i].is_finished())
         running.difference_update(finished)
         for k, one in enumerate(specs):

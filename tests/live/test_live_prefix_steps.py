@@ -23,6 +23,7 @@ from lengthwise.engine.setup import prepare
 from lengthwise.policy import scheduler
 from lengthwise.schema.deployment import EngineLimits, KVOffloading, KVStorage, Parallelism
 from lengthwise.schema.specs import AttentionSpec, FfnSpec, LinearAttentionSpec, ModelFacts, ModelSpec
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -159,7 +160,10 @@ class Recorder(Reference):
             late = len(self._not_stored_yet(rep))
             if late + early and len(rep.tier.pool.chunks) + max(early, late) > params.offload_blocks:
                 self.exact_steps = len(self.lines) + 1
-        scheduled = [*([q.index, 1] for q in step.decodes), *([q.index, chunk] for q, chunk in step.prompts)]
+        scheduled = [
+            *([q.index, 1 + q.last.drafts] for q in step.decodes),
+            *([q.index, chunk] for q, chunk in step.prompts),
+        ]
         line = [step.start_s, rep.pool.free, sorted(scheduled), sorted(self.preempted), sorted(self.admitted)]
         if params.hybrid:
             line.append(sorted([q.index, q.blocks] for q in (*step.decodes, *(q for q, _ in step.prompts))))
@@ -192,8 +196,8 @@ def planned_kv(world):
     return plan_memory(hybrid_model(world["layers"]), catalog.gpu("H100"), parallel, limits, 16, hybrid=True)
 
 
-def recorded(world):
-    """The steps of the reference engine, each of one second, and how many of them vLLM must have, too."""
+def engine_of(world):
+    """The reference engine of a world, whose steps take one second."""
     limits = EngineLimits(
         max_num_seqs=world["max_num_seqs"],
         max_num_batched_tokens=world["max_num_batched_tokens"],
@@ -211,7 +215,11 @@ def recorded(world):
         else None,
     )
     model = hybrid_model(world["layers"]) if "layers" in world else "llama-3.1-8b"
-    made = deploy(model, "H100", limits=limits, num_blocks=world["blocks"], scheduler=scheduler_of(world))
+    settings = {"num_blocks": world["blocks"], "scheduler": scheduler_of(world)}
+    if "speculation" in world:
+        given = world["speculation"]
+        settings["speculation"] = Speculation(**given | {"acceptance": tuple(given["acceptance"])})
+    made = deploy(model, "H100", limits=limits, **settings)
     free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
     free["host_s"] = np.ones_like(made.cost.host_s)
     kv = dataclasses.replace(made.kv, kv_bytes_per_block=1e9)
@@ -228,8 +236,13 @@ def recorded(world):
     columns = (np.array([q[name] for q in one]) for name in ("arrival", "prompt", "output"))
     limits = {name: np.array([q[name] for q in one]) for name in ("max_tokens", "priority") if name in one[0]}
     workload = Workload(*columns, after=after, prefixes=prefixes, **limits)
-    engine = Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world)
-    if (groups := made.kv.groups) is not None:
+    return Recorder(prepare(workload, made, seed=0, limit_s=np.inf, compiled=False), world)
+
+
+def recorded(world):
+    """The steps of the reference engine, and how many of them vLLM must have, too."""
+    engine = engine_of(world)
+    if (groups := engine.s.deployment.kv.groups) is not None:
         layers = world["layers"]
         size = group_layers(layers["full"], layers["local"], layers["states"])[0]
         blocks = world["memory"] // int(planned_kv(world).kv_bytes_per_block)

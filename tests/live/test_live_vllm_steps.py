@@ -9,7 +9,9 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 from plugin_engines import ROOT
-from test_live_prefix_steps import planned_kv, random_world, recorded, vllm_steps
+from test_live_prefix_steps import engine_of, planned_kv, random_world, recorded, vllm_steps
+
+from lengthwise.schema.speculation import accepted, uniform
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -65,6 +67,38 @@ def hybrid_world(seed):
     return made | {"blocks": kv.longest_blocks(made["max_model_len"]) + int(rng.integers(0, 12))}
 
 
+def speculating_world(seed):
+    """A world whose decodes verify proposed tokens, by n-gram (no look-ahead slots) or EAGLE, in little memory."""
+    made, rng = world(3 * seed), np.random.default_rng([seed, 6])
+    k = int(rng.integers(1, 6))
+    for one in made["requests"]:
+        one["prompt"] = max(2, one["prompt"])  # vLLM pads a prompt of one token to the size of a verification
+        one |= {"block_ids": [], "previous_turn": -1}
+        one["max_tokens"] = min(one["max_tokens"], made["max_model_len"] - one["prompt"])
+        one["output"] = min(one["output"], one["max_tokens"])
+    made |= {"caching": False, "long_prefill_token_threshold": 0}
+    made["max_num_batched_tokens"] = max(made["max_num_batched_tokens"], made["max_num_seqs"] * (1 + k))
+    made["speculation"] = {
+        "method": str(rng.choice(["ngram", "eagle"])), "num_speculative_tokens": k,
+        "acceptance": rng.choice([0.0, 0.4, 0.9, 1.0], k).tolist(), "draft_rate": float(rng.choice([1.0, 0.5])),
+        "burstiness": float(rng.choice([0.0, 0.7])), "request_effect": 0.2,
+    }  # fmt: skip
+    setup = engine_of(made).s
+    for i, one in enumerate(made["requests"]):
+        tokens = range(one["output"] + k + 2)
+        one["draws"] = [[drawn(setup, i, generated, hit) for hit in (None, 0, 1)] for generated in tokens]
+    return made
+
+
+def drawn(setup, i, generated, hit):
+    """How many tokens are proposed for a step of a request, and how many accepted, with room for all of them."""
+    chosen, rate = setup.deployment.speculation, float(setup.columns.hit_rate[i])
+    rate += chosen.burstiness * (hit - rate) if hit is not None else 0.0
+    number = uniform(int(setup.columns.draw_key[i]), generated)
+    drafts = chosen.num_speculative_tokens if number < rate + (1 - rate) * chosen.missed_draft_rate else 0
+    return drafts, accepted(number, rate, chosen.survival, drafts)
+
+
 def compared(seeds, _python=None, world=world):
     """Compare all steps of random worlds. Return the counts of kinds and preemptions, and the steps that differ."""
     worlds = [world(seed) for seed in seeds]
@@ -78,6 +112,8 @@ def compared(seeds, _python=None, world=world):
         kind = "async" if "async_scheduling" in one else one.get("policy", "fcfs")
         threshold = one["long_prefill_token_threshold"]
         side_by_side = sum(sum(tokens == threshold > 1 for _, tokens in line[2]) > 1 for line in lines)
+        if "speculation" in one:
+            counts["steps with several tokens"] += sum(any(tokens > 1 for _, tokens in line[2]) for line in lines)
         counts += Counter({
             kind: len(lines),
             "steps with a threshold": len(lines) * (threshold > 0),
@@ -94,6 +130,14 @@ def test_every_step_is_that_of_vllm():
     assert not different[:1]
     assert counts["steps"] > 50 * WORLDS
     assert min(counts.values()) > WORLDS / 2, counts
+
+
+def test_every_step_that_verifies_proposed_tokens_is_that_of_vllm():
+    counts, different = compared(range(WORLDS), world=speculating_world)
+    assert not different[:1]
+    assert counts["steps"] > 20 * WORLDS
+    assert counts["fcfs preemptions"] > WORLDS / 2, counts
+    assert counts["steps with several tokens"] > 5 * WORLDS, counts
 
 
 def test_every_step_in_kv_cache_groups_is_that_of_vllm():

@@ -37,6 +37,7 @@ def sglang_launch(
 ) -> Launch:
     """Return the command that serves one replica with stock SGLang. The arguments are as in ``vllm_launch``."""
     deployment.require_one_side("a launch command")
+    deployment.require_no_speculation("a launch command of this engine")
     d, weights, page = deployment, launch.checkpoint(deployment, model, ONLINE), deployment.limits.block_size
     eviction = d.limits.radix_eviction_policy if _has_radix_cache(d) else None
     own = d.scheduler.sglang

@@ -35,6 +35,7 @@ def trtllm_launch(
     The command reads ``trtllm_options`` from the file OPTIONS in the working directory.
     """
     deployment.require_one_side("a launch command")
+    deployment.require_no_speculation("a launch command of this engine")
     parallel = deployment.parallel
     if parallel.dp > 1 and parallel.tp > 1:
         raise InputError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lengthwise import catalog
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
 from lengthwise.schema.deployment import NULL_BLOCKS, Deployment
@@ -98,6 +99,7 @@ def vllm_launch(
         "--no-enable-prefix-caching": not d.limits.enable_prefix_caching,
         "--kv-offloading-size": f"{offloading.size_gb * GB / GIB:g}" if offloading and offloading.size_gb else None,
         "--kv-transfer-config": _connector_config(d),
+        "--speculative-config": _speculative_config(d),
         "--scheduling-policy": "priority" if _by_priority(d) else "fcfs",
         "--no-enable-chunked-prefill": not launch.splits_prompts(d),
         "--async-scheduling": d.scheduler.async_scheduling,
@@ -144,6 +146,7 @@ def _notes(d: Deployment, device: str) -> Iterator[str]:
             f"{BLOCK_MULTIPLE[device]}: --block-size is {block}."
         )
     yield from _offloading_notes(d)
+    yield from _speculation_notes(d)
     if d.limits.kv_dtype is not None and dtype_name(d.limits.kv_dtype) not in _KV_DTYPES:
         yield f"vLLM has no KV cache of {d.limits.kv_dtype}; it takes the weights' dtype."
     if not launch.fits_node(d):
@@ -188,6 +191,11 @@ def _offloading_notes(d: Deployment) -> Iterator[str]:
         )
 
 
+def _speculation_notes(d: Deployment) -> Iterator[str]:
+    if d.speculation is not None and d.speculation.method in ("eagle", "eagle3"):
+        yield f"Put the {d.speculation.method} head of {d.model.name} in place of {DRAFTER} in --speculative-config."
+
+
 def _stores_outputs(d: Deployment) -> bool:
     offloading = d.limits.kv_offloading
     return bool(offloading and offloading.size_gb and offloading.outputs)
@@ -203,6 +211,21 @@ def _connector_config(d: Deployment) -> str | None:
     return json.dumps({"kv_connector_extra_config": extra}) if extra else None
 
 
+def _speculative_config(d: Deployment) -> str | None:
+    chosen = d.speculation
+    if chosen is None:
+        return None
+    config: dict[str, Any] = {"method": chosen.method, "num_speculative_tokens": chosen.num_speculative_tokens}
+    if chosen.method in ("eagle", "eagle3"):
+        config["model"] = DRAFTER
+    elif chosen.method == "draft_model":
+        config["model"] = launch.published_checkpoint(catalog.model(chosen.draft_model))[0]
+    if chosen.per_batch_size:
+        config["num_speculative_tokens_per_batch_size"] = chosen.per_batch_size
+    return json.dumps(config)
+
+
+DRAFTER = "DRAFTER"
 STORAGE_FOLDER = "/mnt/kv-cache"
 SCHEDULER_CLASS = "lengthwise.gateway.plugin.RraScheduler"
 CONNECTOR = "NixlConnector"

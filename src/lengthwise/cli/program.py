@@ -24,6 +24,7 @@ COMMANDS = {
     "simulate": "Simulate a scenario: latency, goodput and cost of a deployment.",
     "capacity": "Find the request rate that a deployment sustains within limits.",
     "search": "Find the deployment with the most requests per dollar within limits.",
+    "speculation": "Show whether speculative decoding helps at your load.",
     "kv": "Show the hit rate of a prefix cache by size, and whether memory pays.",
     "explain": "Show what a step costs, what fits in memory and what a scenario resolves to.",
     "schedule": "Find the best schedule under a latency bound (RRA, WAA).",

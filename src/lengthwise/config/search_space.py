@@ -15,6 +15,7 @@ from lengthwise.config.sections import (
     KVOffloadingTable,
     SchedulerSection,
     SearchSection,
+    SpeculationTable,
 )
 from lengthwise.config.validation import Problem, validated
 from lengthwise.config.values import Section, seconds
@@ -28,6 +29,7 @@ _SECTIONS: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine"
 _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
+VARIABLE |= {f"deployment.speculation.{key}": SpeculationTable for key in SpeculationTable.model_fields}
 """The settings that may be an axis: section class by dotted key."""
 _AXES = {
     "engine": "engine.name",
@@ -165,6 +167,8 @@ def _reasons_against(key: str, value: Any) -> list[str]:
     if key == search.REPLICAS and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
+    if section is SpeculationTable:
+        required = {"method": "ngram", "num_speculative_tokens": 1, "acceptance": 0.5}
     return [problem.text for problem in validated(section, {**required, leaf: value})[1]]
 
 

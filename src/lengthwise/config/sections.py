@@ -32,12 +32,14 @@ from lengthwise.engine import COST_SOURCES
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings, TrtllmSettings
 from lengthwise.schema.errors import UnknownNameError
 from lengthwise.schema.specs import GpuSpec
+from lengthwise.schema.speculation import MAX_SPECULATIVE_TOKENS
 
 Rate = Annotated[NotNan, Field(gt=0)]
 MAX_RATE_RPS = 1e6
 RequestRate = Annotated[NotNan, Field(ge=1e-6)]  # one in 12 days; at lower rates, times are too large to resolve steps
 HostSeconds = Annotated[NotNan, BeforeValidator(seconds), Field(ge=0, le=60)]
 Seqs = Annotated[int, Field(ge=1, le=2**17)]
+Rate01 = Annotated[NotNan, Field(ge=0, le=1)]
 UpTo1024 = Annotated[int, Field(ge=1, le=1024)]
 Replicas = Annotated[int, Field(ge=1, le=100_000)]
 PreemptionMode = Literal["recompute", "swap"]
@@ -226,6 +228,28 @@ class HostTable(Section):
     launch_s: HostSeconds = 0.0  # to launch a layer's kernels, in a step of more than max_num_seqs tokens
 
 
+class SpeculationTable(Section):
+    """Speculative decoding: a drafter proposes tokens, and a step of the model verifies them.
+
+    ``acceptance`` are the rates at which the proposed tokens are accepted, by position, each given that those before it
+    were (vLLM logs them: "Per-position acceptance rate" divided by that of the position before); a single rate applies
+    to all positions. ``draft_rate`` is the share of a sequence's steps for which the drafter proposes tokens at all.
+    """
+
+    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model"]
+    # Tokens proposed for each step, at most as many as there are rates of acceptance; 0: no speculation.
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)]
+    acceptance: Rate01 | Annotated[list[Rate01], Field(min_length=1)]
+    draft_rate: Rate01 = 1.0  # below 1 for n-gram, which finds nothing to propose where the text does not repeat
+    request_effect: Annotated[NotNan, Field(ge=0, le=0.99)] = 0.0  # intraclass correlation of acceptance by request
+    length_correlation: Annotated[NotNan, Field(ge=-1, le=1)] = 0.0  # of a request's acceptance and its output
+    burstiness: Rate01 = 0.0  # correlation of acceptance in consecutive steps of a request
+    # (first, last number of sequences of a step, tokens proposed after it), as in vLLM; None: always the same number
+    num_speculative_tokens_per_batch_size: list[Annotated[list[int], Field(min_length=3, max_length=3)]] | None = None
+    draft_model: Text | None = None  # of method draft_model: name of the catalog, or a Hugging Face config.json
+    pass_s: HostSeconds = 0.0  # seconds of each pass of the drafter besides its work on the GPU, such as its launch
+
+
 class DeploymentSection(Section):
     """The model, its GPUs and replicas, and the source of step times.
 
@@ -256,6 +280,7 @@ class DeploymentSection(Section):
     # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
     decode: DecodeSection | None = None  # with a decode side, the replicas of this table only prefill
+    speculation: SpeculationTable | None = None  # speculative decoding
 
     @property
     def gpus(self) -> int:

@@ -1,5 +1,7 @@
 from .memory import largest_model_len as largest_model_len
 from .memory import plan_memory as plan_memory
+from .memory import shard_of as shard_of
+from .memory import with_drafter as with_drafter
 from .prompt_time import prompt_seconds as prompt_seconds
 from .provenance import EXPERT_KEYS as EXPERT_KEYS
 from .provenance import MadeFor as MadeFor

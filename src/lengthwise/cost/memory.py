@@ -237,6 +237,22 @@ def plan_memory(
     return replace(plan, num_blocks=num_blocks)
 
 
+def with_drafter(kv: KvPlan, weight_bytes: float, kv_bytes_per_block: float) -> KvPlan:
+    """Return the plan of a replica whose GPUs also hold a drafter's weights, and its keys and values in every block.
+
+    Raises DoesNotFitError if no block is left.
+    """
+    per_block = kv.kv_bytes_per_block + kv_bytes_per_block
+    cache = kv.available_bytes - kv.weight_bytes - kv.activation_bytes - weight_bytes
+    blocks = math.floor(cache / per_block) - NULL_BLOCKS
+    if blocks < 1:
+        raise DoesNotFitError(
+            f"the drafter's weights ({weight_bytes / GIB:.2f} GiB on a GPU) must fit besides the model; "
+            f"{(cache + weight_bytes) / GIB:.2f} GiB are left. Use a smaller drafter, a larger tp or another GPU"
+        )
+    return replace(kv, num_blocks=blocks, weight_bytes=kv.weight_bytes + weight_bytes, kv_bytes_per_block=per_block)
+
+
 def largest_model_len(
     model: ModelSpec,
     gpu: GpuSpec,

@@ -16,11 +16,13 @@ from lengthwise.engine._kernel_memory import (
     preempt_for_partial,
     rank_residents,
     serve_in_order,
+    slots_end,
     split_off,
     update_ranks,
 )
 from lengthwise.engine._kernel_prefix import cache_blocks, count_shared, find_cached, reuse_found
 from lengthwise.engine._kernel_queue import predicted_total, queue_pop, queue_push, remaining_of
+from lengthwise.engine._kernel_speculation import take_decodes as take_speculating
 from lengthwise.engine._kernel_tiers import (
     cache_loaded,
     count_loadable,
@@ -51,8 +53,8 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
     flight = S.flights[w.flight]
     flight.rests = 0
     w.seqs = w.decodes = w.prompts = w.prompt_tokens = w.longest = 0
-    w.preempted_for_blocks = w.plan_flags = w.is_served = 0
-    w.swap_s = 0.0
+    w.preempted_for_blocks = w.plan_flags = w.is_served = w.drafts = w.draft_pairs = w.accepted = 0
+    w.swap_s = w.draft_s = 0.0
     expire(S, r, now_s)
     if S.params[rep.side].sglang == 1 or S.params[rep.side].trtllm > 0:
         return rules(S, r, now_s, rank) == 1
@@ -74,7 +76,7 @@ def form(S, r, now_s, rank, victim, batching, memory, preemption, rules):  # noq
         _serve_one_by_one(S, r, now_s, tokens, rank, victim)
     elif flags & DECODES_WAIT == 0:
         _take_decodes(S, r, now_s, flags, tokens, rank, victim)
-    prompt_budget = max(0, tokens - w.decodes)
+    prompt_budget = max(0, tokens - w.decodes - w.drafts)
     if rep.partials > 0 and w.is_served == 0:
         _continue_prompts(S, r, now_s, prompt_budget, rank, victim)
     if admit > 0 and (w.preempted_for_blocks == 0 or flags & ADMIT_AFTER_PREEMPTION != 0):
@@ -274,12 +276,12 @@ def _serve_one_by_one(S, r, now_s, tokens, rank, victim):
 
 
 @jit
-def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
+def _take_decodes(S, r, now_s, flags, tokens, rank, victim):  # noqa: C901  one sequence
     rep, w = S.replicas[r], S.work[0]
     group = S.groups[rep.idle_group]
     if group.members == 0:
         return
-    params = S.params[rep.side]
+    params, flight = S.params[rep.side], S.flights[w.flight]
     limit = params.max_step_seqs - w.seqs
     if flags & UNIFORM_SHARES != 0:
         limit = min(limit, (S.running[r] - rep.incoming + params.max_in_flight - 1) // params.max_in_flight)
@@ -287,8 +289,11 @@ def _take_decodes(S, r, now_s, flags, tokens, rank, victim):
     need = S.block_needs[rep.idle_group, group.steps % S.params[0].block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
-    flight = S.flights[w.flight]
-    if group.members <= limit and rep.free_blocks - need >= reserve:
+    if params.speculates == 1:
+        taken = take_speculating(S, r, now_s, rank, victim)
+        if taken == 0:
+            return
+    elif group.members <= limit and rep.free_blocks - need >= reserve:
         rep.free_blocks -= need
         if params.hybrid == 1:
             rep.free_blocks += free_skipped(S, rep.idle_group)
@@ -321,7 +326,7 @@ def _continue_prompts(S, r, now_s, prompt_budget, rank, victim):
         chunk = min(q.context - q.prefilled, prompt_budget - w.prompt_tokens, w.max_chunk)
         if chunk <= 0:
             return
-        need = max(0, (q.prefilled + chunk + params.block_size - 1) // params.block_size - q.blocks)
+        need = max(0, (slots_end(S, q.prefilled + chunk) + params.block_size - 1) // params.block_size - q.blocks)
         if params.hybrid == 1:
             need = needed_blocks(S, r, q, q.prefilled + chunk)
         if rep.free_blocks < need and params.vllm_priority == 1:

@@ -419,8 +419,15 @@ def add_ending(S, r, slot, flight):
     rep.ending += 1
 
 
+@jit
+def slots_end(S, tokens):
+    """Return for how many of a request's tokens it needs KV memory in a step that computes up to ``tokens``."""
+    params = S.params[0]
+    return min(tokens + params.lookahead_tokens, params.max_model_len) if params.speculates == 1 else tokens
+
+
 @jit_cold
-def _order_victims(S, r, now_s, victim):
+def order_victims(S, r, now_s, victim):
     """Sort the idle residents into ``tmp_slot``, the next victim last. Return their number."""
     count = 0
     for at in range(_update_idle(S, r) + S.replicas[r].ending):
@@ -484,7 +491,7 @@ def claim_blocks(S, r, now_s, limit, reserve, rank, victim):
     blocks. Their slots are the first in ``tmp_slot``. Half-computed prompts get no blocks here.
     """
     rep = S.replicas[r]
-    count = _order_victims(S, r, now_s, victim)
+    count = order_victims(S, r, now_s, victim)
     last, claimed, i = count - 1, 0, 0
     while i <= last and claimed < limit:
         slot = S.tmp_slot[i]
@@ -637,7 +644,7 @@ def preempt_for_partial(S, r, need, slot, now_s, rank, victim):
     """Preempt until ``need`` blocks are free for a half-computed prompt. Return False if that prompt was preempted."""
     rep = S.replicas[r]
     while rep.free_blocks < need:
-        count = _order_victims(S, r, now_s, victim)
+        count = order_victims(S, r, now_s, victim)
         last = S.tmp_slot[count - 1]
         preempt(S, r, last, now_s, rank)
         if last == slot:
@@ -657,9 +664,10 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     if params.hybrid == 1:
         return _blocks_in_groups(S, q.context, chunk, rep.free_blocks, S.running[r])
     peak = _peak_tokens(S, r, slot) if params.needs_peak == 1 else 0
+    chunk = slots_end(S, chunk)
     free_blocks = rep.free_blocks + shared + q.blocks
     blocks = memory(
-        q.context, chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,
+        max(q.context, chunk), chunk, predicted_total(S, q.index, q.generated), params.max_model_len, params.block_size,
         free_blocks, params.total_blocks, params.watermark_blocks, S.running[r], peak,
     )  # fmt: skip
     if blocks < 0:

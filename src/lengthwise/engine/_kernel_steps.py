@@ -32,6 +32,7 @@ from lengthwise.engine._kernel_memory import (
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
+from lengthwise.engine._kernel_speculation import advance_each, start_drafts, verification_s
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
 from lengthwise.schema.records import Status
 
@@ -50,13 +51,13 @@ def launch(S, D, r, now_s):
     flight = S.flights[w.flight]
     kv_tokens = S.groups[flight.group].kv_tokens if w.decodes > 0 else 0
     end_s, pairs, completed = _run_stages(S, D, r, now_s, kv_tokens)
-    rep.tokens += w.decodes + w.prompt_tokens
+    rep.tokens += w.decodes + w.drafts + w.prompt_tokens
     rep.swap_s += w.swap_s
-    rep.pairs += kv_tokens
+    rep.pairs += kv_tokens + w.draft_pairs
     rep.pairs += pairs
     rep.kv_read += kv_tokens
     if S.params[0].dp == 1:
-        _record_step(S, r, now_s, end_s, w.decodes + completed)
+        _record_step(S, r, now_s, end_s, w.decodes + w.accepted + completed)
     else:
         flight.decodes = w.decodes
         flight.prompt_tokens = w.prompt_tokens
@@ -104,6 +105,9 @@ def _run_stages(S, D, r, now_s, kv_tokens):
     decode_s = decode_attention(S.cost, w.decodes, kv_tokens, w.prompts)
     if S.cost.masked_s > 0.0:
         prefill_s, decode_s = _with_masked_pairs(S, S.cost, kv_tokens, prefill_s, decode_s)
+    if S.params[0].speculates == 1:
+        decode_s = verification_s(S, decode_s, kv_tokens)
+        start_drafts(S, r, kv_tokens, _prompts_cost(S, S.draft_cost)[0])
     return _pipeline(S, r, now_s, prefill_s, decode_s), pairs, completed
 
 
@@ -156,7 +160,7 @@ def _pipeline(S, r, now_s, prefill_s, decode_s):
         stage_s = cost.stage_layers[p] * (layer_s + comm_s + prefill_s + decode_s)
         if p == 0:
             stage_s += embedding_s + added_s + w.swap_s
-        stage_s += head_s if p == last else send_s
+        stage_s += head_s + w.draft_s if p == last else send_s
         end_s = max(end_s, S.stage_free[r, p]) + stage_s
         S.stage_free[r, p] = end_s
         layers += cost.stage_layers[p]
@@ -222,13 +226,13 @@ def _attention(S, cost, kv_tokens):
 def _table_rows(S, cost):
     """Return the step's seconds (layer, communication, token embedding, send, head, host) without attention."""
     w = S.work[0]
-    tokens = w.decodes + w.prompt_tokens
+    tokens = w.decodes + w.drafts + w.prompt_tokens
     return (
         entry(cost.by_tokens, cost.tokens_slope, tokens, 0),
         entry(cost.by_tokens, cost.tokens_slope, tokens, 1),
         entry(cost.by_tokens, cost.tokens_slope, tokens, 2),
         entry(cost.by_tokens, cost.tokens_slope, tokens, 3),
-        entry(cost.by_seqs, cost.seqs_slope, w.seqs, 0),
+        entry(cost.by_seqs, cost.seqs_slope, w.seqs + w.drafts, 0),
         entry(cost.by_seqs, cost.seqs_slope, w.seqs, 1),
     )
 
@@ -344,8 +348,20 @@ def _finish_decodes(S, r, g, now_s):
         _finish(S, r, S.tmp_slot[i], now_s)
 
 
+@jit_cold
+def _end_verification(S, r, g, now_s):
+    """Give the decodes of a step their tokens, which come at once, and finish those that have all of them."""
+    for c in range(S.groups[g].cohorts):
+        _count_gap(S, r, now_s - S.cohort_s[g, c], S.cohort_n[g, c])
+    finished = advance_each(S, g, now_s)
+    for i in range(finished):
+        remove(S, g, S.tmp_slot[i])
+    for i in range(finished):
+        _finish(S, r, S.tmp_slot[i], now_s)
+
+
 @jit
-def end_step(S, D, r, now_s, rank, router):  # noqa: C901  one sequence
+def end_step(S, D, r, now_s, rank, router):  # noqa: C901, PLR0912  one sequence
     """End the replica's oldest step in flight. Under disaggregation, ``router`` chooses the decode replicas."""
     if S.params[0].async_scheduling == 1:
         _end_async_step(S, r, now_s)
@@ -363,7 +379,9 @@ def end_step(S, D, r, now_s, rank, router):  # noqa: C901  one sequence
     if caches and by_sglang:
         insert_prompts(S, r, f)
     if S.groups[g].members > 0:
-        if flight.rests == 0:
+        if S.params[0].speculates == 1:
+            _end_verification(S, r, g, now_s)
+        elif flight.rests == 0:
             _advance_group(S, r, g, now_s)
             _finish_decodes(S, r, g, now_s)
         if rep.partials > 0 or S.groups[rep.idle_group].members > 0:

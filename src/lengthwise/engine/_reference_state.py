@@ -12,7 +12,7 @@ import numpy as np
 
 from lengthwise.engine.kernel_layout import SERIES_COLUMNS, gap_bin
 from lengthwise.engine.setup import Params, Setup
-from lengthwise.engine.step_time import NO_COST, CostReader, StepCost
+from lengthwise.engine.step_time import NO_COST, CostReader, Drafts, StepCost
 from lengthwise.policy.reservation import MemoryGate
 
 
@@ -543,11 +543,16 @@ class Transfer:
 class LastStep:
     """Time of a request's last token, and sequence number of its last return from a step to the idle residents.
 
-    The sequence number breaks ties between victims.
+    The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
+    proposed tokens and gives it ``emits`` tokens, and ``hit`` is whether its last step accepted any (None: it had
+    none).
     """
 
     token_s: float | None = None
     return_number: int = 0
+    drafts: int = 0
+    emits: int = 1
+    hit: bool | None = None
 
 
 @dataclass
@@ -652,6 +657,11 @@ class Step:
         """Return how many KV tokens the decodes read."""
         return sum(q.context for q in self.decodes)
 
+    @property
+    def decode_tokens(self) -> int:
+        """Return the tokens of decodes, with proposed ones that they verify."""
+        return sum(1 + q.last.drafts for q in self.decodes)
+
 
 @dataclass(eq=False)
 class Queue:
@@ -688,6 +698,7 @@ class Replica:
         wake_s: When the host becomes free for a step that had to wait for it, or infinity.
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
+        drafts: How many tokens the drafter has proposed for each sequence of the next step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -713,6 +724,7 @@ class Replica:
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = self.is_blocked = False
         self.host_free_s, self.wake_s = 0.0, math.inf
+        self.drafts = 0
         self.sends_until_s = self.receives_until_s = 0.0
         self.totals = setup.blank_replicas()[0]
         self.series = np.zeros((setup.params.series_bins, len(SERIES_COLUMNS)))
@@ -748,12 +760,12 @@ class Replica:
         self.totals["gap_max_s"] = max(self.totals["gap_max_s"], gap_s)
         self.gaps.append((count, gap_s))
 
-    def step_cost(self, step: Step) -> StepCost:
-        """Return the cost of a step, or no cost if it has no sequences."""
+    def step_cost(self, step: Step, drafts: Drafts | None = None) -> StepCost:
+        """Return the cost of a step, which may verify proposed tokens, or no cost if it has no sequences."""
         if not step.seqs:
             return NO_COST
         prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
-        return self.cost.step(len(step.decodes), step.kv_tokens, prompts, step.swap_s)
+        return self.cost.step(len(step.decodes), step.kv_tokens, prompts, step.swap_s, drafts)
 
     def run_stages(self, step: Step, cost: StepCost) -> float:
         """Take a step through the pipeline, and return when its last stage ends."""
@@ -775,8 +787,8 @@ class Replica:
         row["busy_s"] += busy_s
         row["kv_block_s"] += in_use * busy_s
         row["steps"] += 1
-        row["tokens"] += decodes + prompt_tokens
-        row["pairs"] += kv_tokens
+        row["tokens"] += step.decode_tokens + prompt_tokens
+        row["pairs"] += kv_tokens + sum(q.last.drafts * q.context for q in step.decodes)
         for q, chunk in step.prompts:
             row["pairs"] += chunk * q.prefilled + chunk * (chunk + 1) / 2
         row["kv_read"] += kv_tokens
@@ -791,7 +803,7 @@ class Replica:
             self.series[: bins // 2] = self.series[0::2] + self.series[1::2]
             self.series[bins // 2 :] = 0.0
             row["series_bin_s"] *= 2
-        outputs = sum(q.generated < q.output for q in step.decodes)
+        outputs = sum(q.last.emits for q in step.decodes if q.generated < q.output)
         outputs += sum(q.prefilled + chunk == q.context for q, chunk in step.prompts)
         values = (busy_s, step.seqs * busy_s, waiting * busy_s, in_use * busy_s, prompt_tokens, outputs)
         self.series[int(end_s / row["series_bin_s"])] += values

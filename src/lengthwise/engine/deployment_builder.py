@@ -9,10 +9,20 @@ from lengthwise import cost as costs
 from lengthwise.cost.memory import HOST_LINK_BYTES_PER_S
 from lengthwise.engine.setup import lacks_groups, resolve_policies
 from lengthwise.schema.cost_tables import CostTables, FitError, Front
-from lengthwise.schema.deployment import DecodeSide, Deployment, EngineLimits, KVTransfer, Parallelism, Scheduler
+from lengthwise.schema.deployment import (
+    DecodeSide,
+    Deployment,
+    EngineLimits,
+    KvPlan,
+    KVTransfer,
+    Parallelism,
+    Scheduler,
+)
 from lengthwise.schema.errors import InputError, UnknownNameError
 from lengthwise.schema.specs import GpuSpec, LinkSpec, ModelSpec, NodeSpec
+from lengthwise.schema.speculation import Drafter, Speculation
 
+EAGLE3_VOCABULARY = 32_000  # draft_vocab_size of the EAGLE-3 heads of Llama 3 (yuhuili/EAGLE3-LLaMA3.1-Instruct-8B)
 COST_SOURCES = ("roofline", "profile:FILE", "vidur:DIR", "vidur_forest:DIR", "vidur_forest_grid:DIR", "tables:FILE")
 _ESTIMATORS = {"vidur": "monotone", "vidur_forest": "random_forest", "vidur_forest_grid": "random_forest_grid"}
 
@@ -35,6 +45,7 @@ def deploy(
     host: str | costs.HostOverhead = "default",
     memory_planner: str = "lengthwise",
     num_blocks: int | None = None,
+    speculation: Speculation | None = None,
 ) -> Deployment:
     """Return a deployment with planned memory and computed cost tables.
 
@@ -60,6 +71,8 @@ def deploy(
             only.
         memory_planner: "lengthwise" or "vidur".
         num_blocks: Usable KV blocks of a replica. None takes the blocks that the memory planner finds.
+        speculation: Speculative decoding. Its drafter's seconds and memory follow from its method: EAGLE's and MTP's
+            are those of one layer of the model, those of a draft model its own.
 
     Raises:
         InputError: A name is unknown, a size is wrong, the model does not fit, or a profile lacks operators that the
@@ -80,7 +93,7 @@ def deploy(
     if node is None:
         node = catalog.default_node(gpu, parallel.gpus_per_replica)
     node = catalog.node(node) if isinstance(node, str) else node
-    hybrid = not lacks_groups(limits, scheduler, parallel.pp)
+    hybrid = not lacks_groups(limits, scheduler, parallel.pp, speculates=speculation is not None)
     max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
     if limits.max_model_len is not None:
         if limits.max_model_len > max_len:
@@ -90,6 +103,16 @@ def deploy(
             )
         max_len = limits.max_model_len
     kv = costs.plan_memory(model, gpu, parallel, limits, max_len, memory_planner, num_blocks, hybrid=hybrid)
+    if speculation is not None:
+        on = (gpu, node, parallel, limits)
+        speculation, kv = _with_drafter(speculation, kv, model, on, cost, max_len, is_given=num_blocks is not None)
+        kv_tokens = kv.num_blocks * kv.block_size
+        if limits.max_model_len is not None and kv_tokens < max_len:
+            raise InputError(
+                f"max_model_len must be at most {kv_tokens} tokens, which the KV cache of a replica holds besides the "
+                f"drafter; it is {max_len}. Lower it, or give the replica more memory or GPUs"
+            )
+        max_len = min(max_len, kv_tokens)
     tables = _tables(cost, model, gpu, node, parallel, limits, max_len)
     if (parallel.dp > 1) != (tables.shared_s is not None):
         raise InputError(
@@ -113,8 +136,49 @@ def deploy(
         cost=costs.with_host(tables, host, is_mla=model.attention.is_mla),
         kv=kv,
         max_model_len=max_len,
+        speculation=speculation,
         name=f"{model.name} on {parallel.gpus} x {gpu.name}",
     )
+
+
+def _with_drafter(
+    chosen: Speculation,
+    kv: KvPlan,
+    model: ModelSpec,
+    on: tuple[GpuSpec, NodeSpec, Parallelism, EngineLimits],
+    cost: str | CostTables,
+    max_model_len: int,
+    *,
+    is_given: bool,
+) -> tuple[Speculation, KvPlan]:
+    """Return the settings with the drafter's costs, and the memory with the drafter in it, unless it ``is_given``."""
+    gpu, node, parallel, limits = on
+    if chosen.method == "ngram":
+        return chosen, kv
+    if chosen.method != "draft_model":
+        shard = costs.shard_of(model, parallel, limits)
+        # EAGLE-3 heads have a vocabulary of their own (arXiv:2503.01840); others use the head of the model.
+        share = min(1.0, EAGLE3_VOCABULARY / model.vocab) if chosen.method == "eagle3" else 1.0
+        weights = catalog.layer_weight_bytes(model, model.layers - 1, shard.weight_dtype) / parallel.tp
+        block_bytes = shard.kv_bytes * kv.block_size
+        drafter = Drafter(1.0, share)
+    else:
+        draft = catalog.model(chosen.draft_model)
+        if draft.vocab != model.vocab:
+            raise InputError(
+                f"a draft model must have the vocabulary of {model.name}, {model.vocab} tokens; {draft.name} has "
+                f"{draft.vocab}. Take one of the same family"
+            )
+        own_limits = replace(limits, weight_dtype=None)
+        shard = costs.shard_of(draft, replace(parallel, replicas=1), own_limits)
+        source = cost if isinstance(cost, str) and cost.partition(":")[0] in ("roofline", "profile") else "roofline"
+        tables = _tables(source, draft, gpu, node, parallel, own_limits, min(max_model_len, draft.max_model_len))
+        weights = float(shard.stage_weight_bytes()[0])
+        block_bytes = shard.kv_bytes * draft.caching_layers * kv.block_size
+        drafter = Drafter(float(tables.stage_layers.sum()), 1.0, tables)
+    if chosen.drafter != Drafter():
+        drafter = chosen.drafter
+    return replace(chosen, drafter=drafter), kv if is_given else costs.with_drafter(kv, weights, block_bytes)
 
 
 def _tables(
@@ -171,6 +235,8 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
             raise InputError(f"both sides must have one {name}; they have {first.name} and {second.name}")
     prefill.require_one_side("the prefill side")
     decode.require_one_side("the decode side")
+    prefill.require_no_speculation("disaggregation")
+    decode.require_no_speculation("disaggregation")
     if any(side.kv.groups for side in (prefill, decode)):
         raise InputError(
             f"the layers of {prefill.model.name} form several KV cache groups, whose transfer is not modelled yet; "

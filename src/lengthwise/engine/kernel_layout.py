@@ -48,7 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus
+    skipped next_free_step in_block_frees surplus drafts emits hit
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -62,6 +62,8 @@ break ties of victims. If ``in_block_needs`` is 1, the group's ``block_needs`` c
 In every local group of layers (``schema.deployment.KvGroups``) the request has freed its first ``skipped`` blocks. At
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
 count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides.
+With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
+its last step accepted any, 0 if none, and -1 before the first (``_kernel_speculation``).
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 
@@ -80,12 +82,12 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
-    passes refreshes spare_blocks
+    passes refreshes spare_blocks drafts decodes draft_tokens accepted_tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
-    last_key host_free_s margin
+    last_key host_free_s margin draft_s
     """,
 )
 """A replica. Its residents are the requests that have KV blocks on it, without the owners of ``transfer_blocks`` and
@@ -94,7 +96,9 @@ number of the group of decoding residents that are not in flight. ``partials`` i
 ``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
 ``side`` is 1 for a decode replica. Neither residents nor requests that wait for a load have a timeout before
 ``deadline_s``. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token
-embedding. ``margin`` is ``policy.reservation``'s.
+embedding. ``margin`` is ``policy.reservation``'s. With speculation, the drafter proposes ``drafts`` tokens for each
+sequence of the next step; ``decodes``, ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of
+``SpeculationTotals``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
@@ -222,12 +226,13 @@ param_t = _record(
     offload_blocks tier_row load_if_faster offload_outputs storage_blocks storage_shared sglang chunked_prefill_size
     max_prefill_tokens enable_mixed_chunk trtllm trtllm_chunking longest_prompt async_scheduling hide_host
     vllm_priority reserve clip_tokens schedule_policy refreshes_prefixes shuffle_seed long_prefill_token_threshold
-    hybrid attention_groups local_groups local_tokens chunked_local local_cap state_groups
+    hybrid attention_groups local_groups local_tokens chunked_local local_cap state_groups speculates lookahead_tokens
     """,
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
-    initial_token_ratio least_token_ratio token_ratio_decay margin_decrease
+    initial_token_ratio least_token_ratio token_ratio_decay margin_decrease burstiness missed_draft_rate verify_pair_s
+    draft_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode
@@ -238,15 +243,17 @@ policy's plan for one request on an empty replica."""
 work_t = _record(
     """
     flight seqs decodes prompts prompt_tokens longest preempted_for_blocks plan_flags found_segment deferred left_input
-    left_chunk allocated ends is_served candidate max_chunk
+    left_chunk allocated ends is_served candidate max_chunk drafts draft_pairs accepted
     """,
-    "swap_s reserved",
+    "swap_s reserved draft_s",
 )
 """The step that is being formed. ``longest`` are the tokens of its longest prompt. ``found_segment`` is the last
 segment of the prefix that the last look-up found in a radix tree. ``deferred`` requests are in ``State.deferred``.
 ``is_served`` is 1 once the residents have been served one by one, in vLLM's order, because blocks were short.
 ``candidate`` is the slot of the request that the test of memory by predicted length is for. ``max_chunk`` limits the
-prompt tokens of one request (vLLM's ``long_prefill_token_threshold``).
+prompt tokens of one request (vLLM's ``long_prefill_token_threshold``). With speculation (else they are 0), decodes
+verify ``drafts`` proposed tokens with ``draft_pairs`` keys and accept ``accepted`` of them; the drafter takes
+``draft_s``.
 
 SGLang's rules: the step may have ``left_input`` more tokens by ``max_prefill_tokens`` and ``left_chunk`` more by
 ``chunked_prefill_size``; its sequences take ``allocated`` tokens of the GPU pool, ``reserved`` tokens are kept free for

@@ -46,9 +46,10 @@ class State(NamedTuple):
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
 
     ``max_tokens`` and ``ignore_eos`` [n] are empty unless SGLang or TensorRT-LLM schedules or memory is reserved, and
-    ``ends_at_limit`` [n] without asynchronous scheduling. ``ending`` [replicas, 2 x sequences] has slots of requests
-    whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang: those
-    that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
+    ``ends_at_limit`` [n] without asynchronous scheduling. ``hit_rate`` and ``draw_key`` [n], ``survival`` by position,
+    ``drafts_by_seqs`` and ``draft_cost`` are those of speculation. ``ending`` [replicas, 2 x sequences] has slots of
+    requests whose last token is in flight. ``batch_order`` [replicas, sequences] has each replica's residents (SGLang:
+    those that decode) in the order of the engine's batch. ``tmp_*`` are work arrays.
     """
 
     params: Array
@@ -95,6 +96,11 @@ class State(NamedTuple):
     max_tokens: Array
     ignore_eos: Array
     ends_at_limit: Array
+    hit_rate: Array
+    draw_key: Array
+    survival: Array
+    drafts_by_seqs: Array
+    draft_cost: PackedCost
     ending: Array
     batch_order: Array
     predicted_start: Array
@@ -172,7 +178,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     """Return the state before the first event. The step log has ``log_rows`` rows, the gap log twice as many."""
     columns, params, decode_side = setup.columns, setup.params, setup.decode_side
     n, replicas, stride = len(columns.prompt), setup.all_replicas, _stride(setup)
-    cost = setup.deployment.cost
+    cost, chosen = setup.deployment.cost, setup.deployment.speculation
     seqs = max(side.params.max_num_seqs for side in setup.sides)
     loads = n if params.offload_blocks else 0  # maximum number of requests with a load at a time, and of deferred ones
     groups, tmp = replicas * (stride + 1), max(seqs + loads, replicas, kernel_layout.MAX_MATCHED)
@@ -239,6 +245,11 @@ def new_state(setup: Setup, log_rows: int) -> State:
         max_tokens=columns.max_tokens,
         ignore_eos=columns.ignore_eos,
         ends_at_limit=columns.ends_at_limit,
+        hit_rate=columns.hit_rate,
+        draw_key=columns.draw_key,
+        survival=np.ones(1) if chosen is None else chosen.survival,
+        drafts_by_seqs=none if chosen is None else chosen.drafts_by_seqs(params.max_num_seqs),
+        draft_cost=pack((chosen and chosen.drafter.tables) or cost),
         ending=np.empty((replicas, 2 * seqs), np.int64),
         batch_order=np.empty((replicas, seqs), np.int64),
         predicted_start=columns.prediction_rows.start,

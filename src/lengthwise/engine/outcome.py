@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lengthwise.engine.kernel_layout import GAP_OCTAVES, GAP_SMALLEST_EXPONENT, GAP_SUBBINS, SERIES_COLUMNS
-from lengthwise.schema.records import Records, ReplicaTotals, RequestRecords, Status, StepRecords, TimeSeries, TokenGaps
+from lengthwise.schema.records import (
+    Records,
+    ReplicaTotals,
+    RequestRecords,
+    SpeculationTotals,
+    Status,
+    StepRecords,
+    TimeSeries,
+    TokenGaps,
+)
 from lengthwise.schema.workload import Workload
 
 Array = npt.NDArray[Any]
@@ -18,6 +27,7 @@ _TOTALS = (
     "steps", "tokens", "busy_s", "layer_s", "comm_s", "prefill_attention_s", "decode_attention_s", "host_s", "head_s",
     "embedding_s", "send_s", "swap_s", "kv_block_s",
 )  # fmt: skip
+_SPECULATED = ("decodes", "draft_tokens", "accepted_tokens", "draft_s")
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ def run_end_s(last_s: float, limit_s: float, results: Array, replicas: Array) ->
     return float(max(limit_s, replicas["busy_until_s"].max()))
 
 
-def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) -> Records:
+def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str, *, speculates: bool = False) -> Records:
     """Return the records of a run. Steps are sorted by start, so that kernel and reference give the same records."""
     results, replicas, steps = outcome.results, outcome.replicas, outcome.steps
     if steps is not None:
@@ -76,6 +86,7 @@ def to_records(workload: Workload, outcome: EngineOutput, seed: int, name: str) 
             **{column: replicas[column].copy() for column in _TOTALS},
         ),
         series=_series(outcome),
+        speculation=SpeculationTotals(**{name: replicas[name].copy() for name in _SPECULATED}) if speculates else None,
         end_s=float(outcome.end_s),
         seed=seed,
         name=name,

@@ -33,9 +33,11 @@ from lengthwise.engine._reference_state import (
 from lengthwise.engine._reference_trtllm import TrtllmLimits, TrtllmReplica
 from lengthwise.engine.outcome import EngineOutput, run_end_s
 from lengthwise.engine.setup import INDEX_TOKENS, Function, Setup, error_of
+from lengthwise.engine.step_time import CostReader, Drafts
 from lengthwise.policy import contracts
 from lengthwise.schema.deployment import SCHEDULE_POLICIES
 from lengthwise.schema.records import Rejection, Status
+from lengthwise.schema.speculation import accepted, uniform
 
 MAX_READS = kernel_layout.MAX_READS
 
@@ -375,15 +377,15 @@ class Reference:
             self._to_idle(rep, q)
         for last in sorted(times := Counter(q.last.token_s for q in step.decodes)):  # type: ignore[type-var]
             rep.count_gap(now - last, times[last])  # type: ignore[operator]
-        finishing = [q for q in step.decodes if q.generated + 1 == q.output]
+        finishing = [q for q in step.decodes if q.generated + q.last.emits == q.output]
         if rep.sglang is None:
             finishing.sort(key=lambda q: q.admission.number)
         elif rep.s.params.prefix_caching:
             self._cache_as_sglang(rep, step, finishing)
-        for q in finishing:
-            self._emit(rep, q, now)
-        for q in sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number):
-            self._emit(rep, q, now)
+        others = sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number)
+        for q in (*finishing, *others):
+            q.last.hit = q.last.emits > 1
+            self._emit(rep, q, now, q.last.emits)
         for q, chunk_tokens in step.prompts:
             q.prefilled += chunk_tokens
             if rep.sglang is None:
@@ -447,11 +449,11 @@ class Reference:
                 rep.idle.remove(q)
             self._end_request(rep, q, Status.FINISHED, now)
 
-    def _emit(self, rep: Replica, q: Request, now: float) -> None:
+    def _emit(self, rep: Replica, q: Request, now: float, tokens: int = 1) -> None:
         if q.last.token_s is None:
             self.results[q.index]["first_token_s"] = now
         q.decoding = True
-        q.generated += 1
+        q.generated += tokens
         q.last.token_s = now
         if q.generated == q.output:
             self.results[q.index]["finished_s"] = now
@@ -661,7 +663,7 @@ class Reference:
             self._preempt_for_waiting(rep, step)
         if not flags & contracts.DECODES_WAIT:
             self._take_decodes(rep, step, flags, tokens)
-        prompt_budget = max(0, tokens - len(step.decodes))
+        prompt_budget = max(0, tokens - step.decode_tokens)
         self._continue_prompts(rep, step, prompt_budget)
         if not step.preempted_for_blocks or flags & contracts.ADMIT_AFTER_PREEMPTION:
             self._admit(rep, step, admit, prompt_budget, flags)
@@ -848,10 +850,30 @@ class Reference:
             if step.seqs == limit:
                 return
             if q in rep.idle:
-                need = self._needed_blocks(rep, q, q.context)
+                self._draw(rep, q)
+                need = self._needed_blocks(rep, q, self._slots_end(q.context + q.last.drafts))
                 if self._claim_blocks(rep, step, q, need, reserve, reserve_when_alone=reserve_when_alone):
                     rep.idle.remove(q)
                     step.decodes.append(q)
+
+    def _draw(self, rep: Replica, q: Request) -> None:
+        """Set how many proposed tokens a decode verifies in its next step, and how many tokens the step gives it."""
+        params, chosen = self.s.params, self.s.deployment.speculation
+        if chosen is None:
+            return
+        hit_probability = float(self.s.columns.hit_rate[q.index])
+        hit_probability += params.burstiness * (q.last.hit - hit_probability) if q.last.hit is not None else 0.0
+        drawn = uniform(int(self.s.columns.draw_key[q.index]), q.generated)
+        q.last.drafts = max(0, min(rep.drafts, params.max_model_len - q.context - 1))
+        if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
+            q.last.drafts = 0
+        tokens = 1 + accepted(drawn, hit_probability, chosen.survival, q.last.drafts)
+        q.last.emits = min(tokens, q.output - q.generated)
+
+    def _slots_end(self, tokens: int) -> int:
+        """Return for how many of a request's tokens it needs KV memory in a step that computes up to ``tokens``."""
+        params = self.s.params
+        return min(tokens + params.lookahead_tokens, params.max_model_len) if params.speculates else tokens
 
     def _ends_in_flight(self, q: Request) -> bool:
         """Return whether a request's last token is in flight and ends it at a limit (asynchronous scheduling)."""
@@ -865,7 +887,7 @@ class Reference:
             if step.seqs == rep.s.params.max_step_seqs or chunk_tokens <= 0:
                 return
             if q in rep.idle:
-                need = self._needed_blocks(rep, q, q.prefilled + chunk_tokens)
+                need = self._needed_blocks(rep, q, self._slots_end(q.prefilled + chunk_tokens))
                 if self._claim_blocks(rep, step, q, need):
                     rep.idle.remove(q)
                     self._cache_blocks(rep, q, q.prefilled + chunk_tokens, "scheduled")
@@ -1176,7 +1198,9 @@ class Reference:
         loading = [p for p in rep.loading if p is not q]
         peak = self._peak_tokens([*residents, *loading, q]) if rep.s.params.needs_peak else 0
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
-        blocks = rep.s.memory_blocks(q.context, chunk_tokens, predicted, free, len(residents), peak)
+        chunk_tokens = self._slots_end(chunk_tokens)
+        context = max(q.context, chunk_tokens)
+        blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak)
         if blocks >= 0:
             blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk_tokens), q.blocks)
             if blocks > free:
@@ -1193,7 +1217,7 @@ class Reference:
         return peak
 
     def _launch(self, rep: Replica, step: Step) -> None:
-        cost = rep.step_cost(step)
+        cost = rep.step_cost(step, self._count_drafts(rep, step))
         rep.record_step(step, cost, rep.run_stages(step, cost))
         self._put_in_flight(rep, step)
 
@@ -1232,6 +1256,23 @@ class Reference:
         rep.flights.append(step)
         if rep.s.params.async_scheduling:
             self._count_at_start(rep, step)
+
+    def _count_drafts(self, rep: Replica, step: Step) -> Drafts | None:
+        """Count the proposed tokens that a step verifies, and those that the drafter proposes after it."""
+        chosen, decodes, totals = self.s.deployment.speculation, len(step.decodes), rep.totals
+        if chosen is None:
+            return None
+        tokens, kv_tokens = step.decode_tokens - decodes, step.kv_tokens
+        prompts = [(chunk, q.prefilled) for q, chunk in step.prompts]
+        totals["decodes"] += decodes
+        totals["draft_tokens"] += tokens
+        totals["accepted_tokens"] += sum(q.last.emits - 1 for q in step.decodes)
+        rep.drafts = int(chosen.drafts_by_seqs(rep.s.params.max_num_seqs)[step.seqs])
+        tables = CostReader(chosen.drafter.tables or self.s.deployment.cost)
+        drafter_s = tables.drafter_s(chosen, rep.drafts, tokens, decodes, kv_tokens, prompts)
+        totals["draft_s"] += drafter_s
+        pairs = sum(q.last.drafts * q.context for q in step.decodes)
+        return Drafts(tokens, pairs, rep.s.params.verify_pair_s, drafter_s)
 
     def _start_transfers(self, rep: Replica, now: float) -> None:
         self._expire(rep, now)

@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from lengthwise.engine import kernel_layout
 from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
+from lengthwise.engine.step_time import CostReader
 from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
 from lengthwise.policy.reservation import MARGIN_STEP
+from lengthwise.schema.cost_tables import MERGED, grid_value
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
     CHUNKING_POLICIES,
@@ -32,6 +34,7 @@ from lengthwise.schema.deployment import (
 from lengthwise.schema.errors import InputError, InternalError, LengthwiseError, PolicyError, UnknownNameError
 from lengthwise.schema.records import Status
 from lengthwise.schema.specs import GB
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import UNCAPPED, After, Workload
 
 Array = npt.NDArray[Any]
@@ -43,6 +46,8 @@ _FIRST_SERIES_BIN_S = 2.0**-6
 INDEX_TOKENS = 2_000_000
 """Tokens in a router's index of the prompts sent to a replica: llm-d's 31,250 blocks of 64 tokens."""
 UNLIMITED_BLOCKS = 2**62
+_SPECULATION_STREAM = 7  # Distinguishes its random numbers from those of routers, which have the same seed.
+_COMPUTE_BOUND_TOKENS = 2048
 VLLM_VICTIMS = ("latest_admitted", "priority")
 ASYNC_STEPS_IN_FLIGHT = 2
 """Steps in flight under asynchronous scheduling: the one that runs, and the next one (vLLM's batch queue)."""
@@ -97,7 +102,8 @@ class Columns:
     ``previous_turn`` is the session's previous request, or -1; it is empty if no router takes it. ``max_tokens`` (cut
     to the KV cache) and ``ignore_eos`` are empty unless the rules of SGLang or TensorRT-LLM form the steps, or memory
     is reserved by predicted length. ``ends_at_limit`` is 1 if the output ends at its max_tokens or at max_model_len,
-    and 0 if it ends by EOS; it is empty without asynchronous scheduling.
+    and 0 if it ends by EOS; it is empty without asynchronous scheduling. With speculation, a step of a request accepts
+    a token with the probability ``hit_rate``, and ``draw_key`` is the key of its random numbers; else both are empty.
     """
 
     arrival_s: Array
@@ -112,6 +118,8 @@ class Columns:
     max_tokens: Array
     ignore_eos: Array
     ends_at_limit: Array
+    hit_rate: Array
+    draw_key: Array
 
 
 class Params:
@@ -156,6 +164,11 @@ class Params:
         hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
             ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
             ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``.
+        speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
+        lookahead_tokens: Slots of KV memory after those of the step's tokens.
+        burstiness, missed_draft_rate: Those of ``Speculation``.
+        verify_pair_s: Least seconds of one layer's decode attention for each pair of a query and a key.
+        draft_layers, draft_head_share, draft_pass_s: Those of ``Speculation`` and its ``Drafter``.
     """
 
     def __init__(
@@ -213,8 +226,8 @@ class Params:
         )
         self._read_engine_rules(scheduler)
         self._read_order(scheduler, limits, seed)
-        self.timeout_s = limits.timeout_s
-        self.limit_s = limit_s
+        self._read_speculation(deployment)
+        self.timeout_s, self.limit_s = limits.timeout_s, limit_s
         self.max_wait_s = scheduler.max_wait_s
         self.bins = 0 if scheduler.binning is None else policies.binning.bins
         self.bin_wait_s = min(scheduler.batch_wait_s, scheduler.max_wait_s, limits.timeout_s)
@@ -227,6 +240,17 @@ class Params:
         self.attention_groups, self.local_groups = groups.full + groups.local, groups.local
         self.local_tokens, self.chunked_local, self.state_groups = groups.local_tokens, groups.chunked, groups.states
         self.local_cap = groups.local_cap(deployment.max_model_len)
+
+    def _read_speculation(self, deployment: Deployment) -> None:
+        speculation = deployment.speculation
+        self.speculates = speculation is not None
+        self.counts_steps = self.counts_steps or self.speculates  # Every step has other tokens: none can be repeated.
+        settings = speculation or Speculation("ngram", 1, 0.0)
+        self.lookahead_tokens = settings.lookahead_tokens
+        self.burstiness, self.missed_draft_rate = settings.burstiness, settings.missed_draft_rate
+        self.draft_layers, self.draft_head_share = settings.drafter.layers, settings.drafter.head_share
+        self.draft_pass_s = settings.pass_s
+        self.verify_pair_s = _verify_pair_s(deployment) if self.speculates else 0.0
 
     def _read_engine_rules(self, scheduler: Scheduler) -> None:
         self.long_prefill_token_threshold = scheduler.long_prefill_token_threshold
@@ -448,6 +472,7 @@ def _side(
         max_tokens=_column(max_tokens),
         ignore_eos=_column(ignore_eos),
         ends_at_limit=_column(_ends_at_limit(workload, deployment, output)),
+        **_speculation_columns(deployment, output, seed),
     )
     nodes = PrefixNodes(np.zeros(n + 1, np.int64), *(np.zeros(k, np.int64) for k in (0, 0, n)))
     if deployment.limits.enable_prefix_caching:
@@ -464,6 +489,31 @@ def _side(
         nodes=nodes,
         **side_fields,
     )
+
+
+def _speculation_columns(deployment: Deployment, output: Array, seed: int | tuple[int, int]) -> dict[str, Array]:
+    if deployment.speculation is None:
+        return {"hit_rate": np.zeros(0), "draw_key": np.zeros(0, np.int64)}
+    rng = np.random.default_rng([*np.ravel(seed), _SPECULATION_STREAM])
+    keys = rng.integers(2**32, size=len(output))
+    return {"hit_rate": _column(deployment.speculation.hit_rates(output, rng)), "draw_key": _column(keys)}
+
+
+def _verify_pair_s(deployment: Deployment) -> float:
+    """Return the seconds of one layer for each (query, key) pair where attention is limited by computing.
+
+    It is that of the prefill of a prompt of up to ``_COMPUTE_BOUND_TOKENS``. With MLA, decodes compute more for a pair
+    than a prefill, because they attend to latents.
+    """
+    attention, last = deployment.model.attention, len(deployment.cost.prefill_s) - 1
+    merged = deployment.cost.rule.kind == MERGED
+    chunk = min(_COMPUTE_BOUND_TOKENS, last if merged else int(grid_value(last)))
+    factor = 1.0
+    if attention.is_mla:
+        width = attention.head_dim + attention.rope_head_dim + (attention.v_head_dim or attention.head_dim)
+        factor = (2 * attention.kv_lora_rank + attention.rope_head_dim) / width
+    seconds = CostReader(deployment.cost).prompt_attention_s(chunk)
+    return factor * seconds / (chunk * (chunk + 1) / 2)
 
 
 def _ends_at_limit(workload: Workload, deployment: Deployment, output: Array) -> Array:
@@ -486,6 +536,7 @@ def _check_ranks(deployment: Deployment) -> None:
         "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
         "async_scheduling (set it to false)": scheduler.async_scheduling,
         "kv_offloading (take it out)": deployment.offload_blocks > 0,
+        "speculation (take it out)": deployment.speculation is not None,
         'router "central" (take "vllm_internal")': resolve("router", scheduler.router) == known("router")["central"],
     }
     if names := " or ".join(part for part, is_set in parts.items() if is_set):
@@ -538,7 +589,9 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
     return Policies(**found, binning=resolve("binning", binning))
 
 
-def lacks_groups(limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None) -> list[str]:
+def lacks_groups(
+    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, speculates: bool = False
+) -> list[str]:
     """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
     policies = resolve_policies(scheduler)
     parts = {
@@ -556,6 +609,7 @@ def lacks_groups(limits: EngineLimits, scheduler: Scheduler, pp: int, decode: An
         f"preemption {policies.preemption.name!r}": policies.preemption != known("preemption")["never"],
         f"preemption_mode {scheduler.preemption_mode!r}": scheduler.preemption_mode != "recompute",
         f"victim {policies.victim.name!r}": policies.victim == known("rank")["priority"],
+        "speculation": speculates,
     }
     return [name for name, is_set in parts.items() if is_set]
 

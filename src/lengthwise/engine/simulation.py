@@ -70,7 +70,8 @@ def simulate(
             raise
         except Exception as error:
             raise policy_error(setup, error) from error
-    records = to_records(workload, outcome, seed, deployment.name)
+    speculates = deployment.speculation is not None
+    records = to_records(workload, outcome, seed, deployment.name, speculates=speculates)
     r = records.requests
     rejected = np.flatnonzero((r.status == Status.REJECTED) & (r.rejection != Rejection.PARENT_NOT_FINISHED))
     if strict and len(rejected):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lengthwise.schema.cost_tables import MERGED, CostTables, Floats, grid_value
+from lengthwise.schema.speculation import Drafter, Speculation
 
 StepTime = Callable[[int, int, Sequence[tuple[int, int]]], float]
 """Seconds of a step of (decodes, KV tokens that they read, prompts as (chunk, context before it))."""
@@ -29,6 +30,20 @@ class StepCost:
 
 NO_COST = StepCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, [0.0])
 """Of a data-parallel rank without sequences, which waits for the end of the other ranks' step."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The proposed tokens that the decodes of a step verify (speculative decoding).
+
+    ``pairs`` is the number of (query, key) pairs of the ``tokens`` proposed tokens, each of which takes at least
+    ``pair_s`` of one layer's attention. The drafter takes ``drafter_s`` after the step.
+    """
+
+    tokens: int
+    pairs: int
+    pair_s: float
+    drafter_s: float
 
 
 @dataclass(frozen=True)
@@ -58,9 +73,19 @@ class CostReader:
         self._axis = [grid_value(i) for i in range(max(*cost.prefill_s.shape, *cost.decode_s.shape))]
         self._other = None if cost.other is None else CostReader(cost.other.tables)
 
-    def step(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], swap_s: float = 0.0) -> StepCost:
-        """Return a step's cost. Decodes read ``kv_tokens`` in total. Prompts are (chunk, context before the chunk)."""
-        one = other = self._layer_cost(decodes, kv_tokens, prompts)
+    def step(
+        self,
+        decodes: int,
+        kv_tokens: int,
+        prompts: list[tuple[int, int]],
+        swap_s: float = 0.0,
+        drafts: Drafts | None = None,
+    ) -> StepCost:
+        """Return a step's cost. Decodes read ``kv_tokens`` in total. Prompts are (chunk, context before the chunk).
+
+        ``drafts`` are the proposed tokens that the decodes verify, with one pipeline stage only.
+        """
+        one = other = self._layer_cost(decodes, kv_tokens, prompts, drafts)
         if self._other is not None:
             other = self._other._layer_cost(decodes, kv_tokens, prompts)  # noqa: SLF001
         cost, layers = self._cost, [float(n) for n in self._cost.stage_layers]
@@ -73,7 +98,8 @@ class CostReader:
             stage_s = n * (read.layer + read.comm + read.prefill + read.decode)
             if p == 0:
                 stage_s += read.embedding + (0.0 if self._hide_host else read.host) + swap_s
-            stages.append(stage_s + (read.head if p == last else read.send))
+            head_s = read.head + (drafts.drafter_s if drafts else 0.0)
+            stages.append(stage_s + (head_s if p == last else read.send))
         if self._other is None and not self._by_stage:
             n = float(cost.stage_layers.sum())
             sums = n * one.layer, n * one.comm, n * one.prefill, n * one.decode
@@ -118,21 +144,59 @@ class CostReader:
         layer_s = _row(cost.layer_s, tokens) + _row(cost.comm_s, tokens) + self._prefill([(tokens, context)])
         return float(sum(cost.stage_layers)) * layer_s
 
-    def _layer_cost(self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]]) -> _LayerCost:
-        cost = self._cost
+    def prompt_attention_s(self, tokens: int) -> float:
+        """Return the seconds of one layer's attention for a prompt of ``tokens`` tokens."""
+        return self._prefill([(tokens, 0)])
+
+    def drafter_s(
+        self,
+        chosen: Speculation,
+        passes: int,
+        verified: int,
+        decodes: int,
+        kv_tokens: int,
+        prompts: list[tuple[int, int]],
+    ) -> float:
+        """Return the seconds in which a drafter with these tables proposes ``passes`` tokens after a step.
+
+        Its first pass has all tokens of the step, with the ``verified`` proposed ones. The others have one token of
+        each sequence.
+        """
+        if passes == 0:
+            return 0.0
+        drafter, seconds, seqs = chosen.drafter, chosen.pass_s, decodes + len(prompts)
+        if drafter.layers > 0.0:
+            tokens = decodes + verified + sum(chunk for chunk, _ in prompts)
+            keys = kv_tokens + sum(context + chunk for chunk, context in prompts)
+            first_s = self._prefill(prompts) + self._decode(decodes, kv_tokens, len(prompts))
+            seconds += self._pass_s(drafter, tokens, seqs, first_s)
+            seconds += (passes - 1) * (chosen.pass_s + self._pass_s(drafter, seqs, seqs, self._decode(seqs, keys, 0)))
+        return seconds
+
+    def _pass_s(self, drafter: Drafter, tokens: int, seqs: int, attention_s: float) -> float:
+        layer_s = _row(self._cost.layer_s, tokens) + _row(self._cost.comm_s, tokens)
+        return drafter.layers * (layer_s + attention_s) + drafter.head_share * _row(self._cost.head_s, seqs)
+
+    def _layer_cost(
+        self, decodes: int, kv_tokens: int, prompts: list[tuple[int, int]], drafts: Drafts | None = None
+    ) -> _LayerCost:
+        cost, verified = self._cost, drafts.tokens if drafts else 0
         tokens = decodes + sum(chunk for chunk, _ in prompts)
         seqs = decodes + len(prompts)
         keys = kv_tokens + sum(context + chunk for chunk, context in prompts)
         own = sum(chunk * (context + chunk) for chunk, context in prompts)
+        decode_s = self._decode(decodes, kv_tokens, len(prompts)) + self._masked_s(decodes, keys, kv_tokens)
+        if drafts and verified:
+            decode_s = max(decode_s, drafts.pair_s * (kv_tokens + drafts.pairs))
         return _LayerCost(
-            layer=_row(cost.layer_s, tokens),
-            comm=_row(cost.comm_s, tokens),
+            layer=_row(cost.layer_s, tokens + verified),
+            comm=_row(cost.comm_s, tokens + verified),
             prefill=self._prefill(prompts) + self._masked_s(tokens - decodes, keys, own),
-            decode=self._decode(decodes, kv_tokens, len(prompts)) + self._masked_s(decodes, keys, kv_tokens),
+            decode=decode_s,
             host=_row(cost.host_s, seqs),
-            head=_row(cost.head_s, seqs),
-            embedding=_row(cost.embedding_s, tokens),
-            send=_row(cost.send_s, tokens),
+            head=_row(cost.head_s, seqs + verified),
+            embedding=_row(cost.embedding_s, tokens + verified),
+            send=_row(cost.send_s, tokens + verified),
         )
 
     def _masked_s(self, queries: int, keys: int, own: int) -> float:

@@ -73,7 +73,8 @@ def beyond_reach(records: Records, deployment: Deployment) -> tuple[Extrapolatio
     steps: Any = records.steps
     if steps is not None:
         unit, seqs, kv_blocks = "steps", steps.decode_seqs + steps.prefill_seqs, steps.kv_blocks
-        tokens = steps.decode_seqs + steps.prefill_tokens
+        verified = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
+        tokens = steps.decode_seqs * (1 + verified) + steps.prefill_tokens
         chunk = steps.prefill_tokens - np.maximum(steps.prefill_seqs - 1, 0)
     else:
         busy = series.step_s > 0

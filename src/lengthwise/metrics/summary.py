@@ -23,7 +23,7 @@ from lengthwise.metrics.distribution import (
 from lengthwise.metrics.prefix_cache import PrefixCacheStatistics, prefix_cache_statistics
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.estimate import UNKNOWN, Estimate
 from lengthwise.schema.records import Records, Rejection, ReplicaTotals, RequestRecords, Status
 from lengthwise.schema.specs import GpuSpec, ModelSpec
 from lengthwise.schema.workload import Workload
@@ -40,7 +40,7 @@ TIME_USES = {
     "swap": "swap_s",
     "host": "host_s",
 }
-"""Uses of a stage's time and their columns of ReplicaTotals; the rest is "idle"."""
+"""Uses of a stage's time and their columns of ReplicaTotals; the rest is "drafter" (of speculation) and "idle"."""
 
 MFU_AT_FULL_POWER, POWER_EXPONENT = 0.45, 0.7
 POWER_SHARE_AT_FULL_BANDWIDTH = 0.4
@@ -68,7 +68,8 @@ class Hardware:
     power_w: Estimate  # estimated mean draw of all GPUs (:func:`gpu_power_w`), without hosts and cooling
     energy_j_per_output_token: Estimate  # GPU energy over delivered output tokens
     cost: Cost  # price of the deployment per million tokens
-    time_shares: dict[str, Estimate]  # of the stages, by use (keys of TIME_USES, and "idle"); sum 1
+    time_shares: dict[str, Estimate]  # of the stages, by use (keys of TIME_USES, "drafter", "idle"); sum 1
+    tokens_per_step: Estimate = UNKNOWN  # of a decoding sequence in a step, with speculation
 
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
@@ -93,6 +94,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
     # Only rounding can make it negative: ``end_s`` includes the steps in flight at a time limit.
+    used_s["drafter"] = float(records.speculation.draft_s.sum()) if records.speculation else 0.0
     used_s["idle"] = max(0.0, stage_s - sum(used_s.values()))
     return Hardware(
         busy_share=Estimate(float(busy.mean())),
@@ -105,6 +107,7 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
         cost=Cost(*(Estimate(_ratio(1e6 * usd, tokens)) for tokens in (prompt, output, prompt + output))),
         time_shares={name: Estimate(_ratio(seconds, sum(used_s.values()))) for name, seconds in used_s.items()},
+        tokens_per_step=Estimate(records.speculation.tokens_per_step if records.speculation else math.nan),
     )
 
 

@@ -57,6 +57,7 @@ PARTS = {  # parts of the time, in the order of the bars
     "send": "Between stages",
     "swap": "KV swap",
     "host": "Host",
+    "drafter": "Drafter",
     "idle": "Idle",
 }
 METADATA = {  # labels of what ran

@@ -20,7 +20,7 @@ from lengthwise.schema.metric_names import LATENCIES, LESS, MORE, NEITHER
 from lengthwise.schema.records import REJECTIONS, Rejection
 
 Read = Callable[[Summary], Estimate | None]
-Unit = Literal["s", "1/s", "share", "seqs", "usd", "J", "replica_s", "ms"]
+Unit = Literal["s", "1/s", "share", "seqs", "tokens", "usd", "J", "replica_s", "ms"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ METRICS: tuple[Metric, ...] = (
     _rate("goodput", "Goodput", lambda s: s.goodput.requests_per_s if s.goodput else None),
     _hardware("busy", "Busy", "share", lambda h: h.busy_share),
     _hardware("batch", "Batch", "seqs", lambda h: h.batch_seqs),
+    _hardware("tokens_per_step", "Tokens per step", "tokens", lambda h: h.tokens_per_step),
     _hardware("mfu", "MFU", "share", lambda h: h.mfu),
     _hardware("mbu", "MBU", "share", lambda h: h.mbu),
     _hardware("kv", "KV cache in use", "share", lambda h: h.kv_utilization),
@@ -102,6 +103,7 @@ _UNITS = {
     "1/s": (1.0, "/s"),
     "share": (100.0, "%"),
     "seqs": (1.0, "seqs"),
+    "tokens": (1.0, ""),
     "usd": (1.0, "$"),
     "J": (1.0, "J"),
     "replica_s": (1.0, "s"),

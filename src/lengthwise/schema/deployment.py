@@ -11,6 +11,7 @@ import numpy as np
 from lengthwise.schema.cost_tables import CostTables
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError
 from lengthwise.schema.specs import GB, GpuSpec, ModelSpec, NodeSpec
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
 
 ALL2ALL_BACKENDS = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
@@ -504,6 +505,13 @@ class DecodeSide:
     router: Any = "round_robin"
 
 
+_UNIFIED = {
+    "batching": "unified", "memory": "paged_by_chunk", "victim": "latest_admitted", "preemption_mode": "recompute",
+    "preemption": "never",
+}  # fmt: skip
+"""The policies of vllm_v1 that speculation needs. Rank, router and bins are free."""
+
+
 @dataclass(frozen=True)
 class Deployment:
     """All inputs of the engine, resolved. The engine reads no file, and looks up only names of policies."""
@@ -519,6 +527,7 @@ class Deployment:
     max_model_len: int
     name: str = ""
     decode: DecodeSide | None = None  # with a decode side, the replicas of ``parallel`` only prefill
+    speculation: Speculation | None = None
 
     @property
     def price_per_hour_usd(self) -> float:
@@ -590,6 +599,7 @@ class Deployment:
         It is a PolicyError if the scheduler admits by ``max_tokens`` and the workload has none.
         """
         self._require_vllm_rules()
+        self._require_rules_of_speculation()
         if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
             part = "disaggregation" if self.decode is not None else "kv_offloading"
             raise InputError(f"reserve = true is not modelled with {part} yet; leave one of them out")
@@ -669,6 +679,47 @@ class Deployment:
                 "long_prefill_token_threshold needs a max_num_batched_tokens of at least max_num_seqs, "
                 f"{limits.max_num_seqs}, as vLLM does; it is {limits.max_num_batched_tokens}. Raise it, or lower "
                 "max_num_seqs"
+            )
+
+    def _require_rules_of_speculation(self) -> None:
+        """Raise InputError if the simulator does not model ``speculation`` with the other settings."""
+        speculation, scheduler, limits = self.speculation, self.scheduler, self.limits
+        if speculation is None:
+            return
+        rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in _UNIFIED}
+        parts = {
+            f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
+            "disaggregation": self.decode is not None,
+            "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
+            "max_in_flight": limits.max_in_flight is not None,
+            "max_step_seqs": limits.max_step_seqs is not None,
+            "enable_prefix_caching": limits.enable_prefix_caching,
+            "async_scheduling": scheduler.async_scheduling,
+            "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,
+            "reserve": scheduler.reserve,
+            "KV cache groups (hybrid_kv_cache)": self.kv.groups is not None,
+            "dense attention masks": self.cost.masked_s > 0,
+            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in _UNIFIED.items()},
+        }
+        if names := " or ".join(part for part, is_set in parts.items() if is_set):
+            raise InputError(
+                f"speculation is not modelled with {names} yet; leave that out (it follows the scheduler vllm_v1), or "
+                "leave speculation out"
+            )
+        tokens = limits.max_num_seqs * (1 + speculation.num_speculative_tokens)
+        if limits.max_num_batched_tokens < tokens:
+            raise InputError(
+                "with speculation, max_num_batched_tokens must be at least max_num_seqs x (1 + "
+                f"num_speculative_tokens), {tokens} tokens, so that every sequence can verify its tokens in each step; "
+                f"it is {limits.max_num_batched_tokens}. Raise it, or lower max_num_seqs"
+            )
+
+    def require_no_speculation(self, owner: str) -> None:
+        """Raise InputError if the deployment speculates. ``owner`` names the feature that does not model this."""
+        if self.speculation is not None:
+            raise InputError(
+                f"{owner} does not model speculative decoding yet; take speculation out of the deployment "
+                "([deployment.speculation] in a scenario)"
             )
 
     def require_one_side(self, owner: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -108,6 +109,8 @@ class StepRecords:
 class TokenGaps:
     """Times between consecutive tokens of a request (TBT, also called ITL), pooled over all requests.
 
+    With speculative decoding, tokens that come with the same step count as one, because clients get them at once.
+
     ``histogram[k]`` counts the gaps in [``edges_s[k]``, ``edges_s[k+1]``); the last bin also counts all longer gaps.
     Except for the first, a bin is at most 1/128 of its lower edge wide, so that a quantile read at the middle of a bin
     is within 0.4 % of the true one. Small runs also list every distinct gap in ``gap_s`` (ascending) and its number of
@@ -156,6 +159,29 @@ class ReplicaTotals:
 
 
 @dataclass(frozen=True)
+class SpeculationTotals:
+    """Sums over the decodes of each replica under speculative decoding, as columns [replicas].
+
+    Attributes:
+        decodes: Number of verifications: decoding sequences, summed over steps.
+        draft_tokens: Proposed tokens that were verified.
+        accepted_tokens: Those of them that became output.
+        draft_s: Seconds of the drafter, which no part of the steps' time in ``ReplicaTotals`` has.
+    """
+
+    decodes: Ints
+    draft_tokens: Ints
+    accepted_tokens: Ints
+    draft_s: Floats
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Return the mean number of tokens that a decoding sequence gets in a step (NaN without decodes)."""
+        decodes = float(self.decodes.sum())
+        return 1.0 + float(self.accepted_tokens.sum()) / decodes if decodes else math.nan
+
+
+@dataclass(frozen=True)
 class TimeSeries:
     """Sums over all replicas in time bins of ``bin_s`` seconds. A step counts in the bin in which it ends.
 
@@ -189,6 +215,7 @@ class Records:
     end_s: float
     seed: int
     name: str = ""
+    speculation: SpeculationTotals | None = None  # None without speculative decoding
 
 
 SIMULATED, BENCH = "simulate", "bench"

@@ -9,7 +9,7 @@ Several limits bound x. A step has at most ``max_step_seqs`` and ``max_num_seqs`
 one step per output token. A step computes at most its token budget, if the batching policy splits prompts. A step reads
 at most the KV tokens that fit in the cache, and more only where requests share blocks. If the quantile q of the time
 between tokens is limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive
-no faster than the front end admits them.
+no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table
 class MeanWork:
     """The mean work of a request.
 
-    ``tokens`` is the number of computed tokens (uncached prompt and output, less one), of which decode steps compute
-    ``decodes``. ``kv_reads`` is the number of cached tokens that its decode steps read, ``kv_own`` the same without
-    tokens whose blocks other requests may share. ``pairs`` is the number of (query, key) pairs in the attention of its
-    prompt.
+    ``tokens`` is the least number of computed tokens (uncached prompt and output, less one). ``decodes`` is the number
+    of decode steps; with speculation, each gives up to 1 + num_speculative_tokens tokens. ``kv_reads`` is the number of
+    cached tokens that these steps read, ``kv_own`` the same without tokens whose blocks other requests may share.
+    ``pairs`` is the number of (query, key) pairs in the attention of its prompt.
     """
 
     tokens: float
@@ -76,22 +76,23 @@ class Ceiling:
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
     """Return an upper bound on the rate that the deployment sustains on such requests under these limits."""
     deployment.require_one_side("a bound on the rate (capacity, search)")
+    most = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)  # tokens of a step
     limits = tuple(limits)
     stages = _Stages(deployment)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
     is_admitted = _admitted(deployment, requests)
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     computed = _computed_tokens(deployment, requests)[is_admitted]
-    impossible = _impossible(limits, stages, computed, output)
+    impossible = _impossible(limits, stages, computed, 1 + -(-(output - 1) // most))
     min_step_s = float(stages.through_s[1])
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
     work = MeanWork(
         tokens=float((c + d).mean()),
-        decodes=float(d.mean()),
-        kv_reads=float((p * d + d * (d - 1) / 2).mean()),
-        kv_own=float((c * d + d * (d - 1) / 2).mean()),
+        decodes=float(d.mean()) / most,
+        kv_reads=float((p * d + d * (d - 1) / 2).mean()) / most,
+        kv_own=float((c * d + d * (d - 1) / 2).mean()) / most,
         pairs=float((c * (p - c / 2)).mean()),
     )
     rate, per_step = stages.rate(work, _completions_per_step(deployment, work, limits, stages.through_s))

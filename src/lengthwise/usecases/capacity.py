@@ -75,12 +75,13 @@ def capacities(
     with ThreadPoolExecutor(jobs or search.available_cpus()) as pool:
         for expanded in effective:
             with located(scenario, expanded):
-                found.append(_capacity(expanded, pool))
+                found.append(capacity_of(expanded, pool))
             progress(len(found), len(effective))
     return found
 
 
-def _capacity(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
+def capacity_of(expanded: Scenario, pool: ThreadPoolExecutor) -> VariantCapacity:
+    """Return the capacity of a scenario without variants. ``pool`` simulates its seeds."""
     section = expanded.search or SearchSection()
     limits = search.with_stability(limits_of(section))
     slo_limits, served, load = search.SloLimits(limits, slo_of(expanded)), deployment(expanded), search_load(expanded)

@@ -96,6 +96,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     """
     deployed, requests = variant.deployment, variant.workload(seed)
     deployed.require_one_side("explain")
+    deployed.require_no_speculation("explain")
     deployed.require_known_rules(requests)
     limits, longest = deployed.limits, deployed.max_model_len
     memory = policy.resolve("memory", deployed.scheduler.memory)

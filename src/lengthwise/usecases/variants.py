@@ -27,6 +27,7 @@ from lengthwise.schema.deployment import (
 )
 from lengthwise.schema.errors import InputError, PolicyError, UnknownNameError, noted
 from lengthwise.schema.specs import GpuSpec, ModelSpec
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import Workload
 from lengthwise.usecases.requests import Sharing, sharing_of, workload_by_seed
 
@@ -66,7 +67,7 @@ class Variant:
         on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
         sides = [(on.scheduler.router, on.parallel), *([(on.decode.router, on.decode.parallel)] if on.decode else [])]
         draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and of.replicas > 1 for router, of in sides)
-        return drawn or any(draws) or on.scheduler.shuffles
+        return drawn or any(draws) or on.scheduler.shuffles or on.speculation is not None
 
 
 def build(scenario: Scenario) -> list[Variant]:
@@ -101,6 +102,19 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
             key = _KEY_OF_KIND.get(error.kind, "")
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
         raise
+
+
+def speculation(scenario: Scenario) -> Speculation | None:
+    """Return the scenario's speculative decoding, or None without it."""
+    section = scenario.deployment.speculation
+    if section is None or section.num_speculative_tokens == 0:
+        return None
+    given = section.model_dump(exclude={"num_speculative_tokens_per_batch_size", "draft_model"})
+    ranges, rates, draft = section.num_speculative_tokens_per_batch_size, section.acceptance, section.draft_model or ""
+    given["acceptance"] = tuple(rates) if isinstance(rates, list) else rates
+    if draft and resolved(draft, scenario.folder).exists():
+        draft = str(resolved(draft, scenario.folder))
+    return Speculation(**given, per_batch_size=tuple((a, b, k) for a, b, k in ranges or ()), draft_model=draft)
 
 
 def model_of(scenario: Scenario) -> ModelSpec:
@@ -147,6 +161,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         scheduler=chosen,
         cost=scenario.cost_source,
         host=section.host_overhead,
+        speculation=speculation(scenario),
     )
     _require_own_tables(scenario, deployed)
     if section.decode is not None:
