@@ -31,6 +31,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
 from lengthwise.schema.records import Status
@@ -53,7 +54,9 @@ def launch(S, D, r, now_s):
     rep.pairs += kv_tokens
     rep.pairs += pairs
     rep.kv_read += kv_tokens
-    _record_step(S, r, now_s, end_s, w.decodes + completed)
+    busy_s = _record_step(S, r, now_s, end_s, w.decodes + completed)
+    if S.params[0].reserve == 1:
+        adapt_margin(S, r, busy_s)
     if S.params[0].offload_blocks > 0 and rep.side == 0:
         store_prompts(S, r, now_s, end_s)
         complete_offloading(S, r, now_s)
@@ -259,6 +262,7 @@ def _record_step(S, r, now_s, end_s, outputs):
         line.kv_blocks = in_use
         line.waiting = waiting
     S.counters[0].step_rows += 1
+    return busy_s
 
 
 @jit_cold
