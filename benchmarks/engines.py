@@ -98,7 +98,7 @@ def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
     return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
 
 
-CAPS = {"chat": 2048, "agent": 4096, "reasoning": 16384}
+CAPS, CLIENTS = {"chat": 2048, "agent": 4096, "reasoning": 16384}, {"chat": 512, "agent": 64, "reasoning": 128}
 OWN = {name: SCHEDULERS[name] for name in ("vllm_v1", "sglang")} | {"trtllm": Scheduler(trtllm=TrtllmSettings())}
 
 
@@ -113,23 +113,23 @@ def capped(kind: str, requests: int, seed: int) -> Workload:
 
 
 def caution(kind: str, engine: str, requests: int, seed: int) -> dict[str, dict[str, float]]:
-    """Return throughput and preemptions when saturated, and p99 at 80 % of the own rate, by what is reserved."""
+    """Return throughput and preemptions with CLIENTS, and p99 at 80 % of the own rate, by what is reserved."""
     work, old, found = capped(kind, requests, seed), capped(kind, 5000, 1000 + seed), {}
     samples = Samples(Prompts(len(old), prompt_tokens=old.prompt_tokens), old.output_tokens, np.zeros(len(old), bool))
     exact = replace(work, predicted_tokens=work.output_tokens.astype(float))
-    predictor = Ecdf().fit(samples)
-    works = {"own": work, "predicted": attach(work, predictor), "exact": exact}
-    works["q0.3"] = attach(work, predictor, statistic="q0.3")
+    predicted = attach(work, Ecdf().fit(samples))
+    works = {"own": work, "predicted": predicted, "exact": exact, "share 0": predicted}
+    works |= {"MAX_UTILIZATION": work} if engine == "trtllm" else {}
     longest = int((work.prompt_tokens + CAPS[kind]).max())
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=32768, max_model_len=longest)
     gaps_s = np.random.default_rng(seed).exponential(size=len(work))
     for name, one in works.items():
-        rate, scheduler = 0.3 if name == "q0.3" else 0.01, OWN[engine]
+        share, scheduler = 0.0 if name == "share 0" else Scheduler.max_recompute_share, OWN[engine]
         if name != "own":
             ungated = Scheduler(trtllm=TrtllmSettings("MAX_UTILIZATION")) if engine == "trtllm" else scheduler
-            scheduler = replace(ungated, reserve=True, max_preemption_rate=rate)
+            scheduler = replace(ungated, reserve=one.predicted_tokens is not None, max_recompute_share=share)
         made = deploy("llama-3.1-8b", "A100-40GB", limits=limits, scheduler=scheduler)
-        r = simulate(one, made, max_log_steps=0).requests
+        r = simulate(replace(one, concurrency=CLIENTS[kind]), made, max_log_steps=0).requests
         low, high = np.quantile(r.finished_s, [0.2, 0.8])
         found[name] = {"requests_per_s": 0.6 * len(one) / (high - low), "preemptions": float(r.preemptions.sum())}
         arrival_s = np.cumsum(gaps_s / (0.8 * found["own"]["requests_per_s"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lengthwise.engine import simulate
-from lengthwise.policy.reservation import MARGIN_STEP
+from lengthwise.policy.reservation import GAIN, OWN_RULE, adapted_margin
 from lengthwise.schema.cost_tables import Front
 from lengthwise.schema.deployment import (
     Deployment,
@@ -38,14 +39,14 @@ LAW = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(
 WORLDS = st.one_of(vllm_worlds(), sglang_worlds(), trtllm_worlds())
 
 
-def reserving(world, rate: float | None = None) -> tuple[Workload, Deployment]:
+def reserving(world, share: float | None = None) -> tuple[Workload, Deployment]:
     """Return the world with memory reserved, where only a lack of memory preempts, and a request enters on arrival."""
     workload, deployment = world
     scheduler = deployment.scheduler
     assume(not scheduler.reserves_max_tokens)
     made = dataclasses.replace(
         scheduler, reserve=True, preemption="never", binning=None,
-        max_preemption_rate=scheduler.max_preemption_rate if rate is None else rate,
+        max_recompute_share=scheduler.max_recompute_share if share is None else share,
     )  # fmt: skip
     return workload, dataclasses.replace(
         deployment, scheduler=made, cost=dataclasses.replace(deployment.cost, front=Front())
@@ -53,20 +54,35 @@ def reserving(world, rate: float | None = None) -> tuple[Workload, Deployment]:
 
 
 @LAW
-@given(WORLDS, st.sampled_from([0.0, 0.01, 0.3]))
-def test_preemptions_stay_within_the_bound_whatever_is_predicted(world, rate):
-    workload, deployment = reserving(world, rate)
-    found = simulate(workload, deployment, engine="kernel").requests
-    preemptions, replicas = int(found.preemptions.sum()), deployment.parallel.replicas
-    admissions = preemptions + int(np.isfinite(found.scheduled_s).sum())
-    most = rate * admissions + replicas * (1 / MARGIN_STEP + deployment.limits.max_num_seqs)
-    assert preemptions <= most
+@given(WORLDS)
+def test_at_a_share_of_zero_no_request_is_preempted_more_than_twice_whatever_is_predicted(world):
+    """The first preemption raises the margin for good. Before it, a request is admitted by its prediction."""
+    workload, deployment = reserving(world, 0.0)
+    assert simulate(workload, deployment, engine="kernel").requests.preemptions.max() <= 2
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10))), st.floats(0.01, 2), st.floats(0, 1), st.floats(1e-3, 1))
+def test_recomputation_takes_at_most_the_share_of_idle_time_and_what_the_margin_stores(steps, share, first, rate):
+    margin, total_spent_s, total_idle_s = first, 0.0, 0.0
+    for spent_s, idle_s in steps:
+        margin = adapted_margin(margin, share, spent_s, idle_s, rate)
+        assert margin >= OWN_RULE
+        total_spent_s, total_idle_s = total_spent_s + spent_s, total_idle_s + idle_s
+    assert total_spent_s <= share * (total_idle_s + (margin - first) / (GAIN * rate)) * (1 + 1e-9) + 1e-6
+
+
+@LAW
+@given(st.one_of(vllm_worlds(), trtllm_worlds()))
+def test_where_recomputation_costs_nothing_the_rule_is_the_engines_own(world):
+    workload, deployment = reserving(world, math.inf)
+    own = dataclasses.replace(deployment, scheduler=dataclasses.replace(deployment.scheduler, reserve=False))
+    assert_same(*(simulate(workload, one, engine="kernel", seed=1) for one in (deployment, own)))
 
 
 @LAW
 @given(WORLDS)
-def test_exact_lengths_cause_no_preemption_where_sequences_decode_in_step(world):
-    workload, deployment = reserving(world)
+def test_exact_lengths_cause_no_preemption_at_a_share_of_zero_where_sequences_decode_in_step(world):
+    workload, deployment = reserving(world, 0.0)
     limits = dataclasses.replace(
         deployment.limits, max_num_batched_tokens=1 << 20, max_step_seqs=None, max_in_flight=None, watermark=None
     )
@@ -99,13 +115,13 @@ def test_a_replica_with_a_request_is_never_idle(world):
 
 @LAW
 @given(WORLDS, st.sampled_from([0.0, 5.0]))
-def test_without_reserve_the_rate_changes_nothing(world, rate):
+def test_without_reserve_the_share_changes_nothing(world, share):
     workload, deployment = world
     off = [
         dataclasses.replace(
-            deployment, scheduler=dataclasses.replace(deployment.scheduler, reserve=False, max_preemption_rate=one)
+            deployment, scheduler=dataclasses.replace(deployment.scheduler, reserve=False, max_recompute_share=one)
         )
-        for one in (0.01, rate)
+        for one in (0.2, share)
     ]
     assert_same(*(simulate(workload, one, engine="kernel", seed=1) for one in off))
 
@@ -137,7 +153,7 @@ def requests(count: int, predicted: float, output: int, limit: int, prompt: int 
 @RULES
 def test_as_many_requests_run_at_a_time_as_the_predicted_peak_allows(engine, rules):
     """Each needs 8 + 16 tokens: 100 // 24 = 4 of 8 fit beside each other, although a limit alone takes 72."""
-    records = simulate(requests(12, 16, 16, 64), small(100, **rules), engine=engine)
+    records = simulate(requests(12, 16, 16, 64), small(100, max_recompute_share=0.0, **rules), engine=engine)
     assert (records.requests.scheduled_s == 0).sum() == 4
     assert records.requests.preemptions.sum() == 0
 
@@ -145,20 +161,22 @@ def test_as_many_requests_run_at_a_time_as_the_predicted_peak_allows(engine, rul
 @ENGINES
 @RULES
 def test_wrong_lengths_preempt_until_limits_are_reserved(engine, rules):
-    """Outputs of 90 tokens are predicted to have one. At rate 0 nothing lowers the margin that preemptions raise."""
+    """Outputs of 90 tokens are predicted to have one."""
     short = requests(200, 1, 90, 90)
-    rates = {"trusting": 1e6, "learning": 0.0}
-    preemptions = {
-        name: simulate(short, small(300, max_preemption_rate=rate, **rules), engine=engine).requests.preemptions.sum()
-        for name, rate in rates.items()
-    }
-    assert preemptions["learning"] <= 1 / MARGIN_STEP + 8 < 100 < preemptions["trusting"]
+    preemptions = [
+        simulate(short, small(300, max_recompute_share=share, **rules), engine=engine).requests.preemptions.sum()
+        for share in (0.0, 0.2, math.inf)
+    ]
+    assert preemptions[0] <= 2 * 8
+    assert preemptions[0] <= preemptions[1] < preemptions[2] / 2
+    assert preemptions[2] > 100
 
 
 @ENGINES
 @RULES
 def test_a_request_whose_limit_exceeds_the_cache_runs_alone(engine, rules):
-    found = simulate(requests(3, 5000, 20, UNCAPPED), small(100, **rules), engine=engine).requests
+    alone = small(100, max_recompute_share=0.0, **rules)
+    found = simulate(requests(3, 5000, 20, UNCAPPED), alone, engine=engine).requests
     assert found.scheduled_s[1:].tolist() == found.finished_s[:-1].tolist()
 
 
@@ -166,7 +184,7 @@ WRONG = [
     ({"batching": "mixed", "memory": "reserve_max"}, "the batching is 'mixed' and the memory policy 'reserve_max'"),
     ({"memory": "paged"}, "the memory policy 'paged'"),
     ({"trtllm": TrtllmSettings()}, 'takes the place of GUARANTEED_NO_EVICT.*"MAX_UTILIZATION"'),
-    ({"sglang": SglangSettings(), "max_preemption_rate": -0.1}, "max_preemption_rate must be at least 0; it is -0.1"),
+    ({"sglang": SglangSettings(), "max_recompute_share": -0.1}, "max_recompute_share must be at least 0; it is -0.1"),
 ]
 
 

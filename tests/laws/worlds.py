@@ -284,7 +284,8 @@ def trtllm_worlds(draw: st.DrawFn) -> tuple[Workload, Deployment]:
 @st.composite
 def reserves(draw: st.DrawFn) -> dict[str, Any]:
     """Whether memory is reserved by predicted length."""
-    return {"reserve": draw(st.booleans()), "max_preemption_rate": draw(st.sampled_from([0.0, 0.01, 0.3, 30.0]))}
+    share = draw(st.sampled_from([0.0, 0.01, 0.2, 30.0, float("inf")]))
+    return {"reserve": draw(st.booleans()), "max_recompute_share": share}
 
 
 @st.composite

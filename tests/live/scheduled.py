@@ -129,6 +129,7 @@ def world(model, asynchronous, seed, exact=True, **settings):
         "expected": len(complete),
         "preemptions": sum(one.num_preemptions for one in everyone.values()),
         "cuts": sum(one.preemptions for one in made.lengthwise.registry._entries.values()) if made.lengthwise else 0,
+        "margin": made.lengthwise.gate.margin if made.lengthwise and made.lengthwise.gate else 0.0,
         "free_blocks": made.kv_cache_manager.block_pool.get_num_free_blocks(),
     }
 
@@ -149,9 +150,10 @@ def main(model):
                     preemptions_per_s=1e9,
                     max_wait_s=1e9,
                 )
-        for predicted in ("exact", "short"):
+        for predicted, share in (("exact", 0.0), ("short", 0.0), ("adapting", 0.2)):
+            settings = {"preemption": "never", "reserve": True, "max_recompute_share": share}
             found[f"{'async' if asynchronous else 'plain'} reserve {predicted}"] = world(
-                model, asynchronous, 0, exact=predicted == "exact", preemption="never", reserve=True
+                model, asynchronous, 0, exact=predicted == "exact", **settings
             )
     print(json.dumps(found))
 

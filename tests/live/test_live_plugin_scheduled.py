@@ -26,7 +26,7 @@ def worlds(engine_python, tiny):
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_under_cuts_want_of_memory_and_aborts_every_token_comes_once(worlds, kind):
     own = {name: world for name, world in worlds.items() if name.startswith(kind)}
-    assert len(own) == 6
+    assert len(own) == 7
     for name, world in own.items():
         assert world["ordered"], name
         assert (world["wrong"], world["unfinished"]) == ([], []), name
@@ -38,5 +38,15 @@ def test_under_cuts_want_of_memory_and_aborts_every_token_comes_once(worlds, kin
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_memory_reserved_by_wrong_lengths_is_soon_reserved_by_limits(worlds, kind):
-    """A request's limit is its length here. Each preemption raises the margin by 0.05, up to 1."""
-    assert 0 < worlds[f"{kind} reserve short"]["preemptions"] <= 20 + 4
+    """A request's limit is its length here. At a share of 0 the first preemption raises the margin for good."""
+    assert 0 < worlds[f"{kind} reserve short"]["preemptions"] <= 2 * 4
+    assert worlds[f"{kind} reserve short"]["margin"] == float("inf")
+    assert worlds[f"{kind} reserve exact"]["margin"] == 0.0
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_the_margin_adapts_to_the_times_of_steps(worlds, kind):
+    adapting = worlds[f"{kind} reserve adapting"]
+    assert adapting["margin"] not in (0.0, float("inf"))
+    assert adapting["margin"] >= -1
+    assert adapting["preemptions"] > 0

@@ -158,18 +158,18 @@ def test_trtllm_has_its_own_settings():
 def test_memory_is_reserved_by_predicted_length_by_the_rules_of_three_engines(name):
     limits = TEXT.replace("isl = 200", "isl = 200\nmax_tokens = 2000")
     own = {"trtllm": '{ capacity_scheduler_policy = "MAX_UTILIZATION" }'} if name == "trtllm" else {}
-    made = built({"policy": f'"{name}"', "reserve": "true", "max_preemption_rate": "0.1", **own}, text=limits)
+    made = built({"policy": f'"{name}"', "reserve": "true", "max_recompute_share": "0.1", **own}, text=limits)
     settings = TrtllmSettings("MAX_UTILIZATION") if name == "trtllm" else made.trtllm
-    assert made == replace(policy.scheduler(name), reserve=True, max_preemption_rate=0.1, trtllm=settings)
+    assert made == replace(policy.scheduler(name), reserve=True, max_recompute_share=0.1, trtllm=settings)
 
 
 def test_other_rules_cannot_reserve_by_predicted_length():
     with pytest.raises(InputError, match="reserve = true needs the rules of"):
         built({"policy": '"orca"', "reserve": "true"})
-    with pytest.raises(ScenarioError, match="max_preemption_rate"):
-        built({"reserve": "true", "max_preemption_rate": "-1"})
-    with pytest.raises(InputError, match="max_preemption_rate needs reserve = true"):
-        built({"max_preemption_rate": "0.1"})
+    with pytest.raises(ScenarioError, match="max_recompute_share"):
+        built({"reserve": "true", "max_recompute_share": "-1"})
+    with pytest.raises(InputError, match="max_recompute_share needs reserve = true"):
+        built({"max_recompute_share": "0.1"})
 
 
 def test_bins_need_predictions():

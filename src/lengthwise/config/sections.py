@@ -454,7 +454,8 @@ class SchedulerSection(Section):
     trtllm: TrtllmTable | None = None  # settings of policy "trtllm"
     # true: a request is admitted only while the predicted peak of KV tokens fits, with a margin that preemptions raise
     reserve: bool | None = None
-    max_preemption_rate: Annotated[NotNan, Field(ge=0)] | None = None  # preemptions per admission that reserve allows
+    # with reserve: time of recomputation, as a share of the decoding time of memory that is idle while requests wait
+    max_recompute_share: Annotated[NotNan, Field(ge=0)] | None = None
 
 
 class SloSection(Section):

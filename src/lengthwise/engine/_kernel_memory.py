@@ -17,7 +17,7 @@ from lengthwise.engine._kernel_queue import (
     release_children,
 )
 from lengthwise.engine._kernel_tiers import end_offloading, is_loaded, leave_loading
-from lengthwise.policy import contracts, reservation
+from lengthwise.policy import contracts
 from lengthwise.schema.deployment import SCHEDULE_POLICIES
 from lengthwise.schema.records import Status
 
@@ -25,7 +25,6 @@ OUTPUT_WEIGHT = contracts.SERVICE_OUTPUT_WEIGHT
 FORM_ONCE, RESTART_AS_DECODE = contracts.FORM_ONCE, contracts.RESTART_AS_DECODE
 TIMED_OUT = int(Status.TIMED_OUT)
 BAD_MEMORY, BAD_DECODE_MEMORY = kernel_layout.BAD_MEMORY, kernel_layout.BAD_DECODE_MEMORY
-MARGIN_STEP = reservation.MARGIN_STEP
 INFINITY = float("inf")
 UNSERVED, EXCLUDED, IN_STEP = -1, -2, -3
 LOF = SCHEDULE_POLICIES.index("lof")
@@ -317,8 +316,6 @@ def note_admission(S, r, slot, now_s, rank):
         if S.params[0].rank_every_step == 1:
             update_ranks(S, rep.queue, now_s, rank)
     S.counters[0].admissions += 1
-    if S.params[0].reserve == 1:
-        rep.margin = max(0.0, rep.margin - S.params[0].margin_decrease)
     q.admission = S.counters[0].admissions
     q.waiting = 0
     q.generated_at_admission = q.generated
@@ -369,6 +366,7 @@ def preempt(S, r, slot, now_s, rank):
         q.swapped = 1
         w.swap_s += blocks * params.swap_s_per_block
     else:
+        rep.preempted_tokens += q.prompt + q.generated if q.decoding == 1 else q.prefilled
         if q.decoding == 0 and w.plan_flags & RESTART_AS_DECODE != 0:
             total = q.prompt + q.output
             q.prompt = q.prefilled - q.generated
@@ -376,8 +374,6 @@ def preempt(S, r, slot, now_s, rank):
         q.decoding = 0
         q.prefilled = 0
     S.running[r] -= 1
-    if params.reserve == 1:
-        rep.margin += MARGIN_STEP
     S.counters[0].preemptions += 1
     q.last_preemption = S.counters[0].preemptions
     S.results[q.index].preemptions += 1

@@ -10,7 +10,9 @@ from lengthwise.engine._kernel_groups import member, update
 from lengthwise.engine._kernel_queue import remaining_of
 from lengthwise.policy import reservation
 
+OWN_RULE = reservation.OWN_RULE
 reserved_tokens = jit(reservation.reserved_tokens)
+adapted_margin = jit(reservation.adapted_margin)
 
 
 def admit_by_reserve(S, r, _now_s, _rank):
@@ -26,6 +28,8 @@ def fits_reserved(S, r, candidate, taken):
     about to be admitted. ``tmp_waiting_key`` gets each request's reserved tokens, in descending order,
     and ``tmp_waiting`` its tokens so far.
     """
+    if S.replicas[r].margin <= OWN_RULE:
+        return True
     rep, stride, w = S.replicas[r], S.params[0].stride, S.work[0]
     count = _insert(S, r, 0, candidate)
     count = _insert_group(S, r, count, rep.idle_group)
@@ -44,6 +48,23 @@ def fits_reserved(S, r, candidate, taken):
         if S.slots[S.tmp_slot[i]].waiting == 1:
             count = _insert(S, r, count, S.tmp_slot[i])
     return count == 1 or _peak_tokens(S, r, count) <= S.params[0].total_blocks * S.params[0].block_size
+
+
+@jit
+def adapt_margin(S, r, busy_s):
+    """Adapt the margin to the step in ``work``, which has been recorded and takes ``busy_s``."""
+    rep, params, w = S.replicas[r], S.params[0], S.work[0]
+    tokens, spent_s, idle_s = w.decodes + w.prompt_tokens, w.swap_s, 0.0
+    rep.prompt_tokens += w.prompt_tokens
+    rep.prompt_s += busy_s * w.prompt_tokens / tokens
+    if rep.preempted_tokens > 0:
+        spent_s += rep.preempted_tokens * rep.prompt_s / rep.prompt_tokens
+        rep.preempted_tokens = 0
+    if S.queues[rep.queue].length > 0 and S.running[r] < params.max_num_seqs:
+        idle_s = busy_s * w.decodes / tokens * rep.free_blocks / params.total_blocks
+    if rep.busy_s > 0.0:
+        turnovers_per_s = rep.tokens / (params.total_blocks * params.block_size * rep.busy_s)
+        rep.margin = adapted_margin(rep.margin, params.max_recompute_share, spent_s, idle_s, turnovers_per_s)
 
 
 @jit

@@ -31,6 +31,7 @@ from lengthwise.engine._kernel_memory import (
 )
 from lengthwise.engine._kernel_prefix import RADIX, cache_blocks, previous_replica
 from lengthwise.engine._kernel_queue import push_event, queue_pop
+from lengthwise.engine._kernel_reserve import adapt_margin
 from lengthwise.engine._kernel_sglang import insert_prompts, lower_ratio, merge_prompts, note_room
 from lengthwise.engine._kernel_speculation import advance_each, start_drafts, verification_s
 from lengthwise.engine._kernel_tiers import LOADING, complete_offloading, end_load, end_offloading, store_prompts, wake
@@ -57,7 +58,9 @@ def launch(S, D, r, now_s):
     rep.pairs += pairs
     rep.kv_read += kv_tokens
     if S.params[0].dp == 1:
-        _record_step(S, r, now_s, end_s, w.decodes + w.accepted + completed)
+        busy_s = _record_step(S, r, now_s, end_s, w.decodes + w.accepted + completed)
+        if S.params[0].reserve == 1:
+            adapt_margin(S, r, busy_s)
     else:
         flight.decodes = w.decodes
         flight.prompt_tokens = w.prompt_tokens
@@ -91,7 +94,9 @@ def record_rank(S, r, now_s, end_s, shared_s):
     """Record the step in ``work`` of rank ``r``, which all ranks of its replica end together."""
     S.flights[r].end_s = end_s
     S.replicas[r].layer_s += shared_s
-    _record_step(S, r, now_s, end_s, S.flights[r].outputs if S.work[0].seqs > 0 else 0)
+    busy_s = _record_step(S, r, now_s, end_s, S.flights[r].outputs if S.work[0].seqs > 0 else 0)
+    if S.params[0].reserve == 1 and S.work[0].seqs > 0:
+        adapt_margin(S, r, busy_s)
 
 
 @jit
@@ -281,7 +286,7 @@ def _record_step(S, r, now_s, end_s, outputs):
     S.series[r, b, 4] += w.prompt_tokens
     S.series[r, b, 5] += outputs
     if w.seqs == 0:  # a rank's dummy step
-        return
+        return busy_s
     if S.counters[0].step_rows < len(S.step_log):
         line = S.step_log[S.counters[0].step_rows]
         line.start_s = now_s
@@ -293,6 +298,7 @@ def _record_step(S, r, now_s, end_s, outputs):
         line.kv_blocks = in_use
         line.waiting = waiting
     S.counters[0].step_rows += 1
+    return busy_s
 
 
 @jit_cold

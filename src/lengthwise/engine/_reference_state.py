@@ -624,6 +624,7 @@ class Step:
         emitting: Under asynchronous scheduling, requests that get a token when the step ends.
         finishing: Those of ``emitting`` for which it is the last token.
         is_served: Whether vLLM's priority has served the residents one by one, because blocks were short.
+        busy_s: Seconds by which the step extends the time in which the replica is busy.
         swap_s: Seconds in which the step moves KV cache between GPU and host memory.
         preempted_for_blocks: Whether a resident was preempted for lack of blocks.
         flags: Flags of the batching policy's plan (``policy.contracts``).
@@ -639,6 +640,7 @@ class Step:
     emitting: list[Request] = field(default_factory=list)
     finishing: list[Request] = field(default_factory=list)
     is_served: bool = False
+    busy_s: float = 0.0
     swap_s: float = 0.0
     preempted_for_blocks: bool = False
     flags: int = 0
@@ -699,6 +701,7 @@ class Replica:
         is_blocked: Whether the replica forms no step before the oldest step in flight ends: the last one was empty.
         gate: The admission test of memory reserved by predicted length, or None.
         drafts: How many tokens the drafter has proposed for each sequence of the next step.
+        preempted_tokens: Computed tokens of the requests preempted for lack of memory since the last step.
         totals: Sums over the replica's steps, a record of ``kernel_layout.replica_t``.
     """
 
@@ -717,10 +720,10 @@ class Replica:
         self.tier = Tier(setup.params, storage)
         self.sglang: Any = None
         self.trtllm: Any = None
-        rate = setup.deployment.scheduler.max_preemption_rate
-        self.gate = MemoryGate(rate, setup.needs) if setup.params.reserve else None
+        share = setup.params.max_recompute_share
+        self.gate = MemoryGate(share, setup.needs) if setup.params.reserve else None
         self.round_steps: list[Step] = []
-        self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = 0
+        self.outstanding_tokens = self.steps_since_admit = self.ended_since_admit = self.preempted_tokens = 0
         self.phase_steps = self.phase_rounds = self.steps_since_check = 0
         self.pending = self.check_preemption = self.is_blocked = False
         self.host_free_s, self.wake_s = 0.0, math.inf
@@ -746,6 +749,21 @@ class Replica:
         assert self.gate is not None
         size = self.s.params.block_size
         return self.gate.admissible(waiting, residents, self.s.params.total_blocks * size, size)
+
+    def adapt_gate(self, step: Step) -> None:
+        """Adapt the margin of reserved memory to a step that has just started."""
+        assert self.gate is not None
+        row, params, tokens = self.totals, self.s.params, len(step.decodes) + step.prompt_tokens
+        row["prompt_tokens"] += step.prompt_tokens
+        row["prompt_s"] += step.busy_s * step.prompt_tokens / tokens
+        spent_s, idle_s = step.swap_s, 0.0
+        if self.preempted_tokens > 0:
+            spent_s += self.preempted_tokens * row["prompt_s"] / row["prompt_tokens"]
+            self.preempted_tokens = 0
+        if self.queue.waiting and len(self.running) < params.max_num_seqs:
+            idle_s = step.busy_s * len(step.decodes) / tokens * self.pool.free / params.total_blocks
+        if row["busy_s"] > 0:
+            self.gate.adapt(spent_s, idle_s, row["tokens"] / (params.total_blocks * params.block_size * row["busy_s"]))
 
     @property
     def loaded(self) -> list[Request]:
@@ -782,7 +800,7 @@ class Replica:
         row, kv_tokens, step.end_s = self.totals, step.kv_tokens, end_s
         decodes, prompts, prompt_tokens = len(step.decodes), len(step.prompts), step.prompt_tokens
         in_use, waiting = self.s.params.total_blocks - self.pool.free, len(self.queue.waiting) + len(self.loading)
-        busy_s = end_s - max(step.start_s, row["busy_until_s"])
+        busy_s = step.busy_s = end_s - max(step.start_s, row["busy_until_s"])
         row["busy_until_s"] = end_s
         row["busy_s"] += busy_s
         row["kv_block_s"] += in_use * busy_s

@@ -82,12 +82,12 @@ replica_t = _record(
     free_blocks in_flight first_flight idle_group partials queue
     check_preemption steps_since_check steps_since_admit ended_since_admit phase_steps phase_rounds marked_step side
     incoming gaps steps tokens batch_is_full ordered reserved_blocks last_index ending is_blocked wakes
-    passes refreshes spare_blocks drafts decodes draft_tokens accepted_tokens
+    passes refreshes spare_blocks preempted_tokens prompt_tokens drafts decodes draft_tokens accepted_tokens
     """,
     """
     sends_until_s receives_until_s busy_until_s deadline_s series_bin_s gap_sum_s gap_max_s pairs kv_read busy_s layer_s
     comm_s prefill_attention_s decode_attention_s host_s head_s embedding_s send_s swap_s kv_block_s new_token_ratio
-    last_key host_free_s margin draft_s
+    last_key host_free_s margin prompt_s draft_s
     """,
 )
 """A replica. Its residents are the requests that have KV blocks on it, without the owners of ``transfer_blocks`` and
@@ -96,9 +96,11 @@ number of the group of decoding residents that are not in flight. ``partials`` i
 ``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
 ``side`` is 1 for a decode replica. Neither residents nor requests that wait for a load have a timeout before
 ``deadline_s``. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token
-embedding. ``margin`` is ``policy.reservation``'s. With speculation, the drafter proposes ``drafts`` tokens for each
-sequence of the next step; ``decodes``, ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of
-``SpeculationTotals``.
+embedding. With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
+``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
+
+Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
+lack of memory preempted since the last step, and the ``prompt_tokens`` of all steps, which took ``prompt_s``.
 
 Rules of SGLang and TensorRT-LLM (``_kernel_sglang``, ``_kernel_trtllm``): ``batch_is_full``, ``new_token_ratio``, the
 number of ``ordered`` residents in ``State.batch_order``, the sum of the residents' ``reserved`` blocks, and the queue
@@ -231,8 +233,8 @@ param_t = _record(
     """
     max_wait_s bin_wait_s timeout_s limit_s swap_s_per_block front_serial_s front_request_s transfer_fixed_s
     transfer_token_s offload_block_s offload_latency_s storage_read_block_s storage_write_block_s storage_latency_s
-    initial_token_ratio least_token_ratio token_ratio_decay margin_decrease burstiness missed_draft_rate verify_pair_s
-    draft_layers draft_head_share draft_pass_s
+    initial_token_ratio least_token_ratio token_ratio_decay max_recompute_share burstiness missed_draft_rate
+    verify_pair_s draft_layers draft_head_share draft_pass_s
     """,
 )
 """Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode

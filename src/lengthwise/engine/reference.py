@@ -715,7 +715,6 @@ class Reference:
         check = rep.check_preemption or rep.steps_since_check >= params.preemption_interval_steps
         if not (params.preempts_by_policy and check and rep.queue.waiting):
             return
-        margin = rep.gate.margin if rep.gate else 0.0
         may_leave = [q for q in rep.idle if q.generated > q.admission.generated]
         candidates = sorted((self._rank_key(q), q.last.return_number, q) for q in may_leave)
         free_blocks, free_seqs, left = rep.pool.free, params.max_num_seqs - len(rep.running), len(candidates)
@@ -732,11 +731,11 @@ class Reference:
                 left, free_blocks, free_seqs = k, trial_blocks - blocks, trial_seqs - 1
                 continue
             break
+        preempted_tokens = rep.preempted_tokens
         for _, _, q in reversed(candidates[left:]):
             self._preempt(rep, step, q)
+        rep.preempted_tokens = preempted_tokens
         step.preempted_for_blocks = rep.check_preemption = False  # These preemptions were by rank.
-        if rep.gate:
-            rep.gate.margin = margin
         rep.steps_since_check = 0
 
     def _blocks_if_free(self, q: Request, free_blocks: int, free_seqs: int) -> int:
@@ -917,8 +916,6 @@ class Reference:
     def _preempt(self, rep: Replica, step: Step, q: Request) -> None:
         params = rep.s.params
         rep.idle.remove(q)
-        if rep.gate:
-            rep.gate.on_preempted()
         self.preemptions += 1
         q.wait.last_preemption = self.preemptions
         blocks = q.blocks
@@ -928,6 +925,7 @@ class Reference:
             q.swapped = True
             step.swap_s += blocks * params.swap_s_per_block
         else:
+            rep.preempted_tokens += q.context if q.decoding else q.prefilled
             if not q.decoding and step.flags & contracts.RESTART_AS_DECODE:
                 total = q.prompt + q.output
                 q.prompt = q.prefilled - q.generated
@@ -1000,8 +998,6 @@ class Reference:
     def _note_admission(self, rep: Replica, q: Request) -> None:
         is_first = q.admission.number < 0
         self.admissions += 1
-        if rep.gate:
-            rep.gate.on_admitted(1)
         q.admission = Admission(self.admissions, q.generated)
         q.wait.end(self.now_s)
         if is_first and rep.s.params.tracks_service:
@@ -1254,6 +1250,8 @@ class Reference:
                 rep.phase_rounds += 1
                 rep.round_steps = [step]
         rep.flights.append(step)
+        if rep.gate:
+            rep.adapt_gate(step)
         if rep.s.params.async_scheduling:
             self._count_at_start(rep, step)
 

@@ -15,7 +15,7 @@ from lengthwise.engine.prefix_nodes import PrefixNodes, nodes_of_run
 from lengthwise.engine.step_time import CostReader
 from lengthwise.policy import CHUNKED, PREDICTION_ARGUMENTS, PREEMPTION_MODES, Policy, interpreted, known, resolve
 from lengthwise.policy.compile import compiled as compile_policy
-from lengthwise.policy.reservation import MARGIN_STEP
+from lengthwise.policy.reservation import first_margin
 from lengthwise.schema.cost_tables import MERGED, grid_value
 from lengthwise.schema.deployment import (
     CAPACITY_POLICIES,
@@ -152,7 +152,7 @@ class Params:
         chunked_prefill_size: Maximum prompt tokens of a step, a multiple of block_size; 0: prompts are not divided.
         clip_tokens: Maximum output tokens for which SGLang's own admission reserves memory; 0 with ``reserve``.
         reserve: Whether memory is reserved by predicted length (``policy.reservation``).
-        margin_decrease: By how much an admission lowers the margin of ``reserve``.
+        max_recompute_share: Share to which the margin of ``reserve`` adapts.
         trtllm: TensorRT-LLM's capacity scheduler: 0 none, else 1 + its position in ``CAPACITY_POLICIES``.
         trtllm_chunking: TensorRT-LLM's division of prompts: 0 none, else 1 + its position in ``CHUNKING_POLICIES``.
         longest_prompt: Tokens of the longest prompt that an engine's own rules can run.
@@ -259,7 +259,7 @@ class Params:
         self.chunked_prefill_size = chunk_blocks * self.block_size if sglang.chunked_prefill else 0
         self.max_prefill_tokens, self.enable_mixed_chunk = sglang.max_prefill_tokens, sglang.enable_mixed_chunk
         self.schedule_conservativeness = sglang.schedule_conservativeness
-        self.reserve, self.margin_decrease = scheduler.reserve, MARGIN_STEP * scheduler.max_preemption_rate
+        self.reserve, self.max_recompute_share = scheduler.reserve, scheduler.max_recompute_share
         self.clip_tokens = 0 if scheduler.reserve else kernel_layout.CLIP_TOKENS
         self.trtllm, self.trtllm_chunking, self.longest_prompt = 0, 0, self.max_model_len
         if (settings := scheduler.trtllm) is not None:
@@ -408,6 +408,7 @@ class Setup:
         """Return the totals of the replicas of both sides before the run."""
         rows = np.zeros(self.all_replicas, dtype=kernel_layout.replica_t)
         rows["series_bin_s"] = _FIRST_SERIES_BIN_S
+        rows["margin"] = first_margin(self.params.max_recompute_share)
         return rows
 
 

@@ -1,55 +1,75 @@
 """KV memory reserved by predicted length: the rule of vLLM's plug-in and of the simulator.
 
-A request reserves memory for its predicted remaining tokens, and for the share ``margin`` of the further tokens that
-its ``max_tokens`` allows. A request is admitted if the KV cache can hold the peak of tokens that results if every
-request produces exactly what it reserves (Past-Future, ASPLOS '25).
+A request reserves memory for a share of its predicted remaining tokens, or for all of them and a share of the further
+tokens that its ``max_tokens`` allows. The ``margin`` sets the share. A request is admitted if the KV cache can hold the
+peak of tokens that results if every request produces exactly what it reserves (Past-Future, ASPLOS '25).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MARGIN_STEP = 0.05
+GAIN = 2.0
+OWN_RULE = -1.0
+"""Margin at which no memory is reserved: an engine admits by its own rule alone."""
 
 
 def reserved_tokens(remaining: float, allowed: int, margin: float) -> float:
     """Return the output tokens that a request reserves, given its predicted ``remaining`` tokens.
 
-    Its limit allows ``allowed`` more tokens. With a margin of 1 or more, the request reserves all of these.
+    Its limit allows ``allowed`` more tokens. With a margin of 0, the request reserves what is predicted, with a margin
+    of 1 or more its limit.
     """
     limit = float(max(1, allowed))
-    if margin >= 1.0 or remaining >= limit:
+    if margin >= 1.0:
         return limit
-    return remaining + margin * (limit - remaining)
+    predicted = min(remaining, limit)
+    return predicted + margin * (predicted if margin < 0.0 else limit - predicted)
+
+
+def adapted_margin(margin: float, max_share: float, spent_s: float, idle_s: float, turnovers_per_s: float) -> float:
+    """Return the margin after a step.
+
+    Preemptions for lack of memory raise it by ``spent_s``, the time to compute their tokens again. The decoding time of
+    the step, times the share of memory that is free while requests wait, lowers it: ``idle_s``. The margin thus settles
+    where recomputation takes the share ``max_share`` of the idle time. At a share of 0 the first preemption makes every
+    request reserve its limit. ``turnovers_per_s`` is how often the tokens of a second fill the KV cache.
+    """
+    if max_share <= 0.0:
+        return math.inf if spent_s > 0.0 else margin
+    return max(OWN_RULE, margin + GAIN * turnovers_per_s * (spent_s / max_share - idle_s))
+
+
+def first_margin(max_share: float) -> float:
+    """Return the margin of an engine that starts."""
+    return OWN_RULE if max_share == math.inf else 0.0
 
 
 class MemoryGate:
     """Defers waiting requests while the predicted peak of KV tokens exceeds the cache.
 
-    The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021): a preemption for lack of memory
-    raises it by MARGIN_STEP, an admission lowers it by MARGIN_STEP x ``max_preemption_rate``, but not below 0. While it
-    is at least 1, every request reserves its limit until it ends, so that an admission cannot cause a preemption. There
-    are thus at most ``max_preemption_rate`` x admissions + 1 / MARGIN_STEP + max_num_seqs preemptions.
+    The margin adapts as in adaptive conformal inference (Gibbs and Candès 2021), by what preemptions cost instead of
+    their number (``adapted_margin``). While it is at least 1, every request reserves its limit until it ends, so that
+    an admission cannot cause a preemption. At OWN_RULE the gate is open.
 
     The peak assumes that each step adds one token to each running request, without chunked prompts and speculation.
     ``needs`` returns (predicted remaining tokens, further tokens that its limit allows, tokens so far) of a request.
     """
 
-    def __init__(self, max_preemption_rate: float, needs: Callable[[Any], tuple[float, int, int]]) -> None:
-        self._rate, self._needs, self.margin = max_preemption_rate, needs, 0.0
+    def __init__(self, max_recompute_share: float, needs: Callable[[Any], tuple[float, int, int]]) -> None:
+        self._max_share, self._needs, self.margin = max_recompute_share, needs, first_margin(max_recompute_share)
 
-    def on_admitted(self, count: int) -> None:
-        """Lower the margin."""
-        self.margin = max(0.0, self.margin - MARGIN_STEP * self._rate * count)
-
-    def on_preempted(self) -> None:
-        """Raise the margin, since memory ran out."""
-        self.margin += MARGIN_STEP
+    def adapt(self, *step: Any) -> None:
+        """Adapt the margin to a step: the arguments of ``adapted_margin`` from ``spent_s`` on."""
+        self.margin = adapted_margin(self.margin, self._max_share, *step)
 
     def admissible(self, waiting: Iterable[Any], running: Iterable[Any], pool_tokens: int, block_size: int) -> int:
         """Return how many of the first waiting requests fit. A request that is alone in the engine always fits."""
+        if self.margin <= OWN_RULE:
+            return sum(1 for _ in waiting)
         reserved, count = sorted(map(self._reservation, running)), 0
         for request in waiting:
             insort(reserved, self._reservation(request))

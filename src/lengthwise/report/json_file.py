@@ -109,7 +109,7 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
         **{axis: _policy_name(getattr(scheduler, axis)) for axis in axes},
         "memory": _policy_name(scheduler.memory) + ", reserved by predicted length" * scheduler.reserve,
         "binning": None if scheduler.binning is None else _policy_name(scheduler.binning),
-        **({"max_preemption_rate": scheduler.max_preemption_rate} if scheduler.reserve else {}),
+        **({"max_recompute_share": scheduler.max_recompute_share} if scheduler.reserve else {}),
         "max_wait_s": plain(float(scheduler.max_wait_s)),
         "batch_wait_s": plain(float(scheduler.batch_wait_s)),
         "max_num_seqs": limits.max_num_seqs,

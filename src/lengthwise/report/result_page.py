@@ -73,7 +73,7 @@ METADATA = {  # labels of what ran
     "victim": "Victim policy",
     "batching": "Batching",
     "memory": "Memory",
-    "max_preemption_rate": "Preemptions per admission",
+    "max_recompute_share": "Recomputation per idle memory",
     "preemption_mode": "Eviction by",
     "router": "Router",
     "preemption": "Preemption policy",

@@ -296,12 +296,13 @@ class Scheduler(PolicyAxes):
     # windows or chunks cache all tokens (--disable-hybrid-kv-cache-manager), states are set aside for max_num_seqs.
     hybrid_kv_cache: bool = True
     # A request is admitted only while the predicted peak of KV tokens fits (``policy.reservation``). A margin adapts
-    # until there are ``max_preemption_rate`` preemptions for each admission. It replaces SGLang's own test of memory.
+    # until recomputation takes the share ``max_recompute_share`` of the decoding time of idle memory. Replaces SGLang's
+    # own test of memory.
     reserve: bool = False
-    max_preemption_rate: float = 0.01
+    max_recompute_share: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("max_wait_s", "batch_wait_s", "max_preemption_rate"):
+        for name in ("max_wait_s", "batch_wait_s", "max_recompute_share"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; it is {getattr(self, name)}")
         if self.reserve:

@@ -245,8 +245,8 @@ def scheduler(scenario: Scenario) -> Scheduler:
                 )
             own[name] = settings(**own[name])
     chosen = replace(base, **own)
-    if section.max_preemption_rate is not None and not chosen.reserve:
-        raise InputError("max_preemption_rate needs reserve = true; set it, or leave max_preemption_rate out")
+    if section.max_recompute_share is not None and not chosen.reserve:
+        raise InputError("max_recompute_share needs reserve = true; set it, or leave max_recompute_share out")
     return replace(chosen, binning=_binning(chosen.binning, scenario))
 
 

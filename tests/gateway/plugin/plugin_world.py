@@ -106,9 +106,19 @@ class Scheduler:
         for _ in range(steps):
             if not self.requests:
                 break
-            self.schedule()
-            self.tokens()
+            self.update_from_output(self.schedule(), None)
         return self.finished
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> None:
+        self.tokens()
+
+
+class Output(list):
+    """The requests of a step, with vLLM's record of their tokens."""
+
+    def __init__(self, names: Any) -> None:
+        super().__init__(names)
+        self.num_scheduled_tokens: dict[str, int] = {}
 
 
 class PagedScheduler(Scheduler):
@@ -147,22 +157,25 @@ class PagedScheduler(Scheduler):
                 self.admissions += 1
                 one.status.name = "RUNNING"
                 self.running.append(one)
-        return [one.request_id for one in self.running]
+        output, left = Output(one.request_id for one in self.running), self.prompt_budget
+        for one in self.running:
+            need = one.num_prompt_tokens + one.num_output_tokens - one.num_computed_tokens
+            is_decode = need == 1 and one.num_output_tokens > 0
+            chunk = 1 if is_decode else min(left, need)
+            left -= 0 if is_decode else chunk
+            one.num_computed_tokens += chunk
+            output.num_scheduled_tokens[one.request_id] = chunk
+        return output
 
     def tokens(self) -> None:
-        decoding, left = [], self.prompt_budget
-        for one in self.running:
-            context = one.num_prompt_tokens + one.num_output_tokens
-            chunk = min(left, context - one.num_computed_tokens) if one.num_computed_tokens < context else 0
-            one.num_computed_tokens, left = one.num_computed_tokens + chunk, left - chunk
-            if one.num_computed_tokens == context:
-                decoding.append(one)
+        decoding = [one for one in self.running if one.num_computed_tokens == self.context(one)]
         prompts = [one for one in self.running if one not in decoding]
         self.running = decoding
         super().tokens()
-        for one in self.running:
-            one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens
         self.running += prompts
+
+    def context(self, one: Request) -> int:
+        return one.num_prompt_tokens + one.num_output_tokens
 
 
 class Clock:

@@ -6,6 +6,7 @@ import heapq
 import math
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -37,6 +38,7 @@ class Entry:
     admission: int = -1  # number of its last admission, counted over all requests; -1 never admitted
     last_preemption: int = 0  # number of its last preemption, counted over all requests; 0 never preempted
     preemptions: int = 0  # preemptions by the preemption policy, without those by a lack of memory
+    recompute_until: int = 0  # context at its last preemption
     protected_until: int = 0  # generated tokens below which the preemption policy does not preempt it
     key: Key = (1, 0, math.inf, 0)
 
@@ -80,6 +82,7 @@ class Registry:
     def on_preempted(self, request: Any) -> None:
         """Record that a running request has returned to the queue."""
         entry, now_s = self.entry(request), self._clock()
+        entry.recompute_until = request.num_prompt_tokens + request.num_output_tokens
         self._changed = True
         if entry.running:
             self._preemptions += 1
@@ -244,7 +247,11 @@ class QueueOrder:
         self._preemption = Preemption(self.registry, clock) if preempts else None
         self._window, self._since_sorted, self._has_warned = settings.window_tokens, settings.window_tokens, False
         self._clock, self._admission_blocked, self._preempts_by_policy = clock, False, False
-        self.gate = MemoryGate(settings.max_preemption_rate, self.registry.needs) if settings.reserve else None
+        self.gate = MemoryGate(settings.max_recompute_share, self.registry.needs) if settings.reserve else None
+        # Steps in flight: output, start, tokens of decodes and prompts, share of memory that is idle.
+        self._steps: deque[tuple[Any, float, int, int, float]] = deque()
+        self._busy_until_s, self._busy_s, self._prompt_s = -math.inf, 0.0, 0.0
+        self._tokens = self._prompt_tokens = self._preempted_tokens = 0
 
     def before(self, scheduler: Any) -> Any:
         """Order queue and batch. Return the request that the policy preempts, now in neither of them, or None."""
@@ -277,10 +284,10 @@ class QueueOrder:
             return []
         if scheduler.connector is not None or scheduler.kv_holding_waiting:  # then other requests have KV blocks, too
             return []
-        waiting, size = list(scheduler.waiting), scheduler.block_size
-        groups = len(scheduler.kv_cache_config.kv_cache_groups)  # each group needs its own blocks
-        pool_tokens = (scheduler.cache_config.num_gpu_blocks - 1) * size // groups  # one block is the null block
-        count = self.gate.admissible(waiting[:free_seqs], scheduler.running, pool_tokens, size)
+        waiting = list(scheduler.waiting)
+        count = self.gate.admissible(
+            waiting[:free_seqs], scheduler.running, _pool_tokens(scheduler), scheduler.block_size
+        )
         if count == min(free_seqs, len(waiting)):
             return []
         scheduler.waiting.clear()
@@ -290,14 +297,17 @@ class QueueOrder:
     def on_preempted(self, request: Any) -> None:
         """Record that a running request has returned to the queue."""
         self.registry.on_preempted(request)
-        if self.gate is not None and not self._preempts_by_policy:
-            self.gate.on_preempted()
+        if not self._preempts_by_policy:
+            self._preempted_tokens += request.num_prompt_tokens + request.num_output_tokens
 
-    def after(self, scheduler: Any) -> None:
-        """Record which requests the step has admitted."""
+    def after(self, scheduler: Any, output: Any) -> None:
+        """Record which requests the step has admitted, and the tokens in its ``output`` (None if it failed)."""
         admitted = self.registry.on_admitted(scheduler.running)
-        if self.gate is not None:
-            self.gate.on_admitted(admitted)
+        if self.gate is not None and output is not None:
+            max_num_seqs = scheduler.max_num_active_reqs - scheduler.num_waiting_for_streaming_input
+            is_short = scheduler.waiting and len(scheduler.running) < max_num_seqs
+            idle = 1.0 - scheduler.get_kv_cache_usage() if is_short else 0.0
+            self._steps.append((output, self._clock(), *self._token_counts(scheduler.running, output), idle))
         self._admission_blocked = not admitted
         if admitted:
             self._since_sorted = self._window
@@ -306,6 +316,34 @@ class QueueOrder:
             self._has_warned = True
             text = "lengthwise: a request has no valid length (%s) and counts as %g tokens long. Others are not logged"
             vllm_adapter.log.warning(text, self.registry.error, self.registry.settings.prior_tokens)
+
+    def on_output(self, scheduler: Any, output: Any) -> None:
+        """Adapt the gate's margin to the step that has ended, as the simulator does."""
+        while self.gate is not None and self._steps:
+            step, start_s, decodes, prompt_tokens, idle = self._steps.popleft()
+            now_s, tokens = self._clock(), decodes + prompt_tokens
+            seconds = now_s - max(start_s, self._busy_until_s)
+            if step is not output or tokens == 0 or seconds <= 0.0:
+                continue
+            self._busy_until_s, self._busy_s, self._tokens = now_s, self._busy_s + seconds, self._tokens + tokens
+            self._prompt_s += seconds * prompt_tokens / tokens
+            self._prompt_tokens += prompt_tokens
+            spent_s = self._preempted_tokens * self._prompt_s / max(1, self._prompt_tokens)
+            self._preempted_tokens = 0
+            turnovers_per_s = self._tokens / (_pool_tokens(scheduler) * self._busy_s)
+            self.gate.adapt(spent_s, idle * seconds * decodes / tokens, turnovers_per_s)
+            return
+
+    def _token_counts(self, running: list[Any], output: Any) -> tuple[int, int]:
+        """Return the step's tokens of decodes and of prompts. A preempted request computes its output again, too."""
+        decodes = prompt_tokens = 0
+        for request in running:
+            tokens, entry = output.num_scheduled_tokens.get(request.request_id, 0), self.registry.entry(request)
+            if request.num_computed_tokens - tokens < max(request.num_prompt_tokens, entry.recompute_until):
+                prompt_tokens += tokens
+            else:
+                decodes += tokens
+        return decodes, prompt_tokens
 
     def _preempt(self, scheduler: Any) -> Any:
         if scheduler.connector is not None or scheduler.ec_connector is not None or scheduler.kv_holding_waiting:
@@ -333,6 +371,11 @@ class QueueOrder:
         return victim
 
 
+def _pool_tokens(scheduler: Any) -> int:
+    groups = len(scheduler.kv_cache_config.kv_cache_groups)  # each group needs its own blocks
+    return int((scheduler.cache_config.num_gpu_blocks - 1) * scheduler.block_size // groups)  # without the null block
+
+
 class OrderedScheduler(vllm_adapter.GuardedScheduler):
     """Mixin that orders the queue of vLLM's scheduler, and defers requests for which memory will not suffice."""
 
@@ -342,14 +385,21 @@ class OrderedScheduler(vllm_adapter.GuardedScheduler):
         """Run a step with the queue in order, and without the requests that wait for memory."""
         victim = self._guarded(lambda order: order.before(self))
         deferred = self._guarded(lambda order: order.defer(self))
+        output = None
         try:
-            return super().schedule(*args, **keywords)  # type: ignore[misc]
+            output = super().schedule(*args, **keywords)  # type: ignore[misc]
+            return output
         finally:
             if deferred:
                 self.waiting.extend(deferred)  # type: ignore[attr-defined]
             if victim is not None:
                 self.waiting.prepend_request(victim)  # type: ignore[attr-defined]
-            self._guarded(lambda order: order.after(self))
+            self._guarded(lambda order: order.after(self, output))
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **keywords: Any) -> Any:
+        """End a step."""
+        self._guarded(lambda order: order.on_output(self, scheduler_output))
+        return super().update_from_output(scheduler_output, *args, **keywords)  # type: ignore[misc]
 
     def add_request(self, request: Any) -> None:
         """Add a request to the queue."""

@@ -23,8 +23,9 @@ class Settings:
     The scheduler looks for a preemption every ``window_tokens`` steps and when the queue changes. ``max_preemptions``
     limits the preemptions of one request, ``preemptions_per_s`` those of all. With ``preemption`` "never", only a lack
     of memory preempts. ``prior_tokens`` is the length of a request without a hint. With ``reserve``, a request is
-    admitted only while the predicted peak of KV tokens fits, with a margin that adapts to ``max_preemption_rate``
-    preemptions for each admission. ``trust_version`` allows untested versions of vLLM.
+    admitted only while the predicted peak of KV tokens fits, with a margin that adapts until recomputation takes the
+    share ``max_recompute_share`` of the decoding time of idle memory. ``trust_version`` allows untested versions of
+    vLLM.
     """
 
     rank: str = "srtf"
@@ -35,7 +36,7 @@ class Settings:
     preemptions_per_s: float = 10.0
     prior_tokens: float = 256.0
     reserve: bool = False
-    max_preemption_rate: float = 0.01
+    max_recompute_share: float = 0.2
     trust_version: bool = False
 
     def __post_init__(self) -> None:

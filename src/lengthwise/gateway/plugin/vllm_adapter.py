@@ -14,7 +14,7 @@ TESTED = ("0.32.0",)  # versions of vLLM on which tests/live/test_live_plugin*.p
 METHODS = {
     "schedule": (), "add_request": ("request",), "finish_requests": ("request_ids", "finished_status"),
     "get_kv_cache_usage": (), "_preempt_request": ("request", "timestamp"),
-    "_request_blocks_can_be_freed": ("request",),
+    "_request_blocks_can_be_freed": ("request",), "update_from_output": ("scheduler_output", "model_runner_output"),
 }  # fmt: skip
 """Required methods of the scheduler, with the parameters that are passed."""
 ATTRIBUTES = {
