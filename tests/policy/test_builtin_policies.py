@@ -233,6 +233,11 @@ def test_routes_worked_by_hand():
     assert of("router", "power_of_two", draw_a=0.3, draw_b=0.6, **load) == 2
     assert of("router", "power_of_two", draw_a=0.8, draw_b=0.1, **load) == 3, "equal loads: the first drawn"
     assert of("router", "central", **load) == -1
+    free = {"total_blocks": 100, "free_blocks": np.array([60, 10, 50, 50]), **load}
+    turns = [of("router", "vllm_internal", request_number=i, **free) for i in range(5)]
+    assert turns == [0, 2, 2, 3, 0], "3 each at 0, 2 and 3: the first from the request's turn on"
+    free["free_blocks"] = np.array([0, 10, 20, 25])  # 3 + 9, 9, 3 + 1.8, 3 + 3
+    assert [of("router", "vllm_internal", request_number=i, **free) for i in range(4)] == [2] * 4
     for prefix_tokens, chosen in ([0, 0, 0, 0], 3), ([0, 0, 50, 0], 2), ([0, 50, 0, 0], 1), ([0, 20, 0, 0], 3):
         # per replica: (requests + 1) (tokens + 100) is 560, 1300, 600, 480
         prefix = {"prompt_tokens": 100, "prefix_tokens": np.array(prefix_tokens)}

@@ -49,8 +49,8 @@ def vllm_internal(request_number, total_blocks, waiting, running, free_blocks):
     best, least = first, -1.0
     for i in range(replicas):
         replica = (first + i) % replicas
-        over = max(0.0, 0.5 - free_blocks[replica] / total_blocks)
-        load = waiting[replica] + running[replica] + waiting[replica] * 6.0 * over
+        usage = 1.0 - free_blocks[replica] / total_blocks
+        load = waiting[replica] + running[replica] + waiting[replica] * 6.0 * max(0.0, usage - 0.5)
         if least < 0 or load < least:
             best, least = replica, load
     return best
