@@ -43,7 +43,7 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     """Return the deployment and ``draws`` copies with perturbed cost tables.
 
     In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
-    A separate decode side keeps its tables. If no error is known, there are no copies.
+    Both sides of a disaggregated deployment share them, too. If no error is known, there are no copies.
     """
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*PARTS, "step", "front")
@@ -54,7 +54,14 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     context = design(draws, 1, seed + 2)[:, 0].tolist()
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
     each = (normal | {(CONTEXT, 0): z} for normal, z in zip(normals, context, strict=True))
-    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, one)) for one in each)]
+    made = [deployment]
+    for one in each:
+        copy = replace(deployment, cost=_scaled(cost, cost.evidence.errors, one))
+        if (side := deployment.decode) is not None:
+            tables = _scaled(side.cost, side.cost.evidence.errors, one)
+            copy = replace(copy, decode=replace(side, cost=tables))
+        made.append(copy)
+    return made
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
