@@ -534,10 +534,9 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
         texts[script_name] = _side_script(title, launch, sets, port, channel)
     policy, other = map(router_policy, sides.values())
     note = f"The decode side was behind a {other} router; the command has one policy for both sides."
+    notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
     for engine in ("vllm", "sglang"):
-        counts = (len(sets) for sets in gpu_sets.values())
-        notes = (note,) if other != policy else ()
-        texts[f"{engine}-router.sh"] = _sides_router_script(engine, *counts, policy, notes)
+        texts[f"{engine}-router.sh"] = _sides_router_script(engine, prefills, decodes, policy, notes)
     return texts
 
 
