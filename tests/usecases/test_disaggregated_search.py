@@ -102,6 +102,13 @@ def test_a_space_that_has_no_such_configuration_is_refused(overrides, message):
         counts(TEXT, *overrides)
 
 
+def test_a_strategy_is_refused_settings_of_decodes_without_effect():
+    space = TEXT.replace("[search]\n", '[search]\nstrategy = "bayesian"\n')
+    with search.threads(1) as workers, pytest.raises(InputError, match=r"two \[\[search.any_of\]\] tables"):
+        search_module.plan(config.loads(space), workers)
+    requested(space, "search.space.disaggregate=[true]").require_own_decode_axes()
+
+
 def test_a_side_that_does_not_fit_beside_equal_replicas_is_rejected_with_the_numbers():
     with search.threads(1) as workers:
         (plan,) = search_module.plan(config.loads(TEXT, overrides=["search.max_gpus=1"]), workers).plans
@@ -220,6 +227,8 @@ def test_the_launch_folder_of_separate_sides(study, tmp_path):
     assert not {"vllm.sh", "sglang.sh", "router.sh"} & names
     text = (folder / "README.md").read_text()
     assert "prefill side: tp 1, pp 1, replicas 2; decode side: tp 1, pp 1, replicas 2" in text
+    assert "those of SGLang and kubernetes.yaml never ran" in text
+    assert text.count("needs NIXL") == 2, "once for each engine"
     kinds = [one["kind"] for one in yaml.safe_load_all((folder / "kubernetes.yaml").read_text())]
     assert kinds.count("StatefulSet") == 2
     (variant,) = build(config.load(folder / "scenario.toml"))

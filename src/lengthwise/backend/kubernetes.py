@@ -237,8 +237,8 @@ def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
             f"replicas: {both[1][0]}; GPUs of each: {both[1][1]}."
         )
         yield (
-            f"The Service leads to a router ({ROUTER}, installed when its pod starts), which waits for the replicas. "
-            "The image must have NIXL. Where GPUs reach each other by RDMA only, add its devices to the pods."
+            f"The Service leads to a router ({ROUTER}, installed when its pod starts). The image must have NIXL. Where "
+            "GPUs reach each other by RDMA only, add its devices to the pods."
         )
         yield (
             f"The pods have llm-d's labels ({LLM_D_ROLE}, {LLM_D_SERVING}), by which its endpoint picker finds both "

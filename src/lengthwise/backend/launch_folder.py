@@ -138,12 +138,18 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     priced = (
         " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
     )
-    shape = f"tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}"
+    shape, untested = f"tp {d.parallel.tp}, pp {d.parallel.pp}, replicas {d.parallel.replicas}", ""
     if d.decode is not None:
-        titles = {"vllm": "vLLM", "sglang": "SGLang"}
-        launches = {f"{titles[name.split('-')[0]]} ({name})": launch for name, launch in _sides(d).items()}
+        sides, launches = _sides(d), {}
+        for engine_name, engine in (("vLLM", "vllm"), ("SGLang", "sglang")):
+            notes_of = dict.fromkeys(n for side in ("prefill", "decode") for n in sides[f"{engine}-{side}.sh"].notes)
+            launches[f"{engine_name} ({engine}-prefill.sh, {engine}-decode.sh)"] = Launch((), notes=tuple(notes_of))
         scripts = "`sh vllm-prefill.sh` and `sh vllm-decode.sh`, or those of SGLang"
         engine, first = "engines", "vllm-prefill.sh"
+        untested = (
+            " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
+            "ran."
+        )
         of = d.decode.parallel
         shape = f"prefill side: {shape}; decode side: tp {of.tp}, pp {of.pp}, replicas {of.replicas}"
     else:
@@ -182,7 +188,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         (
             f"{d.name}: {shape}, "
             f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
-            "measured; below is how to measure it."
+            f"measured; below is how to measure it.{untested}"
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),

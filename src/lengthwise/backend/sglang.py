@@ -102,7 +102,13 @@ def sglang_split_launches(prefill: Deployment, decode: Deployment, **options: An
     first, second = (
         replace(
             plain := sglang_launch(deployment, **options),
-            command=(*plain.command, "--disaggregation-mode", mode, *transfer),
+            # No step of a side has both prompts and decodes.
+            command=(
+                *(w for w in plain.command if w != "--enable-mixed-chunk"),
+                "--disaggregation-mode",
+                mode,
+                *transfer,
+            ),
             notes=(*_DISAGGREGATED_NOTES, *plain.notes),
         )
         for deployment, mode in ((prefill, "prefill"), (decode, "decode"))

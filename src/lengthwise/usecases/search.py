@@ -99,6 +99,15 @@ class VariantSearch:
             )
         return list({search.settings_key(settings): settings for settings in made}.values())
 
+    def require_own_decode_axes(self) -> None:
+        """Raise InputError if a strategy could propose settings of decode replicas that have no effect."""
+        for axes in self.space.alternatives():
+            if False in axes.get(_DISAGGREGATE, ()) and any(key.startswith(_DECODE) for key in axes):
+                raise InputError(
+                    'with strategy = "bayesian" a table of axes must have disaggregate = false or axes of decode, and '
+                    "one has both. Put equal and separate replicas into two [[search.any_of]] tables"
+                )
+
     def _with_numbers(self, settings: dict[str, Any], shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """Yield the configurations that ``settings`` stand for, and add the GPUs of both sides to ``shapes``."""
         question, counts = self.bench.question, (search.REPLICAS, search.DECODE_REPLICAS)
@@ -280,6 +289,8 @@ def plan(
         if section.strategy == "bayesian":
             strategy = search.Bayesian(space.alternatives(), section.trials, one.scenario.run.seed)
         options = Options(section.top, section.strategy == "exhaustive", section.sensitivity, strategy)
+        if strategy:
+            one.require_own_decode_axes()
         candidates, axes = [] if strategy else one.candidates(), space.values()
         if any(search.DECODE_REPLICAS in settings for settings in candidates):
             for key in (search.REPLICAS, search.DECODE_REPLICAS):  # the numbers in place of "fill" and "auto"
