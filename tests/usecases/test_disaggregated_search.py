@@ -162,6 +162,25 @@ def test_pruning_loses_nothing_that_an_exhaustive_search_finds():
     assert {c.key for c in a.choices} == {c.key for c in b.choices}
 
 
+def test_at_a_rate_bounds_exclude_splits_whose_side_cannot_serve_it():
+    text = TEXT.replace('replicas = "fill"\ndecode.replicas = "fill"\n', "").replace(
+        "model_draws = 10", "model_draws = 0"
+    )
+    text = text.replace("[search]\n", '[search]\nobjective = "fewest_gpus"\nrate = 90\n').replace(
+        "= 4\nseeds", "= 8\nseeds"
+    )
+    with search.threads(1) as workers:
+        (plan,) = search_module.plan(config.loads(text, overrides=["search.space.disaggregate=[true]"]), workers).plans
+    excluded = {c.name for c in plan.choices if c.exclusion.group == "cannot serve the rate"}
+    assert {"1P1D", "1P2D", "1P7D"} <= excluded
+    assert plan.best is not None
+    assert plan.best.name not in excluded
+    for choice in plan.choices:
+        if choice.name in excluded:
+            assert choice.simulations == 0
+            assert choice.exclusion.reason.endswith("requests/s; the rate is 90")
+
+
 def test_the_side_that_binds_is_named():
     text = TEXT[: TEXT.index("[search]")]
     for replicas, binds in ((("1", "4"), "prefill side"), (("4", "1"), "decode side")):
