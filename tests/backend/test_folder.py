@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, preset
+from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, engine, preset
 from lengthwise.backend import load_test, trtllm_launch, vllm_launch, write_launch, write_trace
 from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.errors import InputError, OutputError
@@ -33,7 +33,7 @@ def run(script, tmp_path, *programs, **environment):
     """Runs a script with stand-ins on the path that record their words; what they saw, by GPUs."""
     for program in programs:
         path = tmp_path / "bin" / program
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(PRINTS_ITSELF)
         path.chmod(0o755)
     seen = tmp_path / "seen"
@@ -316,3 +316,64 @@ def test_a_closed_loop_maintains_its_concurrency():
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path):
     with pytest.raises(OutputError, match="no/such"):
         write(tmp_path / "no" / "such")
+
+
+def write_split(folder, prefills, decodes, tp=(1, 2)):
+    sides = [
+        deploy("llama-3.1-8b", "H100", tp=of, replicas=n, limits=LIMITS)
+        for of, n in zip(tp, (prefills, decodes), strict=True)
+    ]
+    d = engine.disaggregate(*sides)
+    return write_launch(
+        folder, d, name="split", scenario_text="name = 'x'\n", workload=WORKLOAD, rate_rps=4.0, claim="It serves."
+    )
+
+
+def test_scripts_of_separate_sides_use_each_gpu_once_and_ports_that_the_router_knows(tmp_path):
+    write_split(tmp_path / "one", 2, 3)
+    ports = {}
+    for side, gpus in (("prefill", ["0", "1"]), ("decode", ["2,3", "4,5", "6,7"])):
+        seen = run(tmp_path / "one" / f"vllm-{side}.sh", tmp_path / side, "vllm")
+        assert sorted(seen) == gpus
+        words = seen.values()
+        ports[side] = sorted(of[of.index("--port") + 1] for of in words)
+        roles = {json.loads(of[of.index("--kv-transfer-config") + 1])["kv_role"] for of in words}
+        assert roles == {"kv_producer" if side == "prefill" else "kv_consumer"}
+    router = run(tmp_path / "one" / "vllm-router.sh", tmp_path / "router", "vllm-router")[""]
+    for side, used in ports.items():
+        assert [router[i + 1] for i, word in enumerate(router) if word == f"--{side}"] == [
+            f"http://127.0.0.1:{port}" for port in used
+        ]
+    assert "--vllm-pd-disaggregation" in router
+
+
+def test_sglang_engines_of_separate_sides_meet_at_their_bootstrap_ports(tmp_path):
+    write_split(tmp_path / "one", 2, 1)
+    seen = run(tmp_path / "one" / "sglang-prefill.sh", tmp_path / "prefill", "python3")
+    known = [
+        (f"http://127.0.0.1:{of[of.index('--port') + 1]}", of[of.index("--disaggregation-bootstrap-port") + 1])
+        for of in seen.values()
+    ]
+    assert len({port for _, port in known}) == 2
+    assert all(of[of.index("--disaggregation-mode") + 1] == "prefill" for of in seen.values())
+    router = run(tmp_path / "one" / "sglang-router.sh", tmp_path / "router", "python3")[""]
+    pairs = [tuple(router[i + 1 : i + 3]) for i, word in enumerate(router) if word == "--prefill"]
+    assert pairs == sorted(known)
+
+
+def test_sides_on_several_nodes_say_where_to_run_each(tmp_path):
+    write_split(tmp_path / "one", 3, 2, tp=(4, 4))
+    text = " ".join((tmp_path / "one" / "vllm-prefill.sh").read_text().replace("#", "").split())
+    assert "A node has 2 of its 3 replicas: run this on each node, with HOST= its address." in text
+    seen = run(tmp_path / "one" / "vllm-prefill.sh", tmp_path / "side", "vllm", HOST="10.0.0.7")
+    assert sorted(seen) == ["0,1,2,3", "4,5,6,7"]
+    addresses = {"PREFILLS": "http://a:1 http://b:2", "DECODES": "http://c:3"}
+    words = run(tmp_path / "one" / "vllm-router.sh", tmp_path / "router", "vllm-router", **addresses)[""]
+    assert words[-6:] == ["--prefill", "http://a:1", "--prefill", "http://b:2", "--decode", "http://c:3"]
+
+
+def test_a_small_node_has_no_manifest_of_a_side_that_spans_it(tmp_path):
+    made = {path.name for path in write_split(tmp_path / "one", 1, 1, tp=(1, 8))}
+    assert "kubernetes.yaml" in made
+    spanning = {path.name for path in write_split(tmp_path / "two", 1, 1, tp=(1, 16))}
+    assert "kubernetes.yaml" not in spanning

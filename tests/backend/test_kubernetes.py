@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import kubernetes_validate
 import pytest
 import yaml
 
-from lengthwise import EngineLimits, Scheduler, deploy
+from lengthwise import EngineLimits, Scheduler, deploy, engine
 from lengthwise.backend import kubernetes_manifest, sglang_launch, trtllm_launch, vllm_launch
 from lengthwise.backend.trtllm import trtllm_options
 from lengthwise.policy import scheduler as named
@@ -187,3 +189,47 @@ def test_an_unknown_checkpoint_must_be_given():
     with pytest.raises(InputError, match="Give model"):
         kubernetes_manifest(d, name="chat")
     assert "mine/gpt3" in kubernetes_manifest(d, name="chat", model="mine/gpt3")
+
+
+def split(prefills=2, decodes=3, tp=1):
+    """A deployment whose prefill and decode replicas are separate."""
+    sides = (
+        deploy("llama-3.1-8b", "H100", tp=of, replicas=n, limits=LIMITS) for of, n in ((1, prefills), (tp, decodes))
+    )
+    return engine.disaggregate(*sides)
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33", "1.37"])
+def test_the_api_would_take_every_resource_of_separate_sides(version):
+    resources = list(yaml.safe_load_all(kubernetes_manifest(split(), name="chat", token_secret="hf-token")))
+    side = ["Service", "StatefulSet", "PodDisruptionBudget"]
+    assert [r["kind"] for r in resources] == ["Service", "Deployment", *side, *side]
+    for resource in resources:
+        kubernetes_validate.validate(resource, version, strict=True)
+
+
+def test_each_side_has_its_pods_and_the_router_knows_them_all():
+    d = split(tp=2)
+    text = kubernetes_manifest(d, name="chat")
+    named = {(r["kind"], r["metadata"]["name"]): r["spec"] for r in yaml.safe_load_all(text)}
+    (router,) = named["Deployment", "chat-router"]["template"]["spec"]["containers"]
+    words = router["command"][-1].split()
+    for role, count, gpus, kv_role in (("prefill", 2, 1, "kv_producer"), ("decode", 3, 2, "kv_consumer")):
+        spec = named["StatefulSet", f"chat-{role}"]
+        assert spec["replicas"] == count
+        labels = spec["template"]["metadata"]["labels"]
+        assert labels["llm-d.ai/role"] == role
+        assert named["Service", spec["serviceName"]]["selector"].items() <= labels.items()
+        (container,) = spec["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+        args = container["args"]
+        transfer = json.loads(args[args.index("--kv-transfer-config") + 1])
+        assert transfer == {"kv_connector": "NixlConnector", "kv_role": kv_role}
+        (host,) = [one for one in container["env"] if one["name"] == "VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        assert host["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+        own = [words[i + 1] for i, word in enumerate(words) if word == f"--{role}"]
+        assert own == [f"http://chat-{role}-{i}.{spec['serviceName']}:8000" for i in range(count)]
+    # Requests go to the router, and to no pod of a side.
+    assert named["Service", "chat"]["selector"].items() <= (
+        named["Deployment", "chat-router"]["template"]["metadata"]["labels"].items()
+    )

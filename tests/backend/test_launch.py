@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lengthwise import EngineLimits, Scheduler, catalog, deploy
-from lengthwise.backend import sglang_launch, trtllm_launch, vllm_launch
+from lengthwise.backend import sglang_launch, sglang_split_launches, trtllm_launch, vllm_launch
 from lengthwise.backend.trtllm import trtllm_options
 from lengthwise.policy import known, named, rank, scheduler
 from lengthwise.schema.deployment import KVOffloading, KVStorage, SglangSettings
@@ -418,6 +418,17 @@ def test_sglang_knows_every_flag_and_word(name, dtype, sglang_flags):
         follows, takes = value(launch, flag), sglang_flags[flag]
         assert (follows is True) == (takes == ""), flag
         assert takes in {"", "VALUE"} or follows in takes.split(","), flag
+
+
+def test_sglang_knows_every_flag_and_word_of_both_sides(sglang_flags):
+    launches = sglang_split_launches(deployment(tp=2), deployment(tp=4))
+    modes = []
+    for launch in launches:
+        for flag in (word for word in launch.command if word.startswith("--")):
+            follows, takes = value(launch, flag), sglang_flags[flag]
+            assert takes in {"", "VALUE"} or follows in takes.split(","), flag
+        modes.append(value(launch, "--disaggregation-mode"))
+    assert modes == ["prefill", "decode"]
 
 
 @pytest.mark.parametrize("name", sorted(named()))

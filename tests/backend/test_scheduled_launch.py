@@ -39,7 +39,8 @@ def test_every_pair_has_gpus_and_ports_of_its_own():
     assert "serve 3 8101 5601" in scripts["prefill.sh"]
     assert "serve 1,2 8200 5700" in scripts["decode.sh"]
     assert "serve 4,5 8201 5701" in scripts["decode.sh"]
-    assert scripts["router.sh"].count("--prefill http") == scripts["router.sh"].count("--decode http") == 2
+    assert "'http://127.0.0.1:8100 http://127.0.0.1:8101'" in scripts["router.sh"]
+    assert "'http://127.0.0.1:8200 http://127.0.0.1:8201'" in scripts["router.sh"]
 
 
 def test_stage_engines_get_no_internal_phases():

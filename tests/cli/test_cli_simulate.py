@@ -199,6 +199,16 @@ def test_explain_shows_what_fits_what_it_costs_and_what_binds(cli):
         assert words in finished.out
 
 
+def test_explain_shows_both_sides_and_which_one_binds(cli):
+    finished = cli("explain", EXAMPLES / "disaggregated-70b.toml", "--variant", "disaggregated")
+    assert (finished.code, finished.err) == (0, "")
+    for words in ("4 x H100", "One step of a prefill replica.", "One step of a decode replica; each decoding sequence"):
+        assert words in finished.out
+    (binding,) = [line for line in finished.out.splitlines() if line.rstrip().endswith("*")]
+    assert binding.startswith("prefill side")
+    assert "prefill replicas for each decode replica." in finished.out
+
+
 @pytest.mark.parametrize("scheduler", ["orca", "faster_transformer", "vidur_orca"])
 def test_explain_counts_what_a_memory_policy_reserves(scheduler):
     complete = config.load(EXAMPLES / "chat-70b.toml").model_copy(update={"variants": []})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lengthwise import backend, config
+from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import InputError
-from lengthwise.search.bounds import ceiling
-from lengthwise.usecases import simulate
+from lengthwise.usecases import kv, simulate
 from lengthwise.usecases.variants import build
 
 TEXT = """
@@ -70,8 +70,25 @@ def test_unsupported_uses_of_a_decode_side_are_refused():
     variant = build(reported())[0]
     with pytest.raises(InputError, match="takes no decode side yet"):
         backend.vllm_launch(variant.deployment)
-    with pytest.raises(InputError, match="takes no decode side yet"):
-        ceiling(variant.deployment, variant.workload(0))
+    with pytest.raises(InputError, match="kv takes no decode side yet"):
+        kv.study(variant)
+
+
+def test_the_decode_side_has_the_parallelism_of_the_prefill_side_unless_it_gives_its_own():
+    text = TEXT.replace("replicas = 2\n", "tp = 4\n").replace("decode = { tp = 2, max_num_seqs = 64, %s }", "%s")
+    assert build(config.loads(text % "decode.replicas = 2"))[0].deployment.decode.parallel == Parallelism(4, 1, 2)
+    assert build(config.loads(text % "decode.tp = 2"))[0].deployment.decode.parallel == Parallelism(2)
+    assert build(config.loads(text % "disaggregate = true"))[0].deployment.decode.parallel == Parallelism(4)
+    both = build(config.loads(text % "disaggregate = false\ndecode.tp = 2"))[0].deployment
+    assert both.decode is None
+    assert both.gpus == 4
+
+
+def test_sides_that_share_no_node_transfer_over_the_network():
+    near, far = build(reported())[0].deployment, build(reported("replicas = 5"))[0].deployment
+    assert far.gpus > far.node.gpus >= near.gpus
+    assert near.decode.kv_transfer.bytes_per_s == near.node.link.bandwidth_bytes_per_s
+    assert far.decode.kv_transfer.bytes_per_s == far.node.network.bandwidth_bytes_per_s
 
 
 def test_a_wrong_key_is_reported():

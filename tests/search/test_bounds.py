@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+import sides
 import worlds
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from servers import deployment as textbook
 from servers import step_costs
 
 from lengthwise import deploy, engine
-from lengthwise.schema.deployment import EngineLimits, Scheduler
+from lengthwise.schema.deployment import EngineLimits, KVTransfer, Scheduler
 from lengthwise.schema.plan import Limit
 from lengthwise.schema.records import Status
 from lengthwise.schema.workload import After, SharedPrefixes, Workload
@@ -109,8 +110,69 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
     check_batch(workload, deployment)
 
 
+@st.composite
+def split_rooflines(draw):
+    """The same with separate prefill and decode replicas, over a fast or a slow link."""
+    one, other = draw(rooflines()), draw(rooflines())
+    scheduler, blocks = draw(st.sampled_from(SCHEDULERS)), draw(st.sampled_from([None, 70, 400]))
+    tp, pp = draw(st.sampled_from([2, 4])), other.parallel.pp
+    second = built(one.model.name, one.gpu.name, tp, pp, other.limits, scheduler, blocks)
+    more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
+    second = dataclasses.replace(second, parallel=more)
+    link = draw(st.sampled_from([KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]))
+    return engine.disaggregate(one, second, link)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(batches(), split_rooflines())
+def test_no_batch_is_done_sooner_on_separate_sides(workload, deployment):
+    check_batch(workload, deployment)
+
+
+@pytest.mark.slow
+@settings(max_examples=2 * EXAMPLES)
+@given(worlds.workloads(), sides.disaggregated())
+def test_nor_on_any_tables_of_separate_sides(workload, deployment):
+    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
+    deployment = dataclasses.replace(deployment, limits=limits)
+    workload = workload.without_dependencies()
+    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
+    assume(not may_get_stuck(deployment))
+    check_batch(workload, deployment)
+
+
 @settings(max_examples=EXAMPLES)
-@given(batches(), rooflines(), st.sampled_from(["ttft", "jct", "tpot", "tbt"]), st.sampled_from([*QUANTILES, "mean"]))
+@given(batches(), split_rooflines(), st.integers(2, 4))
+def test_more_replicas_never_lower_the_ceiling_of_separate_sides(workload, deployment, times):
+    """Each part's bound grows with its own replicas, and all with both; n times of both allow n times the rate."""
+
+    def resized(prefills, decodes):
+        of, decode = deployment.parallel, deployment.decode
+        more = dataclasses.replace(decode.parallel, replicas=decode.parallel.replicas * decodes)
+        side = dataclasses.replace(decode, parallel=more)
+        return dataclasses.replace(
+            deployment, parallel=dataclasses.replace(of, replicas=of.replicas * prefills), decode=side
+        )
+
+    one, more_prefills, more_decodes, both = (
+        ceiling(resized(*factors), workload) for factors in ((1, 1), (times, 1), (1, times), (times, times))
+    )
+    assume(one.rate_rps < float("inf"))
+    close = 1 + 1e-9
+    assert one.rate_rps <= close * min(more_prefills.rate_rps, more_decodes.rate_rps)
+    assert max(more_prefills.rate_rps, more_decodes.rate_rps) <= close * both.rate_rps
+    assert both.rate_rps == pytest.approx(times * one.rate_rps)
+    assert set(one.parts) == {"prefill side", "KV transfer", "decode side"}
+    assert one.rate_rps == min(one.parts.values())
+
+
+@settings(max_examples=EXAMPLES)
+@given(
+    batches(),
+    rooflines() | split_rooflines(),
+    st.sampled_from(["ttft", "jct", "tpot", "tbt"]),
+    st.sampled_from([*QUANTILES, "mean"]),
+)
 def test_what_an_idle_deployment_holds_is_not_impossible(workload, deployment, metric, statistic):
     """Far apart, requests do not overlap: the least bound that their run holds must pass, half of it may not."""
     far = dataclasses.replace(workload, arrival_s=np.arange(len(workload)) * 1e5)

@@ -16,6 +16,7 @@ from .launch_folder import write_launch as write_launch
 from .launch_folder import write_texts as write_texts
 from .launch_folder import write_trace as write_trace
 from .sglang import sglang_launch as sglang_launch
+from .sglang import sglang_split_launches as sglang_split_launches
 from .trtllm import trtllm_launch as trtllm_launch
 from .vllm import phased_launch as phased_launch
 from .vllm import split_launches as split_launches

@@ -11,13 +11,13 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus
+from lengthwise.backend.launch import PLACEHOLDER, Launch, comment, fits_node, replica_gpus, router_policy
 from lengthwise.backend.sglang import sglang_launch
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
-from lengthwise.backend.vllm import STORAGE_FOLDER, vllm_launch
+from lengthwise.backend.vllm import DISAGGREGATED_NOTES, STORAGE_FOLDER, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.specs import GB, GIB
@@ -29,6 +29,10 @@ LOAD_S = 3600  # longest time to download, load and compile
 SHM_GIB = 8  # shared memory of NCCL and PyTorch
 OPTIONS_FOLDER = "/etc/trtllm"
 VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
+CHANNEL_PORT = 5600  # of the side channel by which vLLM's decode engines find blocks of a prefill engine
+ROUTER = "vllm-router==0.1.17"
+# Labels of llm-d: https://llm-d.ai/docs/architecture/advanced/disaggregation
+LLM_D_ROLE, LLM_D_SERVING = "llm-d.ai/role", "llm-d.ai/inference-serving"
 TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
 RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
@@ -85,16 +89,53 @@ def kubernetes_manifest(
 ) -> str:
     """Return the YAML of a StatefulSet with the engine (``pod_engine``), its Services and its disruption budget.
 
+    If prefill and decode replicas are separate, each side has these, with vLLM, and a router is in front of both.
     The resources are called ``name``: at most 48 lower-case letters, digits and hyphens, with a letter first and no
     hyphen last. A ConfigMap has the options of TensorRT-LLM. ``model`` is the checkpoint, by default the catalog's.
     ``token_secret`` names a Secret with a Hugging Face token under the key ``token``; without the Secret, pods start
     without a token. Raises InputError if the name is invalid or "vllm", a replica spans nodes, the GPUs are not
     NVIDIA's, or no checkpoint is known.
     """
-    import yaml
-
     d, engine = deployment, pod_engine(deployment)
-    launch = engine.launch(d, model=model, host="0.0.0.0", port=PORT)  # noqa: S104 - a pod's own
+    sides = {"engine": d} if d.decode is None else {"prefill": replace(d, decode=None), "decode": d.decoding()}
+    options: dict[str, Any] = {"model": model, "host": "0.0.0.0", "port": PORT}  # noqa: S104 - a pod's own
+    if d.decode is None:
+        launches = [engine.launch(d, **options)]
+    else:
+        launches = [*split_launches(*sides.values(), notes=DISAGGREGATED_NOTES, **options)]
+    _check_name(name)
+    if not is_nvidia(d):
+        raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
+    for side in sides.values():
+        _check_node(side)
+    if PLACEHOLDER in launches[0].command:
+        raise InputError(f"a manifest needs a checkpoint; none is known for {d.model.name}. Give model")
+    resources: list[dict[str, Any]] = []
+    if d.decode is not None:
+        resources += _router_resources(d, name, image or engine.image)
+    for (role, side), launch in zip(sides.items(), launches, strict=True):
+        pod = _pod(side, launch, image or engine.image, token_secret, name)
+        resources += _engine_resources(side, name, role, pod)
+    if OPTIONS in launches[0].command:
+        metadata: dict[str, Any] = {"name": name, "labels": _labels(name, "engine")}
+        config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+        resources.insert(0, config | {"data": {OPTIONS: trtllm_options(d, model)}})
+    label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
+    remarks = (
+        *_shape_remarks(d, engine),
+        (
+            f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
+            "(GPU feature discovery) to the pod's spec."
+        ),
+        "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
+        *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
+        *_storage_remarks(d, name),
+        *dict.fromkeys(note for launch in launches for note in launch.notes),
+    )
+    return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{_yaml(resources)}"
+
+
+def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise InputError(
             f"name must be at most 48 lower-case letters, digits and hyphens and start with a letter; it is {name!r}"
@@ -104,67 +145,125 @@ def kubernetes_manifest(
             f"name must not be {name!r}: Kubernetes gives pods the variable VLLM_PORT for a Service of this name, and "
             "vLLM does not start with it. Choose another name"
         )
-    if not is_nvidia(d):
-        raise InputError(f"a manifest needs NVIDIA GPUs; {d.gpu.name} is not one. Run the scripts instead")
-    if not fits_node(d):
+
+
+def _check_node(side: Deployment) -> None:
+    if not fits_node(side):
         raise InputError(
-            f"a pod must fit a node: a replica of {replica_gpus(d)} GPUs does not fit the {d.node.gpus} of "
-            f"{d.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
+            f"a pod must fit a node: a replica of {replica_gpus(side)} GPUs does not fit the {side.node.gpus} of "
+            f"{side.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
         )
-    if PLACEHOLDER in launch.command:
-        raise InputError(f"a manifest needs a checkpoint; none is known for {d.model.name}. Give model")
-    labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/component": "engine"}
+
+
+def _labels(name: str, component: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name, "app.kubernetes.io/component": component}
+
+
+def _resource(version: str, kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
+    # A copy of the labels: YAML would write an anchor and aliases for one dictionary in many places.
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": dict(labels)}, "spec": spec}
+
+
+def _engine_resources(d: Deployment, name: str, role: str, pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the resources of one side's engines (role "prefill" or "decode"), or of all engines (role "engine")."""
+    labels, own, resources = _labels(name, role), name if role == "engine" else f"{name}-{role}", []
     service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
     headless = {"clusterIP": "None", "publishNotReadyAddresses": False, **copy.deepcopy(service)}
+    if role == "engine":
+        resources.append(_resource("v1", "Service", own, labels, service))
+    pod_labels = dict(labels) if role == "engine" else labels | {LLM_D_ROLE: role, LLM_D_SERVING: "true"}
     stateful_set = {
-        "replicas": deployment.parallel.replicas,
-        "serviceName": f"{name}-pods",
+        "replicas": d.parallel.replicas,
+        "serviceName": f"{own}-pods",
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": dict(labels)},
-        "template": {
-            "metadata": {"labels": dict(labels)},
-            "spec": _pod(d, launch, image or engine.image, token_secret, name),
-        },
+        "template": {"metadata": {"labels": pod_labels}, "spec": pod},
     }
+    if role != "engine":
+        (container,) = pod["containers"]
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        container["env"] += [
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address},
+            {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(CHANNEL_PORT)},
+        ]
     budget = {"maxUnavailable": 1, "selector": {"matchLabels": dict(labels)}}
-    resources = [
-        # Each has copies of the labels: YAML would write an anchor and aliases for one dictionary in many places.
-        {"apiVersion": version, "kind": kind, "metadata": {"name": resource, "labels": dict(labels)}, "spec": spec}
-        for version, kind, resource, spec in (
-            ("v1", "Service", name, service),
-            ("v1", "Service", f"{name}-pods", headless),
-            ("apps/v1", "StatefulSet", name, stateful_set),
-            ("policy/v1", "PodDisruptionBudget", name, budget),
-        )
+    return [
+        *resources,
+        _resource("v1", "Service", f"{own}-pods", labels, headless),
+        _resource("apps/v1", "StatefulSet", own, labels, stateful_set),
+        _resource("policy/v1", "PodDisruptionBudget", own, labels, budget),
     ]
-    if OPTIONS in launch.command:
-        metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
-        config: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        resources.insert(0, config | {"data": {OPTIONS: trtllm_options(d, model)}})
-    label = ", ".join(alias for alias in d.gpu.aliases if alias.startswith("NVIDIA")) or d.gpu.name
-    remarks = (
-        f"{d.name}, served with {engine.title}. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}.",
-        (
-            f"Nodes must have {label}; where kinds are mixed, add a nodeSelector for nvidia.com/gpu.product "
-            "(GPU feature discovery) to the pod's spec."
-        ),
+
+
+def _router_resources(d: Deployment, name: str, image: str) -> list[dict[str, Any]]:
+    """Return the Service that receives requests, and the router that sends each to a prefill and a decode replica."""
+    assert d.decode is not None
+    labels, command = _labels(name, "router"), ["vllm-router", "--host", "0.0.0.0", "--port", str(PORT)]  # noqa: S104
+    command += ["--vllm-pd-disaggregation", "--policy", router_policy(replace(d, decode=None))]
+    for role, count in (("prefill", d.parallel.replicas), ("decode", d.decode.parallel.replicas)):
+        for i in range(count):
+            command += [f"--{role}", f"http://{name}-{role}-{i}.{name}-{role}-pods:{PORT}"]
+    install = f"pip install --quiet --target /tmp/router {ROUTER} && PYTHONPATH=/tmp/router exec /tmp/router/bin/"
+    container = {
+        "name": "router",
+        "image": image,
+        "command": ["sh", "-c", install + " ".join(command)],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 - of the container
+        "ports": [{"name": "http", "containerPort": PORT}],
+        "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    user = {"runAsNonRoot": True, "runAsUser": 2000, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    pod = {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": user,
+        "containers": [container],
+    }
+    template = {"metadata": {"labels": dict(labels)}, "spec": pod}
+    service = {"selector": dict(labels), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+    deployment = {"replicas": 1, "selector": {"matchLabels": dict(labels)}, "template": template}
+    return [
+        _resource("v1", "Service", name, labels, service),
+        _resource("apps/v1", "Deployment", f"{name}-router", labels, deployment),
+    ]
+
+
+def _shape_remarks(d: Deployment, engine: PodEngine) -> Iterator[str]:
+    if d.decode is not None:
+        both = ((d.parallel.replicas, replica_gpus(d)), (d.decode.parallel.replicas, replica_gpus(d.decoding())))
+        yield (
+            f"{d.name}, served with {engine.title}. Prefill replicas: {both[0][0]}; GPUs of each: {both[0][1]}. Decode "
+            f"replicas: {both[1][0]}; GPUs of each: {both[1][1]}."
+        )
+        yield (
+            f"The Service leads to a router ({ROUTER}, installed when its pod starts). The image must have NIXL. Where "
+            "GPUs reach each other by RDMA only, add its devices to the pods."
+        )
+        yield (
+            f"The pods have llm-d's labels ({LLM_D_ROLE}, {LLM_D_SERVING}), by which its endpoint picker finds both "
+            "sides; llm-d also needs its routing sidecar in the decode pods, which this file lacks."
+        )
+        return
+    yield f"{d.name}, served with {engine.title}. Replicas: {d.parallel.replicas}; GPUs of each: {replica_gpus(d)}."
+    yield (
         f"The Service spreads connections over {d.parallel.replicas} pods whatever their load; "
         "for a router see `On Kubernetes` in README.md."
         if d.parallel.replicas > 1
-        else "The one pod stands behind the Service.",
-        "The model is kept in an emptyDir: mount a PersistentVolumeClaim there to load it once.",
-        *(["The image runs as root, which the Pod Security level `restricted` refuses."] if not engine.user else []),
-        *_storage_remarks(d, name),
-        *launch.notes,
+        else "The one pod stands behind the Service."
     )
+
+
+def _yaml(resources: list[dict[str, Any]]) -> str:
+    import yaml
+
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
 
     def literal(dump: Any, value: str) -> Any:
         return dump.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     dumper.add_representer(str, literal)
-    text = yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100)
-    return "\n#\n".join(comment(remark) for remark in remarks) + f"\n{text}"
+    return str(yaml.dump_all(resources, Dumper=dumper, sort_keys=False, explicit_start=True, width=100))
 
 
 def is_nvidia(deployment: Deployment) -> bool:

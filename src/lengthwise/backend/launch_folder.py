@@ -40,9 +40,9 @@ from lengthwise.backend.launch import (
     script,
     visible_gpus,
 )
-from lengthwise.backend.sglang import sglang_launch
+from lengthwise.backend.sglang import BOOTSTRAP_PORT, sglang_launch, sglang_split_launches
 from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
-from lengthwise.backend.vllm import phased_launch, split_launches, vllm_launch
+from lengthwise.backend.vllm import DISAGGREGATED_NOTES, phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
 from lengthwise.schema.files import write_atomic
@@ -53,8 +53,9 @@ PREFILL_PORT, DECODE_PORT = PORT + 100, PORT + 200
 PREFILL_CHANNEL, DECODE_CHANNEL = 5600, 5700  # first ports of the side channels of KV transfers
 MAX_REQUESTS = 1000  # default number of requests of a load test
 TRACE, PLAN = "trace.jsonl", "PLAN.json"
-_ALWAYS = frozenset({"README.md", "vllm.sh", "sglang.sh", "load-test.sh", "scenario.toml", TRACE})
-_FILES = _ALWAYS | {"trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}  # of a launch folder
+_ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
+_SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
+_FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}
 _NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _STOP = """stop() {
   trap - INT TERM
@@ -138,17 +139,35 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     priced = (
         " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
     )
-    launches = {"vLLM (vllm.sh)": vllm_launch(d), "SGLang (sglang.sh)": sglang_launch(d)}
-    scripts = "`sh vllm.sh` or `sh sglang.sh`"
+    shape, untested = f"{degrees(d)}, replicas {d.parallel.replicas}", ""
+    if d.decode is not None:
+        sides, launches = _sides(d), {}
+        for engine_name, engine in (("vLLM", "vllm"), ("SGLang", "sglang")):
+            notes_of = dict.fromkeys(n for side in ("prefill", "decode") for n in sides[f"{engine}-{side}.sh"].notes)
+            launches[f"{engine_name} ({engine}-prefill.sh, {engine}-decode.sh)"] = Launch((), notes=tuple(notes_of))
+        scripts = "`sh vllm-prefill.sh` and `sh vllm-decode.sh`, or those of SGLang"
+        engine, first = "engines", "vllm-prefill.sh"
+        untested = (
+            " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
+            "ran."
+        )
+        of = d.decode.parallel
+        shape = f"prefill side: {shape}; decode side: tp {of.tp}, pp {of.pp}, replicas {of.replicas}"
+    else:
+        launches = {"vLLM (vllm.sh)": vllm_launch(d), "SGLang (sglang.sh)": sglang_launch(d)}
+        scripts, engine, first = "`sh vllm.sh` or `sh sglang.sh`", "engine", "vllm.sh"
     if d.scheduler.trtllm is not None:
         launches["TensorRT-LLM (trtllm.sh)"] = trtllm_launch(d)
         scripts = "`sh trtllm.sh`, or another engine by `sh vllm.sh` or `sh sglang.sh`"
     notes = {title: launch.notes for title, launch in launches.items()}
-    shared = [note for note in launches["vLLM (vllm.sh)"].notes if all(note in of for of in notes.values())]
+    shared = [note for note in next(iter(notes.values())) if all(note in of for of in notes.values())]
     versions = [ENGINES[key].release for key in ("", "sglang", *(["trtllm"] if d.scheduler.trtllm is not None else []))]
-    given = f"`MODEL=... sh vllm.sh` loads another checkpoint; flags of {', '.join(versions[:-1])} and {versions[-1]}"
-    steps = [f"Start the engine, {scripts} ({given})."]
-    if d.parallel.replicas > 1:
+    given = f"`MODEL=... sh {first}` loads another checkpoint; flags of {', '.join(versions[:-1])} and {versions[-1]}"
+    steps = [f"Start the {engine}, {scripts} ({given})."]
+    if d.decode is not None:
+        router = "`sh vllm-router.sh` or `sh sglang-router.sh` (from PyPI)"
+        steps.append(f"Start the router in front of both sides, {router}.")
+    elif d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
     client = "It runs `vllm bench serve`: install vLLM (`pip install vllm`) where you start it, whatever the engine."
@@ -168,9 +187,9 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         f"# {d.model.name}: {name}",
         claim,
         (
-            f"{d.name}: {degrees(d)}, replicas {d.parallel.replicas}, "
+            f"{d.name}: {shape}, "
             f"{d.price_per_hour_usd:.2f} USD an hour at the catalog's prices{priced}. This was simulated, not "
-            "measured; below is how to measure it."
+            f"measured; below is how to measure it.{untested}"
         ),
         "## Run it",
         "\n".join(f"{i}. {step}" for i, step in enumerate(steps, 1)),
@@ -186,7 +205,7 @@ def _on_kubernetes(d: Deployment, name: str) -> str:
         "If Hugging Face shows the model as gated, first create the Secret with your token, from a file `token`: "
         f"`kubectl create secret generic {TOKEN_SECRET} --from-file=token`. Then `kubectl apply -f kubernetes.yaml`."
     )
-    if d.parallel.replicas == 1:
+    if d.parallel.replicas == 1 or d.decode is not None:
         forward = f"kubectl port-forward service/{name} {PORT}"
         return f"{apply} For the load test, `{forward}` makes the Service's port one of this machine."
     workers = " ".join(f"http://{name}-{i}.{name}-pods:{PORT}" for i in range(d.parallel.replicas))
@@ -344,9 +363,10 @@ def write_launch(
 ) -> list[Path]:
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
-    The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), a router for several
-    replicas, Kubernetes resources of the engine whose rules were simulated if a replica fits a node with NVIDIA GPUs
-    and its checkpoint is known, a load test with its trace, the scenario, and a README.
+    The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), one for each side if
+    prefill and decode replicas are separate. It has a router for several replicas, Kubernetes resources of the engine
+    whose rules were simulated if a replica fits a node with NVIDIA GPUs and its checkpoint is known, a load test with
+    its trace, the scenario, and a README.
 
     The folder's parent must exist. The load test sends all of ``workload``. The ``claim`` is a sentence with
     the result of the simulation, the ``expectation`` one with that of the load test. Raises OutputError if a file
@@ -355,24 +375,26 @@ def write_launch(
     d = deployment
     options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
     title = f"{name}: {d.name}, {degrees(d)}, with"
-    texts = {
-        "README.md": "",
-        "vllm.sh": server_script(f"{title} vLLM.", vllm_launch(d, **options), d),
-        "sglang.sh": server_script(f"{title} SGLang.", sglang_launch(d, **options), d),
-        "scenario.toml": scenario_text,
-    }
+    texts = {"README.md": "", "scenario.toml": scenario_text}
+    if d.decode is not None:
+        texts |= _split_scripts(d, name)
+    else:
+        texts["vllm.sh"] = server_script(f"{title} vLLM.", vllm_launch(d, **options), d)
+        texts["sglang.sh"] = server_script(f"{title} SGLang.", sglang_launch(d, **options), d)
     if d.scheduler.trtllm is not None:
         texts["trtllm.sh"] = server_script(f"{title} TensorRT-LLM.", trtllm_launch(d, **options), d)
         texts[OPTIONS] = trtllm_options(d)
-    if d.parallel.replicas > 1:
+    if d.parallel.replicas > 1 and d.decode is None:
         texts["router.sh"] = router_script(d)
-    has_manifest = fits_node(d) and PLACEHOLDER not in pod_engine(d).launch(d).command and is_nvidia(d)
+    one = replace(d, decode=None)
+    both = [one] if d.decode is None else [one, d.decoding()]
+    has_manifest = all(map(fits_node, both)) and PLACEHOLDER not in pod_engine(d).launch(one).command and is_nvidia(d)
     if has_manifest:
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
-    texts["load-test.sh"] = load_test_script(load_launch, _model_of(vllm_launch(d).command))
+    texts["load-test.sh"] = load_test_script(load_launch, _model_of(vllm_launch(one).command))
     texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
     files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload, len(workload))
@@ -481,18 +503,86 @@ def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
             f"{engines.title}: prefills.{note}", prefill, prefill_sets, PREFILL_PORT, PREFILL_CHANNEL
         ),
         "decode.sh": _side_script(f"{engines.title}: decodes.{note}", decode, decode_sets, DECODE_PORT, DECODE_CHANNEL),
-        "router.sh": _split_router_script(pairs),
+        "router.sh": _sides_router_script("vllm", pairs, pairs, "round_robin"),
     }
 
 
+def _sides(d: Deployment) -> dict[str, Launch]:
+    """Return the command of each side of a disaggregated deployment by its script's name, for vLLM and SGLang."""
+    prefill, decode, device = replace(d, decode=None), d.decoding(), _device(d)
+    launches = (
+        *split_launches(prefill, decode, device=device, notes=DISAGGREGATED_NOTES),
+        *sglang_split_launches(prefill, decode, device=device),
+    )
+    return dict(zip((name for name in _SPLIT if "router" not in name), launches, strict=True))
+
+
+def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
+    """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
+    sides = {"prefill": replace(d, decode=None), "decode": d.decoding()}
+    shares_node, first, texts = d.gpus <= d.node.gpus, 0, dict[str, str]()
+    gpu_sets: dict[str, list[range]] = {}
+    for side, of in sides.items():
+        width = min(replica_gpus(of), d.node.gpus)
+        starts = range(first, first + _node_replicas(of) * width, width)
+        gpu_sets[side] = [range(start, start + width) for start in starts]
+        first = starts.stop if shares_node else 0
+    for script_name, launch in _sides(d).items():
+        engine, side = script_name.removesuffix(".sh").split("-")
+        of, sets = sides[side], gpu_sets[side]
+        title = f"{name}: {d.name}, the {side} side, tp {of.parallel.tp}, pp {of.parallel.pp}."
+        if not shares_node:
+            title += (
+                f" A node has {len(sets)} of its {of.parallel.replicas} replicas: run this on each node, with HOST= "
+                "its address."
+            )
+        port, channel = (PREFILL_PORT, PREFILL_CHANNEL) if side == "prefill" else (DECODE_PORT, DECODE_CHANNEL)
+        channel = BOOTSTRAP_PORT if engine == "sglang" else channel
+        texts[script_name] = _side_script(title, launch, sets, port, channel)
+    policy, other = map(router_policy, sides.values())
+    note = f"The decode side was behind a {other} router; the command has one policy for both sides."
+    notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
+    for engine in ("vllm", "sglang"):
+        texts[f"{engine}-router.sh"] = _sides_router_script(engine, prefills, decodes, policy, notes)
+    return texts
+
+
+def _sides_router_script(engine: str, prefills: int, decodes: int, policy: str, notes: tuple[str, ...] = ()) -> str:
+    """Return the script of a router that sends each request to a prefill and a decode replica of this node."""
+    switch = "--vllm-pd-disaggregation" if engine == "vllm" else "--pd-disaggregation"
+    program = "vllm-router" if engine == "vllm" else "python3 -m sglang_router.launch_router"
+    notes = (f"Install it: pip install {engine}-router. It listens at port {PORT}, where requests go.", *notes)
+    urls = [
+        [f"http://127.0.0.1:{port + i}" for i in range(count)]
+        for count, port in ((prefills, PREFILL_PORT), (decodes, DECODE_PORT))
+    ]
+    bootstrap = ""
+    if engine == "sglang":
+        urls[0] = [f"{url}@{BOOTSTRAP_PORT + i}" for i, url in enumerate(urls[0])]
+        bootstrap = ' "${url#*@}"'
+        notes += ("An address of PREFILLS ends with @ and the engine's bootstrap port.",)
+    body = (
+        f"PREFILLS=${{PREFILLS:-'{' '.join(urls[0])}'}}\nDECODES=${{DECODES:-'{' '.join(urls[1])}'}}\n\nset --\n"
+        f'for url in $PREFILLS; do\n  set -- "$@" --prefill "${{url%@*}}"{bootstrap}\ndone\n'
+        'for url in $DECODES; do\n  set -- "$@" --decode "$url"\ndone\n'
+        f'exec {program} --host 127.0.0.1 --port {PORT} {switch} --policy {policy} "$@"\n'
+    )
+    title = "The router in front of both sides; PREFILLS and DECODES list the addresses of their replicas."
+    return script(title, Launch((program,), notes=notes), body)
+
+
 def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: int, channel: int) -> str:
-    replaced = {"serve": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
+    replaced = {"serve": '"$MODEL"', "--model-path": '"$MODEL"', "--host": '"$HOST"', "--port": '"$2"'}
+    replaced["--disaggregation-bootstrap-port"] = '"$3"'
     command = invocation(launch.command, replaced, "  ")
     head = default_model(_model_of(launch.command)) + "HOST=${HOST:-127.0.0.1}\n"
+    variables = {"CUDA_VISIBLE_DEVICES": "$1"}
+    if "--model-path" not in launch.command:
+        variables |= {"VLLM_NIXL_SIDE_CHANNEL_PORT": "$3", "VLLM_NIXL_SIDE_CHANNEL_HOST": "$HOST"}
     serve = (
         "# serve GPUS PORT CHANNEL\nserve() {\n"
-        "  CUDA_VISIBLE_DEVICES=$1 VLLM_NIXL_SIDE_CHANNEL_PORT=$3 VLLM_NIXL_SIDE_CHANNEL_HOST=$HOST\n"
-        "  export CUDA_VISIBLE_DEVICES VLLM_NIXL_SIDE_CHANNEL_PORT VLLM_NIXL_SIDE_CHANNEL_HOST\n"
+        f"  {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
+        f"  export {' '.join(variables)}\n"
         f"  exec {command}\n}}\n"
     )
     calls = [f"serve {','.join(map(str, gpus))} {port + i} {channel + i}" for i, gpus in enumerate(gpu_sets)]
@@ -502,14 +592,3 @@ def _side_script(title: str, launch: Launch, gpu_sets: Sequence[range], port: in
         background = "".join(f'{call} &\npids="$pids $!"\n' for call in calls)
         start = f"pids=\n{_STOP}{background}wait\n"
     return script(title, launch, f"{head}\n{serve}\n{start}")
-
-
-def _split_router_script(pairs: int) -> str:
-    command = ["vllm-router", "--host", "127.0.0.1", "--port", str(PORT), "--vllm-pd-disaggregation"]
-    for flag, port in (("--prefill", PREFILL_PORT), ("--decode", DECODE_PORT)):
-        for i in range(pairs):
-            command += [flag, f"http://127.0.0.1:{port + i}"]
-    note = f"Install it: pip install vllm-router. It listens at port {PORT}, where requests go."
-    title = "The router in front of the two sides. On several nodes, name the addresses of all engines."
-    launch = Launch((*command, "--policy", "round_robin"), notes=(note,))
-    return script(title, launch, f"exec {shlex.join(command)} \\\n  --policy round_robin\n")

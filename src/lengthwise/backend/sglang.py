@@ -6,6 +6,8 @@ Sources: ``sglang/srt/arg_groups`` of https://github.com/sgl-project/sglang.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from lengthwise.backend import launch
 from lengthwise.backend.launch import Launch
@@ -88,6 +90,42 @@ def sglang_launch(
     notes = (*weights.notes, *_notes(d), *launch.shared_notes(d))
     command = ("python3", "-m", "sglang.launch_server", *launch.flags(pairs))
     return Launch(command, launch.environment_of(d, device, replica), notes)
+
+
+BOOTSTRAP_PORT = 8998  # where decode engines find a prefill engine
+_DISAGGREGATED_NOTES = (
+    (
+        "Disaggregation was simulated as vLLM has it. SGLang needs NIXL for this command (pip install nixl); its own "
+        "default is --disaggregation-transfer-backend mooncake."
+    ),
+    (
+        "Without memory for a decode, a request was simulated to return to a prefill replica; SGLang retracts it and "
+        "resumes it on its decode engine."
+    ),
+)
+
+
+def sglang_split_launches(prefill: Deployment, decode: Deployment, **options: Any) -> tuple[Launch, Launch]:
+    """Return the command of a prefill engine, and the command of a decode engine that receives its KV cache.
+
+    ``options`` are those of ``sglang_launch``.
+    """
+    transfer = ("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", str(BOOTSTRAP_PORT))
+    first, second = (
+        replace(
+            plain := sglang_launch(deployment, **options),
+            # No step of a side has both prompts and decodes.
+            command=(
+                *(w for w in plain.command if w != "--enable-mixed-chunk"),
+                "--disaggregation-mode",
+                mode,
+                *transfer,
+            ),
+            notes=(*_DISAGGREGATED_NOTES, *plain.notes),
+        )
+        for deployment, mode in ((prefill, "prefill"), (decode, "decode"))
+    )
+    return first, second
 
 
 def _has_radix_cache(d: Deployment) -> bool:

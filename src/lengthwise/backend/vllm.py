@@ -246,6 +246,19 @@ SPLIT_NOTES = (
 )
 
 
+DISAGGREGATED_NOTES = (
+    "vLLM's disaggregation needs NIXL (pip install nixl), and GPUs that reach each other by NVLink, PCIe or RDMA.",
+    (
+        "The first token was simulated as sent when the prefill ends. The router streams the answer of the decode "
+        "engine, which computes the last token of the prompt again: TTFT has the KV transfer and a decode step in it."
+    ),
+    (
+        "Without memory for a decode, a request was simulated to return to a prefill replica; a decode engine of vLLM "
+        "prefills it itself, which delays the decodes there."
+    ),
+)
+
+
 def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device: str = "cuda") -> Launch:
     """Return the command of a vLLM with a scheduler plugin that alternates prefill and decode phases.
 
@@ -257,13 +270,18 @@ def phased_launch(deployment: Deployment, settings: Mapping[str, Any], *, device
     return _extended(vllm_launch(deployment, device=device), more, (PHASES_NOTE,))
 
 
-def split_launches(prefill: Deployment, decode: Deployment, *, device: str = "cuda") -> tuple[Launch, Launch]:
-    """Return the command of a prefill engine, and the command of a decode engine that receives its KV cache."""
+def split_launches(
+    prefill: Deployment, decode: Deployment, *, notes: tuple[str, ...] = SPLIT_NOTES, **options: Any
+) -> tuple[Launch, Launch]:
+    """Return the command of a prefill engine, and the command of a decode engine that receives its KV cache.
+
+    ``options`` are those of ``vllm_launch``.
+    """
     first, second = (
         _extended(
-            vllm_launch(deployment, device=device),
+            vllm_launch(deployment, **options),
             ("--kv-transfer-config", json.dumps({"kv_connector": CONNECTOR, "kv_role": role})),
-            SPLIT_NOTES,
+            notes,
         )
         for deployment, role in ((prefill, "kv_producer"), (decode, "kv_consumer"))
     )

@@ -14,7 +14,7 @@ from lengthwise.cli.tables import duration, fit_note, gib, print_properties, pri
 
 if TYPE_CHECKING:
     from lengthwise.schema.deployment import KvGroups, Parallelism
-    from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Step
+    from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Sides, Step
     from lengthwise.usecases.variants import Variant
 
 EXAMPLES = """\b
@@ -140,27 +140,67 @@ def _experts(p: Parallelism) -> str:
 
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
-    d, kv = variant.deployment, variant.deployment.kv
-    p, weights, evidence = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.evidence
-    source = evidence.source
+    d, sides = found.deployment, found.sides
+    p, weights, source = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.evidence.source
+    rows = [("parallelism", f"tp {p.tp}, pp {p.pp}, {_experts(p)}replicas {p.replicas}")]
+    if sides is not None:
+        of = sides.decode.deployment.parallel
+        transfer = f"{duration(sides.transfer_s)} for a mean prompt"
+        rows = [
+            ("prefill side", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
+            ("decode side", f"tp {of.tp}, pp {of.pp}, replicas {of.replicas}"),
+            ("KV transfer", transfer + (", one at a time" if d.decode and d.decode.kv_transfer.one_at_a_time else "")),
+        ]
     print_properties(
         variant.name,
         [
             ("model", f"{d.model.name}, {weights} weights"),
-            ("hardware", f"{p.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
-            ("parallelism", f"tp {p.tp}, pp {p.pp}, {_experts(p)}replicas {p.replicas}"),
+            ("hardware", f"{d.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
+            *rows,
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
             *_caches(found),
             ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
-            ("fit", fit_note(evidence.fit) if evidence.fit else ""),
-            ("KV cache groups", _groups(kv.groups) if kv.groups else ""),
+            ("fit", fit_note(d.cost.evidence.fit) if d.cost.evidence.fit else ""),
+            ("KV cache groups", _groups(d.kv.groups) if d.kv.groups else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),
         ],
     )
     typer.echo()
     if variant.scenario.engine.name:
         _show_engines(variant)
+    if sides is None:
+        _show_replica(found, "a replica")
+    else:
+        _show_sides(sides)
+        _show_replica(found, "a prefill replica")
+        typer.echo()
+        _show_replica(sides.decode, "a decode replica")
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+
+
+def _show_sides(sides: Sides) -> None:
+    """Print the bound of each part on the rate, and the numbers of replicas that would be balanced."""
+    rows = [
+        (name, f"{rate:,.3g}" if math.isfinite(rate) else "no limit", "*" if name == sides.binds else "")
+        for name, rate in sides.rates_rps.items()
+    ]
+    print_table(("part", "at most, requests/s", "binds"), rows)
+    ratio = sides.decodes_per_prefill
+    if math.isfinite(ratio) and ratio > 0:
+        each = (
+            f"{ratio:.3g} decode replicas for each prefill replica"
+            if ratio >= 1
+            else (f"{1 / ratio:.3g} prefill replicas for each decode replica")
+        )
+        typer.echo(f"Both sides have the same bound with {each}.")
+    typer.echo()
+
+
+def _show_replica(found: Explanation, replica: str) -> None:
+    """Print the memory of a replica, the batches that fit, and the operators of its steps."""
+    d, kv, evidence = found.deployment, found.deployment.kv, found.deployment.cost.evidence
     tokens = f"{kv.kv_tokens(d.max_model_len):,} tokens" + (" of longest requests" if kv.groups else "")
     memory = [
         ("memory", gib(d.gpu.memory_bytes), ""),
@@ -172,7 +212,7 @@ def show(variant: Variant, found: Explanation) -> None:
             f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens}",
         ),
     ]  # fmt: skip
-    print_table(("the fullest GPU of a replica", "size", "of what"), memory)
+    print_table((f"the fullest GPU of {replica}", "size", "of what"), memory)
     typer.echo()
     if found.tiers:
         head = ("prefixes are cached in", "size", "tokens", f"contexts of {found.context_tokens:,} tokens")
@@ -188,11 +228,12 @@ def show(variant: Variant, found: Explanation) -> None:
         typer.echo()
         errors = [(row.operator, f"{100 * row.median:.2f}%", f"{100 * row.p95:.2f}%") for row in evidence.fit]
         print_table(("fit of the profile, error", "median", "p95"), errors)
-    ranks = f", of which each of {p.dp} data-parallel ranks has such a batch" if p.dp > 1 else ""
-    typer.echo(
-        f"\nOne step of a replica{ranks}; each decoding sequence has {found.context_tokens:,} tokens cached."
-        "\nBound by: c compute, m memory, n network, l latency."
-    )
+    dp = d.parallel.dp
+    ranks = f", of which each of {dp} data-parallel ranks has such a batch" if dp > 1 else ""
+    cached = f"; each decoding sequence has {found.context_tokens:,} tokens cached"
+    decodes = any(not step.name.startswith("prompt") for step in found.steps)
+    typer.echo(f"\nOne step of {replica}{ranks}{cached if decodes else ''}.")
+    typer.echo("Bound by: c compute, m memory, n network, l latency.")
     steps = found.steps
     operators = dict.fromkeys(operator.name for step in steps for operator in step.operators)
     rows = [
@@ -204,8 +245,6 @@ def show(variant: Variant, found: Explanation) -> None:
         *([f"bound by {bound}", *(f"{step.bound_shares[bound]:.0%}" for step in steps)] for bound in _BOUND),
     ]
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
-    for note in found.notes:
-        typer.echo(f"note: {note}")
 
 
 def _show_engines(variant: Variant) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lengthwise import search
 from lengthwise.config.files import Table, merged
 from lengthwise.config.sections import (
+    DecodeSection,
     DeploymentSection,
     EngineSection,
     KVOffloadingTable,
@@ -30,6 +31,7 @@ _SECTIONS |= {"scheduler": SchedulerSection}
 VARIABLE = {f"{name}.{key}": section for name, section in _SECTIONS.items() for key in section.model_fields}
 VARIABLE |= {f"engine.kv_offloading.{key}": KVOffloadingTable for key in KVOffloadingTable.model_fields}
 VARIABLE |= {f"deployment.speculation.{key}": SpeculationTable for key in SpeculationTable.model_fields}
+VARIABLE |= {f"deployment.decode.{key}": DecodeSection for key in DecodeSection.model_fields}
 """The settings that may be an axis: section class by dotted key."""
 _AXES = {
     "engine": "engine.name",
@@ -73,6 +75,8 @@ def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
     section, dot, key = text.rpartition(".")
     if section == "kv_offloading":
         return f"engine.{text}"
+    if section == "decode":
+        return f"deployment.decode.{aliases.get('deployment', {}).get(key, key)}"
     if dot:
         return f"{section}.{aliases.get(section, {}).get(key, key)}"
     names = (f"{name}.{aliases.get(name, {}).get(text, text)}" for name in _SECTIONS)
@@ -119,7 +123,8 @@ def with_first_values(settings: Table) -> Table:
     for _, axes in _spaces(settings):
         for key, values in axes.items():
             first = _values(values)[:1]
-            if key in VARIABLE and first and key != search.REPLICAS and value_at(out, key.split(".")) is None:
+            is_own = key != search.REPLICAS and VARIABLE.get(key) not in (None, DecodeSection)
+            if is_own and first and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out
 
@@ -164,7 +169,7 @@ def _spaces(settings: Table) -> list[tuple[tuple[str, ...], Table]]:
 def _reasons_against(key: str, value: Any) -> list[str]:
     """Return why the setting ``key`` cannot have the value, apart from rules that involve other keys."""
     section, leaf = VARIABLE[key], key.rpartition(".")[2]
-    if key == search.REPLICAS and value in ("fill", "auto"):
+    if key in (search.REPLICAS, search.DECODE_REPLICAS) and value in ("fill", "auto"):
         return []
     required: Table = {"model": "any", "gpu": "any"} if section is DeploymentSection else {}
     if section is SpeculationTable:

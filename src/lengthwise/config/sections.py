@@ -55,8 +55,8 @@ class DecodeSection(Section):
     prefill side. The decode side has no prefix cache.
     """
 
-    tp: UpTo1024 = 1  # tensor-parallel degree
-    pp: UpTo1024 = 1  # number of pipeline stages
+    tp: UpTo1024 | None = None  # tensor-parallel degree; None: that of the prefill side
+    pp: UpTo1024 | None = None  # number of pipeline stages; None: that of the prefill side
     replicas: Replicas = 1  # number of replicas that only decode
     num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
@@ -281,6 +281,17 @@ class DeploymentSection(Section):
     num_blocks: Count | None = None
     decode: DecodeSection | None = None  # with a decode side, the replicas of this table only prefill
     speculation: SpeculationTable | None = None  # speculative decoding
+    # Whether there is a decode side: false leaves ``decode`` out, true has one without the table, too. None: if there
+    # is the table.
+    disaggregate: bool | None = None
+
+    @property
+    def decode_side(self) -> DecodeSection | None:
+        """Return the decode side with its parallelism, or None if every replica prefills and decodes."""
+        if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
+            return None
+        side = self.decode or DecodeSection()
+        return side.model_copy(update={"tp": side.tp or self.tp, "pp": side.pp or self.pp})
 
     @property
     def gpus(self) -> int:
@@ -500,6 +511,7 @@ class SearchSection(Section):
         default_factory=dict
     )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
     # ``deployment.replicas`` may be "fill": as many as max_gpus allows, or "auto": the fewest that meet limits at rate.
+    # With a decode side, "fill" tries each split of max_gpus, and "auto" all numbers up to it (``usecases.search``).
     space: dict[str, Any] = Field(default_factory=dict)  # a list of values for each axis: ``tp = [1, 2, 4]``
     any_of: list[dict[str, Any]] = Field(default_factory=list)  # alternatives of further axes; a configuration has one
     strategy: Literal["pruned", "exhaustive", "bayesian"] = "pruned"

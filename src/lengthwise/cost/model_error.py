@@ -44,7 +44,7 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     """Return the deployment and ``draws`` copies with perturbed cost tables.
 
     In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
-    A separate decode side keeps its tables. If no error is known, there are no copies.
+    Both sides of a disaggregated deployment share them, too. If no error is known, there are no copies.
     """
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*(part for part in PARTS if part != "shared"), "step", "front")
@@ -55,8 +55,14 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     context, shared = (design(draws, 1, seed + offset)[:, 0].tolist() for offset in (2, 3))
     normals = ({(part, k): z for part, pair in zip(columns, row) for k, z in enumerate(pair)} for row in rows)  # noqa: B905
     more = ({(CONTEXT, 0): z, ("shared", 0): of} for z, of in zip(context, shared, strict=True))
-    each = map(or_, normals, more)
-    return [deployment, *(replace(deployment, cost=_scaled(cost, cost.evidence.errors, one)) for one in each)]
+    made = [deployment]
+    for one in map(or_, normals, more):
+        copy = replace(deployment, cost=_scaled(cost, cost.evidence.errors, one))
+        if (side := deployment.decode) is not None:
+            tables = _scaled(side.cost, side.cost.evidence.errors, one)
+            copy = replace(copy, decode=replace(side, cost=tables))
+        made.append(copy)
+    return made
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:

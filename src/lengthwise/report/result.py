@@ -77,7 +77,7 @@ def hardware(results: Sequence[Result]) -> str:
             " on ".join(filter(None, (r.engine.get("Model"), r.engine.get("Engine")))) or r.name for r in measured
         )
         return " / ".join(dict.fromkeys(labels))
-    setups = {(d.model.name, d.parallel.gpus, d.gpu.name) for d in known}
+    setups = {(d.model.name, d.gpus, d.gpu.name) for d in known}
     if len(setups) == 1:
         model, gpus, gpu = setups.pop()
         return f"{model} on {gpus} {TIMES} {gpu}"

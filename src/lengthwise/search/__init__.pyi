@@ -1,3 +1,4 @@
+from .bounds import ceiling as ceiling
 from .bounds import rejections as rejections
 from .capacity_search import RAMP_SPANS as RAMP_SPANS
 from .capacity_search import Capacity as Capacity
@@ -17,12 +18,14 @@ from .limits import check_limit as check_limit
 from .limits import objective as objective
 from .limits import with_stability as with_stability
 from .load import Load as Load
+from .objectives import DECODE_REPLICAS as DECODE_REPLICAS
 from .objectives import REPLICAS as REPLICAS
 from .objectives import AtCapacity as AtCapacity
 from .objectives import Bench as Bench
 from .objectives import sized as sized
 from .space import Space as Space
 from .space import checked as checked
+from .space import settings_key as settings_key
 from .store import Store as Store
 from .store import code_version as code_version
 from .store import content_key as content_key

@@ -10,13 +10,16 @@ one step per output token. A step computes at most its token budget, if the batc
 at most the KV tokens that fit in the cache, and more only where requests share blocks. If the quantile q of the time
 between tokens is limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive
 no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
+
+Under disaggregation each side has its part of a request's work, its own steps and its own limits, and the rate is at
+most the smaller bound of both. If transfers go one at a time, a replica of each side is also limited by their times.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -43,16 +46,18 @@ SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table
 
 @dataclass(frozen=True)
 class MeanWork:
-    """The mean work of a request.
+    """The mean work of a request on a replica: all of it, or that of one side.
 
-    ``tokens`` is the least number of computed tokens (uncached prompt and output, less one). ``decodes`` is the number
-    of decode steps; with speculation, each gives up to 1 + num_speculative_tokens tokens. ``kv_reads`` is the number of
-    cached tokens that these steps read, ``kv_own`` the same without tokens whose blocks other requests may share.
-    ``pairs`` is the number of (query, key) pairs in the attention of its prompt.
+    ``tokens`` is the number of computed tokens (uncached prompt and output, less one). ``decodes`` is the number of
+    decode steps; with speculation, each gives up to 1 + num_speculative_tokens tokens. A request takes part in at least
+    ``steps`` steps. ``kv_reads`` is the number of cached tokens that its decode steps read, ``kv_own`` the number of
+    tokens in its blocks, summed over its steps (on replicas that decode, its decode steps), without blocks that other
+    requests may share. ``pairs`` is the number of (query, key) pairs in the attention of its prompt.
     """
 
     tokens: float
     decodes: float
+    steps: float
     kv_reads: float
     kv_own: float
     pairs: float
@@ -64,43 +69,74 @@ class Ceiling:
 
     ``rate_rps`` is infinite if no request is admitted. ``min_step_s`` is the time of a step of one token through all
     stages. ``jct_s`` is approximately the JCT of a mean request at full load. ``impossible`` maps the metric of each
-    limit that breaks at every rate to the reason.
+    limit that breaks at every rate to the reason. ``parts`` has the bound of each part of the deployment: the replicas
+    or, under disaggregation, each side and the KV transfer; the front end if it has one. ``rate_rps`` is the smallest.
     """
 
     rate_rps: float
     min_step_s: float
     jct_s: float
     impossible: dict[str, str]
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
     """Return an upper bound on the rate that the deployment sustains on such requests under these limits."""
-    deployment.require_one_side("a bound on the rate (capacity, search)")
+    limits, decode = tuple(limits), deployment.decode
     most = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)  # tokens of a step
-    limits = tuple(limits)
-    stages = _Stages(deployment)
+    sides = [deployment] if decode is None else [replace(deployment, decode=None), deployment.decoding()]
+    stages = [_Stages(side) for side in sides]
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
     is_admitted = _admitted(deployment, requests)
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     computed = _computed_tokens(deployment, requests)[is_admitted]
-    impossible = _impossible(limits, stages, computed, 1 + -(-(output - 1) // most))
-    min_step_s = float(stages.through_s[1])
+    transfer_s: Floats = np.zeros(len(prompt))
+    if decode is not None:
+        link = decode.kv_transfer
+        transfer_s = np.where(output > 1, link.fixed_s + link.token_s * prompt, 0.0)
+    impossible = _impossible(limits, stages, computed, (output, -(-(output - 1) // most)), transfer_s)
+    min_step_s = float(stages[-1].through_s[1])
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
-    work = MeanWork(
-        tokens=float((c + d).mean()),
-        decodes=float(d.mean()) / most,
-        kv_reads=float((p * d + d * (d - 1) / 2).mean()) / most,
-        kv_own=float((c * d + d * (d - 1) / 2).mean()) / most,
-        pairs=float((c * (p - c / 2)).mean()),
-    )
-    rate, per_step = stages.rate(work, _completions_per_step(deployment, work, limits, stages.through_s))
-    jct_s = work.decodes * per_step / rate * deployment.parallel.pp
-    serial_s = deployment.cost.front.serial_s
-    front_rps = 1 / serial_s if serial_s else math.inf  # all replicas have one front end
-    total = min(rate * deployment.parallel.ranks, front_rps) * SLACK / float(is_admitted.mean())
-    return Ceiling(total, min_step_s, jct_s, impossible)
+    prefilled, decoded, read = float(c.mean()), float(d.mean()) / most, float((p * d + d * (d - 1) / 2).mean()) / most
+    pairs, own = float((c * (p - c / 2)).mean()), float((c * d + d * (d - 1) / 2).mean()) / most
+    works = [MeanWork(float((c + d).mean()), decoded, decoded + 1, read, own, pairs)]
+    if decode is not None:
+        works = [
+            MeanWork(prefilled, 0.0, 1.0, 0.0, prefilled, pairs),
+            MeanWork(decoded, decoded, decoded, read, read, 0.0),
+        ]
+    rates, jct_s = [], float(transfer_s.mean())
+    for side, of, work in zip(sides, stages, works, strict=True):
+        rate, per_step = math.inf, 0.0
+        if work.tokens:  # otherwise no request decodes
+            rate, per_step = of.rate(work, _completions_per_step(side, work, limits, of.through_s))
+            jct_s += (work.decodes if side is sides[-1] else 1.0) * per_step / rate * side.parallel.pp
+        rates.append(rate * side.parallel.ranks)
+    parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
+    if serial_s := deployment.cost.front.serial_s:
+        parts["front end"] = 1 / serial_s  # all replicas have one
+    parts = {name: rate * SLACK / float(is_admitted.mean()) for name, rate in parts.items()}
+    return Ceiling(min(parts.values()), min_step_s, jct_s, impossible, parts)
+
+
+def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:
+    """Return the bounds of both sides and of the KV transfer.
+
+    ``rates`` are those of the sides, if every request is prefilled once and has ``decoded`` tokens decoded. A request
+    that is preempted for recomputation gets a token by another prefill. With m preemptions a request, the rate r is
+    limited by (1 + m) r <= prefill rate and (decoded - m) r <= decoded x decode rate, of which the sum does not have m.
+    """
+    decode = deployment.decode
+    assert decode is not None
+    prefill_rps, decode_rps = rates
+    if decode.preemption_mode == "recompute" and decode_rps < prefill_rps:
+        decode_rps = (prefill_rps + decoded * decode_rps) / (1 + decoded)
+    transfer_rps = math.inf
+    if decode.kv_transfer.one_at_a_time and transfer_s:
+        transfer_rps = min(deployment.parallel.replicas, decode.parallel.replicas) / transfer_s
+    return {"prefill side": prefill_rps, "KV transfer": transfer_rps, "decode side": decode_rps}
 
 
 def fits_any(deployment: Deployment, load: Load) -> bool:
@@ -149,7 +185,11 @@ def _rejections(deployment: Deployment, requests: Workload) -> npt.NDArray[np.in
     """Return why each request is rejected, [n], apart from its parents."""
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.kv_tokens(deployment.max_model_len))
-    if prompt.max() <= largest * (1 - deployment.watermark):
+    fitting = largest * (1 - deployment.watermark)
+    if deployment.decode is not None:  # which admits the prompt and the first token
+        side = deployment.decoding()
+        fitting = min(fitting, side.kv.kv_tokens(side.max_model_len) * (1 - side.watermark) - 1)
+    if prompt.max() <= fitting:
         too_long = int(Rejection.PROMPT_REACHES_MAX_MODEL_LEN)
         return np.where(prompt < deployment.max_model_len, int(Rejection.NONE), too_long)
     # The rules of rejection depend on the scheduler, so the engine applies them.
@@ -175,7 +215,7 @@ def _completions_per_step(deployment: Deployment, work: MeanWork, limits: Iterab
     if full := kv.groups.full if kv.groups else 1:  # every token is in the blocks of these groups
         kv_tokens = kv.num_blocks * kv.block_size / full
     seqs = min(deployment.limits.max_step_seqs or math.inf, deployment.limits.max_num_seqs)
-    caps = [kv_tokens / work.kv_own if work.kv_own else math.inf, seqs / (work.decodes + 1)]
+    caps = [kv_tokens / work.kv_own if work.kv_own else math.inf, seqs / work.steps]
     batching = policy.resolve("batching", deployment.scheduler.batching)
     if batching.builtin and batching.name in BUDGETED and not deployment.scheduler.engine_rules:
         caps.append(max(deployment.limits.max_num_batched_tokens, seqs) / work.tokens)
@@ -296,10 +336,15 @@ def _min_ratio(seconds: Floats, work: Floats) -> float:
     return float((seconds / work)[seconds > 0].min(initial=np.inf)) if (seconds > 0).any() else 0.0
 
 
-def _impossible(limits: Iterable[Limit], stages: _Stages, prompt: Ints, output: Ints) -> dict[str, str]:
-    min_step_s, ttft_s = float(stages.through_s[1]), stages.isolated_s(prompt)
-    isolated = {"ttft": ttft_s, "jct": ttft_s + (output - 1) * min_step_s}
-    isolated |= {name: np.full(int((output > 1).sum()), min_step_s) for name in ("tbt", "tpot")}
+def _impossible(
+    limits: Iterable[Limit], stages: list[_Stages], prompt: Ints, outputs: tuple[Ints, Ints], transfer_s: Floats
+) -> dict[str, str]:
+    """Return the limits that no request alone meets. ``outputs`` are tokens, and the fewest decode steps for them."""
+    min_step_s, ttft_s = float(stages[-1].through_s[1]), stages[0].isolated_s(prompt)
+    output, steps = outputs
+    decodes, decode_s = output > 1, transfer_s + steps * min_step_s
+    isolated = {"ttft": ttft_s, "jct": ttft_s + decode_s, "tbt": np.full(int(decodes.sum()), min_step_s)}
+    isolated |= {"tpot": decode_s[decodes] / (output[decodes] - 1)}
     found: dict[str, str] = {}
     for limit in limits:
         metric, statistic = split(limit.metric)

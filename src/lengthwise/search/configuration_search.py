@@ -35,7 +35,7 @@ from lengthwise.schema.plan import (
 )
 from lengthwise.search.limits import AT_RATE, LIMITED, Question
 from lengthwise.search.objectives import Bench, Task, better
-from lengthwise.search.space import Axes, Settings, names_of, settings_key
+from lengthwise.search.space import Axes, Settings, names_of, settings_key, short_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
 from lengthwise.search.strategy import Strategy
 from lengthwise.search.workers import Workers
@@ -446,7 +446,7 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
         if other is None:
             continue
-        setting = f"{'engine' if key == 'engine.name' else key.rpartition('.')[2]} = {best.settings[key]}"
+        setting = f"{'engine' if key == 'engine.name' else short_key(key)} = {best.settings[key]}"
         on = "" if len(fair) == len(known) else f" on {', '.join(filter(None, map(best.settings.get, HARDWARE)))}"
         head = f"{setting}: the best configuration with another value{on}, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""

@@ -81,15 +81,27 @@ class Window:
         return _rows(r, (r.arrival_s >= self.start_s) & (r.arrival_s < max(self.start_s, self.end_s - guard_s)))
 
     def queue_growth(self) -> float:
-        """Return the growth of the number of requests without a first step over the window, as a share of arrivals."""
+        """Return the growth of the queue over the window, as a share of arrivals.
+
+        The queue is the requests without a first step. Under disaggregation those that wait for their KV transfer count
+        too: they fill the memory of the prefill side before any request waits in front of it.
+        """
         r = self.records.requests
         is_served = (r.status == Status.UNFINISHED) | (r.status == Status.FINISHED)
         first, last = (
             int((is_served & (r.arrival_s <= at_s) & ~(r.scheduled_s <= at_s)).sum())
             for at_s in (self.start_s, self.end_s)
         )
+        if self.deployment.decode is not None and self.before is not None:
+            first += self._without_transfer(self.before.requests)
+            last += self._without_transfer(r)
         arrivals = int(((r.arrival_s >= self.start_s) & (r.arrival_s < self.end_s)).sum())
         return (last - first) / max(arrivals, 1)
+
+    def _without_transfer(self, r: RequestRecords) -> int:
+        """Return how many requests have a first token, and were last admitted by a replica that prefills."""
+        is_prefilled = (r.status == Status.UNFINISHED) & ~np.isnan(r.first_token_s)
+        return int((is_prefilled & (r.replica < self.deployment.parallel.replicas)).sum())
 
     def gaps(self) -> TokenGaps:
         """Return the times between tokens in the window."""
@@ -136,8 +148,9 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
     """Simulate an open-loop workload, and return its steady part: the window after the warm-up.
 
     ``seed`` is for routers that draw. With ``sums``, the warm-up is simulated a second time, so that the window has
-    sums of its own. The warm-up is WARMUP_SHARE of the run. With sessions, it is extended until they send requests at
-    their full rate (``metrics.session_times``), but at most to half of the run.
+    sums of its own; under disaggregation always, for ``queue_growth``. The warm-up is WARMUP_SHARE of the run. With
+    sessions, it is extended until they send requests at their full rate (``metrics.session_times``), but at most to
+    half of the run.
     """
     end_s = float(workload.arrival_s[-1])
     start_s = WARMUP_SHARE * end_s
@@ -145,7 +158,7 @@ def simulated_window(workload: Workload, deployment: Deployment, seed: int, *, s
     records = simulated(time_limit_s=end_s)
     if (full := session_times(records, workload)) is not None:
         start_s = min(max(start_s, full[0]), end_s / 2)
-    before = simulated(time_limit_s=start_s) if sums else None
+    before = simulated(time_limit_s=start_s) if sums or deployment.decode is not None else None
     return Window(deployment, records, before, start_s, end_s, workload.prefixes is not None)
 
 

@@ -205,7 +205,7 @@ class AtRate(Evaluation):
         deployment, is_sized = self.deployment, self.question.objective.name in AT_RATE
         if self._finds_replicas(choice):
             deployment = self._resized(math.ceil(self._rate_rps / top.rate_rps))
-            if deployment.parallel.gpus > self.question.max_gpus:
+            if deployment.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, Effort())
         elif is_sized and top.rate_rps < self._rate_rps:
             reason = f"it serves at most {top.rate_rps:.3g} requests/s; the rate is {self._rate_rps:g}"
@@ -221,7 +221,7 @@ class AtRate(Evaluation):
             if not one.rate_rps.value > 0:
                 return self._broken_at_every_rate(choice, one)
             deployment = self._resized(math.ceil(self._rate_rps / one.rate_rps.value))
-            if deployment.parallel.gpus > self.question.max_gpus:
+            if deployment.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, effort)
         return self._measured(choice, deployment, effort, range(1), 1, Status.SCOUTED)
 
@@ -230,10 +230,10 @@ class AtRate(Evaluation):
         deployment, effort, is_certain = self.deployment, Effort(), True
         seeds = self.load.seeds_up_to(self.question.seeds)
         if self._finds_replicas(choice):
-            guess = max(choice.gpus // deployment.parallel.gpus, 1)
+            guess = max(choice.gpus // deployment.gpus, 1)
             replicas, is_certain = self.fewest_replicas(guess, seeds, effort)
             deployment = self._resized(replicas)
-            if deployment.parallel.gpus > self.question.max_gpus:
+            if deployment.gpus > self.question.max_gpus:
                 return self._too_many_gpus(choice, deployment, effort)
         ranked = self._measured(choice, deployment, effort, seeds, EXACT_LENGTHS, Status.RANKED)
         if ranked.status is Status.RANKED and self.question.objective.name in AT_RATE:
@@ -263,7 +263,7 @@ class AtRate(Evaluation):
         """
         replicas, low, high, step = guess, 0, 0, 1
         usage_of: dict[int, tuple[float, float]] = {}
-        most = max(1, self.question.max_gpus // self.deployment.parallel.gpus)
+        most = max(1, self.question.max_gpus // self.deployment.gpus)
         last = min(most, MAX_REPLICAS_FACTOR * (guess + 1))
         while not high or high - low > 1:
             requests = self._requests(self._resized(replicas), lengths)
@@ -293,7 +293,7 @@ class AtRate(Evaluation):
             )
 
         at, is_ranked = measure(self._rate_rps, max_seeds=len(seeds)), status is Status.RANKED
-        gpus, usd = deployment.parallel.gpus, deployment.price_per_hour_usd
+        gpus, usd = deployment.gpus, deployment.price_per_hour_usd
         measured = replace(choice, gpus=gpus, price_per_hour_usd=usd, at=at, points=(at,))
         if not at.satisfied and (is_ranked or not self._finds_replicas(choice)):
             limit = max(question.slo_limits.limits, key=lambda one: at.usage[one.metric])
@@ -326,7 +326,7 @@ class AtRate(Evaluation):
 
     def _size(self, deployment: Deployment) -> float:
         is_gpus = self.question.objective.name == "fewest_gpus"
-        return float(deployment.parallel.gpus if is_gpus else deployment.price_per_hour_usd)
+        return float(deployment.gpus if is_gpus else deployment.price_per_hour_usd)
 
     def _requests(self, deployment: Deployment, lengths: int) -> int:
         top = ceiling(deployment, self.load.sample(), self.question.slo_limits.limits)
@@ -346,7 +346,7 @@ class AtRate(Evaluation):
         return replace(self.deployment, parallel=replace(self.deployment.parallel, replicas=replicas))
 
     def _too_many_gpus(self, choice: Choice, deployment: Deployment, effort: Effort) -> Choice:
-        gpus, max_gpus, usd = deployment.parallel.gpus, self.question.max_gpus, deployment.price_per_hour_usd
+        gpus, max_gpus, usd = deployment.gpus, self.question.max_gpus, deployment.price_per_hour_usd
         reason = f"{self._rate_rps:g} requests/s need {gpus} GPUs; search.max_gpus is {max_gpus}"
         exclusion = Exclusion(reason, f"takes more than {max_gpus} GPUs")
         return rejected(choice, exclusion, effort, gpus=gpus, price_per_hour_usd=usd)
@@ -427,7 +427,7 @@ def evaluation_of(deployment: Deployment, load: Load, question: Question) -> AtC
 
 
 Build = Callable[[Mapping[str, Any]], Deployment]
-REPLICAS = "deployment.replicas"
+REPLICAS, DECODE_REPLICAS = "deployment.replicas", "deployment.decode.replicas"
 
 
 @dataclass(frozen=True)
@@ -446,7 +446,8 @@ class Task:
 class Bench:
     """Evaluates configurations, one step at a time.
 
-    ``build`` maps settings to a deployment of one replica, and raises InputError if the configuration cannot run.
+    ``build`` maps settings to a deployment, and raises InputError if the configuration cannot run. If it is of separate
+    decode replicas, the settings have the numbers of both.
     """
 
     build: Build
@@ -460,14 +461,14 @@ class Bench:
             return self._bound(choice)
         if task.step == "shift":
             question, extra = replace(question, slo_limits=question.slo_limits.with_bound(*extra)), ()
-        evaluation = evaluation_of(self._deployment(choice.settings), self.load, question)
+        evaluation = evaluation_of(self.deployment(choice.settings), self.load, question)
         step: Callable[..., Choice] = getattr(evaluation, task.step)
         return step(choice, *extra)
 
     def _bound(self, choice: Choice) -> Choice:
         """Return the choice with its closed-form bound: REJECTED if it cannot run, else PRUNED until simulated."""
         try:
-            deployment = self._deployment(choice.settings)
+            deployment = self.deployment(choice.settings)
             deployment.require_known_rules(self.load.sample())
         except (UnknownNameError, PolicyError):
             raise  # the question is wrong, not the configuration
@@ -476,31 +477,44 @@ class Bench:
             group = next((name for kind, name in groups.items() if isinstance(error, kind)), "cannot be built")
             return rejected(choice, Exclusion(str(error), group))
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
-        choice = replace(choice, gpus=parallel.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
-        if parallel.gpus > max_gpus or parallel.gpus == 0:
+        choice = replace(choice, gpus=deployment.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
+        if deployment.gpus > max_gpus or parallel.gpus == 0:
             gpus = parallel.gpus_per_replica * max(parallel.replicas, 1)
-            factors = "tp x pp x dp x replicas" if parallel.dp > 1 else "tp x pp x replicas"
-            reason = f"{factors} are {gpus} GPUs; search.max_gpus is {max_gpus}"
+            shape = f"tp x pp x {'dp x ' if parallel.dp > 1 else ''}replicas are"
+            if (decode := deployment.decode) is not None:
+                shape = f"tp x pp x replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
+                gpus = deployment.gpus
+            reason = f"{shape} {gpus} GPUs; search.max_gpus is {max_gpus}"
             return rejected(choice, Exclusion(reason, f"takes more than {max_gpus} GPUs"), gpus=gpus)
         if not fits_any(deployment, self.load):
             reason = f"every prompt reaches max_model_len ({deployment.max_model_len}) or is rejected"
             return rejected(choice, Exclusion(reason, "takes no request"))
         return evaluation_of(deployment, self.load, self.question).bound(choice)
 
-    def _deployment(self, settings: Settings) -> Deployment:
+    def deployment(self, settings: Settings) -> Deployment:
         """Return the deployment, with one replica if the search has to find the number of replicas."""
-        one = self.build({key: value for key, value in settings.items() if key != REPLICAS})
-        one.require_one_side("a search")
         replicas = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
+        one = self.build(settings)  # with the numbers in it, because the link between both sides depends on them
+        if one.decode is not None:
+            for key, number in ((REPLICAS, replicas), (DECODE_REPLICAS, settings.get(DECODE_REPLICAS, 1))):
+                if not isinstance(number, int):
+                    raise InputError(
+                        f"{key} must be a number with separate decode replicas under this strategy; it is {number!r}. "
+                        'Give numbers, or the strategy "pruned"'
+                    )
+            return one
+        one = replace(one, parallel=replace(one.parallel, replicas=1))
         if replicas == "auto":
             return one
-        count = self.question.max_gpus // one.parallel.gpus if replicas == "fill" else int(replicas)
+        count = self.question.max_gpus // one.gpus if replicas == "fill" else int(replicas)
         return replace(one, parallel=replace(one.parallel, replicas=count))
 
 
 def sized(deployment: Deployment, gpus: int) -> Deployment:
-    """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one."""
+    """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one; of two sides, unchanged."""
     parallel = deployment.parallel
+    if deployment.decode is not None:
+        return deployment
     return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // parallel.gpus_per_replica)))
 
 

@@ -80,14 +80,22 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 _NAMES = {
     "deployment.gpu": "{}", "deployment.model": "{}", "deployment.tp": "tp{}", "deployment.pp": "pp{}",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
-    "deployment.replicas": "x{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
+    "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
+    "deployment.decode.pp": "decode pp{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",
     "engine.name": "{}", "scheduler.policy": "{}", "scheduler.batching": "{}", "scheduler.rank": "{}",
     "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
     "engine.kv_offloading.size_gb": "cpu {}GB",
 }  # fmt: skip
+_REPLICAS, _DECODERS, _DISAGGREGATE = "deployment.replicas", "deployment.decode.replicas", "deployment.disaggregate"
 _SWITCH = {True: "on", False: "off"}
+
+
+def short_key(key: str) -> str:
+    """Return the last part of a key, with the table ``decode`` before it: "tp" and "decode.tp"."""
+    table, _, leaf = key.rpartition(".")
+    return f"decode.{leaf}" if table == "deployment.decode" else leaf
 
 
 def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,7 +110,13 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
     names = []
     for s in many:
         shown = {k: _SWITCH[s[k]] if s[k] is True or s[k] is False else s[k] for k in varied if k in s}
-        words = (_NAMES.get(k, f"{k.rpartition('.')[2]}={{}}").format(value) for k, value in shown.items())
+        if _DECODERS in s:  # "3P5D": three replicas prefill and five decode
+            pair = f"{s.get(_REPLICAS, 1)}P{s[_DECODERS]}D"
+            shown = {key: value for key, value in shown.items() if key not in (_REPLICAS, _DISAGGREGATE)}
+            shown |= {_DECODERS: pair} if _DECODERS in varied else {}
+        else:
+            shown.pop(_DISAGGREGATE, None)
+        words = (_NAMES.get(k, f"{short_key(k)}={{}}").format(value) for k, value in shown.items())
         names.append(" ".join(words) or "the only one")
     if len(set(names)) == len(names):
         return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lengthwise.report.json_file import json_text
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.estimate import Estimate
+from lengthwise.schema.metric_names import metric_of, split
 from lengthwise.schema.plan import Limit, Point
 from lengthwise.search import Capacity
 from lengthwise.usecases.requests import search_load
@@ -24,6 +26,8 @@ from lengthwise.usecases.simulate import MAX_LOGGED_STEPS, front_note, slo_of
 from lengthwise.usecases.variants import deployment, located, unchecked_tables_note
 
 Progress = Callable[[int, int], None]
+_SIDES = {"ttft": "prefill", "queueing_delay": "prefill", "tpot": "decode", "tbt": "decode"}
+"""The side that determines a latency, if prefill and decode replicas are separate; both determine the others."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,23 @@ class VariantCapacity:
             else ""
         )
         rejected = f"{self.rejections}." if self.rejections else ""
-        notes = (rejected, free, per_session, front, self.tables_note, *model_error.deployment_notes(self.deployment))
+        sides = self._sides_note() if self.deployment.decode is not None else ""
+        caveats = (self.tables_note, *model_error.deployment_notes(self.deployment))
+        notes = (rejected, sides, free, per_session, front, *caveats)
         return (*extrapolated, *(note for note in notes if note))
+
+    def _sides_note(self) -> str:
+        """Return the bounds of the parts of a disaggregated deployment, and which side the limit that binds is of."""
+        parts, decode = self.capacity.ceiling.parts, self.deployment.decode
+        assert decode is not None
+        known = ", ".join(f"{name} {rate:.3g}" for name, rate in parts.items() if math.isfinite(rate))
+        side = _SIDES.get(split(self.capacity.binds)[0], "")
+        label = metric_of(self.capacity.binds).label
+        whose = f"{label}, which binds, is a latency of the {side} side; the " if side else "The "
+        return (
+            f"{self.deployment.parallel.replicas}P{decode.parallel.replicas}D: {whose}bounds of the parts, in "
+            f"requests/s, are: {known}. The {min(parts, key=lambda name: parts[name])} has the smallest."
+        )
 
 
 def capacities(
@@ -120,6 +139,7 @@ def _capacity_fields(sustained: VariantCapacity) -> dict[str, Any]:
         "requests_per_s": numbers(capacity.rate_rps),
         "binds": capacity.binds,
         "ceiling_requests_per_s": capacity.ceiling.rate_rps,
+        "ceilings_of_parts": capacity.ceiling.parts,
         "requests_a_run": capacity.requests,
         "simulations": capacity.effort.simulations,
         "requests": capacity.effort.requests,

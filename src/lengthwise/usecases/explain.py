@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from lengthwise.policy.contracts import BATCHING_ARGUMENTS
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.records import Status
+from lengthwise.schema.workload import Workload
+from lengthwise.search import ceiling
 from lengthwise.usecases.variants import Variant
 
 BOUNDS = ("compute", "memory", "network", "latency")
@@ -80,6 +82,7 @@ class Explanation:
     by_prediction: bool = False
     tiers: tuple[CacheTier, ...] = ()  # empty without a prefix cache
     shares_prefixes: bool = False  # whether prompts of the workload may begin alike
+    sides: Sides | None = None  # of separate decode replicas; the other fields are then those of the prefill side
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -87,21 +90,64 @@ class Explanation:
         return model_error.deployment_notes(self.deployment)
 
 
+@dataclass(frozen=True)
+class Sides:
+    """What limits a deployment with separate prefill and decode replicas.
+
+    Attributes:
+        decode: The decode side.
+        transfer_s: Mean time of a KV transfer.
+        rates_rps: Upper bound on the rate by each part: prefill side, KV transfer, decode side, and front end if any.
+        decodes_per_prefill: Decode replicas for each prefill replica with which both sides have the same bound.
+    """
+
+    decode: Explanation
+    transfer_s: float
+    rates_rps: dict[str, float]
+    decodes_per_prefill: float
+
+    @property
+    def binds(self) -> str:
+        """Return the part with the smallest bound."""
+        return min(self.rates_rps, key=lambda name: self.rates_rps[name])
+
+
 def explain(variant: Variant, seed: int = 0) -> Explanation:
     """Return the batches that fit, and steps of typical shapes, for the variant's own workload.
 
     There are up to four shapes: one decoding sequence, as many decoding sequences as fit when half of their outputs is
     done, one prompt of mean length, and, where steps mix them, decodes together with as many prompt tokens as the token
-    budget leaves: of one prompt, or with ``long_prefill_token_threshold`` of several.
+    budget leaves: of one prompt, or with ``long_prefill_token_threshold`` of several. Separate prefill replicas have
+    prompts only, decode replicas decodes only.
     """
     deployed, requests = variant.deployment, variant.workload(seed)
-    deployed.require_one_side("explain")
     deployed.require_no_speculation("explain")
     deployed.require_known_rules(requests)
+    if deployed.decode is None:
+        return _explained(variant, deployed, requests)
+    top, sides = ceiling(deployed, requests).parts, (deployed.parallel.replicas, deployed.decode.parallel.replicas)
+    prefill_rps, decode_rps = (top[name] / of for name, of in zip(("prefill side", "decode side"), sides, strict=True))
+    link, decoded = deployed.decode.kv_transfer, requests.output_tokens > 1
+    found = Sides(
+        decode=_explained(variant, deployed.decoding(), requests, prefills=False),
+        transfer_s=float(np.mean((link.fixed_s + link.token_s * requests.prompt_tokens)[decoded]))
+        if decoded.any()
+        else 0.0,
+        rates_rps=top,
+        decodes_per_prefill=prefill_rps / decode_rps,
+    )
+    prefill = _explained(variant, replace(deployed, decode=None), requests, decodes=False)
+    return replace(prefill, deployment=deployed, sides=found)
+
+
+def _explained(
+    variant: Variant, deployed: Deployment, requests: Workload, *, prefills: bool = True, decodes: bool = True
+) -> Explanation:
+    """Return the explanation of replicas that prefill, decode, or do both."""
     limits, longest = deployed.limits, deployed.max_model_len
     memory = policy.resolve("memory", deployed.scheduler.memory)
     mean_prompt = float(requests.prompt_tokens.mean())
-    context = max(1, min(round(mean_prompt + float(requests.output_tokens.mean()) / 2), longest))
+    context = max(1, min(round(mean_prompt + decodes * float(requests.output_tokens.mean()) / 2), longest))
     reserved = 0
     if deployed.scheduler.reserves_max_tokens and requests.max_tokens is not None:
         reserved = round(float(np.minimum(requests.prompt_tokens + requests.max_tokens, longest).mean()))
@@ -110,15 +156,16 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     seqs = max(1, _fit(deployed, memory, context, reserved).seqs)
     seqs = min(seqs, limits.max_step_seqs or seqs)
     prompt = max(1, min(round(mean_prompt), longest))
-    shapes = [("decode 1", 1, 0)]
-    if seqs > 1:
+    shapes = [("decode 1", 1, 0)] if decodes else []
+    if seqs > 1 and decodes:
         shapes.append((f"decode {seqs:,}", seqs, 0))
-    shapes.append((f"prompt {prompt:,}", 0, prompt))
-    if limits.max_num_batched_tokens > seqs and _mixes(deployed):
+    if prefills:
+        shapes.append((f"prompt {prompt:,}", 0, prompt))
+    if prefills and decodes and limits.max_num_batched_tokens > seqs and _mixes(deployed):
         chunk = min(limits.max_num_batched_tokens - seqs, longest)
         shapes.append((f"{seqs:,} + {chunk:,}", seqs, chunk))
     overhead = cost.host_overhead(variant.scenario.deployment.host_overhead) or HostOverhead()
-    steps = [_step(deployed, name, decodes, chunk, context, overhead) for name, decodes, chunk in shapes]
+    steps = [_step(deployed, name, count, chunk, context, overhead) for name, count, chunk in shapes]
     by_prediction = deployed.scheduler.reserve or memory.uses("predicted_tokens", "peak_tokens")
     return Explanation(deployed, context, fits, steps, by_prediction, _tiers(deployed), requests.prefixes is not None)
 

@@ -40,6 +40,7 @@ from lengthwise.usecases.variants import TABLES, build, deployment, located, unc
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
 WARMUP_SHARE = 0.2
+_DISAGGREGATE, _DECODE = "deployment.disaggregate", "deployment.decode."  # a setting, and where those of decodes begin
 UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
     "engine.kv_offloading.usd_per_gb_hour is its price, if that of the GPUs does not include it."
@@ -71,10 +72,87 @@ class VariantSearch:
             return space
         return Space({search.REPLICAS: (replicas,)} | dict(space.axes), space.any_of)
 
+    def candidates(self) -> list[dict[str, Any]]:
+        """Return the configurations of the space; where prefill and decode are separate, with both numbers of replicas.
+
+        There a number "fill" stands for those of each split of ``max_gpus`` that has no room for another replica of
+        this side, "auto" for all that fit. Raises InputError if decode replicas have settings but are in no
+        configuration, or if all configurations have them and not even one replica of each side fits.
+        """
+        found, keys = search.checked(self.space).candidates(), self.space.values()
+        decode_keys = [key for key in keys if key.startswith(_DECODE)]
+        if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
+            return list(found)
+        shapes: dict[str, tuple[int, int]] = {}  # GPUs of a prefill and of a decode replica
+        made = [one for settings in found for one in self._with_numbers(settings, shapes)]
+        if not shapes and decode_keys:
+            axis = decode_keys[0].removeprefix("deployment.")
+            raise InputError(
+                f"the axis {axis} is of decode replicas, and no configuration has them, because disaggregate is false. "
+                "Add true to disaggregate, or take the axis out"
+            )
+        least, most = min((sum(pair) for pair in shapes.values()), default=0), self.bench.question.max_gpus
+        if least > most and all(search.DECODE_REPLICAS in settings for settings in made):
+            raise InputError(
+                f"search.max_gpus must be at least {least}, for one prefill replica and one decode replica; it is "
+                f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
+            )
+        return list({search.settings_key(settings): settings for settings in made}.values())
+
+    def require_own_decode_axes(self) -> None:
+        """Raise InputError if a strategy could propose settings of decode replicas that have no effect."""
+        for axes in self.space.alternatives():
+            if False in axes.get(_DISAGGREGATE, ()) and any(key.startswith(_DECODE) for key in axes):
+                raise InputError(
+                    'with strategy = "bayesian" a table of axes must have disaggregate = false or axes of decode, and '
+                    "one has both. Put equal and separate replicas into two [[search.any_of]] tables"
+                )
+
+    def _with_numbers(self, settings: dict[str, Any], shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        """Yield the configurations that ``settings`` stand for, and add the GPUs of both sides to ``shapes``."""
+        question, counts = self.bench.question, (search.REPLICAS, search.DECODE_REPLICAS)
+        on = _with_settings(self.scenario, {k: v for k, v in settings.items() if k not in counts}).deployment
+        if (side := on.decode_side) is None:
+            alone = {key: value for key, value in settings.items() if not key.startswith(_DECODE)}
+            if alone.get(search.REPLICAS) == "fill":  # a number, by which its name compares with those of splits
+                alone[search.REPLICAS] = max(1, question.max_gpus // (on.tp * on.pp))
+            yield alone
+            return
+        assert side.tp is not None  # ``decode_side`` sets both
+        assert side.pp is not None
+        gpus = shapes[search.settings_key(settings)] = on.tp * on.pp, side.tp * side.pp
+        is_sized = self.section.objective in search.AT_RATE
+        own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
+        given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
+        if {"fill", "auto"} & set(given) and question.max_gpus >= search.UNLIMITED_GPUS:
+            raise InputError(
+                "the numbers of prefill and decode replicas need a limit: search.max_gpus is not set. Set it, or give "
+                "numbers, such as replicas = [1, 2] and decode.replicas = [1, 2]"
+            )
+        for pair in _splits(given, gpus, question.max_gpus):
+            yield settings | dict(zip(counts, pair, strict=True))
+
     @property
     def is_offline(self) -> bool:
         """Return whether all requests arrive at time 0."""
         return self.bench.question.objective.name == "makespan"
+
+
+def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
+    """Yield numbers of prefill and decode replicas: the ``given`` ones, and those for "fill" and "auto".
+
+    ``gpus`` are those of one replica of each side. Without room for any, one replica of each side is yielded.
+    """
+
+    def numbers(of: int, free: int) -> Iterable[int]:
+        return range(1, max(1, free // gpus[of]) + 1) if given[of] in ("fill", "auto") else (int(given[of]),)
+
+    least = gpus[1] * (1 if given[1] in ("fill", "auto") else int(given[1]))
+    for prefills in numbers(0, max_gpus - least):
+        for decodes in numbers(1, max_gpus - prefills * gpus[0]):
+            rest = max_gpus - prefills * gpus[0] - decodes * gpus[1]
+            if not any(number == "fill" and rest >= one for number, one in zip(given, gpus, strict=True)):
+                yield prefills, decodes
 
 
 def questions(scenario: Scenario) -> list[VariantSearch]:
@@ -141,13 +219,14 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
     objective = search.objective(section.objective)
     if objective.name not in ("makespan", "goodput"):
         limits = search.with_stability(limits)
-    replicas = space_of(section).values().get(search.REPLICAS, ())
-    if "fill" in replicas and section.max_gpus is None:
-        raise InputError('deployment.replicas = "fill" fills search.max_gpus, which is not set')
-    if "auto" in replicas and section.objective not in search.AT_RATE:
-        raise InputError(
-            'deployment.replicas = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
-        )
+    for key in (search.REPLICAS, search.DECODE_REPLICAS):
+        replicas = space_of(section).values().get(key, ())
+        if "fill" in replicas and section.max_gpus is None:
+            raise InputError(f'{key} = "fill" fills search.max_gpus, which is not set')
+        if "auto" in replicas and section.objective not in search.AT_RATE:
+            raise InputError(
+                f'{key} = "auto" is for the objectives cost_at_rate and fewest_gpus; give numbers or "fill"'
+            )
     rate_rps = section.rate
     if rate_rps is None and objective.name in (*search.AT_RATE, "goodput"):
         rate_rps = own_rate(scenario)
@@ -168,9 +247,14 @@ def _deployment_with(scenario: Scenario, sharing: Sharing, settings: Mapping[str
 
 
 def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with settings by dotted key ("engine.max_num_seqs"). The search sets the replicas itself."""
+    """Return the scenario with settings by dotted key ("engine.max_num_seqs").
+
+    A number of replicas that is not given is 1. The search sets those that are "fill" or "auto" itself.
+    """
     over: dict[str, Any] = {"deployment": {"replicas": 1}}
-    for key in sorted(settings.keys() - {search.REPLICAS}):  # a table before its own keys
+    for key in sorted(settings):  # a table before its own keys
+        if key in (search.REPLICAS, search.DECODE_REPLICAS) and not isinstance(settings[key], int):
+            continue
         *tables, leaf = key.split(".")
         table = over
         for name in tables:
@@ -205,8 +289,13 @@ def plan(
         if section.strategy == "bayesian":
             strategy = search.Bayesian(space.alternatives(), section.trials, one.scenario.run.seed)
         options = Options(section.top, section.strategy == "exhaustive", section.sensitivity, strategy)
-        candidates = [] if strategy else list(search.checked(space).candidates())
-        found = search.search(one.name, candidates, space.values(), run, options, _metadata(one, space))
+        if strategy:
+            one.require_own_decode_axes()
+        candidates, axes = [] if strategy else one.candidates(), space.values()
+        if any(search.DECODE_REPLICAS in settings for settings in candidates):
+            for key in (search.REPLICAS, search.DECODE_REPLICAS):  # the numbers in place of "fill" and "auto"
+                axes[key] = tuple(dict.fromkeys(settings[key] for settings in candidates if key in settings))
+        found = search.search(one.name, candidates, axes, run, options, _metadata(one, space))
         top = {choice.key for choice in [c for c in found.choices if c.status is Status.RANKED][: section.top]}
         choices = [
             replace(c, bottleneck=replace(c.bottleneck, cause=_binding_resource(c, one))) if c.key in top else c
@@ -293,13 +382,18 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         requests = bench.load.at(0, min(EXPLAINED_REQUESTS, bench.load.max_requests), choice.at.rate_rps)
     max_log_steps = EXPLAINED_STEPS if deployed.cost.evidence.reach != Reach() else 0
     records = engine.simulate(requests, deployed, max_log_steps=max_log_steps)
+    summary, side = metrics.summarize(records, deployed), deployed.decode or deployed
     binds = report.what_binds(
-        metrics.summarize(records, deployed),
-        max_batch_seqs=deployed.limits.max_num_seqs / deployed.parallel.pp,
+        summary,
+        max_batch_seqs=side.limits.max_num_seqs / side.parallel.pp,
         open_loop=not requested.is_offline,
         queued_for_s=report.mean_queued_for_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
+    if deployed.decode is not None and summary.hardware is not None:
+        busy = [share.value for share in summary.hardware.replica_busy_share]
+        prefill, decode = (np.mean(of) for of in np.split(np.array(busy), [deployed.parallel.replicas]))
+        beyond.insert(0, f" Steps run {prefill:.0%} of the time on prefill replicas, {decode:.0%} on decode replicas.")
     return f"The hardware is {report.bound_by(binds)} {binds.resource}. {binds.description}{''.join(beyond)}"
 
 
@@ -307,7 +401,9 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     """Return the scenario that simulates a choice at its operating point, for ``lengthwise simulate``."""
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
-    over: dict[str, Any] = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
+    over: dict[str, Any] = {}
+    if on.decode_side is None:
+        over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}
     elif choice.at is not None:

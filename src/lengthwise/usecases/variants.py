@@ -150,7 +150,7 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
             offloading["storage"] = KVStorage(latency_s=storage.pop("latency"), **storage)
         limits["kv_offloading"] = KVOffloading(latency_s=offloading.pop("latency"), **offloading)
     chosen = scheduler(scenario)
-    if section.decode is not None:  # KV cache groups are not transferred yet.
+    if section.decode_side is not None:  # KV cache groups are not transferred yet.
         chosen = replace(chosen, hybrid_kv_cache=False)
     deployed = engine.deploy(
         model=model_of(scenario),
@@ -164,8 +164,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         speculation=speculation(scenario),
     )
     _require_own_tables(scenario, deployed)
-    if section.decode is not None:
-        deployed = _disaggregated(deployed, section.decode, scenario)
+    if section.decode_side is not None:
+        deployed = _disaggregated(deployed, section.decode_side, scenario)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
     if any(router.uses(*PREFIX_ARGUMENTS) for router in routers):
@@ -199,8 +199,8 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
             memory_planner=scenario.deployment.memory_planner,
         )
         _require_own_tables(scenario, decode)
-    gpus = scenario.deployment.tp * scenario.deployment.pp + section.tp * section.pp
-    link = None if section.link == "host" else prefill.node.link_for(gpus)
+    # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
+    link = None if section.link == "host" else prefill.node.link_for(prefill.gpus + decode.gpus)
     transfer = engine.kv_transfer_over(link, prefill, decode)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
