@@ -262,8 +262,7 @@ def queueing(table: LabTable) -> dict[str, float]:
 def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
     """Return by how much the time of predictions raises mean JCT under ELIS' ISRTF at batch 4, by case and cell.
 
-    One predictor serves the requests one after the other before they join the queue; at worst the engine waits for one
-    more prediction before each window.
+    One predictor serves the requests in turn before they join the queue; at worst the engine waits before each window.
     """
     at, added = max(BATCHES), {name: {} for name in PREDICTION_S}
     for model, table in evaluated.items():
@@ -287,7 +286,8 @@ def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
 def preemption(shared: Path, _quick: bool) -> dict[str, Any]:
     """Return Table 6: the batch size, in steps of 10, at which memory runs out, 10,000 requests at once under FCFS.
 
-    Again with output lengths scaled so that requests alone take as long as in the paper's Table 4.
+    They are drawn repeatedly from 200 prompts. Again with output lengths scaled so that requests alone take as long
+    as in the paper's Table 4.
     """
     found = {}
     for model, (share, paper, alone_s) in MEMORY.items():

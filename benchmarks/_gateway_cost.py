@@ -1,7 +1,4 @@
-"""Cost of the gateway and its peers with a backend that answers at once, time of a complete reorder, and scaling.
-
-The gateway and its peers are each started on one core, according to their manuals.
-"""
+"""Cost of the gateway and its peers, each on one core, before a backend that answers at once; reorders; scaling."""
 
 import asyncio
 import contextlib

@@ -96,7 +96,7 @@ def rates(shared: Path, quick: bool, lengths: str) -> Rows:
     servers, worst, worst_low, by_bins = 8 if lengths == "gsm8k" else 1, 0.0, 0.0, {}
 
     def served(rate_rps: float) -> tuple[float, float]:
-        given = {"servers": servers, "requests": _requests(quick), "seeds": range(3)}
+        given = {"servers": servers, "requests": _requests(quick), "seeds": range(SEEDS)}
         runs = theory.runs(times, cuts, BATCH, rate_rps=rate_rps, **given)
         return _mean(runs, "throughput_rps"), _mean(runs, "latency_s")
 
@@ -161,7 +161,7 @@ def robustness(_shared: Path, quick: bool) -> Rows:
         cuts, points = theory.uniform_optimal(TIMES, bins), []
         for p in ERRORS:
             wrong = theory.neighbours(bins, p)
-            given = {"requests": _requests(quick), "seeds": range(4), "confusion": wrong}
+            given = {"requests": _requests(quick), "seeds": range(SEEDS), "confusion": wrong}
             mean = _mean(theory.runs(TIMES, cuts, BATCH, **given), "throughput_rps")
             exact = theory.throughput_rps(TIMES, cuts, BATCH, wrong)
             points.append({"p": p, "exact_rps": exact, "simulated_rps": mean, "gain": exact / one - 1})
@@ -177,7 +177,7 @@ def exponential(_shared: Path, quick: bool) -> Rows:
     requests, grid = _requests(quick), {}
     for batch, bins in itertools.product((8, 32, 128), (2, 4, 8, 16, 32, 64)):
         cuts = theory.exponential_recursion(EXPONENTIAL, batch, bins)
-        served = theory.runs(EXPONENTIAL, cuts, batch, requests=requests, seeds=range(4))
+        served = theory.runs(EXPONENTIAL, cuts, batch, requests=requests, seeds=range(SEEDS))
         rules = {"exact_s": cuts, "equal_mass_s": theory.equal_mass(EXPONENTIAL, bins)}
         of = {name: theory.expected_batch_s(EXPONENTIAL, some, batch) for name, some in rules.items()}
         of |= {"simulated_s": float(np.mean([batch / one.throughput_rps for one in served]))}
@@ -267,8 +267,7 @@ def predictor(shared: Path, _quick: bool) -> Rows:
 def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
     """Return gains over one bin by number of bins: known lengths, and the paper's accuracies.
 
-    The paper's matrices are not published: errors into the neighbours alone are the best case, errors spread
-    evenly over all other bins about the worst.
+    Its matrices are unpublished: errors into neighbours alone are the best case, errors spread evenly about the worst.
     """
     found = {}
     for bins, accuracy in ACCURACY.items():

@@ -335,10 +335,7 @@ def seconds(works: list[Work]) -> Any:
 
 
 def simulated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple[float, float]:
-    """Return (mean TTFT, mean TPOT) in seconds of the closed loop on the rank's tables; waits by settings are added.
-
-    Raises ValueError: the weights leave no room for two of the longest requests.
-    """
+    """Return (mean TTFT, mean TPOT) in s of the closed loop; raise ValueError if two of the longest do not fit."""
     loop = loop_of(point)
     limits = _limits(point, loop.clients, loop.longest, loop.budget)
     gpu, cut = ops.kernels.gpu, Parallelism(point.tp * point.dp)

@@ -7,6 +7,7 @@ MODULES = {
     "drain": "_apps:million",
     **{section: f"_apps:{section}" for section in ("runner", "search", "exact")},
     **{study: f"_apps:study:{study}" for study in STUDIES},
+    **{f"idle.{study}": f"_apps:idle:{study}" for study in STUDIES},
     **{section: f"_apps:{section}" for section in ("one_model", "sequential", "ablation", "greedy", "live")},
 }
 SECTIONS = Sections("apps", __doc__, MODULES)

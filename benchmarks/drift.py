@@ -1,7 +1,4 @@
-"""Drift detection of live lengths: false alarms, delay until an alarm, recorded traces, cost.
-
-The figures of docs/decisions/0019-drift-of-lengths.md, about ten minutes, all from fixed seeds.
-"""
+"""Drift detection of live lengths (docs/decisions/0019-drift-of-lengths.md): ten minutes, all from fixed seeds."""
 
 import time
 from pathlib import Path

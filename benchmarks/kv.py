@@ -259,10 +259,7 @@ print(json.dumps(min(cpu_seconds(lambda: simulate(workload, made, max_log_steps=
 
 
 def off(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the speed without the cache over that of the commit before KV blocks had contents, in processes by turns.
-
-    ``on`` is the speed with the cache over that without it. The requests share no prefixes.
-    """
+    """Return the speed without the cache over that of the commit before it, and with the cache over without."""
     with tempfile.TemporaryDirectory() as before:
         archive = subprocess.run(["git", "archive", BEFORE, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
         if archive.returncode:

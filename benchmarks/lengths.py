@@ -1,7 +1,6 @@
 """Lengths: Multi-Bin Batching's theory and gains, predictors, schedulers that use predictions.
 
-Sections that need recorded data look for it in the folder ``shared`` next to the checkout (or in LENGTHWISE_SHARED, or
---shared) and are skipped with a reason where it is absent.
+Sections that need recorded data look for it in ``shared`` next to the checkout (LENGTHWISE_SHARED, --shared), or skip.
 """
 
 from _sections import Sections

@@ -1,8 +1,4 @@
-"""Vidur's what-if study repeated: twelve scenarios, and the time of their answers.
-
-examples/vidur-study.toml for four models: on at most 16 GPUs, TP and PP in {1, 2, 4}, three schedulers,
-five batch sizes, three chunk sizes where they apply, A100 and H100, TTFT p90 of 2 s and TBT p99 of 200 ms.
-"""
+"""Vidur's what-if study repeated (examples/vidur-study.toml for four models): twelve scenarios, and their time."""
 
 import statistics
 import sys

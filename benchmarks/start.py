@@ -1,7 +1,6 @@
 """What a user waits for before the first answer: import, a warm command, a wrong name, the first compilation.
 
-``machine_pace`` is the CPU time of a fixed plain Python loop: compare figures of two machines, or of two days, only
-relative to it.
+``machine_pace`` is the CPU time of a plain Python loop: compare figures of two machines or days relative to it.
 """
 
 import os

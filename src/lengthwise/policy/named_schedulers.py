@@ -135,8 +135,8 @@ def _describe(s: Scheduler) -> str:
     if s.trtllm is not None:
         return f"rank {s.rank}, capacity scheduler {s.trtllm.capacity_scheduler_policy} and steps of TensorRT-LLM"
     text = f"rank {s.rank}, victim {s.victim}, batching {s.batching}, memory {s.memory}"
-    if s.preemption != "never":
-        text += f", preemption {s.preemption}"
+    for axis in ("preemption", "router"):  # where it differs from the default
+        text += "" if (own := getattr(s, axis)) == getattr(Scheduler, axis) else f", {axis} {own}"
     if s.binning is not None:
         text += f", binning {s.binning}"
         if math.isfinite(s.batch_wait_s):
