@@ -285,10 +285,8 @@ def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
 
 
 def preemption(shared: Path, _quick: bool) -> dict[str, Any]:
-    """Return Table 6: the batch size, in steps of 10, at which memory runs out, 10,000 requests at once under FCFS.
-
-    Again with output lengths scaled so that requests alone take as long as in the paper's Table 4.
-    """
+    """Return Table 6: the batch size, in steps of 10, at which memory runs out, 10,000 requests at once under FCFS."""
+    # Again with output lengths scaled so that requests alone take as long as in the paper's Table 4.
     found = {}
     for model, (share, paper, alone_s) in MEMORY.items():
         bench, known = Bench(shared, model, {}), texts(shared, MODELS[model][1])

@@ -94,10 +94,8 @@ def of_run(shared: Path, run: Run, *, draws: int) -> dict[str, dict[str, Any]]:
 
 
 def compared(measured: np.ndarray, own: np.ndarray, other: list[float], draws: int) -> dict[str, Any]:
-    """Return the errors of the five statistics of a latency, requests in order of arrival, and their mean.
-
-    Draws are of blocks of neighbours, which wait for each other.
-    """
+    """Return the errors of the five statistics of a latency, requests in order of arrival, and their mean."""
+    # Draws are of blocks of neighbours, which wait for each other.
     errors = statistics(own) / statistics(measured) - 1
     mapes: list[float] = []
     if draws:

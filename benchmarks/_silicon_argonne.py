@@ -114,11 +114,7 @@ def _reason(row: Mapping[str, Any]) -> str:
 
 
 def predicted(row: Mapping[str, Any], inputs: int, outputs: int, size: int, measured_s: float) -> Batch:
-    """Simulate a static batch of ``size`` requests without a host.
-
-    Raises:
-        InputError: The model or its longest request does not fit these GPUs at 16 bits.
-    """
+    """Simulate a static batch without a host; raise InputError: it does not fit these GPUs at 16 bits."""
     model, gpu = MODELS[row["Model"]], GPUS[row["Hardware"]]
     limits = EngineLimits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=inputs + outputs + 1)
     deployment = deploy(model, gpu, tp=row["Num of Hardware"], limits=limits)

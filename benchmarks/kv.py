@@ -184,10 +184,8 @@ def lengths(shared: Path, _quick: bool) -> dict[str, Any]:
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the error of mean and median TTFT of a real vLLM under shared prompts, calibrated with another load.
-
-    ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the median of repeats.
-    """
+    """Return the error of mean and median TTFT of a real vLLM with shared prompts, calibrated with another load."""
+    # ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the repeats' median.
     import _circle
     import _vllm
     from _live import WIDE
@@ -259,10 +257,8 @@ print(json.dumps(min(cpu_seconds(lambda: simulate(workload, made, max_log_steps=
 
 
 def off(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the speed without the cache over that of the commit before KV blocks had contents, in processes by turns.
-
-    ``on`` is the speed with the cache over that without it. The requests share no prefixes.
-    """
+    """Return the speed without cache over that of the commit before KV blocks had contents, in processes by turns."""
+    # ``on`` is the speed with the cache over that without it. The requests share no prefixes.
     with tempfile.TemporaryDirectory() as before:
         archive = subprocess.run(["git", "archive", BEFORE, "src"], cwd=ROOT, stdout=subprocess.PIPE, check=False)
         if archive.returncode:
