@@ -69,12 +69,24 @@ def test_more_prefill_workers_shorten_the_wait_and_more_decode_workers_the_steps
     assert found[4, 4][1] < found[4, 1][1]
 
 
+def test_where_decode_workers_have_fewer_slots_than_clients_first_tokens_wait_for_them():
+    cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
+    open_slots = replace(point("deepseek-v3", "B200", clients=64), **cut, isl=1024, osl=256, prefill=(1, 8, 1, 8, 1))
+    found = [
+        _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
+        for one in (open_slots, replace(open_slots, slots=64), replace(open_slots, slots=16))
+    ]
+    assert found[0] == pytest.approx(found[1])
+    assert found[2][0] > 64 / 16 / 2 * 200 * found[2][1]
+    assert found[2][1] < found[0][1]
+
+
 def test_every_row_of_the_sample_is_scored_or_left_out_for_a_reason(shared):
     root = shared(_silicon.FILE).parents[len(Path(_silicon.FILE).parts) - 1]
     points, left = _silicon.read(root)
     assert len(points) + sum(left.values()) == 3556
     kinds = {of.kind for of in points}
-    assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D", "hybrid, aggregated"}
+    assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D, slots known", "hybrid, aggregated"}
     assert all(of.prefill[0] >= 1 and of.workers >= 1 for of in points if of.prefill)
 
 

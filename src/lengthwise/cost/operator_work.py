@@ -363,7 +363,7 @@ class Operators:
         return self.model.caching_layers / self.model.layers - windowed, windowed
 
     def _chosen(self, keys: Any, seqs: Any = 1.0) -> Any:
-        """Return how many of ``keys`` cached tokens attention reads: all, or those that an indexer chose for ``seqs``."""
+        """Return how many of ``keys`` cached tokens attention reads: all, or those that an indexer chooses."""
         attention = self.model.attention
         return np.minimum(keys, seqs * attention.index_top_k) if attention.index_heads else keys
 
