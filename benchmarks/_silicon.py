@@ -117,8 +117,7 @@ class Point:
         """Return the class of the point, by model and by whether prefill and decode are on separate workers."""
         model = catalog.model(self.model)
         name = "hybrid" if model.attention.linear else "MoE" if model.ffn.experts else "dense"
-        sides = f"P/D, slots {'known' if self.slots else 'not known'}" if self.prefill else "aggregated"
-        return f"{name}, {sides}" + ("" if self.inferencemax else " (sweep)")
+        return f"{name}, {'P/D' if self.prefill else 'aggregated'}" + ("" if self.inferencemax else " (sweep)")
 
     @property
     def waits(self) -> bool:
@@ -656,7 +655,7 @@ def _figures(name: str, points: Sequence[Point], predicted: Floats, left: dict[s
         row["by_family"] = by([p.family + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
         row["by_class"] = by([point.kind for point in points], error)
         row["by_backend"] = by([p.backend + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
-        lows = [4 ** (int(math.log2(point.concurrency)) // 2) for point in points if point.inferencemax]
+        lows = [4 ** (round(math.log2(point.concurrency)) // 2) for point in points if point.inferencemax]
         row["by_concurrency"] = by([f"{low} to {4 * low - 1}" for low in lows], error[known])
         row["by_pair"] = by([" on ".join(p.pair) + sweep for p, sweep in zip(points, sweeps, strict=True)], error)
         out[f"fidelity.silicon.{name}.{part}_median_ape"] = row

@@ -86,7 +86,7 @@ def test_every_row_of_the_sample_is_scored_or_left_out_for_a_reason(shared):
     points, left = _silicon.read(root)
     assert len(points) + sum(left.values()) == 3556
     kinds = {of.kind for of in points}
-    assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D, slots known", "hybrid, aggregated"}
+    assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D", "hybrid, aggregated"}
     assert all(of.prefill[0] >= 1 and of.workers >= 1 for of in points if of.prefill)
 
 
