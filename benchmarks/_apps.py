@@ -155,10 +155,8 @@ def routing(*, known: bool, seed: int = 0) -> World:
 
 
 def chain(documents: int, limit: int, evaluations: int, *, seed: int = 0) -> World:
-    """Return an application that summarizes documents chunk by chunk and evaluates each summary (section 5.3).
-
-    Documents have 3 chunks in the median; the longest has 60 below 300 documents, else 201.
-    """
+    """Return an application that summarizes documents chunk by chunk and evaluates each summary (section 5.3)."""
+    # Documents have 3 chunks in the median; the longest has 60 below 300 documents, else 201.
     level, longest = (np.arange(documents) + 0.5) / documents, 60 if documents < 300 else 201
     chunks = np.clip(np.rint(3 * np.exp(1.1 * ndtri(level))), 1, longest).astype(np.int64)
     chunks[-1] = longest

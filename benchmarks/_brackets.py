@@ -54,7 +54,9 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
     found = [b for p in chosen for b in of_point(p, host_of(thetas[p.family], p), slow_s.get(p.family, rest_s))]
     about = {"front_slow_s": {"shipped": FRONT_SLOW_S, "fit_without": slow_s, "points": len(some)}}
     details = {"ttft": about, "tpot": {}}
-    return {f"fidelity.brackets.{name}_coverage": _row(found, name, of) for name, of in details.items()}
+    rows = {f"fidelity.brackets.{name}_coverage": _row(found, name, of) for name, of in details.items()}
+    headline = {key: rows["fidelity.brackets.ttft_coverage"][key] for key in ("value", "ci", "unit")}
+    return rows | {"deploy.ttft_bracket_coverage": headline}
 
 
 def of_point(point: Point, host: HostOverhead, slow_s: float) -> list[Bracket]:

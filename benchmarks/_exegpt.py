@@ -85,10 +85,8 @@ def chosen(plan: schedule.Planner, bound_s: float, **options: bool) -> schedule.
 
 
 def faster_transformer(of: Estimator) -> schedule.StaticBatches:
-    """Return static batches of which each ends with its own longest output, while a bound limits the task's longest.
-
-    Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
-    """
+    """Return static batches of which each ends with its own longest output, while a bound limits the task's longest."""
+    # Every iteration takes the mean over the iterations of the task's longest output, slightly too much.
     static, rows = schedule.static_batches(of), []
     log_cdf = np.log(np.maximum(np.cumsum(of.setting.task.output_pmf)[:-1], 1e-300))
     for row in static.rows:
@@ -318,10 +316,8 @@ def read_lengths(path: Path, prompt: Sequence[str] = ("instruction", "input"), o
 
 # Figure 11: task T's outputs drift, OPT-13B's schedule stays
 def drift(_: Path, quick: bool) -> dict[str, Any]:
-    """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs.
-
-    The second SLA is for an output as long as the quantile before the drift. Without a bound only the mean drifts.
-    """
+    """Return a row per strategy: every drift with the fixed and the new schedule, and the margins of both SLAs."""
+    # The second SLA is for an output as long as the quantile before the drift. Without a bound only the mean drifts.
     of = estimator(OPT, "t")
     length = Assumptions(output_tokens=of.setting.task.output_quantile(of.setting.assumptions.level))
     bounds = list(zip(BOUNDS, bounds_s(faster_transformer(of)), strict=True))[1:]

@@ -103,10 +103,8 @@ def figures(_: Path, quick: bool) -> dict[str, Any]:
 
 
 def workload(n: int, seed: int) -> Workload:
-    """Return requests that all arrive at once.
-
-    Outputs are drawn from every fiftieth of their distribution in turn, in random order: one in fifty is longest.
-    """
+    """Return requests that all arrive at once."""
+    # Outputs are drawn from every fiftieth of their distribution in turn, in random order: one in fifty is longest.
     made = LENGTHS.workload(n, seed, None, "rra")
     median, sigma, shortest, longest = LENGTHS.output
     rng = np.random.default_rng([seed, n])
@@ -160,10 +158,8 @@ def _engine(
 
 
 def _calibrated(circle: _live.Circle, d: Deployment, url: str, group: int) -> tuple[CostTables, dict[str, Any]]:
-    """Return the machine's profile, calibrated on the static and the half load, and what became of it.
-
-    An engine whose model runs in the scheduler's own process logs wrong step times, so counters are saved, too.
-    """
+    """Return the machine's profile, calibrated on the static and the half load, and what became of it."""
+    # An engine whose model runs in the scheduler's own process logs wrong step times, so counters are saved, too.
     where = (url, circle.model.name, circle.work / "vllm-stock.log", group, circle.out)
     watched = _vllm.Watched(*where, scrape=True, deployment=_circle.facts_of(d))
     _circle.in_turns([circle.turn(SETTING, watched.bench, watched.named)], circle.plan.repeats, circle.report)
@@ -218,10 +214,8 @@ async def _send(
 def _of_phases(
     phases: Sequence[dict[str, Any]], one: Expected, longest: Sequence[tuple[float, float]]
 ) -> dict[str, float]:
-    """Return what phases with a full decode batch and waiting requests did; the first ones may be smaller.
-
-    ``longest``: admission and end of the requests with the longest output.
-    """
+    """Return what phases with a full decode batch and waiting requests did; the first ones may be smaller."""
+    # ``longest``: admission and end of the requests with the longest output.
     batch, steps = one.controls.prefill_batch, one.controls.decode_steps
     full = [k for k, phase in enumerate(phases) if phase["admitted"] == batch]
     window = phases[full[0] + one.ramp : full[-1]]

@@ -150,10 +150,8 @@ def group_use(group: int) -> tuple[float, float]:
 async def posted(
     url: str, bodies: Sequence[Any], due_s: Sequence[float] = (), *, concurrency: int = 0, key: str = ""
 ) -> list[tuple[float, float, float, bytes]]:
-    """Post completions at their times, or ``concurrency`` at a time; return monotonic seconds and content of each.
-
-    Seconds are those at which it was due, sent and finished. Every status must be 200.
-    """
+    """Post completions at their times, or ``concurrency`` at a time; return monotonic seconds and content of each."""
+    # Seconds are those at which it was due, sent and finished. Every status must be 200.
     import aiohttp
 
     slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), time.monotonic() + 0.1

@@ -229,10 +229,8 @@ TABLES = "data/profiles/aiconfigurator"
 
 
 def profiles(shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the seconds to import one system's tables as a profile, and the error of this machine's operators.
-
-    The error is the median over operators of the median error on points that the fit has not seen.
-    """
+    """Return the seconds to import one system's tables as a profile, and the error of this machine's operators."""
+    # The error is the median over operators of the median error on points that the fit has not seen.
     rows: dict[str, Any] = {}
     if (shared / TABLES).exists():
         with tempfile.TemporaryDirectory() as folder:

@@ -184,10 +184,8 @@ def lengths(shared: Path, _quick: bool) -> dict[str, Any]:
 
 
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the error of mean and median TTFT of a real vLLM under shared prompts, calibrated with another load.
-
-    ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the median of repeats.
-    """
+    """Return the error of mean and median TTFT of a real vLLM with shared prompts, calibrated with another load."""
+    # ``unshared``: error without that load; ``repeats``: largest distance of a measured TTFT from the repeats' median.
     import _circle
     import _vllm
     from _live import WIDE

@@ -112,10 +112,8 @@ SCHEDULERS = ("srtf", "isrtf", "gittins", "elis", "hrrn")
 
 
 def rerank(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return simulated requests per second of each scheduler over those of first come, first served, paired.
-
-    Without a bound on waiting, the cost of an overload grows with the queue: it is a row of its own.
-    """
+    """Return simulated requests per second of each scheduler over those of first come, first served, paired."""
+    # Without a bound on waiting, the cost of an overload grows with the queue: it is a row of its own.
     requests = _predicted(preset("chat-1m").generate(10_000 if quick else 50_000, Poisson(1.0), seed=0))
     fcfs, found = _unbounded("vllm_v1"), {}
     for load, rate_rps in RATES_RPS.items():

@@ -161,7 +161,7 @@ TRUTHS = (  # predicted by, measured on, prefix, suffix of the figures
     ("profile, calibrated on other loads", "transformers on a CPU, a load left out", "live_transformers.", "error"),
     ("profiled kernels, nothing fitted to the runs", "three recorded vLLM runs, RTX 4090 and RTX PRO 6000", "recorded.", "mape"),
     ("roofline, calibrated on half of each run", "the other half of the same three runs", "calibrated.", "mape"),
-    ("roofline, fitted on other families of models", "deployments on H100, H200, B200", "silicon.family_out.", "median_ape"),
+    ("roofline, fitted on other families of models", "deployments on H100, H200, B200, GB200, GB300", "silicon.family_out.", "median_ape"),
     ("roofline, fitted on other GPUs", "the same deployments", "silicon.gpu_out.", "median_ape"),
     ("imported kernel tables", "those of them that have tables", "silicon.tables.", "median_ape"),
     ("`deploy` and `simulate`, host fitted to these points", "those of them that `deploy` covers", "silicon.shipped.", "median_ape"),
@@ -210,6 +210,10 @@ FIDELITY_FIGURES = {
     "fidelity.silicon.family_out.tpot_median_ape": "TPOT",
     "fidelity.silicon.gpu_out.ttft_median_ape": "measured deployments, GPU left out: TTFT",
     "fidelity.silicon.gpu_out.tpot_median_ape": "TPOT",
+    "deploy.silicon_scored": "measured deployments with a prediction",
+    "deploy.ttft_median_ape_left_out": "TTFT, the worse of both fits",
+    "deploy.tpot_median_ape_left_out": "TPOT, the worse of both fits",
+    "deploy.ttft_bracket_coverage": "TTFT within the 90 % intervals of `simulate`",
     "fidelity.silicon.tables.ttft_median_ape": "measured deployments, kernel tables: TTFT",
     "fidelity.silicon.tables.tpot_median_ape": "TPOT",
     "fidelity.argonne.nvidia.ttft_median_ape": "Argonne's batches on NVIDIA: TTFT",
@@ -358,16 +362,15 @@ def fidelity_left_out() -> None:
     table(["reason", "points"], ((reason, f"{count:,}") for reason, count in found))
 
 
-def fidelity_families() -> None:
-    """Print the median errors of points whose family of models was left out of the fit."""
-    ttft, tpot = (
-        details("fidelity", f"fidelity.silicon.family_out.{of}_median_ape")["by_family"] for of in ("ttft", "tpot")
-    )
+def fidelity_errors(fit: str, key: str, title: str) -> None:
+    """Print median (bias) and P90 of the errors of measured deployments, left out of ``fit``, by what they are of."""
+    names = ("ttft", "tpot", "throughput")
+    parts = [details("fidelity", f"fidelity.silicon.{fit}.{name}_median_ape")[f"by_{key}"] for name in names]
     lines = [
-        (family, of["points"], *map(percent, (of["p50"], of["bias"], tpot[family]["p50"], tpot[family]["bias"])))
-        for family, of in ttft.items()
-    ]
-    table(["family left out", "points", "TTFT", "bias", "TPOT", "bias"], lines)
+        (of, parts[0][of]["points"], *(f"{percent(p[of]['p50'])} ({percent(p[of]['bias'])}), {percent(p[of]['p90'])}" for p in parts))
+        for of in sorted(parts[0], key=lambda words: [(len(word), word) if word.isdigit() else (0, word) for word in words.split()])
+    ]  # fmt: skip
+    table([title, "points", *(f"{name}: median (bias), P90" for name in ("TTFT", "TPOT", "throughput"))], lines)
 
 
 def fidelity_coverage() -> None:
@@ -377,21 +380,6 @@ def fidelity_coverage() -> None:
     shares = [{pair: f"{percent(one['coverage'])} of {one['n']}" for pair, one in by.items()} for by in of]
     lines = [(pair, *(part[pair] for both in zip(shares, widths, strict=True) for part in both)) for pair in of[0]]
     table(["model and GPU", "TTFT", "median upper end over lower", "TPOT", "median upper end over lower"], lines)
-
-
-def fidelity_concurrency() -> None:
-    """Print median errors of measured deployments by range of concurrency."""
-    parts = [details("fidelity", f"fidelity.silicon.gpu_out.{part}_median_ape") for part in ("ttft", "tpot")]
-    ttft, tpot = (part["by_concurrency"] for part in parts)
-    lines = [
-        (
-            of,
-            ttft[of]["points"],
-            *(f"{percent(part[of]['p50'])} ({percent(part[of]['bias'])})" for part in (ttft, tpot)),
-        )
-        for of in sorted(ttft, key=lambda words: int(words.split()[0]))
-    ]
-    table(["concurrency", "points", "TTFT: median error (bias)", "TPOT: median error (bias)"], lines)
 
 
 # docs/exegpt.md

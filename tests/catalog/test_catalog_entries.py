@@ -23,7 +23,7 @@ ASKED_FOR_MODELS = (
     *("gpt-3-39b", "gpt-3-101b", "gpt-3-175b", "gpt-3-341b", "t5-11b"),
     *("llama-4-scout", "llama-4-maverick", "gpt-oss-20b", "gpt-oss-120b", "qwen3-next-80b-a3b", "deepseek-v3.2"),
     *("kimi-k2-0905", "glm-4.5", "glm-4.5-air", "glm-4.6", "minimax-m2", "mistral-small-3", "mistral-large-2"),
-    *("mistral-large-3", "phi-4", "phi-4-mini", "qwen3-coder-480b-a35b"),
+    *("mistral-large-3", "phi-4", "phi-4-mini", "qwen3-coder-480b-a35b", "qwen3.5-397b-a17b", "glm-5"),
     *("llama-13b", "pythia-12b", "mpt-7b", "chatglm3-6b", "stablelm-alpha-7b", "mistral-7b-v0.2"),
 )
 

@@ -94,6 +94,8 @@ def test_families_outside_the_catalog_are_read_by_their_keys(config, published):
         ("minimax-m2", 228_703_644_928),
         ("mistral-small-3.2", 23_572_403_200),
         ("phi-4", 14_659_507_200),
+        ("glm-5", 744e9),
+        ("qwen3.5-397b-a17b", 397e9),
     ],
 )
 def test_a_config_gives_the_published_count(name, published):

@@ -158,6 +158,36 @@ def test_a_window_stops_the_growth_of_its_layers():
     assert (tables.prefill_s <= full.prefill_s * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])
+def test_sparse_attention_reads_the_chosen_tokens_and_its_indexer_scores_all(name):
+    sparse, gpu = catalog.model(name), catalog.gpu("H200")
+    dense = replace(sparse, attention=replace(sparse.attention, index_heads=0, index_head_dim=0))
+    node, scored = catalog.default_node(gpu, 8), sparse.attention.index_heads * sparse.attention.index_head_dim
+
+    def decode(context):
+        return {"decode_seqs": 4, "kv_tokens": 4 * context}
+
+    def prefill(context):
+        return {"prefill": [(128, context)]}
+
+    for phase, step in (("decode", decode), ("prefill", prefill)):
+        attention, indexer = f"{phase} attention", f"{phase} indexer"
+        by_context = {tokens: rows_of(sparse, gpu, node, step(tokens)) for tokens in (1024, 4096, 8192)}
+        few, some, many = by_context.values()
+        assert few[attention].flops == pytest.approx(rows_of(dense, gpu, node, step(1024))[attention].flops)
+        assert few[attention].flops < some[attention].flops
+        assert some[attention].flops == pytest.approx(many[attention].flops)
+        pairs = 4 * 4096 if phase == "decode" else 128 * 4096 + 128 * 129 / 2
+        assert some[indexer].flops == pytest.approx(2 * scored * pairs * sparse.layers)
+        assert many[indexer].bytes > some[indexer].bytes > few[indexer].bytes
+        assert indexer not in rows_of(dense, gpu, node, step(4096))
+    assert "indexer projection" in by_context[1024]
+
+
+def rows_of(model, gpu, node, step):
+    return {row.name: row for row in operators(model, gpu, node, Parallelism(8), LIMITS, **step)}
+
+
 def test_an_encoder_decoder_pays_for_cross_attention():
     model, gpu = catalog.model("t5-11b"), catalog.gpu("A100-80GB")
     rows = operators(model, gpu, catalog.default_node(gpu, 2), Parallelism(2), LIMITS, decode_seqs=2, kv_tokens=100)

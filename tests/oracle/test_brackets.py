@@ -43,6 +43,53 @@ def point(model="llama-3.1-70b", gpu="H100", clients=8, ttft_s=0.1):
     return _silicon.Point(model=model, gpu=gpu, **cut, **load, **of)
 
 
+def test_of_a_lone_client_a_first_token_takes_prefill_transfer_and_a_decode_step():
+    cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
+    lone = replace(point("deepseek-v3", "H200", clients=1), **cut, isl=4096, osl=64, prefill=(1, 8, 1, 8, 1))
+    ops, host = _silicon.RankOperators(lone), HostOverhead(request_s=0.03)
+    ttft_s, tpot_s = _silicon.simulated(lone, ops, host)
+    loop = _silicon.loop_of(lone)
+    prompt, kv = sum(loop.prompt) / 2, sum(loop.prompt) / 2 + sum(loop.output) / 4
+    prefill_s = ops.step_s(host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0)
+    link = _silicon.node_of("H200", _silicon.RACK).network
+    transfer_s = prompt * ops.shard.kv_bytes * 61 / link.bandwidth_bytes_per_s + link.latency_s
+    assert tpot_s == pytest.approx(float(ops.step_s(host, seqs=1.0, kv=kv)), rel=0.02)
+    assert ttft_s == pytest.approx(0.03 + float(prefill_s) + transfer_s + tpot_s, rel=0.05)
+
+
+def test_more_prefill_workers_shorten_the_wait_and_more_decode_workers_the_steps():
+    cut = {"tp": 1, "dp": 8, "moe_tp": 1, "ep": 8}
+    busy = replace(point("deepseek-v3", "B200", clients=256), **cut, isl=8192, osl=128, prefill=(1, 1, 8, 1, 8))
+    found = {
+        (x, y): _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
+        for x, y in ((1, 1), (4, 1), (4, 4))
+        for one in [replace(busy, workers=y, prefill=(x, *busy.prefill[1:]))]
+    }
+    assert found[4, 1][0] < 0.5 * found[1, 1][0]
+    assert found[4, 4][1] < found[4, 1][1]
+
+
+def test_where_decode_workers_have_fewer_slots_than_clients_first_tokens_wait_for_them():
+    cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
+    open_slots = replace(point("deepseek-v3", "B200", clients=64), **cut, isl=1024, osl=256, prefill=(1, 8, 1, 8, 1))
+    found = [
+        _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
+        for one in (open_slots, replace(open_slots, slots=64), replace(open_slots, slots=16))
+    ]
+    assert found[0] == pytest.approx(found[1])
+    assert found[2][0] > 64 / 16 / 2 * 200 * found[2][1]
+    assert found[2][1] < found[0][1]
+
+
+def test_every_row_of_the_sample_is_scored_or_left_out_for_a_reason(shared):
+    root = shared(_silicon.FILE).parents[len(Path(_silicon.FILE).parts) - 1]
+    points, left = _silicon.read(root)
+    assert len(points) + sum(left.values()) == 3556
+    kinds = {of.kind for of in points}
+    assert kinds >= {"dense, aggregated", "MoE, aggregated", "MoE, P/D", "hybrid, aggregated"}
+    assert all(of.prefill[0] >= 1 and of.workers >= 1 for of in points if of.prefill)
+
+
 def test_the_least_spread_is_that_whose_interval_just_contains_the_point():
     host = HostOverhead(request_s=0.03, serial_s=0.001)
     late = point(ttft_s=0.5)

@@ -28,9 +28,9 @@ _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 _UNTIED_BY_CLASS = (  # types whose class does not tie head and embedding by default
-    *("codellama", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "gpt_neox", "gpt_oss", "gptj"),
-    *("internlm", "internlm2", "kimi_k2", "llama", "llama4_text", "minimax_m2", "mistral", "mixtral", "olmo"),
-    *("phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "stablelm"),
+    *("codellama", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "gpt_neox", "gpt_oss"),
+    *("gptj", "internlm", "internlm2", "kimi_k2", "llama", "llama4_text", "minimax_m2", "mistral", "mixtral", "olmo"),
+    *("phi", "phi3", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "stablelm"),
 )
 
 _NEUTRAL = re.compile(
@@ -272,12 +272,13 @@ def _latent(keys: ConfigKeys, spec: AttentionSpec) -> AttentionSpec:
         rope_head_dim=rope,
         index_heads=keys.count("index_n_heads"),
         index_head_dim=keys.count("index_head_dim"),
+        index_top_k=keys.count("index_topk", default=spec.index_top_k),
     )
 
 
 def _layer_kinds(keys: ConfigKeys, layers: int) -> list[str]:
     kinds = [str(kind) for kind in keys.as_list("layer_types")]
-    if not kinds and (period := keys.count("full_attention_interval")):
+    if (period := keys.count("full_attention_interval")) and not kinds:
         kinds = [_LINEAR if (index + 1) % period else _FULL for index in range(layers)]
     # MiniMax: 1 is attention over all keys, 0 is a linear attention that is not supported.
     kinds += ["lightning_attention" for kind in keys.as_list("attn_type_list") if kind != 1]
@@ -317,7 +318,9 @@ def _linear_attention(keys: ConfigKeys, layers: int) -> LinearAttentionSpec | No
 
 def _ffn(keys: ConfigKeys, hidden: int, layers: int) -> FfnSpec:
     intermediate = 4 * hidden
-    if keys.find(*_FFN) or not keys.has(*_FOUR_TIMES_HIDDEN):
+    if keys.count(*_EXPERTS) > 1 and keys.find(*_FFN) is None:  # no layer is dense (Qwen3.5)
+        intermediate = keys.need("the experts' width", "moe_intermediate_size")
+    elif keys.find(*_FFN) or not keys.has(*_FOUR_TIMES_HIDDEN):
         width = keys.need("the MLP's width", *_FFN)
         # Qwen (1) gives the width of gate and up projection together.
         intermediate = width // 2 if keys.model_type == "qwen" else width

@@ -117,8 +117,8 @@ def approximations(spec: ModelSpec, *, in_groups: bool = False) -> tuple[str, ..
         )
     if attention.index_heads:
         found.append(
-            f"{spec.name}: sparse attention is timed as attention over all keys, without its indexer: steps over long "
-            "contexts are faster on an engine with its kernels."
+            f"{spec.name}: sparse attention is timed by the roofline alone: its indexer scores all cached tokens, "
+            f"and attention reads at most {attention.index_top_k:,} of them."
         )
     if attention.linear:
         found.append(

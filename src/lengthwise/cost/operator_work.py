@@ -250,6 +250,7 @@ def kernels_of(gpu: GpuSpec, weight_dtype: str) -> Kernels:
     return Kernels(gpu, name, max(2.0, DTYPE_BYTES[name]), CPU_CURVES if gpu.is_cpu else CURVES)
 
 
+SPARSE_HEADS = 64  # query heads of a tile of FlashMLA's sparse prefill (github.com/deepseek-ai/FlashMLA)
 SAMPLER_PASSES = 4
 """Passes over fp32 logits. With 12 us of launches they take 0.8 to 1.5 times the time of vLLM 0.19's sampler on an
 RTX PRO 6000 and an RTX 4090 (25 us for 1 sequence, 160 to 310 us for 256; LLMServingSim, MIT)."""
@@ -399,9 +400,11 @@ class Operators:
             works.append(self._prefill("prefill window attention", chunk, context, window).times(windowed))
         if linear := self.model.attention.linear:
             works.append(self._linear_attention("prefill", chunk, 1.0, linear))
+        if self.model.attention.index_heads:
+            works = self._sparse_prefill(works[0], chunk, context)
         if self.is_mla:
             # A later chunk expands the latents of its context again; a first chunk has none.
-            expansion = self._up_projection("context up-projection", context)
+            expansion = self._up_projection("context up-projection", self._chosen(context))
             works.append(expansion.times(np.asarray(context) > 0))
         extra_depth = self.model.encoder_layers / self.model.layers - 1
         if extra_depth > 0:
@@ -411,13 +414,15 @@ class Operators:
     def decode(self, seqs: Any, kv_tokens: Any) -> list[Work]:
         """Return one layer's attention work for one new token per sequence. ``kv_tokens`` are cached in total."""
         full, windowed = self._layer_shares
-        works = [self._decode("decode attention", seqs, kv_tokens).times(full)] if full else []
+        works = [self._decode("decode attention", seqs, self._chosen(kv_tokens, seqs)).times(full)] if full else []
         if windowed:
             # The window cuts the mean context, since only the sum over sequences is known.
             seen = np.minimum(kv_tokens, seqs * (self.model.attention.window_tokens or 0))
             works.append(self._decode("decode window attention", seqs, seen).times(windowed))
         if linear := self.model.attention.linear:
             works.append(self._linear_attention("decode", seqs, seqs, linear))
+        if self.model.attention.index_heads:
+            works.append(self._indexer("decode", seqs, kv_tokens, kv_tokens))
         return works
 
     @property
@@ -426,6 +431,40 @@ class Operators:
         windowed = attention.windowed_layers / self.model.layers if attention.window_tokens else 0.0
         return self.model.caching_layers / self.model.layers - windowed, windowed
 
+    def _chosen(self, keys: Any, seqs: Any = 1.0) -> Any:
+        """Return how many of ``keys`` cached tokens attention reads: all, or those that an indexer chooses."""
+        attention = self.model.attention
+        return np.minimum(keys, seqs * attention.index_top_k) if attention.index_heads else keys
+
+    def _sparse_prefill(self, dense: Work, chunk: Any, context: Any) -> list[Work]:
+        """Return the indexer and attention: ``dense`` up to as many tokens as are chosen, then over the chosen ones.
+
+        Sparse kernels multiply in the width of the latents, for SPARSE_HEADS heads at a time.
+        """
+        attention, heads = self.model.attention, self.shard.heads
+        pairs, keys = causal_pairs(chunk, context, attention.index_top_k)
+        head_flops = 2.0 * (2 * attention.kv_lora_rank + attention.rope_head_dim)
+        padded, mean_keys = head_flops * max(heads, SPARSE_HEADS), pairs / np.maximum(chunk, 1)
+        moved = keys * self.shard.kv_bytes + heads * head_flops / 2 * self.wide * chunk
+        about = {"pairs": pairs, "mean_keys": mean_keys, "keys": keys, "head_flops": padded, "moved_bytes": moved}
+        sparse = replace(self.kernels.prefill(dense.name, **about), flops=head_flops * heads * pairs)
+        is_long = np.asarray(chunk) + context > attention.index_top_k
+        attended = total_work(dense.name, [dense.times(~is_long), sparse.times(is_long)])
+        pairs, keys = causal_pairs(chunk, context)
+        return [attended, self._indexer("prefill", chunk, keys, pairs)]
+
+    def _indexer(self, phase: str, queries: Any, keys: Any, pairs: Any) -> Work:
+        """Return the work of sparse attention's indexer: every GPU scores all ``pairs`` with all its heads, in FP8.
+
+        It reads the cached keys (FP8 with a 32-bit scale); the top k are chosen from 32-bit scores, written and read.
+        """
+        attention, gpu = self.model.attention, self.kernels.gpu
+        width, curve = attention.index_head_dim, self.kernels.curves.prefill
+        moved = (width + 4) * keys + attention.index_heads * width * queries + 8.0 * pairs
+        flops = 2.0 * attention.index_heads * width * pairs
+        work = self.kernels.stream(f"{phase} indexer", moved, kernels=2, latency_s=curve.latency_s)
+        return replace(work, flops=flops, compute_s=flops / (gpu.flops("fp8") * curve.efficiency))
+
     def _linear_projections(self, tokens: Any, linear: LinearAttentionSpec) -> list[Work]:
         value = linear.value_heads * linear.value_head_dim
         into = linear.conv_channels + value + 2 * linear.value_heads
@@ -433,6 +472,8 @@ class Operators:
         return [
             self.kernels.gemm("linear projection in", tokens, into / self.tp, self.model.hidden),
             self.kernels.stream("convolution", 2 * channels * self.wide * tokens),
+            # Engines compute the gates by a GEMM and a kernel of their own, and a norm of the gated output.
+            self.kernels.stream("linear gates", 4 * value / self.tp * self.wide * tokens, kernels=3),
             self.kernels.gemm("linear projection out", tokens, self.model.hidden, value / self.tp),
         ]
 
@@ -466,13 +507,20 @@ class Operators:
         width = attention.head_dim + attention.rope_head_dim
         latent = attention.kv_lora_rank + attention.rope_head_dim
         rank = attention.q_lora_rank
-        return [
+        works = [
             self.kernels.gemm("latent projection", tokens, rank + latent, hidden),
             self.kernels.gemm("query projection", tokens, shard.heads * width, rank or hidden),
             self.kernels.stream("rope", 2 * (shard.heads + 1) * attention.rope_head_dim * self.wide * tokens),
             self._up_projection("kv up-projection", tokens),
             self.kernels.gemm("output projection", tokens, hidden, shard.heads * shard.v_dim),
         ]
+        if heads := attention.index_heads:  # every GPU has all heads of the indexer
+            queries = self.kernels.gemm("indexer projection", tokens, heads * attention.index_head_dim, rank or hidden)
+            key = self.kernels.gemm("indexer projection", tokens, attention.index_head_dim + heads, hidden, wide=True)
+            # A norm, a rotary embedding, and a quantization of queries and of the key, which is cached.
+            rest = self.kernels.stream("indexer", 4 * heads * attention.index_head_dim * self.wide * tokens, kernels=4)
+            works.append(total_work("indexer projection", [queries, key, rest]))
+        return works
 
     def _up_projection(self, name: str, tokens: Any) -> Work:
         attention, shard = self.model.attention, self.shard

@@ -49,6 +49,7 @@ class AttentionSpec:
     # DeepSeek sparse attention (V3.2): an indexer with a cached key per token chooses the tokens that are attended to.
     index_heads: int = 0
     index_head_dim: int = 0
+    index_top_k: int = 2048  # cached tokens that the indexer chooses for each query
     linear: LinearAttentionSpec | None = None
 
     @property
