@@ -377,9 +377,7 @@ def coverage_row(
 ) -> dict[str, Any]:
     """Return the share of held-out medians within their 95 % intervals, with its own exact interval.
 
-    An interval combines the model's own error (draws of ``blind``, the tables' errors as stated without the held-out
-    runs) and sampling (blocks of simulated requests drawn again), in logs as if the two were independent.
-    ``priced``: deployments with the calibrated tables, by setting.
+    The model's own error (draws of ``blind``) and sampling (blocks drawn again) combine in logs as if independent.
     """
     unseen = {}
     for name, d in priced.items():

@@ -260,10 +260,7 @@ def queueing(table: LabTable) -> dict[str, float]:
 
 
 def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
-    """Return by how much the time of predictions raises mean JCT under ELIS' ISRTF at batch 4, by case and cell.
-
-    One predictor serves the requests in turn before they join the queue; at worst the engine waits before each window.
-    """
+    """Return by how much the time of predictions raises mean JCT under ELIS' ISRTF at batch 4, by case and cell."""
     at, added = max(BATCHES), {name: {} for name in PREDICTION_S}
     for model, table in evaluated.items():
         bench = Bench(shared, model, {HEADLINE: predictors(shared, model)[HEADLINE]})

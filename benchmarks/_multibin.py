@@ -87,11 +87,7 @@ def theorems(_shared: Path, quick: bool) -> Rows:
 
 
 def rates(shared: Path, quick: bool, lengths: str) -> Rows:
-    """Check Figures 3 and 4 (uniform times), 9 (exponential times) and 6 (GSM8K, 8 servers): batch 8, by request rate.
-
-    Throughput follows the request rate, then stays at the limit of full servers. Lemma 5.1, which ignores queues of
-    full batches, is the latency at low rates.
-    """
+    """Check Figures 3 and 4 (uniform times), 9 (exponential times) and 6 (GSM8K, 8 servers): batch 8, by request rate."""
     times = {"uniform": TIMES, "exponential": EXPONENTIAL}.get(lengths) or answers(shared, PHI)[0]
     servers, worst, worst_low, by_bins = 8 if lengths == "gsm8k" else 1, 0.0, 0.0, {}
 
@@ -282,11 +278,7 @@ def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
 
 
 def engine(shared: Path, quick: bool) -> Rows:
-    """Compare the event engine with static batches and bins to the batch server on the same requests.
-
-    Once with steps that all take 10 ms, where both must agree, and once with the roofline's, where the engine's batches
-    get faster as members finish, and the server's line of ``line_of`` does not.
-    """
+    """Compare the event engine with static batches and bins to the batch server, at 10 ms a step and the roofline's."""
     requests = 1000 if quick else 4000
     times, line = answers(shared, PHI)
     fixed_s, token_s = line["fixed_s"], line["token_s"]

@@ -112,11 +112,7 @@ def mooncake(shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
-    """Return mean TTFT and JCT of our router over those of the best other one, with paired intervals.
-
-    Pairs are seeds of a synthetic workload, or parts of the trace's time. Our router was chosen on the trace, too.
-    Every request has the same predicted length, the mean.
-    """
+    """Return mean TTFT and JCT of our router, chosen on the trace, too, over the best other's, with paired intervals."""
     routers, rows = sorted(policy.known("router")), {}
     if name == "trace":
         trace = conversation(shared)
