@@ -87,7 +87,7 @@ def theorems(_shared: Path, quick: bool) -> Rows:
 
 
 def rates(shared: Path, quick: bool, lengths: str) -> Rows:
-    """Check Figures 3 and 4 (uniform times), 9 (exponential times) and 6 (GSM8K, 8 servers): batch 8, by request rate."""
+    """Check Figures 3 and 4 (uniform times), 9 (exponential) and 6 (GSM8K, 8 servers): batch 8, by request rate."""
     times = {"uniform": TIMES, "exponential": EXPONENTIAL}.get(lengths) or answers(shared, PHI)[0]
     servers, worst, worst_low, by_bins = 8 if lengths == "gsm8k" else 1, 0.0, 0.0, {}
 

@@ -128,15 +128,17 @@ class TokenGaps:
 
 @dataclass(frozen=True)
 class ReplicaTotals:
-    """Sums over all steps of each replica, as columns [replicas].
+    """Sums over all steps of each replica, or of each data-parallel rank of each replica, as columns [replicas].
 
     Attributes:
+        steps: Number of steps, with the dummy steps of a rank without sequences.
         tokens: Computed tokens, including recomputed ones.
         attention_pairs: (query, key) pairs that attention computed.
         kv_read_tokens: Cached tokens that decodes read.
         busy_s: Time with at least one step in flight.
-        layer_s: Seconds of the layers without collectives and attention. ``layer_s`` to ``send_s`` are parts of the
-            steps' time by the parts of ``CostTables``, each summed over all pipeline stages.
+        layer_s: Seconds of the layers without collectives and attention, and of what a replica's ranks compute together
+            (``CostTables.shared_s``), also in a dummy step. ``layer_s`` to ``send_s`` are parts of the steps' time by
+            the parts of ``CostTables``, each summed over all pipeline stages.
         swap_s: Seconds of swaps of KV cache between GPU and CPU memory.
         kv_block_s: KV blocks in use, times the seconds that a step adds to ``busy_s``, summed over steps.
     """
