@@ -92,7 +92,7 @@ class Point:
     tpot_s: float
     workers: int = 1
     prefill: tuple[int, ...] = ()
-    slots: int = 0  # sequences of a decode rank (0: not known)
+    max_num_seqs: int = 0  # of a decode rank (0: not known)
 
     @property
     def inferencemax(self) -> bool:
@@ -267,15 +267,16 @@ def _point(row: dict[str, Any]) -> Point:
     workers, prefill = row["decode_num_workers"], (row["prefill_num_workers"], *_side(row, "prefill"))
     point = Point(*deployed, *_load(row), *_side(row, "decode"), measured, *_seconds(row), workers, prefill)
     recipe = point.model, point.gpu, dtype, point.isl, prefill[0], workers, point.tp, point.dp, point.concurrency
-    return replace(point, slots=_slots().get(tuple(map(str, recipe)), 0) if point.backend == "trtllm" else 0)
+    most = _max_num_seqs().get(tuple(map(str, recipe)), 0) if point.backend == "trtllm" else 0
+    return replace(point, max_num_seqs=most)
 
 
 @cache
-def _slots() -> dict[tuple[str, ...], int]:
-    """Return the sequences of a decode rank by deployment and concurrency, by the names of InferenceMAX' recipes."""
-    rows = csv.DictReader(Path(__file__).with_name("decode_slots.csv").read_text("utf-8").splitlines())
+def _max_num_seqs() -> dict[tuple[str, ...], int]:
+    """Return that of a decode rank by deployment and concurrency, from the names of InferenceMAX' recipes."""
+    rows = csv.DictReader(Path(__file__).with_name("decode_max_num_seqs.csv").read_text("utf-8").splitlines())
     keys = ("model", "gpu", "dtype", "isl", "prefill", "decode", "tp", "dp")
-    return {(*(r[key] for key in keys), c): int(r["slots"]) for r in rows for c in r["concurrency"].split()}
+    return {(*(r[key] for key in keys), c): int(r["max_num_seqs"]) for r in rows for c in r["concurrency"].split()}
 
 
 def _load(row: dict[str, Any]) -> tuple[int, int, int]:
@@ -439,10 +440,10 @@ def simulated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple[flo
     return ttft_s + loop.wait_steps * tpot_s, tpot_s
 
 
-def _ranks(ops: RankOperators, host: HostOverhead, loop: Loop, count: int = 1, slots: int = 0) -> Deployment:
+def _ranks(ops: RankOperators, host: HostOverhead, loop: Loop, count: int = 1) -> Deployment:
     """Return ranks as replicas; raise ValueError: the weights leave no room for two of the longest requests."""
     point, gpu = ops.point, ops.kernels.gpu
-    limits = _limits(point, min(loop.clients, slots or loop.clients), loop.longest, loop.budget)
+    limits = _limits(point, min(loop.clients, point.max_num_seqs or loop.clients), loop.longest, loop.budget)
     plan = cost.plan_memory(ops.model, gpu, Parallelism(ops.gpus), limits, loop.longest, num_blocks=None)
     if plan.num_blocks * BLOCK < 2 * loop.longest:
         raise ValueError(f"{point.id}: weights leave no room")
@@ -458,7 +459,7 @@ def disaggregated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple
     # A client gets its first token with the request's first decode step, after prefill and KV transfer. Equal shares of
     # ranks and clients stand for all. Prompts share a prefill step's experts with those of other ranks that are busy.
     count, *cut = point.prefill
-    side = replace(point, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
+    side = replace(point, max_num_seqs=0, **dict(zip(("tp", "dp", "moe_tp", "ep"), cut, strict=True)))
     first = RankOperators(side, ops.kernels.curves)
     ranks, clients = (count * side.dp, point.workers * point.dp), point.concurrency
     common = math.gcd(*ranks)
@@ -469,7 +470,7 @@ def disaggregated(point: Point, ops: RankOperators, host: HostOverhead) -> tuple
     for _ in range(ROUNDS):
         prompt_s = first.step_s(host, seqs=0.0, kv=0.0, chunk=prompt, prompts=1.0)
         first.busy = 1 + (side.dp - 1) * min(1.0, clients * float(prompt_s / (prompt_s + decoding_s)) / ranks[0])
-    sides = _ranks(first, host, loop, ranks[0] // shares), _ranks(ops, host, loop, ranks[1] // shares, point.slots)
+    sides = [_ranks(one, host, loop, n // shares) for one, n in zip((first, ops), ranks, strict=True)]
     transfer = kv_transfer_over(node_of(point.gpu, RACK).link_for(RACK), *sides)
     done = simulate(loop.workload(), disaggregate(*sides, transfer), max_log_steps=10**7)
     steps, requests = done.steps, done.requests

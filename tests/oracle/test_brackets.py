@@ -69,12 +69,12 @@ def test_more_prefill_workers_shorten_the_wait_and_more_decode_workers_the_steps
     assert found[4, 4][1] < found[4, 1][1]
 
 
-def test_where_decode_workers_have_fewer_slots_than_clients_first_tokens_wait_for_them():
+def test_where_decode_workers_run_fewer_sequences_than_clients_first_tokens_wait_for_them():
     cut = {"tp": 8, "dp": 1, "moe_tp": 8, "ep": 1}
-    open_slots = replace(point("deepseek-v3", "B200", clients=64), **cut, isl=1024, osl=256, prefill=(1, 8, 1, 8, 1))
+    unlimited = replace(point("deepseek-v3", "B200", clients=64), **cut, isl=1024, osl=256, prefill=(1, 8, 1, 8, 1))
     found = [
         _silicon.simulated(one, _silicon.RankOperators(one), HostOverhead())
-        for one in (open_slots, replace(open_slots, slots=64), replace(open_slots, slots=16))
+        for one in (unlimited, replace(unlimited, max_num_seqs=64), replace(unlimited, max_num_seqs=16))
     ]
     assert found[0] == pytest.approx(found[1])
     assert found[2][0] > 64 / 16 / 2 * 200 * found[2][1]
