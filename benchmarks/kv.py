@@ -112,7 +112,7 @@ def mooncake(shared: Path, quick: bool) -> dict[str, Any]:
 
 
 def router_gain(shared: Path, quick: bool, name: str) -> dict[str, Any]:
-    """Return mean TTFT and JCT of our router (chosen on the trace, too) over the best other's, with paired intervals."""
+    """Return mean TTFT and JCT of our router (chosen on the trace too) over the best other's, with paired intervals."""
     routers, rows = sorted(policy.known("router")), {}
     if name == "trace":
         trace = conversation(shared)
