@@ -262,7 +262,7 @@ def predictor(shared: Path, _quick: bool) -> Rows:
 
 def predicted_gains(times: theory.SampledTimes) -> dict[str, dict[str, float]]:
     """Return gains over one bin by number of bins: known lengths, and the paper's accuracies."""
-    # Its matrices are unpublished: errors into neighbours alone are the best case, errors spread evenly about the worst.
+    # Its matrices are unpublished: errors into neighbours are the best case, errors spread evenly about the worst.
     found = {}
     for bins, accuracy in ACCURACY.items():
         cuts, spread = theory.equal_mass(times, bins), np.full((bins, bins), (1 - accuracy) / (bins - 1))
