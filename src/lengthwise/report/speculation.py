@@ -133,8 +133,9 @@ def _figures(study: SpeculationStudy) -> list[Figure]:
         for one in lengths:
             values = [value.scaled(scale) for value in getattr(one, name)]
             label = f"{one.tokens} proposed" if one.tokens else "without"
-            drawn.append(line_of(label, one.tokens, study.rates_rps, [value.value for value in values]))
-            drawn.append(marks_of(label, one.tokens, study.rates_rps, values, 0) | {"silent": True})
+            colour = study.lengths.index(one)
+            drawn.append(line_of(label, colour, study.rates_rps, [value.value for value in values]))
+            drawn.append(marks_of(label, colour, study.rates_rps, values, 0) | {"silent": True})
         return drawn
 
     others = study.lengths[1:]
