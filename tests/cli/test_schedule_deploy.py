@@ -187,8 +187,8 @@ def test_a_split_becomes_a_producer_a_consumer_and_a_router(deployed):
     assert "serve 0 8100 5600" in (folder / "prefill.sh").read_text()
     assert "serve 1 8200 5700" in (folder / "decode.sh").read_text()
     router = (folder / "router.sh").read_text()
-    assert "--prefill http://127.0.0.1:8100" in router
-    assert "--decode http://127.0.0.1:8200" in router
+    assert "PREFILLS:-'http://127.0.0.1:8100'" in router
+    assert "DECODES:-'http://127.0.0.1:8200'" in router
     plan = json.loads((folder / "PLAN.json").read_text())["chosen"]
     in_use = config.load_gateway(folder / "gateway.toml").config.engines[0].concurrency
     assert in_use >= plan["decode_batch"] + plan["prefill_batch"]

@@ -220,7 +220,11 @@ def engine_of(world):
         given = world["speculation"]
         settings["speculation"] = Speculation(**given | {"acceptance": tuple(given["acceptance"])})
     made = deploy(model, "H100", limits=limits, **settings)
-    free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
+    free = {
+        f.name: getattr(made.cost, f.name) * 0.0
+        for f in dataclasses.fields(made.cost)
+        if f.name.endswith("_s") and f.name != "shared_s"
+    }
     free["host_s"] = np.ones_like(made.cost.host_s)
     kv = dataclasses.replace(made.kv, kv_bytes_per_block=1e9)
     made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free), kv=kv)

@@ -192,7 +192,11 @@ def own_steps(one):
         "llama-3.1-8b", "H100", limits=limits, num_blocks=one["pages"],
         scheduler=Scheduler("queue_order", sglang=settings),
     )  # fmt: skip
-    free = {f.name: getattr(made.cost, f.name) * 0.0 for f in dataclasses.fields(made.cost) if f.name.endswith("_s")}
+    free = {
+        f.name: getattr(made.cost, f.name) * 0.0
+        for f in dataclasses.fields(made.cost)
+        if f.name.endswith("_s") and f.name != "shared_s"
+    }
     free["host_s"] = np.ones_like(made.cost.host_s)
     made = dataclasses.replace(made, cost=dataclasses.replace(made.cost, **free))
     workload = Workload(
