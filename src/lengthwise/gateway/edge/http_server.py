@@ -122,9 +122,10 @@ class HttpProtocol(HttpToolsProtocol):
     """A client's connection.
 
     It gets 503 beyond ``limits.connections``, 431 if a head, or what follows a chunked body, exceeds
-    ``limits.header_bytes``, and 408 if a request does not arrive within ``limits.body_s``. These and other errors of HTTP follow the responses to earlier requests, and
-    end the connection. It is aborted if the client takes no data for ``limits.body_s``. Input after an error or the
-    last response is discarded for up to 2 s, because an immediate close could lose the response.
+    ``limits.header_bytes``, and 408 if a request does not arrive within ``limits.body_s``. These and other errors of
+    HTTP follow the responses to earlier requests, and end the connection. It is aborted if the client takes no data for
+    ``limits.body_s``. Input after an error or the last response is discarded for up to 2 s, because an immediate close
+    could lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -231,7 +232,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Blank lines from an idle client stop uvicorn's keep-alive timer, so that this one must end the connection.
         if (self._in_message or idle) and self._arrival_timer is None:
             self._start_arrival_timer()
-        # Without a limit on trailers too, one long trailer would block the event loop: httptools joins it piece by piece.
+        # Trailers have the same limit: httptools joins a long one piece by piece, which would block the event loop.
         self._head_bytes = self._head_bytes + len(data) if self._in_message and not self._has_body else 0
         if self._head_bytes > self.limits.header_bytes:
             part = "A head" if self._in_head else "Trailers after a body"
