@@ -89,6 +89,7 @@ class Scripted:
     per_chunk: int = 1
     sends_ids: bool = True
     reports_usage: bool = True
+    refusal: str = "no"
     full_until: int = 0
     end: str = "\n\n"
     seen: list[Seen] = field(default_factory=list)
@@ -149,7 +150,7 @@ class Scripted:
         kind = fault.kind if fault else ""
         if kind.isdigit():
             seen.how = kind
-            self._complete(writer, int(kind), {"error": {"message": "no"}, "object": "error"})
+            self._complete(writer, int(kind), {"error": {"message": self.refusal}, "object": "error"})
             return
         if kind == "die" and fault and fault.after < 0:
             seen.how = kind

@@ -7,9 +7,10 @@ import re
 
 import pytest
 from relay_world import BARE, idle, requested, run, until, world
-from scripted_engine import Scripted, answer, encode
+from scripted_engine import Fault, Scripted, answer, encode
 
 from lengthwise.gateway.config import Order
+from lengthwise.gateway.relay.engine_request import resume_conflict
 from lengthwise.gateway.relay.responses import AssembledResponse, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
@@ -107,8 +108,6 @@ def test_fields_only_in_the_last_chunk_are_in_the_assembled_answer():
 
 
 def test_an_engines_no_is_passed_on_as_it_is():
-    from scripted_engine import Fault
-
     async def work() -> None:
         async with world([Scripted(plan=[Fault("400")])]) as w:
             reply = await w.submit(PLAIN)
@@ -121,17 +120,34 @@ def test_an_engines_no_is_passed_on_as_it_is():
     run(work)
 
 
-ASKED = [{}, {"stream_options": None}, {"stream_options": {"include_usage": True}}]
-ASKED += [{"stream_options": {"include_usage": True, "continuous_usage_stats": True}}]
+@pytest.mark.parametrize("status", [401, 403, 407])
+def test_an_engines_words_about_the_gateways_key_are_not_passed_on(status):
+    async def work() -> None:
+        async with world([Scripted(plan=[Fault(str(status))] * 9, refusal="key sk-1234 is wrong")]) as w:
+            reply = await w.submit(PLAIN)
+            assert reply.status == 502
+            assert b"sk-1234" not in reply.body
+            assert b"http %d" % status in reply.body
+
+    run(work)
+
+
+@pytest.mark.parametrize("messages", [5, True, 1.5, "x", {}])
+def test_messages_of_a_completion_have_no_meaning(messages):
+    assert resume_conflict({"model": "m", "prompt": "hi", "messages": messages}) is None
+
+
+OPTIONS = [{}, {"stream_options": None}, {"stream_options": {"include_usage": True}}]
+OPTIONS += [{"stream_options": {"include_usage": True, "continuous_usage_stats": True}}]
 VTC = Order(mode="isrtf", window_tokens=10, fairness="vtc")
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=["nothing", "null", "total", "each"])
+@pytest.mark.parametrize("options", OPTIONS, ids=["nothing", "null", "total", "each"])
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_a_metered_stream_is_counted_by_its_usage_and_reaches_the_client_as_requested(asked, api):
+def test_a_metered_stream_is_counted_by_its_usage_and_reaches_the_client_as_requested(options, api):
     """Ten tokens an event, of which no ids are known. The engine's clients see what they would without the gateway."""
     prompt = {"messages": [{"role": "user", "content": "hi"}]} if api == "chat" else {"prompt": "hi"}
-    body = {"model": "m", "max_tokens": 35, "stream": True, "stop": ["zzzz"], **prompt, **asked}
+    body = {"model": "m", "max_tokens": 35, "stream": True, "stop": ["zzzz"], **prompt, **options}
 
     async def work() -> None:
         async with world([Scripted(per_chunk=10)], order=VTC) as w:
@@ -176,7 +192,7 @@ def test_the_usage_of_each_choice_is_added(choices):
             }
             out = state.feed(b"data: " + json.dumps(data).encode() + b"\n\n")
             assert out == b"data: " + json.dumps({"choices": data["choices"]}).encode() + b"\n\n"
-        assert state.count == state.most_tokens == so_far * choices
+        assert state.count == state.estimated_count == so_far * choices
     total = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 201 * choices}}
     assert state.feed(b"data: " + json.dumps(total).encode() + b"\n\ndata: [DONE]\n\n") == b"data: [DONE]\n\n"
     assert (state.count, state.prompt_tokens) == (201 * choices, 7)

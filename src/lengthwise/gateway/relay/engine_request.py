@@ -101,7 +101,8 @@ def resume_conflict(fields: Fields) -> str | None:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and (not prompt or not all(type(token_id) is int for token_id in prompt)):
         return "prompt: several prompts share a request"
-    messages = [message for message in fields.get("messages") or () if isinstance(message, Mapping)]
+    given = fields.get("messages")  # a field without meaning in /v1/completions, so of any type
+    messages = [message for message in given if isinstance(message, Mapping)] if isinstance(given, list) else []
     parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
     if all(isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text") for part in parts):
         return None

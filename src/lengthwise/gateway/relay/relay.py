@@ -465,7 +465,7 @@ class RelayedRequest:
             dispatch.reported_cached_tokens = self.response.cached_tokens
             dispatch.reported_prompt_tokens = self.response.prompt_tokens
             if isinstance(self.response, UntrackedStream):
-                self.ticket.on_progress(self.response.most_tokens)
+                self.ticket.on_progress(self.response.estimated_count)
         self.ticket.on_interrupt = None
         if self._attempt is not None:
             self._attempt.interrupt(REQUEST_ENDED)

@@ -110,8 +110,8 @@ class UntrackedStream(ResponseReader):
         self._counts: dict[bytes, int] = {}  # output tokens of each of several choices, by index
 
     @property
-    def most_tokens(self) -> int:
-        """Number of output tokens, at their most if the engine does not report it."""
+    def estimated_count(self) -> int:
+        """Number of output tokens, estimated from events if the engine does not report it."""
         return self.count if self._has_usage else self.count * self._event_tokens
 
     def feed(self, data: bytes) -> bytes:
@@ -124,9 +124,9 @@ class UntrackedStream(ResponseReader):
         try:
             events = self._splitter.feed(data)
         except sse.EventTooLongError:
-            *whole, start = sse.split_events(self._splitter.flush())
-            before = b"".join(whole)
-            out = self._scan(before, before) if whole else b""
+            *complete, start = sse.split_events(self._splitter.flush())
+            before = b"".join(complete)
+            out = self._scan(before, before) if complete else b""
             if self.error is not None or self.finished:
                 return out
             if sse.DATA_LINE.match(start) is None:

@@ -143,12 +143,12 @@ def without_usage(events: bytes, *, total: bool, each: bool) -> bytes:
     """Return events without the usage of the chunk that has no choices (``total``), and of the others (``each``)."""
     if b'"usage"' not in events:
         return events
-    kept = []
+    left = []
     for event in split_events(events):
         is_total = NO_CHOICES.search(event) is not None
         if not (is_total and total and USAGE.search(event)):
-            kept.append(_USAGE_FIELD.sub(b"", event) if each and not is_total else event)
-    return b"".join(kept)
+            left.append(_USAGE_FIELD.sub(b"", event) if each and not is_total else event)
+    return b"".join(left)
 
 
 def is_utf8(data: bytes) -> bool:
