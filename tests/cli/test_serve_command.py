@@ -297,6 +297,11 @@ def config(**listen) -> reported.GatewayConfig:
 def test_warnings_are_of_what_is_open():
     assert notices(config()) == []
     assert "no keys" in notices(config(host="0.0.0.0"))[0]
+    fair = reported.Order(fairness="vtc")
+    for concurrency in (None, 4):
+        key = reported.Key("acme", "0" * 64, concurrency=concurrency)
+        warned = notices(reported.GatewayConfig((reported.Engine("http://a:1"),), keys=(key,), order=fair))
+        assert any("concurrency for the keys of acme" in text for text in warned) is (concurrency is None)
     assert notices(config(host="0.0.0.0", tls=reported.Tls("c", "k", "ca"))) == []
     assert "admin port" in notices(config(admin_host="::"))[0]
     assert notices(config(admin_host="::", admin_port=None)) == []

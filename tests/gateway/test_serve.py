@@ -374,6 +374,31 @@ def test_a_signal_while_it_starts_ends_it(monkeypatch):
     assert started_under(monkeypatch, [signal.SIGTERM]) == []
 
 
+def test_it_is_not_ready_before_a_signal_would_drain_it():
+    """Between the first connection and the end of the start, a signal stops the gateway at once."""
+    statuses: list[bytes] = []
+
+    async def ask(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        statuses.append((await reader.read())[9:12])
+        writer.close()
+
+    class Probed(Gateway):
+        async def _serve(self, app, listener, **options):
+            server, port = await super()._serve(app, listener, **options)
+            await ask(port)
+            return server, port
+
+    async def work() -> None:
+        config = GatewayConfig(engines=(Engine("http://127.0.0.1:1"),), listen=Listen(port=0, admin_port=None))
+        async with Probed(config, make_fleet=fleet_of, make_predictor=lambda *_: Oracle()) as gateway:
+            await ask(gateway.port)
+
+    asyncio.run(work())
+    assert statuses == [b"503", b"200"]
+
+
 def test_a_reload_while_it_starts_comes_after_the_start(monkeypatch):
     assert started_under(monkeypatch, [signal.SIGHUP]) == ["fleet", "ready", "reloaded"]
 

@@ -55,6 +55,12 @@ def notices(config: GatewayConfig) -> list[str]:
             f"requests that have waited {order.max_wait_s:g} s precede all others, of any tenant and class, so that a "
             'tenant with a long queue delays all others. Set order.fairness = "vtc"'
         )
+    unbounded = sorted({key.tenant for key in config.keys if key.concurrency is None})
+    if order.fairness == "vtc" and unbounded:
+        found.append(
+            "fairness vtc decides which tenant is next, but ends no request: a tenant whose outputs hold all slots "
+            f"delays all others. Set concurrency for the keys of {', '.join(unbounded[:8])}"
+        )
     if order.mode == "rra" and not math.isinf(order.max_wait_s):
         found.append(
             f"requests that have waited {order.max_wait_s:g} s are dispatched within a phase: where the queue is "

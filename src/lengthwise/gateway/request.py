@@ -196,6 +196,7 @@ class DispatchState:
     full_queues: FullQueues = field(default_factory=FullQueues)
     unseen_tokens: float = 0.0  # estimated output if its client left before any token was counted
     reported_cached_tokens: float = float("nan")  # prompt tokens that were cached, as the engine reports them
+    reported_prompt_tokens: int = 0  # tokens of the prompt, as the engine reports them; 0 if it does not
 
     def waited_s(self, now_s: float) -> float:
         """Return the total queueing time of a request that waits."""

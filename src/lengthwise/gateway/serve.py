@@ -66,7 +66,7 @@ class Gateway:
             raise InputError(f"only mode rra has a schedule to replan; the mode is {config.order.mode}")
         self.config, self._clock, self._listeners = config, clock, listeners
         self._make_predictor, self._make_fleet, self._make_replanner = make_predictor, make_fleet, make_replanner
-        self.port, self._stopped = 0, False
+        self.port, self.started, self._stopped = 0, False, False
         self.admin_port: int | None = None
         self.tracker: PlanTracker | None = None
         self._configuring, self._stack = asyncio.Lock(), contextlib.AsyncExitStack()
@@ -182,7 +182,8 @@ class Gateway:
         await self.fleet.wait_checked(_FIRST_CHECK_S)
         self.relay = Relay(driver, self.fleet, self.length_predictor, config)
         stack.push_async_callback(self.relay.aclose)
-        state: Any = {"models": self.fleet.models, "entries": self.fleet.entries, "ready": self.fleet.ready}
+        state: Any = {"models": self.fleet.models, "entries": self.fleet.entries}
+        state["ready"] = lambda: self.started and self.fleet.ready()
         state |= {"tenants": tenants, "clock": clock}
         handler = self.telemetry.traced(self.relay.serve)
         self.app = App(config, handler, listener=driver.listeners, **state)
@@ -190,8 +191,10 @@ class Gateway:
             app = self._admin = AdminApp(config, driver, self.fleet, self.length_predictor, self.telemetry, clock=clock)
             await stack.enter_async_context(app)
             _, self.admin_port = await self._serve(app, admin_listener)
-        # The clients' port opens last, so that /ready answers only when everything else is up.
+        # The clients' port opens last, so that /ready answers only when everything else is up. Until ``started`` it
+        # fails, as a signal still stops the gateway at once.
         self._edge, self.port = await self._serve(self.app, listener, tls=listen.tls, proxies=listen.proxies)
+        self.started = True
 
     def _num_in_flight(self, name: str) -> int:
         return sum(worker.in_flight for worker in self.driver.statistics().workers if worker.name == name)

@@ -17,7 +17,7 @@ from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.files import write_atomic
 from lengthwise.schema.speculation import DraftLength, SpeculationStudy
 
-NAMES = {"ngram": "N-gram", "eagle": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "draft_model": "The draft model"}
+NAMES = {"ngram": "N-gram", "eagle": "EAGLE", "eagle3": "EAGLE-3", "mtp": "MTP", "draft_model": "the draft model"}
 
 
 def speedup_rows(study: SpeculationStudy) -> tuple[list[str], list[Row]]:
@@ -114,7 +114,8 @@ def stop_load(study: SpeculationStudy, one: DraftLength) -> float:
 
 
 def _stop(study: SpeculationStudy, one: DraftLength) -> str:
-    load, tokens = stop_load(study, one), f"{NAMES[study.method]} with {counted(one.tokens, 'token')}"
+    name = NAMES[study.method]
+    load, tokens = stop_load(study, one), f"{name[0].upper()}{name[1:]} with {counted(one.tokens, 'token')}"
     if math.isnan(load):
         return f"{tokens} shortens the mean JCT at every load up to {percent(max(study.loads))}."
     if load == 0.0:

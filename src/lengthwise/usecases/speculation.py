@@ -130,14 +130,16 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
         )
     if scenario.variants:
         raise InputError("this study compares with and without speculation; remove the [[variants]], or name --variant")
-    most = len(table.acceptance) if isinstance(table.acceptance, list) else 64
+    rates = len(table.acceptance) if isinstance(table.acceptance, list) else None
+    most, reason = (64, "") if rates is None else (rates, ", as acceptance has so many rates")
+    if tokens is None and table.num_speculative_tokens == 0:
+        raise InputError("deployment.speculation.num_speculative_tokens is 0; set it, or give --tokens")
     if tokens is None:
         last = max(1, table.num_speculative_tokens)
         tokens = sorted({max(1, round(last * k / min(last, 5))) for k in range(1, min(last, 5) + 1)})
     if not tokens or not all(1 <= number <= most for number in tokens):
         raise InputError(
-            f"numbers of proposed tokens must be from 1 to {most}, the number of rates of acceptance; they are "
-            f"{list(tokens)}"
+            f"numbers of proposed tokens must be from 1 to {most}{reason} (0 is compared anyway); they are {list(tokens)}"
         )
     return [0, *dict.fromkeys(tokens)]
 

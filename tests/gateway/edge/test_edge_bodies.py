@@ -257,3 +257,48 @@ def test_clients_cannot_set_fields_that_the_gateway_sends_to_engines(name, escap
         of(body.replace(b"lengthwise", b"\\u006cengthwise") if escaped else body)
     assert refused.value.param == f"vllm_xargs.{name}"
     assert of(chat(vllm_xargs={"other": 1})).body
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1E+400", "9" * 5000, "9" * 250 + "e99"])
+@pytest.mark.parametrize("prompt", ['"hi"', "[1,2]"])
+@pytest.mark.parametrize("form", ['"temperature":%s', '"foo":{"a":[%s]}', '"stream":true,"seed":%s'])
+def test_a_number_beyond_a_double_is_refused_in_any_field(number, form, prompt):
+    body = '{"model":"m","prompt":' + prompt + "," + form % number + "}"
+    with pytest.raises(Fault) as caught:
+        of(body.encode(), api="completions")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_what_only_looks_like_a_large_number_is_taken():
+    of(prompt(prompt="1e400 " + "9" * 5000, seed=1.0e10, temperature=1e-300), api="completions")
+
+
+WORDS = "some words of a text " * 5000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(tools=[{"type": "function", "function": {"name": "f", "description": WORDS}}]),
+        chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": WORDS}}]}]),
+        chat(messages=[{"role": "user", "content": "hi", "name": WORDS}]),
+        chat(chat_template_kwargs={"system": WORDS}),
+        prompt(suffix=WORDS),
+    ],
+    ids=["tools", "arguments", "name", "template", "suffix"],
+)
+def test_text_outside_of_messages_counts_as_prompt(body):
+    tokens = of(body, api="chat" if "messages" in body else "completions").prompt_tokens
+    assert tokens == pytest.approx(estimated_tokens(WORDS), rel=0.05)
+
+
+def test_blanks_where_samples_were_once_taken_hide_no_text():
+    size, part = 1 << 14, WORDS * 20
+    dense, blank = part[: 1 << 20], " " * size
+    text = blank + dense + blank + dense + blank
+    assert estimate_prompt_tokens(text) == pytest.approx(estimated_tokens(text), rel=0.15)
+
+
+def test_an_image_counts_no_text():
+    parts = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 100_000}}]
+    assert of(chat(messages=[{"role": "user", "content": parts}])).prompt_tokens < 10

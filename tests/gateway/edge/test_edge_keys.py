@@ -163,6 +163,14 @@ def test_a_client_that_leaves_before_its_tokens_are_counted_pays_the_estimated_o
     assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"60", "80 and 100 are charged"
 
 
+def test_a_prompt_is_settled_by_what_the_engine_reports(clock):
+    caller = Keys(config(a_key(tokens_per_minute=240)), clock).caller(RIGHT, "")
+    charge, request, _ = quoted(caller, clock)
+    request.dispatch.reported_prompt_tokens = 60
+    ends(charge, request, tokens=30)
+    assert quoted(caller, clock)[2][b"x-ratelimit-remaining-tokens"] == b"50", "90 and 100 are charged"
+
+
 def test_a_request_above_the_total_quota_is_served_when_the_quota_is_unused(clock):
     caller = Keys(config(a_key(tokens_per_minute=60)), clock).caller(RIGHT, "")
     quoted(caller, clock, predicted=50, n=2)

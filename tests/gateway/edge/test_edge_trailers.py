@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from edge_serving import SECRET, Served, a_key, chat, config, parsed
+from edge_serving import SECRET, Served, a_key, chat, config, everything, parsed
 
 from lengthwise.gateway import edge
 
@@ -47,3 +47,34 @@ def test_an_address_behind_a_body_is_not_believed():
         head = KEY + b"X-Forwarded-For: 10.0.0.1\r\n"
         assert requested(proxied, head, b"X-Forwarded-For: 10.0.0.2\r\n", at_once=True) == 200
         assert proxied.script.client_request[-1].client.address == "10.0.0.1"
+
+
+@pytest.mark.parametrize("trailer", [b"X: " + b"a" * (1 << 20), b"X: a\r\n" * (1 << 18)], ids=["long", "many"])
+@pytest.mark.parametrize("method", [b"POST", b"GET"])
+def test_trailers_have_the_limit_of_a_head(served, method, trailer):
+    """httptools joins a long header piece by piece, which takes quadratic time."""
+    path = b"/v1/chat/completions" if method == b"POST" else b"/health"
+    head = b"%s %s HTTP/1.1\r\nHost: x\r\n%sTransfer-Encoding: chunked\r\n\r\n" % (method, path, KEY)
+    with served.socket() as line:
+        line.sendall(head + b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY))
+        came = b""
+        if method == b"GET":  # the answer does not wait for the body
+            while not came.endswith(b"}"):
+                came += line.recv(1 << 16)
+        try:
+            for at in range(0, len(trailer), 1 << 14):
+                line.sendall(trailer[at : at + (1 << 14)])
+        except OSError:
+            pass
+        else:
+            came += everything(line)
+            assert b"HTTP/1.1 431 " in came
+            assert b"connection: close" in came
+
+
+def test_a_body_of_many_small_chunks_is_no_trailer(served):
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + KEY
+    body = json.dumps(chat(user="x" * 100_000)).encode()
+    chunks = b"".join([b"1;%b\r\n%c\r\n" % (b"e" * 9, one) for one in body])
+    raw = served.raw(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nX: " + b"a" * 9000 + b"\r\n\r\n")
+    assert parsed(raw)[0] == 200

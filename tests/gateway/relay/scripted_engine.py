@@ -88,6 +88,8 @@ class Scripted:
     step_s: float = 0.0
     per_chunk: int = 1
     sends_ids: bool = True
+    reports_usage: bool = True
+    refusal: str = "no"
     full_until: int = 0
     end: str = "\n\n"
     seen: list[Seen] = field(default_factory=list)
@@ -148,7 +150,7 @@ class Scripted:
         kind = fault.kind if fault else ""
         if kind.isdigit():
             seen.how = kind
-            self._complete(writer, int(kind), {"error": {"message": "no"}, "object": "error"})
+            self._complete(writer, int(kind), {"error": {"message": self.refusal}, "object": "error"})
             return
         if kind == "die" and fault and fault.after < 0:
             seen.how = kind
@@ -203,12 +205,13 @@ class Scripted:
             choice = _choice(chat, text, finish, chunk if reported else None)
             if not chat:
                 choice["prompt_token_ids"] = prompt if reported and done <= self.per_chunk else None
-            self._event(writer, {**frame, "choices": [choice]})
+            each = self._reports(body, "continuous_usage_stats") and {"usage": _usage(len(prompt), done)}
+            self._event(writer, {**frame, "choices": [choice], **(each or {})})
             seen.sent, text, chunk = done, "", []
             await writer.drain()
         if fault and fault.after >= most:
             await self._failed(seen, fault, writer, stopped)
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if self._reports(body, "include_usage"):
             self._event(writer, {**frame, "choices": [], "usage": _usage(len(prompt), most)})
         if not (fault and fault.kind == "no_done"):
             self._event(writer, "[DONE]")
@@ -237,6 +240,9 @@ class Scripted:
             raise ConnectionResetError
         if fault.kind == "garbage":
             self._chunk(writer, b"data: {not json\xff\n\n\x00\x01:::\n\n")
+
+    def _reports(self, body: dict[str, Any], option: str) -> bool:
+        return self.reports_usage and bool((body.get("stream_options") or {}).get(option))
 
     async def _pause(self, stopped: asyncio.Future[bytes]) -> None:
         await asyncio.sleep(self.step_s)

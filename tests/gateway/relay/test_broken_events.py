@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from relay_world import idle, run, until, world
@@ -11,7 +12,7 @@ from scripted_engine import Fault, Scripted, answer, encode
 from test_relay_failover import BODY
 
 from lengthwise.gateway.config import ResilienceConfig
-from lengthwise.gateway.relay.responses import AssembledResponse, TrackedStream, UntrackedStream
+from lengthwise.gateway.relay.responses import AssembledResponse, BufferedResponse, TrackedStream, UntrackedStream
 from lengthwise.gateway.relay.sse import ResponseOptions
 from lengthwise.gateway.request import Outcome
 
@@ -44,6 +45,10 @@ BROKEN = [
     b'data: {"choices":7}\n\n',
     b'data: {"te' + COMPLETE,  # the next one runs into it
     event("", finish="stop")[:-4] + b"\n\n",
+    COMPLETE.replace(b'"c"', b'"\xff"'),
+    b"<html>no</html>\n\n",
+    b"dat: {}\n\n",
+    b'data: {"choices":"x"}\n\n',
 ]
 
 
@@ -68,7 +73,7 @@ def test_a_broken_event_is_withheld_if_no_engine_can_continue(broken):
     assert (state.error.reason, state.unrecoverable) == ("malformed", True)
 
 
-@pytest.mark.parametrize("broken", [one for one in BROKEN if b'"choices":7' not in one])
+@pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, learned):
@@ -79,6 +84,41 @@ def test_it_does_not_pass_in_a_stream_that_is_passed_through(broken, at_once, le
     assert (state.error.reason, state.error.engine_fault, state.unrecoverable) == ("malformed", True, True)
     assert state.count == 3 if learned else 1
     assert state.missing_end() is None
+
+
+def test_nothing_after_the_end_of_a_stream_passes():
+    for after in (event("d"), b": a comment\n\n", event("d") + DONE):
+        state = UntrackedStream()
+        assert state.feed(event("c") + DONE + after) + state.feed(event("d")) == event("c") + DONE
+        assert (state.finished, state.count) == (True, 1)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 65_536])
+def test_behind_an_event_that_is_too_long_events_are_looked_into_again(size):
+    state, out = UntrackedStream(), b""
+    good = event("a") + event("x" * (1 << 21)) + event("b")
+    data, tail = good + BROKEN[0] + event("d"), len(good) - 500
+    for at, end in pairwise([*range(0, tail, 65_536), *range(tail, len(data), size), len(data)]):
+        if state.error is None:
+            out += state.feed(data[at:end])
+    assert out == good
+    assert (state.error.reason, state.count) == ("malformed", 3)
+
+
+def test_text_without_an_end_of_line_is_no_event():
+    state = UntrackedStream()
+    assert b"".join(state.feed(b"<p>" * 20_000) for _ in range(30)) == b""
+    assert (state.error.reason, state.sent) == ("malformed", False)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_number_of_tokens_that_is_too_large_is_an_error(streams):
+    total = b'{"choices":[{"text":"c"}],"usage":{"completion_tokens":' + b"9" * 5000 + b"}}"
+    state = UntrackedStream() if streams else BufferedResponse(100_000)
+    assert state.feed(b"data: " + total + b"\n\n" if streams else total) == b""
+    if not streams:
+        assert state.end() == b""
+    assert state.error.reason == "malformed"
 
 
 def test_before_the_first_output_another_engine_may_serve_what_is_passed_through():

@@ -50,6 +50,13 @@ async def said_by(engine: bytes, requests: int = 1) -> tuple[UpstreamConnection,
     return line, bodies, complaints
 
 
+@pytest.mark.parametrize("trailer", [b"X: " + b"a" * (1 << 20), b"X: a\r\n" * (1 << 18)], ids=["long", "many"])
+def test_an_engine_with_endless_trailers_has_failed(trailer):
+    with pytest.raises(BrokenConnectionError, match="trailers") as broken:
+        run(lambda: said_by(TRAILED[:-2] + trailer))
+    assert broken.value.malformed
+
+
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
 def test_an_engine_that_changes_the_protocol_has_failed(before):
     change = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\nrest"

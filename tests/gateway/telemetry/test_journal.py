@@ -19,6 +19,8 @@ from traced_requests import request, serve
 
 from lengthwise.gateway.request import Client, Outcome, PrefixHasher
 from lengthwise.gateway.telemetry import Journal, RequestTimelines, Row, read
+from lengthwise.gateway.telemetry import journal as journal_module
+from lengthwise.gateway.telemetry.journal import as_dict
 from lengthwise.schema.errors import InputError, OutputError
 
 
@@ -223,6 +225,22 @@ def test_a_disk_that_takes_nothing_holds_nothing_up(tmp_path, caplog) -> None:
     journal = asyncio.run(go())
     assert journal.written == 0
     assert caplog.text.count("cannot be written") == 1, "once, however often it is tried"
+
+
+def test_rows_that_a_full_disk_refuses_are_serialized_once(monkeypatch) -> None:
+    serialized = []
+    monkeypatch.setattr(journal_module, "as_dict", lambda row: serialized.append(row.id) or as_dict(row))
+
+    async def go() -> None:
+        journal = Journal("/dev/full", flush_s=60)
+        journal._head = b""
+        async with journal:
+            for row in rows(5):
+                journal.append(row)
+                await journal.flush()
+
+    asyncio.run(go())
+    assert serialized == [row.id for row in rows(5)]
 
 
 def test_rows_half_written_on_a_full_disk_appear_once_after_a_retry(tmp_path, monkeypatch) -> None:

@@ -15,6 +15,8 @@ from traced_requests import request, run
 from lengthwise.gateway.config import Engine, GatewayConfig, Listen
 from lengthwise.gateway.request import Outcome, Refusal
 from lengthwise.gateway.telemetry import Telemetry, Tracing, json_lines
+from lengthwise.gateway.telemetry.events import EventLog
+from lengthwise.gateway.telemetry.journal import Row
 from lengthwise.schema.errors import MissingExtraError
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -26,10 +28,11 @@ def lines():
     stream = io.StringIO()
     handler = json_lines(stream)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-    logger = logging.getLogger("lengthwise.gateway")
-    logger.removeHandler(handler)
-    logger.propagate = True
-    logger.setLevel(logging.NOTSET)
+    for name in ("lengthwise.gateway", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.removeHandler(handler)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
 
 
 def telemetry(**listen) -> Telemetry:
@@ -68,6 +71,30 @@ def test_engine_messages_are_not_logged(lines, outcome, detail, cause) -> None:
     (reported,) = lines()
     assert reported.get("cause") == cause
     assert "SECRET" not in json.dumps(reported)
+
+
+def test_the_servers_own_lines_are_json_too(lines) -> None:
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    (reported,) = lines()
+    assert (reported["logger"], reported["event"]) == ("uvicorn.error", "Invalid HTTP request received.")
+
+
+def test_a_flood_of_failures_is_counted_but_not_logged(lines) -> None:
+    now_s = [5.0]
+    log = EventLog(lambda: now_s[0])
+    t, q = telemetry(), request(1)
+    rows: list[Row] = []
+    t.timelines.subscribe(rows.append)
+    t.on_admission(q)
+    t.on_end(q, Outcome.FAILED, 1.0, "The engine failed: http 500")
+    for _ in range(999):
+        log.log_row(rows[0])
+    assert len(lines()) == 1 + 50
+    now_s[0] = 6.0
+    log.log_row(rows[0])
+    more, last = lines()[-2:]
+    assert (more["event"], more["level"], more["requests"]) == ("failed_more", "warning", 949)
+    assert last["event"] == "request"
 
 
 def test_a_flood_of_refusals_is_counted_but_not_logged(lines) -> None:

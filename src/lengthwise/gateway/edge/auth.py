@@ -166,6 +166,7 @@ class Charge:
 
     A call charges the predicted tokens. The end of the ``with`` block corrects the charge to the generated tokens, or
     to their estimate if the client left before any was counted. Otherwise a client that always leaves would not pay.
+    The prompt is corrected to what the engine reports.
     """
 
     def __init__(self, caller: Caller, clock: Clock, headers: list[tuple[bytes, bytes]]) -> None:
@@ -195,7 +196,8 @@ class Charge:
         if (request := self._request) is not None:
             not_served = math.isnan(request.dispatch.dispatched_s)
             output_tokens = request.generated_tokens + request.dispatch.unseen_tokens
-            self._take(-request.prompt_tokens * not_served, output_tokens - self._output_tokens)
+            prompt_tokens = 0 if not_served else request.dispatch.reported_prompt_tokens or request.prompt_tokens
+            self._take(prompt_tokens - request.prompt_tokens, output_tokens - self._output_tokens)
 
     def _take(self, prompt_tokens: int, output_tokens: float) -> None:
         for _, bucket, prompt_units, output_units in self._caller.quotas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import secrets
 import sys
@@ -32,11 +33,19 @@ class Part(msgspec.Struct, gc=False):
     text: str | None = None
 
 
+_NOTHING = msgspec.Raw(b"")
+
+
 class Message(msgspec.Struct, gc=False):
     """A message of a chat."""
 
     role: str
     content: str | list[str | Part] | None = None
+    name: msgspec.Raw = _NOTHING
+    tool_calls: msgspec.Raw = _NOTHING
+    function_call: msgspec.Raw = _NOTHING
+    reasoning: msgspec.Raw = _NOTHING
+    reasoning_content: msgspec.Raw = _NOTHING
 
     def text(self) -> str:
         """Return the text of all parts."""
@@ -76,6 +85,11 @@ class Chat(_Body, kw_only=True, gc=False):
     """Body of /v1/chat/completions."""
 
     messages: list[Message]
+    tools: msgspec.Raw = _NOTHING
+    functions: msgspec.Raw = _NOTHING
+    documents: msgspec.Raw = _NOTHING
+    chat_template: msgspec.Raw = _NOTHING
+    chat_template_kwargs: msgspec.Raw = _NOTHING
     max_completion_tokens: Number = None
     logprobs: bool | None = None
     top_logprobs: Number = None
@@ -85,6 +99,7 @@ class Completion(_Body, kw_only=True, gc=False):
     """Body of /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
+    suffix: msgspec.Raw = _NOTHING
     best_of: Number = None
     logprobs: Number = None
 
@@ -108,6 +123,23 @@ def _decode(decoder: msgspec.json.Decoder[Chat] | msgspec.json.Decoder[Completio
         raise invalid(None, f"The body must be valid JSON: {error}.", "invalid_json") from None
     except RecursionError:
         raise invalid(None, "The body is nested too deeply.", "too_deep") from None
+
+
+_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_EXPONENT, _DIGITS = b"0e000", b"0" * 200
+
+
+def _check_numbers(body: bytes, prompt: Any) -> None:
+    """Raise Fault for a number beyond the range of a double. A list of token ids is parsed only if it may have one."""
+    if isinstance(prompt, list):
+        marks = body.translate(_ZEROS, b"+")
+        if _EXPONENT not in marks and _DIGITS not in marks:
+            return
+    try:
+        msgspec.json.decode(body)  # of a text, faster than the search above
+    except msgspec.DecodeError as error:
+        reason = str(error).partition(" - at ")[0]
+        raise invalid(None, f"The body must be valid JSON: {reason}.", "invalid_json") from None
 
 
 MAX_STOPS = 64
@@ -243,13 +275,31 @@ def _prompt(body: Chat | Completion, hasher: PrefixHasher | None, tenant: int) -
     return text, tokens, hasher.of_ids(prompts[0], model=body.model, tenant=tenant)
 
 
+_FRAME_BYTES = 256  # of a body without its text; what is longer may contain other text
+
+
+def _other_tokens(body: Chat | Completion) -> int:
+    """Estimate the tokens of texts that a chat template adds to those of the messages, or an engine to the prompt."""
+    if isinstance(body, Completion):
+        raws = [body.suffix]
+    else:
+        raws = [body.tools, body.functions, body.documents, body.chat_template, body.chat_template_kwargs]
+        for one in body.messages:
+            raws += (one.name, one.tool_calls, one.function_call, one.reasoning, one.reasoning_content)
+    other = b"".join([bytes(raw) for raw in raws if bytes(raw) != b"null"])
+    return estimate_prompt_tokens(other.decode()) if other else 0
+
+
 def estimate_prompt_tokens(text: str) -> int:
-    """Estimate the number of tokens of a text. Of a long text only three slices are read, in constant time."""
+    """Estimate the number of tokens of a text.
+
+    Of a long text only three slices are read, in constant time, at random places, which a client cannot leave blank.
+    """
     size, count = (_ASCII_SLICE, ascii_tokens) if text.isascii() else (_SLICE, estimated_tokens)
     if len(text) <= 3 * size:
         return count(text)
-    middle = (len(text) - size) // 2
-    slices = (text[:size], text[middle : middle + size], text[-size:])
+    starts = [round((third + random.random()) * (len(text) / 3 - size)) + third * size for third in range(3)]  # noqa: S311
+    slices = [text[start : start + size] for start in starts]
     return round(sum(map(count, slices)) * len(text) / (3 * size))
 
 
@@ -418,6 +468,9 @@ class RequestParser:
         content = _decode(_CHATS, body) if api == CHAT else _decode(_COMPLETIONS, body)
         max_tokens, choices = _check(content, limits)
         text, tokens, prefix = _prompt(content, self._hasher, caller.tenant if self._by_tenant else 0)
+        if len(body) - len(text) > _FRAME_BYTES:
+            tokens += _other_tokens(content)
+        _check_numbers(body, None if api == CHAT else content.prompt)  # type: ignore[union-attr]
         _check_duplicates(body)
         given = headers.get(b"x-session-id", b"")
         session = given.decode() if _IDENTIFIER.match(given) else (content.prompt_cache_key or content.user or "")[:128]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 import sys
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from lengthwise.gateway.background import stop_accepting
 from lengthwise.gateway.config import Limits, Tls
 from lengthwise.gateway.edge.client_request import headers_too_large
-from lengthwise.gateway.edge.errors import CONNECTION, Fault, invalid
+from lengthwise.gateway.edge.errors import CONNECTION, Fault, invalid, quoted
 from lengthwise.schema.errors import InputError
 
 
@@ -112,6 +113,7 @@ class WriteTimeout:
 _DISCARD_S = 2.0
 _DISCARD_BYTES = 4 << 20  # most bytes that are discarded, besides ``limits.body_bytes``
 _DISCARDING_CONNECTIONS = 100  # connections beyond the limit whose input is discarded; further ones close at once
+_HOST = re.compile(rb"[A-Za-z0-9._~%!$&'()*+,;=:\[\]\-]*")
 _OTHER_VERSION = ("Send the request by HTTP/1.1.", "http_version", 505)
 MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some KiB, however short it is
 
@@ -119,10 +121,11 @@ MAX_PIPELINED = 16  # requests that may wait on a connection; each takes some Ki
 class HttpProtocol(HttpToolsProtocol):
     """A client's connection.
 
-    It gets 503 beyond ``limits.connections``, 431 if a head exceeds ``limits.header_bytes``, and 408 if a request does
-    not arrive within ``limits.body_s``. These and other errors of HTTP follow the responses to earlier requests, and
-    end the connection. It is aborted if the client takes no data for ``limits.body_s``. Input after an error or the
-    last response is discarded for up to 2 s, because an immediate close could lose the response.
+    It gets 503 beyond ``limits.connections``, 431 if a head, or what follows a chunked body, exceeds
+    ``limits.header_bytes``, and 408 if a request does not arrive within ``limits.body_s``. These and other errors of
+    HTTP follow the responses to earlier requests, and end the connection. It is aborted if the client takes no data for
+    ``limits.body_s``. Input after an error or the last response is discarded for up to 2 s, because an immediate close
+    could lose the response.
     """
 
     limits: ClassVar[Limits] = Limits()
@@ -134,7 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_bytes = self._discard_left = 0
-        self._in_head = self._in_message = False
+        self._in_head = self._in_message = self._has_body = False
         self._last_fault: Fault | None = None  # follows the responses to earlier requests
         self.on_disconnect: Callable[[], None] | None = None
         self._arrival_timer: asyncio.TimerHandle | None = None
@@ -221,6 +224,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._close()
         if self._is_ending():
             return
+        self._has_body = False
         super().data_received(data)
         if self._is_ending():
             return
@@ -228,20 +232,23 @@ class HttpProtocol(HttpToolsProtocol):
         # Blank lines from an idle client stop uvicorn's keep-alive timer, so that this one must end the connection.
         if (self._in_message or idle) and self._arrival_timer is None:
             self._start_arrival_timer()
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.limits.header_bytes:
-                self._fail(headers_too_large(f"A head must have at most {self.limits.header_bytes} bytes."))
+        # Trailers have the same limit: httptools joins a long one piece by piece, which would block the event loop.
+        self._head_bytes = self._head_bytes + len(data) if self._in_message and not self._has_body else 0
+        if self._head_bytes > self.limits.header_bytes:
+            part = "A head" if self._in_head else "Trailers after a body"
+            self._fail(headers_too_large(f"{part} must have at most {self.limits.header_bytes} bytes."))
 
     def on_message_begin(self) -> None:  # noqa: D102
         if len(self.pipeline) >= MAX_PIPELINED:
             raise invalid(None, f"At most {MAX_PIPELINED} requests may wait on a connection.", "too_many_pipelined")
         super().on_message_begin()
-        self._in_head, self._in_message, self._head_bytes = True, True, 0
+        self._in_head, self._in_message, self._has_body, self._head_bytes = True, True, False, 0
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:  # noqa: D102
         super().on_url(url)
+        if len(self.url) > self.limits.header_bytes:
+            raise headers_too_large(f"A head must have at most {self.limits.header_bytes} bytes.")
         if not self.url.startswith(b"/"):
             raise invalid(None, "The request target must be a path.", "bad_target")
 
@@ -252,11 +259,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start a request. Refuse an upgrade with a body: httptools would read neither the body nor later requests."""
-        version, hosts = self.parser.get_http_version(), [name for name, _ in self.headers].count(b"host")
+        version, hosts = self.parser.get_http_version(), [value for name, value in self.headers if name == b"host"]
         if version not in ("1.0", "1.1"):
             raise invalid(None, *_OTHER_VERSION)
-        if hosts > 1 or (version == "1.1" and not hosts):
-            raise invalid(None, f"There must be one Host header; there are {hosts}.", "bad_host")
+        if len(hosts) > 1 or (version == "1.1" and not hosts):
+            raise invalid(None, f"There must be one Host header; there are {len(hosts)}.", "bad_host")
+        if hosts and not _HOST.fullmatch(hosts[0]):
+            raise invalid(
+                None, f"The Host header must be a host; it is {quoted(hosts[0].decode('latin-1'))}.", "bad_host"
+            )
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise invalid(None, "Upgrades are not offered; send the request by plain HTTP/1.1.", "upgrade_not_offered")
@@ -269,6 +280,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.cycle.waiting_for_100_continue &= version == "1.1"
         if upgrade:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:  # noqa: D102
+        self._has_body = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:  # noqa: D102
         super().on_message_complete()

@@ -102,11 +102,17 @@ def _schemas(limits: Limits) -> Json:
         "max_completion_tokens": _integer(1, limits.max_tokens),
         "logprobs": {"type": ["boolean", "null"]},
         "top_logprobs": _integer(0, MAX_LOGPROBS),
+        **{name: {} for name in ("tools", "functions", "documents", "chat_template", "chat_template_kwargs")},
     }
     ids = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
     many = {"type": "array", "minItems": 1, "maxItems": limits.messages}
     prompt = [_STRING, many | {"items": _STRING}, ids, many | {"items": ids}]
-    own = {"prompt": {"anyOf": prompt}, "best_of": _integer(1, limits.n), "logprobs": _integer(0, MAX_LOGPROBS)}
+    own = {
+        "prompt": {"anyOf": prompt},
+        "suffix": {},
+        "best_of": _integer(1, limits.n),
+        "logprobs": _integer(0, MAX_LOGPROBS),
+    }
     model = {"id": _STRING, "object": {"const": "model"}, "created": {"type": "integer"}, "owned_by": _STRING}
     models = {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}
     return {

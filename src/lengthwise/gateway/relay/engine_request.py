@@ -101,7 +101,8 @@ def resume_conflict(fields: Fields) -> str | None:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and (not prompt or not all(type(token_id) is int for token_id in prompt)):
         return "prompt: several prompts share a request"
-    messages = [message for message in fields.get("messages") or () if isinstance(message, Mapping)]
+    given = fields.get("messages")  # a field without meaning in /v1/completions, so of any type
+    messages = [message for message in given if isinstance(message, Mapping)] if isinstance(given, list) else []
     parts = [part for one in messages if isinstance(one.get("content"), list) for part in one["content"]]
     if all(isinstance(part, str) or (isinstance(part, Mapping) and part.get("type") == "text") for part in parts):
         return None
@@ -130,6 +131,7 @@ class ResumePlan:
     max_tokens: int | None = None  # requested maximum; None if the engine's default applies
     # Fields that affect a resume and that the request leaves to the engine's defaults.
     unset: frozenset[str] = frozenset(DEFAULTED_PENALTIES)
+    metered: bool = False  # whether a quota or fairness depends on the number of its tokens
 
     def can_resume_at(self, worker: EngineWorker) -> bool:
         """Return whether the request allows a resume, and this engine returns and accepts token ids."""
@@ -198,9 +200,28 @@ def merge_fields(body: bytes, fields: Fields) -> bytes:
     return insert_fields(body, fields)
 
 
+def given_field(client_request: ClientRequest, name: str) -> Any:
+    """Return a field of the body, or None. The body is parsed only if it may contain the field."""
+    body = client_request.body
+    return client_request.fields().get(name) if name.encode() in body or b"\\u" in body else None
+
+
+def stream_options(client_request: ClientRequest) -> dict[str, Any] | None:
+    """Return the options of a stream that the client states, or None if it states something invalid."""
+    given = given_field(client_request, "stream_options")
+    return {} if given is None else given if isinstance(given, dict) else None
+
+
 def start_body(client_request: ClientRequest, plan: ResumePlan, worker: EngineWorker) -> bytes:
-    """Return the body of an attempt that starts the output. It requests token ids and a stream if it is tracked."""
+    """Return the body of an attempt that starts the output.
+
+    It requests token ids and a stream if it is tracked, and otherwise the usage if the request is metered: events of a
+    stream may have any number of tokens.
+    """
     if not plan.is_tracked_at(worker):
+        if plan.metered and client_request.stream and stream_options(client_request) is not None:
+            each = {"continuous_usage_stats": True} if worker.kind == "vllm" else {}
+            return merge_fields(client_request.body, {"stream_options": {"include_usage": True, **each}})
         return client_request.body
     ids = {} if plan.options.ids else {"return_token_ids": True}
     if client_request.stream and "return_token_ids" not in plan.fields:
@@ -250,7 +271,16 @@ def new_response(
         engine_fault = client_request.choices == 1 and b'logprobs"' not in client_request.body
         return responses.BufferedResponse(max_bytes, engine_fault=engine_fault)
     if not plan.is_tracked_at(worker):
-        return responses.UntrackedStream(client_request.choices)
+        wanted = stream_options(client_request) if plan.metered and client_request.stream else None
+        if wanted is None:
+            return responses.UntrackedStream(client_request.choices)
+        usage, interval = bool(wanted.get("include_usage")), given_field(client_request, "stream_interval")
+        return responses.UntrackedStream(
+            client_request.choices,
+            hide_usage=not usage,
+            hide_usage_each=not (usage and wanted.get("continuous_usage_stats")),
+            event_tokens=max(1, interval) if type(interval) is int else 1,
+        )
     prompt_bytes = len(client_request.body)
     if client_request.stream:
         return responses.TrackedStream(plan.options, prompt_bytes)
@@ -286,8 +316,10 @@ async def require_success(
         with contextlib.suppress(ValueError):
             retry_after_s = min(60.0, max(0.0, float(connection.headers.get("retry-after", ""))))
         raise QueueFullError(status, detail, retry_after_s)
-    # 401, 403 and 407 are about the gateway's own key, which is no fault of a client.
-    engine_fault = status >= 500 or status in (401, 403, 407)
+    about_key = status in (401, 403, 407)  # the gateway's own key: no fault of a client, and not for its eyes
+    if about_key:
+        detail = "the engine refuses the gateway's key"
+    engine_fault = status >= 500 or about_key
     if status == 404 and listed_model:
         engine_fault = listed_model.encode() in body and b"model" in body.lower()
     if 400 <= status < 500 and not resumed and not engine_fault:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Awaitable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -460,7 +461,11 @@ class RelayedRequest:
         self._done = True
         self._attribution.close()
         if self.response is not None:
-            self.ticket.request.dispatch.reported_cached_tokens = self.response.cached_tokens
+            dispatch = self.ticket.request.dispatch
+            dispatch.reported_cached_tokens = self.response.cached_tokens
+            dispatch.reported_prompt_tokens = self.response.prompt_tokens
+            if isinstance(self.response, UntrackedStream):
+                self.ticket.on_progress(self.response.estimated_count)
         self.ticket.on_interrupt = None
         if self._attempt is not None:
             self._attempt.interrupt(REQUEST_ENDED)
@@ -501,6 +506,8 @@ class Relay:
         plan = engine_request.resume_plan(
             client_request, can_resume, window_tokens=order.window_tokens, preempts=preempts
         )
+        if client_request.charge is not None or order.fairness == "vtc":
+            plan = replace(plan, metered=True)
         request = Request(
             id=next(self._ids),
             arrival_s=client_request.arrival_s,

@@ -16,6 +16,7 @@ from lengthwise.gateway.relay.sse import EventSplitter, EventTemplate, ResponseO
 
 MAX_PREAMBLE_BYTES = 1 << 16
 PREEMPTION_WAIT_CHUNKS = 16  # most chunks for which a preemption waits until the text of all tokens has been sent
+MAX_COUNT_DIGITS = 15  # digits of a number of tokens
 _EXCERPT = 300
 
 
@@ -30,6 +31,7 @@ class ResponseReader:
     def __init__(self) -> None:
         self.count = 0  # output tokens so far
         self.cached_tokens = math.nan  # prompt tokens that were cached; NaN unless the engine reports them
+        self.prompt_tokens = 0  # of the prompt, as the engine reports it; 0 if it does not
         self.finish_reason = ""
         self.output_complete = self.finished = False
         self.error: UpstreamError | None = None  # error that the engine reported in the stream, or that broke it
@@ -63,7 +65,9 @@ class ResponseReader:
         """Return the rest of a response whose output is complete, such as [DONE], or None if output is missing."""
         return None
 
-    def _read_cached(self, usage: bytes) -> None:
+    def _read_prompt(self, usage: bytes) -> None:
+        if (prompt := sse.PROMPT_TOKENS.search(usage)) is not None:
+            self.prompt_tokens = int(prompt[1])
         if (cached := sse.CACHED.search(usage)) is not None:
             self.cached_tokens = float(cached[1])
 
@@ -84,41 +88,70 @@ class ResponseReader:
 
 
 class UntrackedStream(ResponseReader):
-    """A stream of ``choices`` outputs that passes unchanged.
+    """A stream of ``choices`` outputs that passes unchanged, except for its usage.
 
-    Tokens are counted by the usage that the engine reports, or by events if it reports none. A malformed event does not
-    go to the client, and ends the attempt unless the output is complete.
+    Tokens are counted by the usage that the engine reports, or by events if it reports none. ``hide_usage`` removes the
+    chunk with the total usage, and ``hide_usage_each`` that of the other chunks, which the client does not request.
+    ``event_tokens`` is the most tokens of an event. A malformed event does not go to the client, and ends the attempt
+    unless the output is complete. Of an event that is too long only its end is sought.
     """
 
-    def __init__(self, choices: int = 1) -> None:
+    def __init__(
+        self, choices: int = 1, *, hide_usage: bool = False, hide_usage_each: bool = False, event_tokens: int = 1
+    ) -> None:
         super().__init__()
         self.error_forwarded = False
         self.template = EventTemplate()
         self._splitter = EventSplitter()
-        self._unscanned = False
-        self._choices_left = choices
+        self._in_long_event = self._unscanned = self._has_usage = False
+        self._last_bytes = b""  # of a long event so far
+        self._choices = self._choices_left = choices
+        self._hide_usage, self._hide_usage_each, self._event_tokens = hide_usage, hide_usage_each, event_tokens
+        self._counts: dict[bytes, int] = {}  # output tokens of each of several choices, by index
+
+    @property
+    def estimated_count(self) -> int:
+        """Number of output tokens, estimated from events if the engine does not report it."""
+        return self.count if self._has_usage else self.count * self._event_tokens
 
     def feed(self, data: bytes) -> bytes:
         num_events = 1 if self.template.matches(data) else self.template.count_matches(data)
         if num_events and not self._splitter.pending:
             self.count += num_events
             return data
-        if self._unscanned:
-            return data
+        if self._in_long_event:
+            return self._feed_long_event(data)
         try:
             events = self._splitter.feed(data)
         except sse.EventTooLongError:
-            self._unscanned = True
+            *complete, start = sse.split_events(self._splitter.flush())
+            before = b"".join(complete)
+            out = self._scan(before, before) if complete else b""
+            if self.error is not None or self.finished:
+                return out
+            if sse.DATA_LINE.match(start) is None:
+                self.error = UpstreamError(MALFORMED, start[:_EXCERPT].decode("utf-8", "replace"))
+                return out
+            self.count += sse.TEXT.search(start) is not None
+            self._unscanned = self._in_long_event = True
             self.template.discard()
-            return self._release() + self._splitter.flush()
+            return out + self._release() + self._feed_long_event(start)
         return self._scan(events, events) if events else b""
+
+    def _feed_long_event(self, data: bytes) -> bytes:
+        before, self._last_bytes = self._last_bytes, (self._last_bytes + data)[-3:]
+        end = sse.BLANK_LINE.search(before + data)
+        if end is None:
+            return data
+        self._in_long_event, self._last_bytes = False, b""
+        at = end.end() - len(before)
+        return data[:at] + (self.feed(data[at:]) if data[at:] else b"")
 
     def end(self) -> bytes:
         rest = self._splitter.flush()
-        if self._unscanned:  # only the end of the connection shows that the response is complete
-            self.output_complete = self.finished = True
-            return rest
         out = self._scan(rest, rest + b"\n\n") if rest else rest
+        if self._unscanned and self.error is None:  # only the end of the connection shows that the response is complete
+            self.output_complete = self.finished = True
         if not self.output_complete:
             self.error = self.error or UpstreamError("closed early", "the stream ended without its end")
             return out if self.error_forwarded else b""
@@ -127,22 +160,30 @@ class UntrackedStream(ResponseReader):
     def missing_end(self) -> bytes | None:
         return sse.DONE if self.output_complete and self.error is None else None
 
-    def _scan(self, events: bytes, terminated: bytes) -> bytes:
-        valid, failure = (terminated, b"") if self.finished else sse.before_failure(terminated)
+    def _scan(self, events: bytes, terminated: bytes) -> bytes:  # noqa: C901
+        if self.finished:  # nothing belongs to a stream after its end
+            return b""
+        valid, failure = sse.before_failure(terminated)
         if failure:
             events = terminated = valid
+        if sse.is_done(terminated):
+            self.finished = True
+            if not terminated.endswith(sse.DONE) or terminated.count(sse.DONE) > 1:
+                terminated = sse.through_done(terminated)
+                events = events[: len(terminated)]
         num_texts = len(sse.TEXT.findall(terminated))
         self.count += num_texts
         has_usage = b'"completion_tokens"' in terminated
-        if has_usage and (counts := sse.USAGE.findall(terminated)):
-            self.count = int(counts[-1])
-            self._read_cached(terminated)
+        if has_usage and not self._read_usage(terminated):
+            self.error = UpstreamError(MALFORMED, "a number of tokens is too large")
+            return b""
         causes = sse.FINISH.findall(terminated)
         if causes:
             self._choices_left -= len(causes)
             self.finish_reason = causes[-1].decode()
-        self.finished = self.finished or sse.is_done(terminated)
         self.output_complete = self.finished or self._choices_left <= 0
+        if self._hide_usage or self._hide_usage_each:
+            events = sse.without_usage(events, total=self._hide_usage, each=self._hide_usage_each)
         out = self._pass(events, has_output=bool(num_texts) or self.output_complete)
         if failure and not self.finished:
             is_error = sse.ERROR.search(failure) is not None
@@ -156,6 +197,22 @@ class UntrackedStream(ResponseReader):
         if num_texts == 1 and not (has_usage or causes or self.finished or self.error):
             self.template.learn(events, sse.TEXT)
         return out
+
+    def _read_usage(self, events: bytes) -> bool:
+        """Read the tokens of prompt and output. Return False if a number is too large."""
+        for event in sse.split_events(events) if self._choices > 1 else (events,):
+            if not (counts := sse.USAGE.findall(event)):
+                continue
+            if len(counts[-1]) > MAX_COUNT_DIGITS:
+                return False
+            self._has_usage, count = True, int(counts[-1])
+            if self._choices == 1 or sse.NO_CHOICES.search(event):
+                self.count = count
+                self._read_prompt(event)
+            elif (index := sse.INDEX.search(event)) is not None:  # vLLM reports the tokens of this choice
+                self._counts[index[1]] = count
+                self.count = sum(self._counts.values())
+        return True
 
 
 class BufferedResponse(ResponseReader):
@@ -181,9 +238,12 @@ class BufferedResponse(ResponseReader):
             self.error = UpstreamError("no JSON", detail, status=200)
             return b""
         usage = sse.find_from(sse.USAGE, b'"usage"', body)
+        if usage and len(usage[1]) > MAX_COUNT_DIGITS:
+            self.error = UpstreamError(MALFORMED, "a number of tokens is too large", status=200)
+            return b""
         self.count = int(usage[1]) if usage else 1
         if usage:
-            self._read_cached(body[usage.start() :])
+            self._read_prompt(body[usage.start() :])
         cause = sse.find_from(sse.FINISH, b'"finish_reason"', body)
         self.finish_reason = cause[1].decode() if cause else ""
         self.output_complete = self.finished = True
@@ -349,7 +409,7 @@ class TrackedStream(ResponseReader):
                 break
         return b"".join(out)
 
-    def _read_first_attempt(self, event: bytes) -> bytes:  # noqa: C901
+    def _read_first_attempt(self, event: bytes) -> bytes:  # noqa: C901, PLR0912
         ids, cause = sse.TOKEN_IDS.search(event), sse.FINISH.search(event)
         tokens = sse.count_ids(ids[1]) if ids is not None else 0
         has_text = sse.CONTENT.search(event) is not None
@@ -358,6 +418,8 @@ class TrackedStream(ResponseReader):
         shown = event if self._options.ids else sse.without_ids(event)
         if b"error" in event and sse.ERROR.search(event):
             self.error = UpstreamError(IN_STREAM_ERROR, event[:_EXCERPT].decode("utf-8", "replace"))
+        elif not (sse.is_utf8(event) if is_one_object or self.finished else sse.is_event(event)):
+            self.error = UpstreamError(MALFORMED, shown[:200].decode("utf-8", "replace"))
         elif not is_one_object and not self.finished:
             # The patterns may overlook tokens of other events, which would be missing after a resume, and a client may
             # fail on invalid JSON. So parse all events but single objects with token ids, and those after the end.
@@ -374,6 +436,7 @@ class TrackedStream(ResponseReader):
             self._first_event = sse.without_ids(shown)
         if not self.prompt_ids and (prompt := sse.PROMPT_IDS.search(event)) is not None:
             self.prompt_ids = prompt[1]
+            self.prompt_tokens = sse.count_ids(prompt[1])
         if by_parser or (has_text and not self.prompt_ids):
             self.trackable = False
         has_text |= by_parser
@@ -384,7 +447,7 @@ class TrackedStream(ResponseReader):
             )
             if b'"completion_tokens"' in event and is_total:
                 self._usage_sent = True
-                self._read_cached(event)
+                self._read_prompt(event)
             if sse.is_done(event):
                 return self._close()
         shown = self._with_client_ids(shown, [ids[1]] if ids and tokens else [], flushed=has_text or cause is not None)

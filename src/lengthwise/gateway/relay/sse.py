@@ -14,6 +14,7 @@ from lengthwise.backend.openai_protocol import SseReader
 MAX_EVENT_BYTES = 1 << 20
 DONE = b"data: [DONE]\n\n"
 _EVENT = re.compile(rb".*?(?:\n\n|\n\r\n?|\r\r\n?)", re.DOTALL)
+BLANK_LINE = re.compile(rb"\n\n|\n\r\n?|\r\r\n?")
 _BLANK_LINES = (b"\n\n", b"\n\r", b"\r\r")
 
 
@@ -89,7 +90,10 @@ ALL_IDS = re.compile(rb'("(?:prompt_)?token_ids":\s?)\[[\d,\s]*\]')
 IDS_FIELD = re.compile(rb'("token_ids":\s?)(?:\[([\d,\s]*)\]|null)')
 FINISH = re.compile(rb'"finish_reason":\s?"(\w*)')
 USAGE = re.compile(rb'"usage":\s?\{[^{}]*?"completion_tokens":\s?(\d+)')
+PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s?(\d{1,9})(?!\d)')  # within the usage
 CACHED = re.compile(rb'"cached_tokens":\s?(\d{1,9})(?!\d)')  # within the usage
+INDEX = re.compile(rb'"index":\s?(\d{1,9})(?!\d)')
+_USAGE_FIELD = re.compile(rb',\s?"usage":\s?\{(?:[^{}]|\{[^{}]*\})*\}')
 NO_CHOICES = re.compile(rb'"choices":\s?\[\s?\]')
 ERROR = re.compile(rb'(?:^|[\r\n])data: ?\{\s?"error":|(?:^|[\r\n])event: ?error[\r\n]')
 OBJECT_ENDS = (b"}\n\n", b"}\r\n\r\n", b"}\r\r")
@@ -110,6 +114,16 @@ def is_done(events: bytes) -> bool:
     return b"[DONE]" in events and _DONE_LINE.search(events) is not None
 
 
+def through_done(events: bytes) -> bytes:
+    """Return the events up to ``data: [DONE]``."""
+    size = 0
+    for event in split_events(events):
+        size += len(event)
+        if is_done(event):
+            break
+    return events[:size]
+
+
 def count_ids(ids: bytes) -> int:
     """Count the ids in a JSON list without brackets."""
     return ids.count(b",") + 1 if ids.strip() else 0
@@ -125,21 +139,55 @@ def without_ids(event: bytes) -> bytes:
     return ALL_IDS.sub(rb"\1null", event) if b"token_ids" in event else event
 
 
+def without_usage(events: bytes, *, total: bool, each: bool) -> bytes:
+    """Return events without the usage of the chunk that has no choices (``total``), and of the others (``each``)."""
+    if b'"usage"' not in events:
+        return events
+    left = []
+    for event in split_events(events):
+        is_total = NO_CHOICES.search(event) is not None
+        if not (is_total and total and USAGE.search(event)):
+            left.append(_USAGE_FIELD.sub(b"", event) if each and not is_total else event)
+    return b"".join(left)
+
+
+def is_utf8(data: bytes) -> bool:
+    """Return whether the data is valid UTF-8, which a decoder of JSON does not check in text that it skips."""
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_LINES = re.compile(rb"(?:\xef\xbb\xbf)?(?:(?:(?:data|event|id|retry)(?=[:\r\n])|:|(?=[\r\n]))[^\r\n]*(?:\r\n?|\n))*")
+
+
+def is_event(event: bytes) -> bool:
+    """Return whether all lines are comments or fields of server-sent events, in UTF-8."""
+    return _LINES.fullmatch(event) is not None and is_utf8(event)
+
+
 _OBJECTS = msgspec.json.Decoder(msgspec.defstruct("AnyObject", []))  # checks an object without building its fields
+_CHUNKS = msgspec.json.Decoder(
+    msgspec.defstruct("AnyChunk", [("choices", list[msgspec.defstruct("AnyChoice", [])] | None, None)])  # type: ignore[misc]
+)
 
 
 def before_failure(events: bytes) -> tuple[bytes, bytes]:
     """Return (events before the first failure, event of the failure), with b"" if there is no failure.
 
-    An event is a failure if it reports an error, or if its data is neither a JSON object nor [DONE].
+    An event is a failure if it reports an error, if it is no event, or if its data is neither a chunk nor [DONE].
     """
-    parts, may_report_error = split_events(events), b"error" in events
+    parts, may_report_error, all_utf8 = split_events(events), b"error" in events, is_utf8(events)
     for at, event in enumerate(parts):
         if not (may_report_error and ERROR.search(event)):
-            if event.startswith(b"data: {") and is_object(event[6:]):  # nearly every event, decoded without a copy
-                continue
+            if event.startswith(b"data: {") and _is_chunk(event[6:]) and (all_utf8 or is_utf8(event)):
+                continue  # nearly every event, decoded without a copy
             data = event_data(event)
-            if not data or data.strip() == "[DONE]" or is_object(data):
+            if is_event(event) and (not data or data.strip() == "[DONE]" or _is_chunk(data)):
                 continue
         return b"".join(parts[:at]), event
     return events, b""
@@ -147,8 +195,16 @@ def before_failure(events: bytes) -> tuple[bytes, bytes]:
 
 def is_object(data: bytes | str) -> bool:
     """Return whether the data is a JSON object."""
+    return _is_valid(_OBJECTS, data)
+
+
+def _is_chunk(data: bytes | str) -> bool:
+    return _is_valid(_CHUNKS, data)
+
+
+def _is_valid(decoder: msgspec.json.Decoder[Any], data: bytes | str) -> bool:
     try:
-        _OBJECTS.decode(data)
+        decoder.decode(data)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
@@ -226,7 +282,7 @@ class EventTemplate:
             if not ids.isdigit() and not _NUMBERS.fullmatch(ids):
                 return False
             at += len(ids)
-        if event[at:] != self._after:
+        if event[at:] != self._after or not (event.isascii() or is_utf8(event)):
             return False
         self.num_matches += 1
         return True

@@ -134,17 +134,17 @@ class UpstreamConnection(asyncio.Protocol):
         if self._error is not None or self.complete or not self._num_requests:
             self.abort("the engine sent data without a request")
             return
-        if self._in_head:
-            self._started = True
-            self._head_bytes += len(data)
+        num_chunks = len(self._chunks)
+        self._started = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.abort(f"the engine does not speak HTTP: {error}", malformed=True)
         except httptools.HttpParserUpgrade:
             self.abort("the engine switches to another protocol without a request to do so", malformed=True)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self.abort(f"the headers have more than {MAX_HEAD_BYTES} bytes", malformed=True)
+        self._head_bytes = self._head_bytes + len(data) if len(self._chunks) == num_chunks else 0
+        if self._head_bytes > MAX_HEAD_BYTES:  # of the head, or of what follows the last chunk of the body
+            self.abort(f"the headers or trailers have more than {MAX_HEAD_BYTES} bytes", malformed=True)
         waiter = self._waiter
         if waiter is None or waiter.done():
             self._buffered_bytes += len(data)

@@ -17,7 +17,7 @@ from lengthwise.gateway.telemetry.journal import Row, as_dict
 from lengthwise.schema.errors import MissingExtraError
 
 LOGGER = "lengthwise.gateway.requests"
-MAX_REFUSALS_PER_S = 50  # of further refusals in the same second only the number is logged
+MAX_LINES_PER_S = 50  # of refusals, and of failed requests
 _MAX_LENGTH = 120
 _ENGINE_FAILED = "The engine failed"  # followed by a colon and a reason of the relay ("stalled", "http 500")
 _SAFE_OUTCOMES = (Outcome.EXPIRED, Outcome.CLIENT_GONE)
@@ -42,33 +42,51 @@ class JsonLines(logging.Formatter):
 
 
 def json_lines(stream: TextIO | None = None, level: int = logging.INFO) -> logging.Handler:
-    """Make all loggers of the gateway write JSON lines to a stream (by default stderr), and return the handler."""
+    """Make all loggers of the gateway and its server write JSON lines to a stream (by default stderr).
+
+    Returns the handler.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
-    logger = logging.getLogger("lengthwise.gateway")
-    logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
+    for name, least in (("lengthwise.gateway", level), ("uvicorn.error", max(level, logging.WARNING))):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(least)
+        logger.propagate = False
     return handler
+
+
+class _LogLimit:
+    """Limits the lines of an event to MAX_LINES_PER_S. Of further ones in the same second only the number is logged."""
+
+    def __init__(self, event: str, level: int, clock: Clock) -> None:
+        self._event, self._level, self._clock = event, level, clock
+        self._second, self._num_logged, self._num_suppressed = 0, 0, 0
+
+    def allows(self, logger: logging.Logger) -> bool:
+        """Count a line, and return whether to log it."""
+        second = int(self._clock())
+        if second != self._second:
+            if self._num_suppressed:
+                logger.log(self._level, self._event, extra={"requests": self._num_suppressed})
+            self._second, self._num_logged, self._num_suppressed = second, 0, 0
+        is_allowed = self._num_logged < MAX_LINES_PER_S
+        self._num_logged += is_allowed
+        self._num_suppressed += not is_allowed
+        return is_allowed
 
 
 class EventLog(Listener):
     """Logs the ends of phases (mode rra), and requests that are refused, return to the queue or end."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
-        self._clock, self._logger = clock, logging.getLogger(LOGGER)
-        self._second, self._num_logged, self._num_suppressed = 0, 0, 0
+        self._logger = logging.getLogger(LOGGER)
+        self._refusals = _LogLimit("refused_more", logging.INFO, clock)
+        self._failures = _LogLimit("failed_more", logging.WARNING, clock)
 
     def refused(self, reason: str, refusal: Refusal, tenant: int, model: str) -> None:  # noqa: D102 - as Listener
-        second = int(self._clock())
-        if second != self._second:
-            if self._num_suppressed:
-                self._logger.info("refused_more", extra={"requests": self._num_suppressed})
-            self._second, self._num_logged, self._num_suppressed = second, 0, 0
-        if self._num_logged >= MAX_REFUSALS_PER_S:
-            self._num_suppressed += 1
+        if not self._refusals.allows(self._logger):
             return
-        self._num_logged += 1
         fields = {"reason": reason, "status": refusal.status, "tenant": tenant, "model": model[:128]}
         self._logger.info("refused", extra=fields)
 
@@ -86,6 +104,8 @@ class EventLog(Listener):
         """Log a request that has ended."""
         level = logging.WARNING if row.outcome == Outcome.FAILED else logging.INFO
         if not self._logger.isEnabledFor(level):
+            return
+        if level == logging.WARNING and not self._failures.allows(self._logger):
             return
         fields = as_dict(row)
         del fields["repredictions"], fields["prefix"]

@@ -133,7 +133,7 @@ class Journal:
         self.written = self.lost = 0
         self._flush_s, self._max_bytes, self._num_old = flush_s, max_bytes, num_old
         self._head = _line({"format": FORMAT, "version": VERSION, "clock_s": clock(), "unix_s": epoch()})
-        self._rows: list[Row] = []
+        self._rows: list[Row | bytes] = []  # bytes: a line of the file that could not be written yet
         self._file, self._failed = -1, False
         self._writer: ThreadPoolExecutor | None = None
         self._task: asyncio.Task[None] | None = None
@@ -168,7 +168,7 @@ class Journal:
             self._file = -1
 
     async def flush(self) -> None:
-        """Write all buffered rows. If that fails, they stay buffered."""
+        """Write all buffered rows. If that fails, they stay buffered, as lines: a full disk costs no CPU time."""
         if not self._rows or self._writer is None:
             return
         rows, self._rows = self._rows, []
@@ -202,14 +202,16 @@ class Journal:
             raise
         self._file = file
 
-    def _write_rows(self, rows: list[Row]) -> None:
+    def _write_rows(self, rows: list[Row | bytes]) -> None:
+        lines = [row if isinstance(row, bytes) else _line(as_dict(row)) for row in rows]
+        rows[:] = lines
         if self._file < 0:
             self._open()
         elif os.fstat(self._file).st_size > self._max_bytes:
             self._rotate()
         size = os.fstat(self._file).st_size
         try:
-            _write(self._file, b"".join([_line(as_dict(row)) for row in rows]))
+            _write(self._file, b"".join(lines))
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, size)  # the next flush writes all of these rows again
