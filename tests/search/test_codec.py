@@ -86,7 +86,7 @@ def test_names_distinguish_what_short_words_do_not():
     assert names_of([{"deployment.tp": 1, "x": 5}, {"deployment.tp": 2, "x": 5}]) == ["tp1", "tp2"]
     assert names_of([{"engine.x": 1}, {"slo.x": 1}]) == ["engine.x=1", "slo.x=1"]
     assert names_of([{"x": 1}, {"x": "1"}]) == ["x=1", 'x="1"']
-    assert names_of([{"deployment.tp": 1}]) == ["the only one"]
+    assert names_of([{"deployment.tp": 1}]) == ["the configuration"]
     tiers = [
         {"engine.enable_prefix_caching": on, "engine.kv_offloading.size_gb": gb} for on, gb in ((False, 0), (True, 16))
     ]

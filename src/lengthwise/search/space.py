@@ -117,7 +117,7 @@ def names_of(many: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             shown.pop(_DISAGGREGATE, None)
         words = (_NAMES.get(k, f"{short_key(k)}={{}}").format(value) for k, value in shown.items())
-        names.append(" ".join(words) or "the only one")
+        names.append(" ".join(words) or ("equal replicas" if len(many) > 1 else "the configuration"))
     if len(set(names)) == len(names):
         return names
     return [" ".join(f"{key}={json.dumps(s[key], default=str)}" for key in varied if key in s) for s in many]

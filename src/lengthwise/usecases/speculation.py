@@ -139,7 +139,7 @@ def _checked_tokens(scenario: Scenario, tokens: Sequence[int] | None) -> list[in
         tokens = sorted({max(1, round(last * k / min(last, 5))) for k in range(1, min(last, 5) + 1)})
     if not tokens or not all(1 <= number <= most for number in tokens):
         raise InputError(
-            f"numbers of proposed tokens must be from 1 to {most}{reason} (0 is compared anyway); they are {list(tokens)}"
+            f"numbers of proposed tokens must be from 1 to {most}{reason} (0 is added); they are {list(tokens)}"
         )
     return [0, *dict.fromkeys(tokens)]
 
