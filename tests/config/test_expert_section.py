@@ -5,7 +5,7 @@ import pytest
 from lengthwise import config
 from lengthwise.cli import main
 from lengthwise.report.json_file import deployment_facts
-from lengthwise.schema.errors import InputError, ScenarioError
+from lengthwise.schema.errors import InputError
 from lengthwise.usecases.explain import explain
 from lengthwise.usecases.variants import build
 
@@ -52,8 +52,13 @@ def test_an_override_reaches_the_keys_and_a_model_without_experts_refuses_them(t
 
 
 def test_a_decode_side_takes_no_ranks_yet():
-    with pytest.raises(ScenarioError, match="dp is not modelled with a decode side yet; it is 2"):
-        loaded("dp = 2\ndecode = { tp = 8 }")
+    for keys in ("decode = { tp = 8 }", "disaggregate = true", "disaggregate = true\ndecode = { tp = 8 }"):
+        with pytest.raises(
+            InputError, match=r"dp is not modelled with a decode side yet; it is 2\. Set dp = 1, or dis"
+        ):
+            build(loaded(f"dp = 2\n{keys}"))
+    (equal,) = build(loaded("dp = 2\nep = 2\ntp = 4\ndisaggregate = false\ndecode = { tp = 8 }"))
+    assert (equal.deployment.parallel.dp, equal.deployment.decode) == (2, None)
     with pytest.raises(InputError, match="one of 1, 2, 4"):
         build(loaded("tp = 4\nep = 3"))
 

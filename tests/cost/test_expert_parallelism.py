@@ -90,7 +90,10 @@ def test_gpus_hold_every_expert_once_and_redundant_ones_again(name, tp, dp, data
     ("model", "parallel", "message"),
     [
         (LLAMA, {"dp": 2}, "llama-3.1-8b has none.*set replicas = 6"),
-        (LLAMA, {"tp": 2, "ep": 2}, "ep divides experts among GPUs.*Leave ep out"),
+        (LLAMA, {"tp": 2, "ep": 2}, "ep is for models with experts, and.*Leave ep out"),
+        (LLAMA, {"all2all_backend": "deepep_low_latency"}, "has none. Leave all2all_backend out"),
+        (DEEPSEEK, {"all2all_backend": "deepep_low_latency"}, "needs dp above 1 and.*dp is 1 and ep is 1. Change"),
+        (DEEPSEEK, {"tp": 8, "all2all_backend": "deepep_high_throughput"}, "needs dp above 1 and ep = tp x dp"),
         (DEEPSEEK, {"dp": 3, "ep": 3}, r"ep must divide tp x dp, 3 GPUs, and the 256 experts.*one of 1$"),
         (DEEPSEEK, {"tp": 4, "dp": 2, "ep": 16}, "it is 16. Use one of 1, 2, 4, 8"),
         (DEEPSEEK, {"dp": 2, "pp": 2}, "not modelled with pipeline stages yet.*Set pp = 1"),

@@ -163,7 +163,12 @@ def test_more_replicas_never_lower_the_ceiling_of_separate_sides(workload, deplo
     assert max(more_prefills.rate_rps, more_decodes.rate_rps) <= close * both.rate_rps
     assert both.rate_rps == pytest.approx(times * one.rate_rps)
     assert set(one.parts) == {"prefill side", "KV transfer", "decode side"}
-    assert one.rate_rps == min(one.parts.values())
+    side = dict.fromkeys(("prefill side", "decode side"), 1.0)
+    for found, factors in ((more_prefills, {"prefill side": times}), (more_decodes, {"decode side": times})):
+        for name, factor in (side | factors).items():  # what a side carries does not depend on the other one
+            assert found.parts[name] == pytest.approx(factor * one.parts[name])
+    assert min(one.parts.values()) <= close * one.rate_rps, "preemptions can only move tokens to the prefill side"
+    assert one.rate_rps <= close * one.parts["prefill side"]
 
 
 @settings(max_examples=EXAMPLES)

@@ -12,9 +12,10 @@ import yaml
 from lengthwise import config, engine, search
 from lengthwise.cost.model_error import comparable_deployments
 from lengthwise.schema.errors import InputError
-from lengthwise.schema.plan import Status
+from lengthwise.schema.plan import Choice, Status
 from lengthwise.search.load import Load
 from lengthwise.search.measurement import simulated_window
+from lengthwise.search.objectives import Task
 from lengthwise.usecases import capacity, explain
 from lengthwise.usecases import search as search_module
 from lengthwise.usecases.variants import build
@@ -77,6 +78,40 @@ def test_numbers_are_as_given_and_those_of_the_scenario_otherwise():
         (2, None), (2, 1), (2, 1),
     ]  # fmt: skip
     assert counts(text % 'replicas = "fill"\ndecode.replicas = [2]\n') == [(4, None), (2, 2)]
+
+
+def test_fill_counts_the_gpus_of_all_data_parallel_ranks():
+    found = requested(TEXT, "search.max_gpus=8", "search.space.dp=[1, 4]", "search.space.tp=[2]").candidates()
+    alone = {one["deployment.dp"]: one[COUNTS[0]] for one in found if not one["deployment.disaggregate"]}
+    assert alone == {1: 4, 4: 1}
+
+
+def test_one_search_ranks_data_parallel_ranks_and_separate_replicas():
+    """Ranks with a decode side are no configuration; the others have bounds."""
+    space = """
+    [[search.any_of]]
+    dp = 4
+    tp = 1
+    ep = 4
+    disaggregate = [true, false]
+    [[search.any_of]]
+    dp = 1
+    ep = 1
+    tp = 2
+    disaggregate = true
+    decode.replicas = 1
+    """
+    text = TEXT[: TEXT.index("[search.space]")].replace("llama-3-8b", "gpt-oss-20b") + space
+    one = requested(text)
+    found = {}
+    for settings in one.candidates():
+        task = Task("bound", Choice("one", "", settings, 0, 0.0, Status.PRUNED))
+        found[settings["deployment.dp"], settings["deployment.disaggregate"]] = one.bench(task)
+    assert found[4, True].status is Status.REJECTED
+    assert "dp is not modelled with a decode side yet" in found[4, True].exclusion.reason
+    for dp, is_split in ((4, False), (1, True)):
+        assert found[dp, is_split].status is Status.PRUNED
+        assert found[dp, is_split].gpus == 4
 
 
 def test_a_search_at_a_rate_tries_all_numbers_up_to_the_budget():
@@ -195,6 +230,26 @@ def test_the_side_that_binds_is_named():
         rates = found.sides.rates_rps
         per = rates["prefill side"] / int(replicas[0]), rates["decode side"] / int(replicas[1])
         assert found.sides.decodes_per_prefill == pytest.approx(per[0] / per[1])
+
+
+@pytest.mark.parametrize("lengths", [(64, 8), (2000, 20), (500, 400)])
+def test_the_balance_does_not_depend_on_the_replicas(lengths):
+    """A side carries the same with few and with many replicas of the other side."""
+    text = TEXT[: TEXT.index("[search]")]
+    fixed = [
+        f'workload.{key}={{ kind = "fixed", tokens = {n} }}' for key, n in zip(("isl", "osl"), lengths, strict=True)
+    ]
+    found = {}
+    for numbers in ((1, 1), (8, 1), (1, 8), (3, 5)):
+        own = [f"{key}={number}" for key, number in zip(COUNTS, numbers, strict=True)]
+        (variant,) = build(config.loads(text, overrides=[*fixed, *own]))
+        found[numbers] = explain.explain(variant).sides
+    ratios = [sides.decodes_per_prefill for sides in found.values()]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
+    for name in ("prefill side", "decode side"):
+        of = ("prefill side", "decode side").index(name)
+        each = [sides.rates_rps[name] / numbers[of] for numbers, sides in found.items()]
+        assert each == pytest.approx([each[0]] * len(each))
 
 
 def test_capacity_names_the_bounds_of_both_sides():

@@ -194,7 +194,7 @@ def _show_sides(sides: Sides) -> None:
             if ratio >= 1
             else (f"{1 / ratio:.3g} prefill replicas for each decode replica")
         )
-        typer.echo(f"Both sides have the same bound with {each}.")
+        typer.echo(f"Without preemptions, both sides have the same bound with {each}.")
     typer.echo()
 
 

@@ -303,12 +303,6 @@ class DeploymentSection(Section):
         """Return the overhead of the engine's host: one of ``cost.HOST_NAMES``, or a record of seconds."""
         return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
 
-    @model_validator(mode="after")
-    def _check_decode(self) -> Self:
-        if self.decode is not None and self.dp > 1:
-            raise ValueError(f"dp is not modelled with a decode side yet; it is {self.dp}. Set dp = 1, or drop decode")
-        return self
-
     @field_validator("cost")
     @classmethod
     def _check_cost(cls, cost: str) -> str:

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from lengthwise import catalog
+from lengthwise.cost.provenance import EXPERT_KEYS
 from lengthwise.schema.cost_tables import Floats
 from lengthwise.schema.deployment import ALL2ALL_BACKENDS, NULL_BLOCKS, EngineLimits, KvGroups, KvPlan, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
@@ -104,7 +105,7 @@ def shard_of(model: ModelSpec, parallel: Parallelism, limits: EngineLimits) -> S
         heads, usable = f"{model.attention.heads} attention heads of {model.name}", map(str, usable_degrees(model))
         raise InputError(f"tp must divide the {heads}; it is {parallel.tp}. Use one of {', '.join(usable)}.")
     catalog.stage_layers(model, parallel.pp)
-    if parallel.dp != 1 or parallel.ep != 1 or parallel.redundant_experts is not None:
+    if any(getattr(parallel, key) != getattr(Parallelism, key) for key in EXPERT_KEYS):
         _require_experts(model, parallel)
     return Shard(model, parallel, limits.weight_dtype or model.dtype, limits.kv_dtype)
 
@@ -113,12 +114,12 @@ def _require_experts(model: ModelSpec, parallel: Parallelism) -> None:
     """Raise InputError unless the model has experts that can be divided like this."""
     experts, gpus, redundant = model.ffn.experts, parallel.tp * parallel.dp, parallel.redundant_experts
     if not experts:
-        key = "dp" if parallel.dp > 1 else "ep" if parallel.ep > 1 else "redundant_experts"
+        key = next(key for key in EXPERT_KEYS if getattr(parallel, key) != getattr(Parallelism, key))
         remedy = f"Leave {key} out"
         if key == "dp":
             replicas = parallel.replicas * parallel.dp
             remedy = f"Its data-parallel ranks would be independent, as in vLLM: set replicas = {replicas}"
-        raise InputError(f"{key} divides experts among GPUs, and {model.name} has none. {remedy}")
+        raise InputError(f"{key} is for models with experts, and {model.name} has none. {remedy}")
     if parallel.dp > 1 and parallel.pp > 1:
         raise InputError(
             f"dp is not modelled with pipeline stages yet; dp is {parallel.dp} and pp is {parallel.pp}. Set pp = 1, or "

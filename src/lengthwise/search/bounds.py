@@ -69,8 +69,9 @@ class Ceiling:
 
     ``rate_rps`` is infinite if no request is admitted. ``min_step_s`` is the time of a step of one token through all
     stages. ``jct_s`` is approximately the JCT of a mean request at full load. ``impossible`` maps the metric of each
-    limit that breaks at every rate to the reason. ``parts`` has the bound of each part of the deployment: the replicas
-    or, under disaggregation, each side and the KV transfer; the front end if it has one. ``rate_rps`` is the smallest.
+    limit that breaks at every rate to the reason. ``parts`` has the bound of each part of the deployment without
+    preemptions: the replicas or, under disaggregation, each side and the KV transfer; the front end if it has one.
+    ``rate_rps`` is the smallest, or above it if preemptions move tokens of the decode side to the prefill side.
     """
 
     rate_rps: float
@@ -117,8 +118,10 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     parts = {"replicas": rates[0]} if decode is None else _parts(deployment, rates, decoded, float(transfer_s.mean()))
     if serial_s := deployment.cost.front.serial_s:
         parts["front end"] = 1 / serial_s  # all replicas have one
-    parts = {name: rate * SLACK / float(is_admitted.mean()) for name, rate in parts.items()}
-    return Ceiling(min(parts.values()), min_step_s, jct_s, impossible, parts)
+    slack = SLACK / float(is_admitted.mean())
+    without_preemptions = {} if decode is None else {"decode side": rates[1]}
+    shown = {name: rate * slack for name, rate in (parts | without_preemptions).items()}
+    return Ceiling(min(parts.values()) * slack, min_step_s, jct_s, impossible, shown)
 
 
 def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:

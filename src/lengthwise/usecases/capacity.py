@@ -75,8 +75,8 @@ class VariantCapacity:
         label = metric_of(self.capacity.binds).label
         whose = f"{label}, which binds, is a latency of the {side} side; the " if side else "The "
         return (
-            f"{self.deployment.parallel.replicas}P{decode.parallel.replicas}D: {whose}bounds of the parts, in "
-            f"requests/s, are: {known}. The {min(parts, key=lambda name: parts[name])} has the smallest."
+            f"{self.deployment.parallel.replicas}P{decode.parallel.replicas}D: {whose}bounds of the parts without "
+            f"preemptions, in requests/s: {known}. The {min(parts, key=lambda name: parts[name])} has the smallest."
         )
 
 

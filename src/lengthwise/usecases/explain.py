@@ -97,7 +97,7 @@ class Sides:
     Attributes:
         decode: The decode side.
         transfer_s: Mean time of a KV transfer.
-        rates_rps: Upper bound on the rate by each part: prefill side, KV transfer, decode side, and front end if any.
+        rates_rps: Bound on the rate by each part without preemptions: both sides, KV transfer, and front end if any.
         decodes_per_prefill: Decode replicas for each prefill replica with which both sides have the same bound.
     """
 
@@ -125,8 +125,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
     deployed.require_known_rules(requests)
     if deployed.decode is None:
         return _explained(variant, deployed, requests)
-    top, sides = ceiling(deployed, requests).parts, (deployed.parallel.replicas, deployed.decode.parallel.replicas)
-    prefill_rps, decode_rps = (top[name] / of for name, of in zip(("prefill side", "decode side"), sides, strict=True))
+    top, decodes = ceiling(deployed, requests).parts, deployed.decode.parallel.replicas
     link, decoded = deployed.decode.kv_transfer, requests.output_tokens > 1
     found = Sides(
         decode=_explained(variant, deployed.decoding(), requests, prefills=False),
@@ -134,7 +133,7 @@ def explain(variant: Variant, seed: int = 0) -> Explanation:
         if decoded.any()
         else 0.0,
         rates_rps=top,
-        decodes_per_prefill=prefill_rps / decode_rps,
+        decodes_per_prefill=top["prefill side"] * decodes / (deployed.parallel.replicas * top["decode side"]),
     )
     prefill = _explained(variant, replace(deployed, decode=None), requests, decodes=False)
     return replace(prefill, deployment=deployed, sides=found)

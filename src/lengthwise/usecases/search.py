@@ -115,12 +115,12 @@ class VariantSearch:
         if (side := on.decode_side) is None:
             alone = {key: value for key, value in settings.items() if not key.startswith(_DECODE)}
             if alone.get(search.REPLICAS) == "fill":  # a number, by which its name compares with those of splits
-                alone[search.REPLICAS] = max(1, question.max_gpus // (on.tp * on.pp))
+                alone[search.REPLICAS] = max(1, question.max_gpus // on.gpus)
             yield alone
             return
         assert side.tp is not None  # ``decode_side`` sets both
         assert side.pp is not None
-        gpus = shapes[search.settings_key(settings)] = on.tp * on.pp, side.tp * side.pp
+        gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
         given = [settings.get(key, number) for key, number in zip(counts, own, strict=True)]
