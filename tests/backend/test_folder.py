@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from lengthwise import EngineLimits, Poisson, Scheduler, Workload, deploy, engin
 from lengthwise.backend import load_test, trtllm_launch, vllm_launch, write_launch, write_trace
 from lengthwise.schema.deployment import TrtllmSettings
 from lengthwise.schema.errors import InputError, OutputError
+from lengthwise.schema.speculation import Speculation
 from lengthwise.schema.workload import UNCAPPED, After, SharedPrefixes
 from lengthwise.workload import read
 
@@ -136,7 +138,7 @@ def test_the_readme_names_model_versions_and_what_the_load_test_needs(tmp_path, 
     write(tmp_path / "one", name="tp4", **scheduler)
     readme = (tmp_path / "one" / "README.md").read_text()
     assert readme.startswith("# llama-3.1-70b: tp4\n")
-    assert "flags of vLLM 0.32.0" in readme
+    assert re.search(r"flags of .*vLLM 0\.32\.0", readme)
     assert "SGLang 0.5.23" in readme
     assert ("TensorRT-LLM 1.2.0" in readme) == (own is not None)
     assert "install vLLM (`pip install vllm`) where you start it, whatever the engine" in readme
@@ -377,3 +379,27 @@ def test_a_small_node_has_no_manifest_of_a_side_that_spans_it(tmp_path):
     assert "kubernetes.yaml" in made
     spanning = {path.name for path in write_split(tmp_path / "two", 1, 1, tp=(1, 16))}
     assert "kubernetes.yaml" not in spanning
+
+
+def test_an_engine_that_cannot_run_the_deployment_has_no_script(tmp_path):
+    speculates = {"speculation": Speculation("eagle", 3, 0.6), "limits": replace(LIMITS, max_num_seqs=128)}
+    experts = {"model": "mixtral-8x7b", "ep": 2}
+    for name, options, has, lacks, reason in (
+        ("speculates", speculates, "vllm", "sglang", "SGLang: a launch command of this engine does not model spec"),
+        ("experts", experts, "sglang", "vllm", "vLLM: vLLM has experts on single GPUs or parts of each on all"),
+    ):
+        _, made = write(tmp_path / name, **options)
+        names, text = {path.name for path in made}, (tmp_path / name / "README.md").read_text()
+        assert f"{has}.sh" in names
+        assert f"{lacks}.sh" not in names
+        assert f"{lacks}.sh" not in text
+        assert f"### Engines without a script\n\n- {reason}" in text
+        assert ("kubernetes.yaml" in names) == (has == "vllm")
+        assert f"Start the engine, `sh {has}.sh` (`MODEL=... sh {has}.sh` loads another checkpoint; flags of" in text
+        program = {"vllm": "vllm", "sglang": "python3"}[has]
+        assert len(run(tmp_path / name / f"{has}.sh", tmp_path / name / "seen", program)) == 2
+    with pytest.raises(
+        InputError, match=r"no engine has a launch command .*vLLM: .*ep must be .*; SGLang: .*speculative"
+    ):
+        write(tmp_path / "none", **(speculates | experts))
+    assert not (tmp_path / "none").exists()

@@ -103,6 +103,17 @@ def test_search_prints_the_winner_and_writes_the_requested_files(cli, question, 
     assert cli("simulate", folder / launches[0] / "scenario.toml", "--seeds", 1).code == 0
 
 
+def test_a_winner_that_speculates_has_the_script_of_vllm(cli, question, tmp_path):
+    drafter = "deployment.speculation={ method = 'ngram', num_speculative_tokens = 2, acceptance = 0.9 }"
+    words = ("--set", drafter, "--set", "search.space.gpu=['H100']", "--set", "search.space.max_num_seqs=[32]")
+    finished = cli("search", question, *words, "--deploy", tmp_path / "launch")
+    assert finished.code == 0, finished.err
+    (made,) = (tmp_path / "launch").iterdir()
+    assert "--speculative-config" in (made / "vllm.sh").read_text()
+    assert not (made / "sglang.sh").exists()
+    assert "SGLang: a launch command of this engine does not model speculative" in (made / "README.md").read_text()
+
+
 def test_folders_of_an_earlier_search_are_replaced_only_with_force(cli, question, tmp_path):
     folder = tmp_path / "launch"
     both = ("search", question, "--deploy", folder, "--deploy-top", 2)

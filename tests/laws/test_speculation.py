@@ -85,6 +85,19 @@ def test_the_mean_number_of_tokens_is_the_closed_form():
         assert abs(found.draft_tokens.sum() / (3 * decodes) - draft_rate) < bound
 
 
+def test_the_stated_rates_are_means_over_steps_however_requests_differ():
+    """Requests with few hits take more steps: as many as their outputs need."""
+    rates = (0.16, 0.81, 0.85)
+    output = np.random.default_rng(4).integers(100, 900, 4000)
+    for effect, tied, draft_rate in ((0.14, 0.0, 1.0), (0.6, 0.0, 1.0), (0.3, 0.6, 0.5), (0.3, -0.6, 1.0)):
+        chosen = Speculation("ngram", 3, rates, draft_rate=draft_rate, request_effect=effect, length_correlation=tied)
+        work = Workload(np.zeros(4000), np.full(4000, 8), output)
+        found = simulate(work, deployment(chosen, seqs=256), seed=2).speculation
+        spread = np.sqrt(effect * chosen.hit_rate * (1 - chosen.hit_rate)) * chosen.survival.sum()  # between requests
+        assert abs(found.tokens_per_step - chosen.tokens_per_step) < 5 * spread / np.sqrt(4000) + 3 / 300
+        assert abs(found.draft_tokens.sum() / (3 * found.decodes.sum()) - draft_rate) < 0.02
+
+
 def draws(chosen: Speculation, n: int, steps: int) -> np.ndarray:
     """How many tokens each of the first steps of n requests accepts, as the reference draws them: [n, steps]."""
     rng = np.random.default_rng(3)
@@ -123,7 +136,8 @@ def test_a_request_with_longer_output_accepts_more_with_length_correlation():
     rates = chosen.hit_rates(output, np.random.default_rng(2))
     ranks = [np.argsort(np.argsort(column)) for column in (output, rates)]
     assert abs(np.corrcoef(*ranks)[0, 1] - 0.6) < 0.05  # Spearman's is a little below the normal scores' 0.6
-    assert abs(rates.mean() - 0.4) < 0.02
+    steps = output / (1 + rates)
+    assert abs(np.average(rates, weights=steps) - 0.4) < 0.02
 
 
 def test_random_numbers_are_uniform_and_independent():

@@ -40,8 +40,8 @@ from lengthwise.backend.launch import (
     script,
     visible_gpus,
 )
-from lengthwise.backend.sglang import BOOTSTRAP_PORT, sglang_launch, sglang_split_launches
-from lengthwise.backend.trtllm import OPTIONS, trtllm_launch, trtllm_options
+from lengthwise.backend.sglang import BOOTSTRAP_PORT, sglang_split_launches
+from lengthwise.backend.trtllm import OPTIONS, trtllm_options
 from lengthwise.backend.vllm import DISAGGREGATED_NOTES, phased_launch, split_launches, vllm_launch
 from lengthwise.schema.deployment import Deployment
 from lengthwise.schema.errors import InputError, OutputError
@@ -56,6 +56,7 @@ TRACE, PLAN = "trace.jsonl", "PLAN.json"
 _ALWAYS = frozenset({"README.md", "load-test.sh", "scenario.toml", TRACE})
 _SPLIT = tuple(f"{engine}-{part}.sh" for engine in ("vllm", "sglang") for part in ("prefill", "decode", "router"))
 _FILES = {*_ALWAYS, *_SPLIT, "vllm.sh", "sglang.sh", "trtllm.sh", OPTIONS, "router.sh", "kubernetes.yaml"}
+_ENGINES = {key or "vllm": engine for key, engine in ENGINES.items()}
 _NUMBERED = re.compile(r"([a-z0-9-]+-)?[0-9]+-[a-z0-9-]+")  # [VARIANT-]RANK-NAME
 _STOP = """stop() {
   trap - INT TERM
@@ -140,33 +141,27 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
         " for GPUs and the scenario's for memory" if d.price_per_hour_usd > d.gpus * d.gpu.price_per_hour_usd else ""
     )
     shape, untested = f"{degrees(d)}, replicas {d.parallel.replicas}", ""
+    launches, missing = _launches_of(d)
+    names = {key: [f"{key}.sh"] if d.decode is None else [f"{key}-prefill.sh", f"{key}-decode.sh"] for key in launches}
     if d.decode is not None:
-        sides, launches = _sides(d), {}
-        for engine_name, engine in (("vLLM", "vllm"), ("SGLang", "sglang")):
-            notes_of = dict.fromkeys(n for side in ("prefill", "decode") for n in sides[f"{engine}-{side}.sh"].notes)
-            launches[f"{engine_name} ({engine}-prefill.sh, {engine}-decode.sh)"] = Launch((), notes=tuple(notes_of))
-        scripts = "`sh vllm-prefill.sh` and `sh vllm-decode.sh`, or those of SGLang"
-        engine, first = "engines", "vllm-prefill.sh"
         untested = (
             " vLLM's commands for separate sides ran on CPUs, never on GPUs; those of SGLang and kubernetes.yaml never "
             "ran."
         )
         of = d.decode.parallel
         shape = f"prefill side: {shape}; decode side: tp {of.tp}, pp {of.pp}, replicas {of.replicas}"
-    else:
-        launches = {"vLLM (vllm.sh)": vllm_launch(d), "SGLang (sglang.sh)": sglang_launch(d)}
-        scripts, engine, first = "`sh vllm.sh` or `sh sglang.sh`", "engine", "vllm.sh"
-    if d.scheduler.trtllm is not None:
-        launches["TensorRT-LLM (trtllm.sh)"] = trtllm_launch(d)
-        scripts = "`sh trtllm.sh`, or another engine by `sh vllm.sh` or `sh sglang.sh`"
-    notes = {title: launch.notes for title, launch in launches.items()}
+    notes = {
+        f"{_ENGINES[key].title} ({', '.join(names[key])})": [*dict.fromkeys(n for one in of for n in one.notes)]
+        for key, of in launches.items()
+    }
     shared = [note for note in next(iter(notes.values())) if all(note in of for of in notes.values())]
-    versions = [ENGINES[key].release for key in ("", "sglang", *(["trtllm"] if d.scheduler.trtllm is not None else []))]
-    given = f"`MODEL=... sh {first}` loads another checkpoint; flags of {', '.join(versions[:-1])} and {versions[-1]}"
-    steps = [f"Start the {engine}, {scripts} ({given})."]
+    scripts = ", or ".join(" and ".join(f"`sh {name}`" for name in of) for of in names.values())
+    versions = ", ".join(_ENGINES[key].release for key in launches)
+    given = f"`MODEL=... sh {next(iter(names.values()))[0]}` loads another checkpoint; flags of {versions}"
+    steps = [f"Start the {'engine' if d.decode is None else 'engines'}, {scripts} ({given})."]
     if d.decode is not None:
-        router = "`sh vllm-router.sh` or `sh sglang-router.sh` (from PyPI)"
-        steps.append(f"Start the router in front of both sides, {router}.")
+        router = " or ".join(f"`sh {key}-router.sh`" for key in launches)
+        steps.append(f"Start the router in front of both sides, {router} (from PyPI).")
     elif d.parallel.replicas > 1:
         steps.append("Start the router in front of the replicas, `sh router.sh` (vllm-router, from PyPI).")
     where = f"`ENDPOINT=...` if not at port {PORT} of this machine"
@@ -181,6 +176,7 @@ def readme(deployment: Deployment, name: str, claim: str, load_launch: Launch, *
     sections = {
         "All engines": shared,
         **{title: [note for note in of if note not in shared] for title, of in notes.items()},
+        "Engines without a script": [f"{_ENGINES[key].title}: {reason}." for key, reason in missing.items()],
         "The load test": load_launch.notes,
     }
     parts = [
@@ -364,37 +360,39 @@ def write_launch(
     """Write a launch folder, byte-identical for equal arguments, and return its files.
 
     The folder has scripts for vLLM and SGLang (for TensorRT-LLM too if its rules were simulated), one for each side if
-    prefill and decode replicas are separate. It has a router for several replicas, Kubernetes resources of the engine
+    prefill and decode replicas are separate. An engine that cannot run the deployment has no script, and the README
+    states the reason. The folder has a router for several replicas, Kubernetes resources of the engine
     whose rules were simulated if a replica fits a node with NVIDIA GPUs and its checkpoint is known, a load test with
     its trace, the scenario, and a README.
 
     The folder's parent must exist. The load test sends all of ``workload``. The ``claim`` is a sentence with
-    the result of the simulation, the ``expectation`` one with that of the load test. Raises OutputError if a file
-    cannot be written.
+    the result of the simulation, the ``expectation`` one with that of the load test. Raises InputError if
+    no engine can run the deployment, and OutputError if a file cannot be written.
     """
     d = deployment
-    options: dict[str, Any] = {"port": _first_port(d), "device": _device(d)}
+    launches, _ = _launches_of(d)
     title = f"{name}: {d.name}, {degrees(d)}, with"
     texts = {"README.md": "", "scenario.toml": scenario_text}
     if d.decode is not None:
         texts |= _split_scripts(d, name)
     else:
-        texts["vllm.sh"] = server_script(f"{title} vLLM.", vllm_launch(d, **options), d)
-        texts["sglang.sh"] = server_script(f"{title} SGLang.", sglang_launch(d, **options), d)
-    if d.scheduler.trtllm is not None:
-        texts["trtllm.sh"] = server_script(f"{title} TensorRT-LLM.", trtllm_launch(d, **options), d)
+        for key, (launch,) in launches.items():
+            texts[f"{key}.sh"] = server_script(f"{title} {_ENGINES[key].title}.", launch, d)
+    if "trtllm" in launches:
         texts[OPTIONS] = trtllm_options(d)
     if d.parallel.replicas > 1 and d.decode is None:
         texts["router.sh"] = router_script(d)
-    one = replace(d, decode=None)
-    both = [one] if d.decode is None else [one, d.decoding()]
-    has_manifest = all(map(fits_node, both)) and PLACEHOLDER not in pod_engine(d).launch(one).command and is_nvidia(d)
+    both = (d,) if d.decode is None else _sides(d)
+    (first, *_), rules = next(iter(launches.values())), d.scheduler.engine_rules
+    pods = launches.get("vllm" if d.decode is not None else rules or "vllm", ())
+    is_known = bool(pods) and PLACEHOLDER not in pods[0].command
+    has_manifest = is_known and is_nvidia(d) and all(map(fits_node, both))
     if has_manifest:
         texts["kubernetes.yaml"] = kubernetes_manifest(d, name=dns_name(name), token_secret=TOKEN_SECRET)
     load_launch = load_test(d, workload, trace=TRACE, rate_rps=rate_rps, num_requests=len(workload))
     if expectation:
         load_launch = replace(load_launch, notes=(expectation, *load_launch.notes))
-    texts["load-test.sh"] = load_test_script(load_launch, _model_of(vllm_launch(one).command))
+    texts["load-test.sh"] = load_test_script(load_launch, _model_of(first.command))
     texts["README.md"] = readme(d, name, claim, load_launch, manifest=has_manifest)
     files = write_texts(folder, texts, parents=False)
     write_trace(folder / TRACE, workload, len(workload))
@@ -507,19 +505,35 @@ def scheduled_scripts(engines: ScheduledEngines) -> dict[str, str]:
     }
 
 
-def _sides(d: Deployment) -> dict[str, Launch]:
-    """Return the command of each side of a disaggregated deployment by its script's name, for vLLM and SGLang."""
-    prefill, decode, device = replace(d, decode=None), d.decoding(), _device(d)
-    launches = (
-        *split_launches(prefill, decode, device=device, notes=DISAGGREGATED_NOTES),
-        *sglang_split_launches(prefill, decode, device=device),
-    )
-    return dict(zip((name for name in _SPLIT if "router" not in name), launches, strict=True))
+def _launches_of(d: Deployment) -> tuple[dict[str, tuple[Launch, ...]], dict[str, str]]:
+    """Return the commands of each engine that can run a deployment, one for each side, and why others cannot.
+
+    Raises InputError if none can.
+    """
+    launches, missing, device = dict[str, tuple[Launch, ...]](), dict[str, str](), _device(d)
+    for key in (*(["trtllm"] if d.scheduler.trtllm is not None and d.decode is None else []), "vllm", "sglang"):
+        try:
+            if d.decode is None:
+                launches[key] = (_ENGINES[key].launch(d, port=_first_port(d), device=device),)
+            elif key == "vllm":
+                launches[key] = split_launches(*_sides(d), device=device, notes=DISAGGREGATED_NOTES)
+            else:
+                launches[key] = sglang_split_launches(*_sides(d), device=device)
+        except InputError as error:
+            missing[key] = str(error)
+    if not launches:
+        reasons = "; ".join(f"{_ENGINES[key].title}: {reason}" for key, reason in missing.items())
+        raise InputError(f"no engine has a launch command for {d.name} ({degrees(d)}). {reasons}")
+    return launches, missing
+
+
+def _sides(d: Deployment) -> tuple[Deployment, Deployment]:
+    return replace(d, decode=None), d.decoding()
 
 
 def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
-    sides = {"prefill": replace(d, decode=None), "decode": d.decoding()}
+    sides = dict(zip(("prefill", "decode"), _sides(d), strict=True))
     shares_node, first, texts = d.gpus <= d.node.gpus, 0, dict[str, str]()
     gpu_sets: dict[str, list[range]] = {}
     for side, of in sides.items():
@@ -527,8 +541,8 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
         starts = range(first, first + _node_replicas(of) * width, width)
         gpu_sets[side] = [range(start, start + width) for start in starts]
         first = starts.stop if shares_node else 0
-    for script_name, launch in _sides(d).items():
-        engine, side = script_name.removesuffix(".sh").split("-")
+    launches, _ = _launches_of(d)
+    for engine, side, launch in ((e, s, one) for e, of in launches.items() for s, one in zip(sides, of, strict=True)):
         of, sets = sides[side], gpu_sets[side]
         title = f"{name}: {d.name}, the {side} side, tp {of.parallel.tp}, pp {of.parallel.pp}."
         if not shares_node:
@@ -538,11 +552,11 @@ def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
             )
         port, channel = (PREFILL_PORT, PREFILL_CHANNEL) if side == "prefill" else (DECODE_PORT, DECODE_CHANNEL)
         channel = BOOTSTRAP_PORT if engine == "sglang" else channel
-        texts[script_name] = _side_script(title, launch, sets, port, channel)
+        texts[f"{engine}-{side}.sh"] = _side_script(title, launch, sets, port, channel)
     policy, other = map(router_policy, sides.values())
     note = f"The decode side was behind a {other} router; the command has one policy for both sides."
     notes, (prefills, decodes) = (note,) if other != policy else (), map(len, gpu_sets.values())
-    for engine in ("vllm", "sglang"):
+    for engine in launches:
         texts[f"{engine}-router.sh"] = _sides_router_script(engine, prefills, decodes, policy, notes)
     return texts
 

@@ -3,7 +3,8 @@
 A sequence verifies its next token and d proposed ones in a step, accepts the first a of them, and advances by a + 1
 tokens. The number a has three causes of variation:
 
-* By position: token j is accepted at the rate ``acceptance[j - 1]``, given that those before it were.
+* By position: token j is accepted at the rate ``acceptance[j - 1]``, given that those before it were: the mean over
+  all steps, as vLLM's log has it.
 * By request: the probability that a step accepts any token (a *hit*) differs between requests by a Beta distribution,
   whose intraclass correlation is ``request_effect``. With ``length_correlation`` long outputs have more hits, or fewer.
 * By time: ``burstiness`` is the correlation of hits in consecutive steps of a request (a Markov chain of two states).
@@ -23,6 +24,7 @@ from lengthwise.schema.estimate import Estimate
 
 METHODS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 MAX_SPECULATIVE_TOKENS = 64
+_QUANTILES = 400
 _LOW, _BITS = 0xFFFF, 0xFFFFFFFF
 
 
@@ -120,7 +122,7 @@ class Speculation:
 
     @property
     def hit_rate(self) -> float:
-        """Return the mean probability that a step accepts any token."""
+        """Return the mean probability over steps that a step accepts any token."""
         return self.draft_rate * self.rates[0]
 
     @property
@@ -149,18 +151,46 @@ class Speculation:
         return drafts
 
     def hit_rates(self, output: npt.NDArray[Any], rng: np.random.Generator) -> Floats:
-        """Return [n] the probability of a hit of each request, given the lengths of the outputs."""
-        n, mean, icc = len(output), self.hit_rate, self.request_effect
-        if icc == 0 or mean in (0.0, 1.0):
-            return np.full(n, mean)
-        rates = np.sort(rng.beta(mean * (1 - icc) / icc, (1 - mean) * (1 - icc) / icc, n))
-        noise, order = rng.standard_normal(n), rng.permutation(n)  # equal lengths are ranked at random
-        ranks = np.empty(n)
+        """Return [n] the probability of a hit of each request, given the lengths of the outputs.
+
+        Their mean over steps is ``hit_rate``. The one over requests differs, since those with few hits take more steps.
+        """
+        n, tied = len(output), self.length_correlation
+        if n == 0 or self.request_effect == 0 or self.hit_rate in (0.0, 1.0):
+            return np.full(n, self.hit_rate)
+        shares, noise, order = np.sort(rng.random(n)), rng.standard_normal(n), rng.permutation(n)
+        ranks = np.empty(n)  # equal lengths are ranked at random
         ranks[order[np.argsort(output[order], kind="stable")]] = np.sort(rng.standard_normal(n))
-        score = self.length_correlation * ranks + np.sqrt(1 - self.length_correlation**2) * noise
+        score = tied * ranks + np.sqrt(1 - tied**2) * noise
         by_request = np.empty(n)
-        by_request[np.argsort(score, kind="stable")] = rates
+        by_request[np.argsort(score, kind="stable")] = self._beta(self._mean_over_requests(output), shares)
         return by_request
+
+    def _beta(self, mean: float, shares: Floats) -> Floats:
+        """Return quantiles of the probability of a hit, whose mean over requests is given."""
+        from scipy.special import betaincinv
+
+        spread = (1 - self.request_effect) / self.request_effect
+        return np.asarray(betaincinv(mean * spread, (1 - mean) * spread, shares), np.float64)
+
+    def _mean_over_requests(self, output: npt.NDArray[Any]) -> float:
+        """Return the mean over requests with which the mean over steps is ``hit_rate``, by bisection.
+
+        A request takes a number of steps in proportion to its decoded tokens / (1 + its mean of accepted tokens).
+        """
+        from scipy.special import ndtr, ndtri
+
+        shares, tied = (np.arange(_QUANTILES) + 0.5) / _QUANTILES, self.length_correlation
+        ranks = ndtr(tied * ndtri(shares)[:, None] + np.sqrt(1 - tied**2) * ndtri(shares))
+        lengths = np.sort(output)[(ranks * len(output)).astype(np.int64).clip(max=len(output) - 1)]
+        decoded = np.maximum(lengths - 1.0, 1e-9).mean(axis=1)  # by quantile of the hits; the prefill gives one token
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            rates = self._beta(middle, shares)
+            steps = decoded / (1 + rates * self.survival.sum())
+            low, high = (middle, high) if steps @ rates < self.hit_rate * steps.sum() else (low, middle)
+        return high
 
 
 @dataclass(frozen=True)
