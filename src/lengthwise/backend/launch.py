@@ -115,7 +115,7 @@ def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
 
 
 def kv_tokens(deployment: Deployment) -> int:
-    """Return the number of tokens that fit the KV cache of a replica."""
+    """Return the number of tokens that fit the KV cache of a replica, or of each of its data-parallel ranks."""
     return deployment.kv.kv_tokens(deployment.max_model_len)
 
 
@@ -258,12 +258,13 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
     the simulated ``long_prefill_token_threshold``.
     """
+    of = "a rank" if d.parallel.dp > 1 else "a replica"
     if sets_kv_blocks(d):
-        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
+        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {of}."
     else:
         planner = "" if d.kv.planner == "lengthwise" else f" by the rules of {d.kv.planner}"
         yield (
-            f"{kv_tokens(d):,} tokens of KV cache a replica were planned{planner}; the engine measures its own when it "
+            f"{kv_tokens(d):,} tokens of KV cache {of} were planned{planner}; the engine measures its own when it "
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)
@@ -334,7 +335,13 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     if not fits_node(d):
         yield (
             f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "
-            "with its rank."
+            "with its rank. A Kubernetes pod must fit a node, so there is no manifest."
+        )
+    if not d.gpu.is_nvidia and not d.gpu.is_cpu:
+        yield (
+            f"The command and its container images are for NVIDIA GPUs, and {d.gpu.name} is not one: install the "
+            "engine's build for it, and replace CUDA_VISIBLE_DEVICES. A Kubernetes manifest would need NVIDIA GPUs, so "
+            "there is none."
         )
     if not math.isinf(d.limits.timeout_s):
         yield (

@@ -133,6 +133,11 @@ class GpuSpec:
     aliases: tuple[str, ...] = ()
     is_cpu: bool = False  # its kernels have no tiles of thread blocks to fill
 
+    @property
+    def is_nvidia(self) -> bool:
+        """Return whether the GPU is NVIDIA's, by its name."""
+        return not (self.is_cpu or self.name.startswith(("CPU", "MI", "TPU", "Gaudi")))
+
     def flops(self, dtype: str) -> float:
         """Return the peak FLOP/s with weights of this dtype, or of bfloat16, float16 or float32 if it has none."""
         for name in (dtype, "bfloat16", "float16", "float32"):
