@@ -457,6 +457,16 @@ def test_a_multi_node_replica_is_noted_with_the_options_of_each_node():
     assert message(launch, "spans nodes of 8", "there is no manifest")
 
 
+def test_a_rack_or_slice_of_several_hosts_is_noted():
+    def launch(**options):
+        return vllm_launch(deploy("llama-3.1-70b", limits=EngineLimits(max_model_len=4096), **options))
+
+    assert message(launch(gpu="GB200", tp=8), "A host of gb200-nvl72 has 4 of its 72 GPUs", "needs 2 hosts")
+    assert message(launch(gpu="GB200", tp=2, replicas=4), "at most 2 of the 4 replicas on each host")
+    assert not message(launch(gpu="GB200", tp=4), "A host of")
+    assert not message(launch(gpu="H100", tp=8), "A host of")
+
+
 def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
     launch = vllm_launch(deployment(num_blocks=2048), device="cpu")
     assert value(launch, "--dtype") == "float32"

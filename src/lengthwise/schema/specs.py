@@ -168,6 +168,12 @@ class NodeSpec:
     network: LinkSpec  # between nodes
     source: str
     aliases: tuple[str, ...] = ()
+    gpus_per_host: int | None = None  # of each host where a node's links join several hosts; None: one host has all
+
+    @property
+    def host_gpus(self) -> int:
+        """Return the number of GPUs of one host, which runs the processes of an engine for them."""
+        return self.gpus if self.gpus_per_host is None else self.gpus_per_host
 
     def link_for(self, gpus: int) -> LinkSpec:
         """Return the slowest link that connects this many neighbouring GPUs."""
