@@ -179,9 +179,14 @@ def test_no_service_sets_variables_that_an_engine_reads(engine):
         kubernetes_manifest(deploy("llama-3.1-8b", "H100", limits=LIMITS), name="vllm")
 
 
-def test_what_is_no_nvidia_gpu_is_refused():
+@pytest.mark.parametrize("gpu", ["MI300X", "TPU7x", "TPU-v6e", "Gaudi-3"])
+def test_what_is_no_nvidia_gpu_is_refused_and_the_scripts_say_why(gpu):
+    deployed = deploy("llama-3.1-8b", gpu, limits=LIMITS)
     with pytest.raises(InputError, match="NVIDIA"):
-        kubernetes_manifest(deploy("llama-3.1-8b", "MI300X", limits=LIMITS), name="chat")
+        kubernetes_manifest(deployed, name="chat")
+    for launch in (vllm_launch, sglang_launch, trtllm_launch):
+        notes = launch(deployed).notes
+        assert any("for NVIDIA GPUs" in note and "Kubernetes manifest" in note for note in notes)
 
 
 def test_an_unknown_checkpoint_must_be_given():

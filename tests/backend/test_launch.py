@@ -454,7 +454,17 @@ def test_a_multi_node_replica_is_noted_with_the_options_of_each_node():
     launch = vllm_launch(deploy("llama-3.1-405b", "H100", tp=8, pp=2, limits=EngineLimits(max_model_len=4096)))
     assert value(launch, "--nnodes") == "2"
     assert message(launch, "--node-rank")
-    assert message(launch, "spans nodes of 8")
+    assert message(launch, "spans nodes of 8", "there is no manifest")
+
+
+def test_a_rack_or_slice_of_several_hosts_is_noted():
+    def launch(**options):
+        return vllm_launch(deploy("llama-3.1-70b", limits=EngineLimits(max_model_len=4096), **options))
+
+    assert message(launch(gpu="GB200", tp=8), "A host of gb200-nvl72 has 4 of its 72 GPUs", "needs 2 hosts")
+    assert message(launch(gpu="GB200", tp=2, replicas=4), "at most 2 of the 4 replicas on each host")
+    assert not message(launch(gpu="GB200", tp=4), "A host of")
+    assert not message(launch(gpu="H100", tp=8), "A host of")
 
 
 def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():
@@ -497,6 +507,8 @@ def test_vllm_gets_ranks_and_experts_on_single_gpus():
     assert json.loads(value(launch, "--eplb-config")) == {"num_redundant_experts": 8}
     assert value(launch, "--max-num-seqs") == "64", "each rank has this limit"
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    assert message(launch, "tokens of KV cache a rank were planned")
+    assert message(vllm_launch(experts(tp=8)), "tokens of KV cache a replica were planned")
     assert not {"--data-parallel-size", "--enable-eplb"} & set(vllm_launch(experts(tp=8, ep=8)).command)
     assert value(vllm_launch(experts(tp=8, ep=8)), "--enable-expert-parallel") is True
     with pytest.raises(InputError, match="ep must be 1 or tp x dp, 8; it is 4"):

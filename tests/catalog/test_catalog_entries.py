@@ -110,6 +110,10 @@ def test_pairs_fall_back_to_pcie():
         ("RTX-PRO-6000", 2, "pcie5-4"),
         ("RTX-4090", 2, "geforce-4"),
         ("GB200", 16, "gb200-nvl72"),
+        ("TPU7x", 4, "tpu7x-4"),
+        ("TPU7x", 5, "tpu7x-64"),
+        ("TPU-v6e", 8, "tpu-v6e-8"),
+        ("TPU-v6e", 16, "tpu-v6e-256"),
     ],
 )
 def test_the_default_node_is_the_smallest_usual_one(gpu, gpus, node):
@@ -119,6 +123,28 @@ def test_the_default_node_is_the_smallest_usual_one(gpu, gpus, node):
 @pytest.mark.parametrize("name", GPUS)
 def test_every_gpu_has_a_default_node(name):
     assert catalog.default_node(GPUS[name], 1).gpus >= 1
+
+
+@pytest.mark.parametrize(("name", "host_gpus"), [("tpu7x-64", 4), ("tpu-v6e-256", 4), ("gb300-nvl72", 4)])
+def test_one_link_joins_the_hosts_of_a_slice_or_rack(name, host_gpus):
+    node = catalog.node(name)
+    assert node.host_gpus == host_gpus
+    assert node.link_for(node.gpus) == node.link
+    assert node.link_for(node.gpus + 1) == node.network
+    assert catalog.node("dgx-h100").host_gpus == 8
+
+
+def test_the_gpus_of_a_host_divide_those_of_its_node(tmp_path):
+    text = '[rack]\ngpus = 72\ngpus_per_host = %d\nlink_group = 72\nsource = "a test"\n' + "".join(
+        f'{key} = "nvlink5-nvswitch"\n' for key in ("link", "fallback_link", "network")
+    )
+    path = tmp_path / "rack.toml"
+    path.write_text(text % 8)
+    assert catalog.node(path).host_gpus == 8
+    for wrong in (0, 5, 144):
+        path.write_text(text % wrong)
+        with pytest.raises(InputError, match=f"gpus_per_host must divide gpus, 72; it is {wrong}"):
+            catalog.node(path)
 
 
 def test_a_node_of_no_gpus_is_refused():

@@ -8,6 +8,7 @@ from lengthwise import backend, config
 from lengthwise.schema.deployment import Parallelism
 from lengthwise.schema.errors import InputError
 from lengthwise.usecases import kv, simulate
+from lengthwise.usecases.explain import explain
 from lengthwise.usecases.variants import build
 
 TEXT = """
@@ -98,3 +99,23 @@ def test_a_wrong_key_is_reported():
         build(reported('batching = "nothing"'))
     with pytest.raises(InputError, match="central"):
         simulate.run(reported('router = "central"'))
+
+
+LINK = 'link = "node"'
+SPACE = "[search.space]\ndisaggregate = [false, true]\ntp = [2, 4]\n"
+
+
+def test_a_decode_table_wins_over_the_first_value_of_disaggregate():
+    """Axes give first values to what a scenario leaves unset; its decode table sets ``disaggregate``."""
+    both = config.loads(TEXT % LINK + SPACE)
+    assert build(both)[0].deployment.parallel.tp == 2
+    assert len(simulate.run(both)[0].summary.hardware.replica_busy_share) == 3, "two that prefill, one that decodes"
+    assert explain(build(both)[0]).sides is not None
+    of_variant = (
+        TEXT.replace("decode =", "# ") % LINK + SPACE + '[[variants]]\nname = "two"\ndeployment.decode.tp = 4\n'
+    )
+    assert build(config.loads(of_variant + '[[variants]]\nname = "one"\n'))[0].deployment.decode.parallel.tp == 4
+    alone = config.loads(TEXT.replace("decode =", "# ") % LINK + SPACE)
+    assert alone.deployment.disaggregate is False
+    given = config.loads(TEXT % LINK + SPACE, overrides=["deployment.disaggregate=false"])
+    assert build(given)[0].deployment.decode is None

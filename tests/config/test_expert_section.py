@@ -63,6 +63,18 @@ def test_a_decode_side_takes_no_ranks_yet():
         build(loaded("tp = 4\nep = 3"))
 
 
+def test_a_decode_side_divides_experts_as_the_prefill_side_as_far_as_its_gpus_allow():
+    keys = "tp = 8\nep = 8\nredundant_experts = 16\ndecode = { tp = %d }"
+    for tp, experts in ((8, (8, 16)), (4, (4, 16)), (16, (8, 16))):
+        decode = build(loaded(keys % tp))[0].deployment.decode.parallel
+        assert (decode.tp, decode.ep, decode.redundant_experts) == (tp, *experts)
+    small = "tp = 2\nep = 2\nredundant_experts = 0\ndecode = { tp = 1 }"
+    assert build(loaded(small, "qwen3-30b-a3b"))[0].deployment.decode.parallel.redundant_experts is None
+    with pytest.raises(InputError, match="ep must divide tp x dp, 12 GPUs") as caught:
+        build(loaded(keys % 12, "minimax-m2"))
+    assert any("deployment.decode" in note for note in caught.value.__notes__)
+
+
 def test_explain_shows_the_split_and_counts_the_tokens_of_all_ranks(tmp_path, capsys):
     (ranks,), (one,) = (build(loaded(keys)) for keys in ("dp = 8\nep = 8", "tp = 8"))
     found, alone = explain(ranks), explain(one)

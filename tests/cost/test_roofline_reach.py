@@ -49,6 +49,16 @@ def test_the_note_names_what_is_unknown_and_a_remedy():
     assert "calibrate" in reported
 
 
+@pytest.mark.parametrize("name", sorted(catalog.gpus()))
+def test_a_gpu_of_another_vendor_needs_a_calibration(name):
+    """docs/fidelity.md has the error of MI300X, the only GPU of another vendor with measurements."""
+    gpu = catalog.gpu(name)
+    is_another = name.startswith(("MI", "TPU", "Gaudi"))
+    assert ("do not use these numbers without a calibration" in roofline_note(gpu)) == is_another
+    assert gpu.is_nvidia == (not is_another and not gpu.is_cpu)
+    assert gpu.is_nvidia == (not is_another and not name.startswith("CPU"))
+
+
 def test_a_deployment_on_a_described_cpu_carries_the_step_error():
     deployed = engine.deploy("llama-3.2-1b", str(EXAMPLES / "gpus/cpu.toml"))
     assert "step" in {e.part for e in deployed.cost.evidence.errors}

@@ -36,7 +36,6 @@ LLM_D_ROLE, LLM_D_SERVING = "llm-d.ai/role", "llm-d.ai/inference-serving"
 TOKEN_SECRET = "hugging-face"  # noqa: S105 - the name of a Secret, as in deploy/
 RESERVED = "vllm"  # no name for a Service: vLLM reads VLLM_PORT, which Kubernetes sets to tcp://... for it
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
-_NOT_NVIDIA = ("CPU", "MI")  # prefixes of the names of devices that are not NVIDIA GPUs
 
 
 @dataclass(frozen=True)
@@ -268,7 +267,7 @@ def _yaml(resources: list[dict[str, Any]]) -> str:
 
 def is_nvidia(deployment: Deployment) -> bool:
     """Return whether the deployment has NVIDIA GPUs, which the image and ``nvidia.com/gpu`` require."""
-    return not deployment.gpu.name.startswith(_NOT_NVIDIA)
+    return deployment.gpu.is_nvidia
 
 
 def _storage_remarks(d: Deployment, name: str) -> Iterator[str]:

@@ -115,7 +115,7 @@ def kv_dtype_flag(d: Deployment, names: Mapping[str, str]) -> str | None:
 
 
 def kv_tokens(deployment: Deployment) -> int:
-    """Return the number of tokens that fit the KV cache of a replica."""
+    """Return the number of tokens that fit the KV cache of a replica, or of each of its data-parallel ranks."""
     return deployment.kv.kv_tokens(deployment.max_model_len)
 
 
@@ -258,12 +258,13 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
     ``keeps_budget``: the command has the simulated token budget, even if prompts are not split. ``caps_chunks``: it has
     the simulated ``long_prefill_token_threshold``.
     """
+    of = "a rank" if d.parallel.dp > 1 else "a replica"
     if sets_kv_blocks(d):
-        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) a replica."
+        yield f"The KV cache was given as {d.kv.num_blocks:,} blocks ({kv_tokens(d):,} tokens) {of}."
     else:
         planner = "" if d.kv.planner == "lengthwise" else f" by the rules of {d.kv.planner}"
         yield (
-            f"{kv_tokens(d):,} tokens of KV cache a replica were planned{planner}; the engine measures its own when it "
+            f"{kv_tokens(d):,} tokens of KV cache {of} were planned{planner}; the engine measures its own when it "
             "starts and logs them. Compare the two."
         )
     memory = policy_name(d.scheduler.memory)
@@ -331,11 +332,7 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         more = " A gateway can give all replicas one queue." if name == "central" else ""
         more = f" {STICKY_NOTE}" if nearest == STICKY else more
         yield f"{d.parallel.replicas} replicas were behind a {name} router{end}.{more}"
-    if not fits_node(d):
-        yield (
-            f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "
-            "with its rank."
-        )
+    yield from _host_notes(d)
     if not math.isinf(d.limits.timeout_s):
         yield (
             f"Clients gave up after {d.limits.timeout_s:g} s: set this in the client; the engine drops a request "
@@ -343,6 +340,28 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
         )
     if not d.limits.enable_prefix_caching:
         yield "Prefix caching was not simulated and is turned off; turn it on if prompts begin alike."
+
+
+def _host_notes(d: Deployment) -> Iterator[str]:
+    if not fits_node(d):
+        yield (
+            f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "
+            "with its rank. A Kubernetes pod must fit a node, so there is no manifest."
+        )
+    hosts, on_host = -(-replica_gpus(d) // d.node.host_gpus), d.node.host_gpus // replica_gpus(d)
+    if d.node.host_gpus < d.node.gpus and d.gpus > d.node.host_gpus:
+        yield f"A host of {d.node.name} has {d.node.host_gpus} of its {d.node.gpus} GPUs, which one link joins: " + (
+            f"run at most {on_host} of the {d.parallel.replicas} replicas on each host."
+            if on_host
+            else f"a replica of {replica_gpus(d)} GPUs needs {hosts} hosts. Run the command on each of them, with its "
+            "rank and their number (vLLM and SGLang: --nnodes); one pod cannot hold the replica."
+        )
+    if not d.gpu.is_nvidia and not d.gpu.is_cpu:
+        yield (
+            f"The command and its container images are for NVIDIA GPUs, and {d.gpu.name} is not one: install the "
+            "engine's build for it, and replace CUDA_VISIBLE_DEVICES. A Kubernetes manifest would need NVIDIA GPUs, so "
+            "there is none."
+        )
 
 
 WIDTH = 100

@@ -265,4 +265,6 @@ def _node(name: str, table: Mapping[str, Any], where: str) -> NodeSpec:
     spec = build(NodeSpec, values, where)
     if not 1 <= spec.link_group <= spec.gpus:
         raise InputError(f"{where}: link_group must be in 1..{spec.gpus} (its gpus); it is {spec.link_group}")
+    if spec.host_gpus < 1 or spec.gpus % spec.host_gpus:
+        raise InputError(f"{where}: gpus_per_host must divide gpus, {spec.gpus}; it is {spec.gpus_per_host}")
     return spec

@@ -118,12 +118,20 @@ def limits_of(section: SearchSection) -> tuple[Limit, ...]:
 
 
 def with_first_values(settings: Table) -> Table:
-    """Return the settings, where each missing setting that has an axis gets the axis's first value."""
-    out = settings
+    """Return the settings, where each missing setting that has an axis gets the axis's first value.
+
+    A table ``deployment.decode``, of the scenario or of a variant, gives ``disaggregate`` its value by itself.
+    """
+    out, given = settings, settings.get("variants")
+    decode = ("deployment", "decode")
+    has_decode = any(
+        value_at(one, decode) is not None for one in (settings, *(given if isinstance(given, list) else ()))
+    )
     for _, axes in _spaces(settings):
         for key, values in axes.items():
             first = _values(values)[:1]
             is_own = key != search.REPLICAS and VARIABLE.get(key) not in (None, DecodeSection)
+            is_own &= not (has_decode and key == "deployment.disaggregate")
             if is_own and first and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out

@@ -35,12 +35,17 @@ def roofline_note(gpu: GpuSpec) -> str:
     """Return a caveat on the roofline's numbers for a GPU. It is empty if the GPU's kernels were measured."""
     if _family(gpu) in MEASURED:
         return ""
-    remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals"
+    remedy = "bench a server and calibrate, or profile its operators, to narrow the intervals."
+    if not (gpu.is_nvidia or gpu.is_cpu):
+        remedy += (
+            " No constant was fitted to hardware of this vendor, and the predicted TTFT of MI300X was off by 89 %: do "
+            "not use these numbers without a calibration."
+        )
     if _is_only_described(gpu):
         allowed = "the intervals in parentheses assume that its steps take a third to three times the estimate"
-        return f"Nothing was measured on {gpu.name}, which only its description defines: {allowed}; {remedy}."
+        return f"Nothing was measured on {gpu.name}, which only its description defines: {allowed}; {remedy}"
     errors = f"its errors are assumed to be {TRANSFER_FACTOR:g} times those there"
-    return f"No kernels were measured on {gpu.name}: the roofline is fitted to other GPUs, and {errors}; {remedy}."
+    return f"No kernels were measured on {gpu.name}: the roofline is fitted to other GPUs, and {errors}; {remedy}"
 
 
 ErrorQuantiles = dict[str, tuple[float, float]]

@@ -133,6 +133,11 @@ class GpuSpec:
     aliases: tuple[str, ...] = ()
     is_cpu: bool = False  # its kernels have no tiles of thread blocks to fill
 
+    @property
+    def is_nvidia(self) -> bool:
+        """Return whether the GPU is NVIDIA's, by its name."""
+        return not (self.is_cpu or self.name.startswith(("CPU", "MI", "TPU", "Gaudi")))
+
     def flops(self, dtype: str) -> float:
         """Return the peak FLOP/s with weights of this dtype, or of bfloat16, float16 or float32 if it has none."""
         for name in (dtype, "bfloat16", "float16", "float32"):
@@ -163,6 +168,12 @@ class NodeSpec:
     network: LinkSpec  # between nodes
     source: str
     aliases: tuple[str, ...] = ()
+    gpus_per_host: int | None = None  # of each host where a node's links join several hosts; None: one host has all
+
+    @property
+    def host_gpus(self) -> int:
+        """Return the number of GPUs of one host, which runs the processes of an engine for them."""
+        return self.gpus if self.gpus_per_host is None else self.gpus_per_host
 
     def link_for(self, gpus: int) -> LinkSpec:
         """Return the slowest link that connects this many neighbouring GPUs."""

@@ -182,12 +182,17 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
     axes: dict[str, Any] = {
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
+    experts = {key: getattr(prefill.parallel, key) for key in cost.EXPERT_KEYS}
+    experts["ep"] = min(experts["ep"], section.tp or 1)
+    if experts["ep"] == 1:
+        experts["redundant_experts"] = None
     with noted(_IN_DECODE):
         decode = engine.deploy(
             prefill.model,
             prefill.gpu,
             node=prefill.node,
             **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
+            **experts,
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
             scheduler=replace(
                 prefill.scheduler,
