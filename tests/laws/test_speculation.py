@@ -130,6 +130,20 @@ def test_burstiness_is_the_correlation_of_consecutive_steps():
     assert abs(found - 0.6) < 0.03
 
 
+def test_steps_for_which_nothing_is_to_be_proposed_do_not_end_a_burst():
+    """With a burstiness of 1, all proposed tokens of a request are accepted or none, also after steps of two."""
+    chosen = Speculation("ngram", 1, 0.5, burstiness=1.0, per_batch_size=((1, 1, 1), (2, 2, 0)))
+    alone, accepts = simulate(requests(1, 400), deployment(chosen)), set()
+    for seed in range(20):
+        work = Workload(np.array([0.0, alone.end_s / 4]), np.array([8, 8]), np.array([400, 30]))
+        found = simulate(work, deployment(chosen), seed=seed).speculation
+        decodes, drafts, taken = found.decodes.sum(), found.draft_tokens.sum(), found.accepted_tokens.sum()
+        assert decodes > drafts + 50, "steps of two sequences"
+        assert taken == 0 or taken >= drafts - 1, "the last step of a request is cut"
+        accepts.add(bool(taken))
+    assert accepts == {False, True}
+
+
 def test_a_request_with_longer_output_accepts_more_with_length_correlation():
     chosen = Speculation("ngram", 1, 0.4, request_effect=0.2, length_correlation=0.6)
     output = np.random.default_rng(1).integers(1, 1000, 4000)

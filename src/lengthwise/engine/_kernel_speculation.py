@@ -51,10 +51,14 @@ def _draw(S, q, drafts):
     hit_probability += params.burstiness * (q.hit - hit_probability) if q.hit >= 0 else 0.0
     drawn = uniform(S.draw_key[q.index], q.generated)
     drafts = max(0, min(drafts, params.max_model_len - (q.prompt + q.generated) - 1))
+    q.next_hit = q.hit if drafts == 0 else 0
     if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
         drafts = 0
+    tokens = accepted(drawn, hit_probability, S.survival, drafts)
+    if tokens > 0:
+        q.next_hit = 1
     q.drafts = drafts
-    q.emits = min(1 + accepted(drawn, hit_probability, S.survival, drafts), q.output - q.generated)
+    q.emits = min(1 + tokens, q.output - q.generated)
 
 
 @jit
@@ -141,7 +145,7 @@ def advance_each(S, g, now_s):
         q.generated += q.emits
         group.kv_tokens += q.emits
         q.last_token_s = now_s
-        q.hit = 1 if q.emits > 1 else 0
+        q.hit = q.next_hit
         if q.generated < q.output:
             continue
         i = finished

@@ -544,8 +544,8 @@ class LastStep:
     """Time of a request's last token, and sequence number of its last return from a step to the idle residents.
 
     The sequence number breaks ties between victims. With speculation, the request's next step verifies ``drafts``
-    proposed tokens and gives it ``emits`` tokens, and ``hit`` is whether its last step accepted any (None: it had
-    none).
+    proposed tokens and gives it ``emits`` tokens, ``hit`` is whether its last step for which tokens were to be proposed
+    accepted any (None: it had none), and ``next_hit`` the same after the next step.
     """
 
     token_s: float | None = None
@@ -553,6 +553,7 @@ class LastStep:
     drafts: int = 0
     emits: int = 1
     hit: bool | None = None
+    next_hit: bool | None = None
 
 
 @dataclass

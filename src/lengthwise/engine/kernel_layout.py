@@ -48,7 +48,7 @@ slot_t = _record(
     index prompt output priority tenant generated context prefilled blocks admission last_preemption return_number
     join_step finish_step next_block_step in_block_needs decoding swapped waiting bin_batch generated_at_admission
     cached cached_segment inserted prefill_replica decode_replica transfer_blocks place reserved extra_steps last_flight
-    skipped next_free_step in_block_frees surplus drafts emits hit
+    skipped next_free_step in_block_frees surplus drafts emits hit next_hit
     """,
     "arrival_s last_token_s resumed_token_s queued_at_s queued_for_s charged_tokens queue_key",
 )
@@ -63,7 +63,8 @@ In every local group of layers (``schema.deployment.KvGroups``) the request has 
 ``next_free_step`` its window leaves a block, and then at every multiple of the block size; the group's ``block_frees``
 count it if ``in_block_frees`` is 1. Its next step frees ``surplus`` blocks besides.
 With speculation, its next step verifies ``drafts`` proposed tokens and gives it ``emits`` tokens, and ``hit`` is 1 if
-its last step accepted any, 0 if none, and -1 before the first (``_kernel_speculation``).
+its last step for which tokens were to be proposed accepted any, 0 if none, and -1 before the first; ``next_hit`` is the
+value after the next step (``_kernel_speculation``).
 ``queued_at_s`` is the start of the current wait, ``queued_for_s`` the sum of the waits before it, and ``bin_batch`` the
 number of the batch that the request's bin became.
 

@@ -384,7 +384,7 @@ class Reference:
             self._cache_as_sglang(rep, step, finishing)
         others = sorted(set(step.decodes) - set(finishing), key=lambda q: q.last.return_number)
         for q in (*finishing, *others):
-            q.last.hit = q.last.emits > 1
+            q.last.hit = q.last.next_hit
             self._emit(rep, q, now, q.last.emits)
         for q, chunk_tokens in step.prompts:
             q.prefilled += chunk_tokens
@@ -864,10 +864,12 @@ class Reference:
         hit_probability += params.burstiness * (q.last.hit - hit_probability) if q.last.hit is not None else 0.0
         drawn = uniform(int(self.s.columns.draw_key[q.index]), q.generated)
         q.last.drafts = max(0, min(rep.drafts, params.max_model_len - q.context - 1))
+        is_asked = q.last.drafts > 0
         if drawn >= hit_probability + (1.0 - hit_probability) * params.missed_draft_rate:
             q.last.drafts = 0
-        tokens = 1 + accepted(drawn, hit_probability, chosen.survival, q.last.drafts)
-        q.last.emits = min(tokens, q.output - q.generated)
+        tokens = accepted(drawn, hit_probability, chosen.survival, q.last.drafts)
+        q.last.next_hit = tokens > 0 if is_asked else q.last.hit
+        q.last.emits = min(1 + tokens, q.output - q.generated)
 
     def _slots_end(self, tokens: int) -> int:
         """Return for how many of a request's tokens it needs KV memory in a step that computes up to ``tokens``."""
