@@ -111,8 +111,9 @@ REFUSED = {
 @pytest.mark.parametrize("setting", REFUSED)
 def test_what_is_not_modelled_is_refused(setting):
     more = ["engine.max_num_batched_tokens=4096"] if "sglang" in setting else []
-    with pytest.raises(InputError, match=re.escape(REFUSED[setting])):
+    with pytest.raises(InputError, match=re.escape(REFUSED[setting])) as caught:
         usecase.run(config.loads(TEXT % "eagle", overrides=[*more, setting]))
+    assert "sglang" not in setting or "memory '" not in str(caught.value), "only what the user set"
 
 
 MISTAKES = {

@@ -687,7 +687,8 @@ class Deployment:
         speculation, scheduler, limits = self.speculation, self.scheduler, self.limits
         if speculation is None:
             return
-        rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in _UNIFIED}
+        others = {} if scheduler.engine_rules else _UNIFIED  # an engine's rules set these themselves
+        rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
             f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
             "disaggregation": self.decode is not None,
@@ -700,7 +701,7 @@ class Deployment:
             "reserve": scheduler.reserve,
             "KV cache groups (hybrid_kv_cache)": self.kv.groups is not None,
             "dense attention masks": self.cost.masked_s > 0,
-            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in _UNIFIED.items()},
+            **{f"{name} {rules[name]!r}": rules[name] != value for name, value in others.items()},
         }
         if names := " or ".join(part for part, is_set in parts.items() if is_set):
             raise InputError(
