@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from lengthwise.schema.workload import Workload
 from lengthwise.search.bounds import ceiling
 from lengthwise.usecases import simulate as usecase
 from lengthwise.usecases.explain import explain
-from lengthwise.usecases.variants import build
+from lengthwise.usecases.variants import WITH_MTP, build, speculation
 
 TEXT = """
 [workload]
@@ -131,6 +132,23 @@ def test_mistakes_are_named(setting):
         built("eagle", f"deployment.speculation.{setting}")
 
 
+CONFIGS = Path(__file__).parents[1] / "catalog/configs"
+MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
+
+
+def test_mtp_needs_a_model_with_its_modules():
+    with pytest.raises(InputError, match=r'"mtp" needs a model with modules of .*llama-3.1-8b has none'):
+        built("mtp")
+    for name in WITH_MTP:
+        found = config.loads(TEXT % "mtp", overrides=[f"deployment.model={name}"])
+        assert speculation(found).method == "mtp"
+    for path in CONFIGS.glob("*.json"):
+        table = json.loads(path.read_text())
+        given = table | table.get("text_config", {})
+        if path.stem not in ("qwen3-next-80b-a3b", "deepseek-v2-lite"):  # keys that the published files lack, or add
+            assert any(given.get(key) for key in MTP_KEYS) == (path.stem in WITH_MTP), path.stem
+
+
 def test_a_draft_model_must_have_the_same_vocabulary():
     with pytest.raises(InputError, match="must have the vocabulary"):
         built("draft_model", "deployment.speculation.draft_model=opt-125m")
@@ -139,7 +157,7 @@ def test_a_draft_model_must_have_the_same_vocabulary():
 
 
 def test_explain_and_other_engines_refuse_it():
-    (variant,) = build(config.loads(TEXT % "mtp"))
+    (variant,) = build(config.loads(TEXT % "eagle3"))
     with pytest.raises(InputError, match="explain does not model speculative decoding"):
         explain(variant)
     for launch in (backend.sglang_launch, backend.trtllm_launch):
@@ -157,7 +175,7 @@ def test_vllm_is_launched_with_it():
     draft = settings(built("draft_model", "deployment.speculation.draft_model=llama-3.2-1b"))
     assert draft["model"].startswith("meta-llama/")
     ranges = settings(
-        built("mtp", "deployment.speculation.num_speculative_tokens_per_batch_size=[[1, 4, 3], [8, 16, 1]]")
+        built("eagle3", "deployment.speculation.num_speculative_tokens_per_batch_size=[[1, 4, 3], [8, 16, 1]]")
     )
     assert ranges["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [8, 16, 1]]
 
