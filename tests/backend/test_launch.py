@@ -461,10 +461,12 @@ def test_a_rack_or_slice_of_several_hosts_is_noted():
     def launch(**options):
         return vllm_launch(deploy("llama-3.1-70b", limits=EngineLimits(max_model_len=4096), **options))
 
-    assert message(launch(gpu="GB200", tp=8), "A host of gb200-nvl72 has 4 of its 72 GPUs", "needs 2 hosts")
-    assert message(launch(gpu="GB200", tp=2, replicas=4), "at most 2 of the 4 replicas on each host")
-    assert not message(launch(gpu="GB200", tp=4), "A host of")
-    assert not message(launch(gpu="H100", tp=8), "A host of")
+    rack = launch(gpu="GB200", tp=8)
+    assert value(rack, "--nnodes") == "2"
+    assert message(rack, "spans hosts of 4", "there is no manifest")
+    assert rack.environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert not message(launch(gpu="GB200", tp=4), "spans")
+    assert not message(launch(gpu="H100", tp=8), "spans")
 
 
 def test_a_cpu_gets_float32_and_the_cache_in_its_own_variable():

@@ -149,7 +149,7 @@ def _check_name(name: str) -> None:
 def _check_node(side: Deployment) -> None:
     if not fits_node(side):
         raise InputError(
-            f"a pod must fit a node: a replica of {replica_gpus(side)} GPUs does not fit the {side.node.gpus} of "
+            f"a pod must fit a node: a replica of {replica_gpus(side)} GPUs does not fit the {side.node.host_gpus} of "
             f"{side.node.name}. Serve it as a LeaderWorkerSet (https://lws.sigs.k8s.io), or lower tp or pp"
         )
 

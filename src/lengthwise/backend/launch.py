@@ -42,14 +42,14 @@ def degrees(deployment: Deployment) -> str:
 
 
 def fits_node(deployment: Deployment) -> bool:
-    """Return whether one replica fits one node."""
-    return replica_gpus(deployment) <= deployment.node.gpus
+    """Return whether one replica fits one host: a node, or a part of one (``NodeSpec.gpus_per_host``)."""
+    return replica_gpus(deployment) <= deployment.node.host_gpus
 
 
 def visible_gpus(deployment: Deployment, replica: int) -> str:
-    """Return the GPU indices of a replica on its node, separated by commas. Replicas fill one node after another."""
-    gpus = min(replica_gpus(deployment), deployment.node.gpus)
-    first = replica % (deployment.node.gpus // gpus) * gpus
+    """Return the GPU indices of a replica on its host, separated by commas. Replicas fill one host after another."""
+    gpus = min(replica_gpus(deployment), deployment.node.host_gpus)
+    first = replica % (deployment.node.host_gpus // gpus) * gpus
     return ",".join(str(gpu) for gpu in range(first, first + gpus))
 
 
@@ -344,17 +344,10 @@ def shared_notes(  # noqa: C901, PLR0912 - one note after the other
 
 def _host_notes(d: Deployment) -> Iterator[str]:
     if not fits_node(d):
+        part = "nodes" if d.node.gpus_per_host is None else "hosts"
         yield (
-            f"A replica of {replica_gpus(d)} GPUs spans nodes of {d.node.gpus}: the command must run on each of them, "
-            "with its rank. A Kubernetes pod must fit a node, so there is no manifest."
-        )
-    hosts, on_host = -(-replica_gpus(d) // d.node.host_gpus), d.node.host_gpus // replica_gpus(d)
-    if d.node.host_gpus < d.node.gpus and d.gpus > d.node.host_gpus:
-        yield f"A host of {d.node.name} has {d.node.host_gpus} of its {d.node.gpus} GPUs, which one link joins: " + (
-            f"run at most {on_host} of the {d.parallel.replicas} replicas on each host."
-            if on_host
-            else f"a replica of {replica_gpus(d)} GPUs needs {hosts} hosts. Run the command on each of them, with its "
-            "rank and their number (vLLM and SGLang: --nnodes); one pod cannot hold the replica."
+            f"A replica of {replica_gpus(d)} GPUs spans {part} of {d.node.host_gpus}: the command must run on each "
+            "of them, with its rank. A Kubernetes pod must fit a node, so there is no manifest."
         )
     if not d.gpu.is_nvidia and not d.gpu.is_cpu:
         yield (

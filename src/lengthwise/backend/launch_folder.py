@@ -72,7 +72,7 @@ def _first_port(deployment: Deployment) -> int:
 
 
 def _node_replicas(d: Deployment) -> int:
-    return min(d.parallel.replicas, d.node.gpus // replica_gpus(d)) if fits_node(d) else 1
+    return min(d.parallel.replicas, d.node.host_gpus // replica_gpus(d)) if fits_node(d) else 1
 
 
 def _model_of(command: tuple[str, ...]) -> str:
@@ -534,10 +534,10 @@ def _sides(d: Deployment) -> tuple[Deployment, Deployment]:
 def _split_scripts(d: Deployment, name: str) -> dict[str, str]:
     """Return the scripts of both sides and of their router by file name, for vLLM and SGLang."""
     sides = dict(zip(("prefill", "decode"), _sides(d), strict=True))
-    shares_node, first, texts = d.gpus <= d.node.gpus, 0, dict[str, str]()
+    shares_node, first, texts = d.gpus <= d.node.host_gpus, 0, dict[str, str]()
     gpu_sets: dict[str, list[range]] = {}
     for side, of in sides.items():
-        width = min(replica_gpus(of), d.node.gpus)
+        width = min(replica_gpus(of), d.node.host_gpus)
         starts = range(first, first + _node_replicas(of) * width, width)
         gpu_sets[side] = [range(start, start + width) for start in starts]
         first = starts.stop if shares_node else 0

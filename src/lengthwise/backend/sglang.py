@@ -67,7 +67,7 @@ def sglang_launch(
         "--deepep-mode": deepep,
         "--enable-eplb": parallel.redundant_experts is not None,
         "--ep-num-redundant-experts": parallel.redundant_experts or None,
-        "--nnodes": None if launch.fits_node(d) else -(-launch.replica_gpus(d) // d.node.gpus),
+        "--nnodes": None if launch.fits_node(d) else -(-launch.replica_gpus(d) // d.node.host_gpus),
         "--dtype": weights.dtype,
         "--quantization": weights.quantization,
         "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES),

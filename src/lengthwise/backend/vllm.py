@@ -81,7 +81,7 @@ def vllm_launch(
         "--eplb-config": json.dumps({"num_redundant_experts": parallel.redundant_experts})
         if parallel.redundant_experts
         else None,
-        "--nnodes": None if launch.fits_node(d) else math.ceil(launch.replica_gpus(d) / d.node.gpus),
+        "--nnodes": None if launch.fits_node(d) else math.ceil(launch.replica_gpus(d) / d.node.host_gpus),
         "--dtype": weights.dtype if device == "cuda" else "float32",  # 16 bits are emulated on most CPUs
         "--quantization": weights.quantization if device == "cuda" else None,
         "--kv-cache-dtype": launch.kv_dtype_flag(d, _KV_DTYPES) if device == "cuda" else None,
