@@ -87,15 +87,15 @@ def test_the_mean_number_of_tokens_is_the_closed_form():
 
 def test_the_stated_rates_are_means_over_steps_however_requests_differ():
     """Requests with few hits take more steps: as many as their outputs need."""
-    rates = (0.16, 0.81, 0.85)
-    output = np.random.default_rng(4).integers(100, 900, 4000)
+    rates, n = (0.16, 0.81, 0.85), 60 if os.environ.get("NUMBA_DISABLE_JIT") == "1" else 4000
+    output = np.random.default_rng(4).integers(100, 900, n)
     for effect, tied, draft_rate in ((0.14, 0.0, 1.0), (0.6, 0.0, 1.0), (0.3, 0.6, 0.5), (0.3, -0.6, 1.0)):
         chosen = Speculation("ngram", 3, rates, draft_rate=draft_rate, request_effect=effect, length_correlation=tied)
-        work = Workload(np.zeros(4000), np.full(4000, 8), output)
+        work = Workload(np.zeros(n), np.full(n, 8), output)
         found = simulate(work, deployment(chosen, seqs=256), seed=2).speculation
         spread = np.sqrt(effect * chosen.hit_rate * (1 - chosen.hit_rate)) * chosen.survival.sum()  # between requests
-        assert abs(found.tokens_per_step - chosen.tokens_per_step) < 5 * spread / np.sqrt(4000) + 3 / 300
-        assert abs(found.draft_tokens.sum() / (3 * found.decodes.sum()) - draft_rate) < 0.02
+        assert abs(found.tokens_per_step - chosen.tokens_per_step) < 5 * spread / np.sqrt(n) + 3 / np.sqrt(22.5 * n)
+        assert abs(found.draft_tokens.sum() / (3 * found.decodes.sum()) - draft_rate) < max(0.02, 3 / np.sqrt(300 * n))
 
 
 def draws(chosen: Speculation, n: int, steps: int) -> np.ndarray:
