@@ -98,16 +98,19 @@ def test_no_batch_is_done_sooner_than_the_ceiling_allows(workload, deployment):
     check_batch(workload, deployment)
 
 
+def all_at_once(workload, deployment):
+    """The same requests without waiting for each other, and a deployment that serves all of them."""
+    assume(not may_get_stuck(deployment))
+    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
+    workload = dataclasses.replace(workload.without_dependencies(), arrival_s=np.zeros(len(workload)), concurrency=None)
+    return workload, dataclasses.replace(deployment, limits=limits)
+
+
 @pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES)
 @given(worlds.workloads(), worlds.deployments())
 def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
-    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
-    deployment = dataclasses.replace(deployment, limits=limits)
-    workload = workload.without_dependencies()
-    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
-    assume(not may_get_stuck(deployment))
-    check_batch(workload, deployment)
+    check_batch(*all_at_once(workload, deployment))
 
 
 @st.composite
@@ -133,12 +136,7 @@ def test_no_batch_is_done_sooner_on_separate_sides(workload, deployment):
 @settings(max_examples=2 * EXAMPLES)
 @given(worlds.workloads(), sides.disaggregated())
 def test_nor_on_any_tables_of_separate_sides(workload, deployment):
-    limits = dataclasses.replace(deployment.limits, timeout_s=float("inf"))
-    deployment = dataclasses.replace(deployment, limits=limits)
-    workload = workload.without_dependencies()
-    workload = dataclasses.replace(workload, arrival_s=np.zeros(len(workload)), concurrency=None)
-    assume(not may_get_stuck(deployment))
-    check_batch(workload, deployment)
+    check_batch(*all_at_once(workload, deployment))
 
 
 @settings(max_examples=EXAMPLES)

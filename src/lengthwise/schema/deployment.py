@@ -646,15 +646,21 @@ class Deployment:
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )
 
+    def _rarely_modelled(self) -> dict[str, bool]:
+        """Return by name whether the deployment has settings that few rules of vLLM are modelled with."""
+        return {
+            f'scheduler "{self.scheduler.engine_rules}"': bool(self.scheduler.engine_rules),
+            "disaggregation": self.decode is not None,
+            "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
+            "max_in_flight": self.limits.max_in_flight is not None,
+            "max_step_seqs": self.limits.max_step_seqs is not None,
+        }
+
     def _require_vllm_rules(self) -> None:
         """Raise InputError for settings that ``async_scheduling`` or ``long_prefill_token_threshold`` do not cover."""
         scheduler, limits = self.scheduler, self.limits
         parts = {
-            f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
-            "disaggregation": self.decode is not None,
-            "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
-            "max_in_flight": limits.max_in_flight is not None,
-            "max_step_seqs": limits.max_step_seqs is not None,
+            **self._rarely_modelled(),
             'prefix_cache "sglang"': limits.enable_prefix_caching
             and limits.prefix_cache != "vllm"
             and not scheduler.engine_rules,
@@ -690,11 +696,7 @@ class Deployment:
         others = {} if scheduler.engine_rules else _UNIFIED  # an engine's rules set these themselves
         rules = {name: getattr(getattr(scheduler, name), "name", getattr(scheduler, name)) for name in others}
         parts = {
-            f'scheduler "{scheduler.engine_rules}"': bool(scheduler.engine_rules),
-            "disaggregation": self.decode is not None,
-            "pipeline parallelism": len(self.cost.stage_layers) > 1 or self.cost.other is not None,
-            "max_in_flight": limits.max_in_flight is not None,
-            "max_step_seqs": limits.max_step_seqs is not None,
+            **self._rarely_modelled(),
             "enable_prefix_caching": limits.enable_prefix_caching,
             "async_scheduling": scheduler.async_scheduling,
             "long_prefill_token_threshold": scheduler.long_prefill_token_threshold > 0,

@@ -174,8 +174,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     _require_own_tables(scenario, deployed)
     if section.decode_side is not None:
         if section.dp > 1:
-            text = f"it is {section.dp}. Set dp = 1, or disaggregate = false"
-            raise InputError(f"dp is not modelled with a decode side yet; {text}")
+            remedy = "Set dp = 1, or disaggregate = false"
+            raise InputError(f"dp is not modelled with a decode side yet; it is {section.dp}. {remedy}")
         deployed = _disaggregated(deployed, section.decode_side, scenario)
     sides = (deployed.scheduler, deployed.decode)
     routers = [policy.resolve("router", side.router) for side in sides if side is not None]
