@@ -335,6 +335,12 @@ class Scheduler(PolicyAxes):
         """Return whether every running request has KV memory for all of its ``max_tokens``."""
         return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
 
+    @property
+    def reserves_ahead(self) -> bool:
+        """Return whether admission keeps KV memory free for tokens that requests have still to compute."""
+        by_peak = getattr(self.memory, "name", self.memory) == "predicted_peak"
+        return self.reserve or self.reserves_max_tokens or self.sglang is not None or by_peak
+
     def _check_reserve(self) -> None:
         if self.reserves_max_tokens:
             raise InputError(
@@ -441,6 +447,7 @@ class KvPlan:
     swap_s_per_block: float = 0.0
     planner: str = "lengthwise"
     groups: KvGroups | None = None
+    exchange_bytes: float = 0.0  # in ``activation_bytes``: buffers in which data-parallel ranks exchange tokens
 
     def longest_blocks(self, max_model_len: int) -> int:
         """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""

@@ -302,7 +302,11 @@ def plan(
             for c in found.choices
         ]
         deployed = [one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED]
-        notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
+        by_choice = [model_error.deployment_notes(each) for each in deployed]
+        notes = dict.fromkeys(
+            note if all(note in found for found in by_choice) else f"Some configurations: {note}"
+            for note in itertools.chain.from_iterable(by_choice)
+        )
         memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
         if any(memory is not None and not memory.usd_per_gb_hour for memory in memories):
             notes[UNPRICED_MEMORY] = None
@@ -325,7 +329,7 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
         unused = f"the fewest that the rate needs; deployment.replicas = {own} is not used"
         metadata["replicas"] = f"{own} in each configuration" if search.REPLICAS in space.values() else unused
     if question.max_gpus < search.UNLIMITED_GPUS:
-        metadata["GPUs"] = f"at most {question.max_gpus} GPUs"
+        metadata["GPUs"] = f"at most {question.max_gpus} GPU{'s' * (question.max_gpus > 1)}"
     return metadata
 
 
@@ -386,7 +390,9 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     binds = report.what_binds(
         summary,
         max_batch_seqs=side.limits.max_num_seqs / side.parallel.pp,
+        reserves=deployed.scheduler.reserves_ahead,
         open_loop=not requested.is_offline,
+        at_capacity=choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision),
         queued_for_s=report.mean_queued_for_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
