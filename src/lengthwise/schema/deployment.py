@@ -401,7 +401,7 @@ class KvGroups:
     in_flight_tokens: int = 0
 
     def skipped(self, computed: int) -> int:
-        """Return how many of its first blocks a request needs no more in a local group after ``computed`` tokens."""
+        """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""
         if self.chunked:
             return computed // self.local_tokens * self.local_tokens // self.block_size
         return max(0, computed - self.local_tokens + 1) // self.block_size if self.local else 0
@@ -461,7 +461,7 @@ class KvPlan:
 
     @property
     def tokens_per_block(self) -> float:
-        """Return the tokens for each block that a request has, before its windows end: with groups, of all of them."""
+        """Return a request's tokens for each of its blocks, of all groups, before windows free any."""
         return self.block_size / (self.groups.full + self.groups.local if self.groups else 1)
 
 

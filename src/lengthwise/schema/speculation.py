@@ -104,9 +104,9 @@ class Speculation:
         for first, last, tokens in self.per_batch_size:
             if not (first > end and last >= first and 0 <= tokens <= k) or (end == 0 and first != 1):
                 raise InputError(
-                    "num_speculative_tokens_per_batch_size must be [[first, last, tokens], ...]: first is 1 in the "
-                    "first range and then above last of the range before (whose tokens a gap has), and tokens are at most "
-                    f"num_speculative_tokens, {k}; {[first, last, tokens]} breaks this"
+                    "num_speculative_tokens_per_batch_size must be [[first, last, tokens], ...]: the first begins at "
+                    "1, others after the one before (which a gap continues), with at most num_speculative_tokens, "
+                    f"{k}, tokens; {[first, last, tokens]} does not"
                 )
             end = last
 
