@@ -178,7 +178,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     notes = [hardware_note(deployment), *map(fit_warning, tables)]
     if any(NOT_MEASURED in one.evidence.source for one in tables):
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
-    notes += map(_fp8_block_note, sides)
+    notes += map(_fp8_block_note, [deployment, *([deployment.decoding()] if deployment.decode is not None else [])])
     notes += catalog.approximations(deployment.model, in_groups=deployment.kv.groups is not None)
     return tuple(dict.fromkeys(note for note in notes if note))
 

@@ -86,7 +86,7 @@ _NAMES = {
     "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
-    "engine.kv_offloading.size_gb": "cpu {}GB",
+    "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.speculation.num_speculative_tokens": "{} proposed",
 }  # fmt: skip
 _REPLICAS, _DECODERS, _DISAGGREGATE = "deployment.replicas", "deployment.decode.replicas", "deployment.disaggregate"
 _SWITCH = {True: "on", False: "off"}
