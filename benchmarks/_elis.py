@@ -110,15 +110,16 @@ class Bench:
 
 
 @lru_cache
-def ensemble(text: Path) -> Ensemble:
+def ensemble(text: Path, quick: bool) -> Ensemble:
     """Return the mean of the shipped predictor, of words and of sentence vectors, trained without AlpacaEval."""
-    sets = [_texts.oasst(text), _texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
-    samples = _texts.without(_texts.together(sets), _texts.alpaca_eval(text).prompts.text)
-    members = [predict.default(), Lexical().fit(_texts.wide(text)), Encoder(max_windows=2000).fit(samples)]
+    more = [] if quick else [_texts.instructions(text, "llamafactory_demo", "alpaca_en_demo")]
+    samples = _texts.without(_texts.together([_texts.oasst(text), *more]), _texts.alpaca_eval(text).prompts.text)
+    words = _predict.learnt(text, quick)[1] if quick else Lexical().fit(_texts.wide(text))
+    members = [predict.default(), words, Encoder(max_windows=500 if quick else 2000).fit(samples)]
     return Ensemble(members, [1.0] * len(members))
 
 
-def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]]:
+def predictors(shared: Path, model: str, *, quick: bool) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return predictors by name, with the statistic of the distribution that policies use (``predict.attach``)."""
     text, outputs = shared / "data" / "text", MODELS[model][1]
     learnt, lexical = _texts.oasst(text), predict.default()
@@ -129,7 +130,7 @@ def predictors(shared: Path, model: str) -> dict[str, tuple[Any, dict[str, Any]]
         "ecdf, survival": (predict.Conditional(predict.Ecdf().fit(learnt)), {}),
         "default": (lexical, {}),
         "default, median": (lexical, {"statistic": "median"}),
-        HEADLINE: (ensemble(text), {"statistic": "median"}),
+        HEADLINE: (ensemble(text, quick), {"statistic": "median"}),
     }
     for r2 in R2S:  # of the logarithm; the truth times a log-normal factor, predicted once
         error = predict.LogNormalError(spread * math.sqrt((1 - r2) / r2))
@@ -158,7 +159,7 @@ def tables(shared: Path, shuffles: int, *, tuning: bool, quick: bool) -> Tables:
     engine.warm_up()
     made = {}
     for model in list(MODELS)[: 2 if quick else None]:
-        known = predictors(shared, model)
+        known = predictors(shared, model, quick=quick)
         policies = contestants(others=not tuning, waits=WAITS[::2] if quick else WAITS)
         question = Question(policies, tuple(known), LOADS, BATCHES, shuffles, LoadUnit.ALONE, name=model)
         with search.threads() as workers:
@@ -223,7 +224,7 @@ def figures(shared: Path, quick: bool) -> dict[str, Any]:
         "elis.table5": table5(evaluated, near_oracle["policy"], HEADLINE),
         "elis.figure6": figure6(evaluated),
         "elis.queueing": queueing(evaluated["opt13" if quick else "lam13"]),
-        "elis.prediction_time": prediction_time(shared, evaluated),
+        "elis.prediction_time": prediction_time(shared, evaluated, quick=quick),
     }
 
 
@@ -259,11 +260,11 @@ def queueing(table: LabTable) -> dict[str, float]:
     return {"value": (wait_s[0] - wait_s[1]) / (jct_s[0] - jct_s[1]), **lower}
 
 
-def prediction_time(shared: Path, evaluated: Tables) -> dict[str, Any]:
+def prediction_time(shared: Path, evaluated: Tables, *, quick: bool) -> dict[str, Any]:
     """Return by how much the time of predictions raises mean JCT under ELIS' ISRTF at batch 4, by case and cell."""
     at, added = max(BATCHES), {name: {} for name in PREDICTION_S}
     for model, table in evaluated.items():
-        bench = Bench(shared, model, {HEADLINE: predictors(shared, model)[HEADLINE]})
+        bench = Bench(shared, model, {HEADLINE: predictors(shared, model, quick=quick)[HEADLINE]})
         deployment = bench.deployment(replace(policy.scheduler("elis"), max_wait_s=math.inf), at)
         orders = [bench.requests(seed, HEADLINE) for seed in range(SHUFFLES)]
         for load, (name, (seconds, window_s)) in itertools.product(LOADS, PREDICTION_S.items()):
