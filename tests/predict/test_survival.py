@@ -188,18 +188,23 @@ def test_text_that_helps_every_request_a_little_is_read():
     assert reading_range(compared_bands(so_far, prompt, np.ones(len(prompt)), losses, 50)) == (50, 200)
 
 
+@pytest.fixture(scope="module")
+def recorded(shared):
+    text = shared("data/text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        import _texts
+
+        return split(_texts.wide(text), 0.2, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("requests", [300, 600])
-def test_reading_is_no_worse_than_survival_on_recorded_requests(shared, monkeypatch, requests):
+def test_reading_is_no_worse_than_survival_on_recorded_requests(recorded, requests):
     """Mathematics, code and chats, whose few very long outputs mislead a model that learns from so few requests."""
-    text = shared("data/text")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import _texts
-
-    parts = split(_texts.wide(text), 0.2, 0)
     learned, fresh = (
         part.take(np.sort(np.random.default_rng(0).permutation(np.flatnonzero(~part.censored))[:n]))
-        for part, n in ((parts.train, requests), (parts.test, 400))
+        for part, n in ((recorded.train, requests), (recorded.test, 400))
     )
     for window in evaluate(Lexical().fit(learned), fresh, draws=0, clock=None, windows=(50, 100, 200)).windows:
         assert window.mae.value <= 1.03 * window.mae_conditioned, window.tokens
