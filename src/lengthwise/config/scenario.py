@@ -76,6 +76,8 @@ class Scenario(Section):
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
             texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
+            for group in on.groups:
+                texts += [group.gpu, group.node, (group.cost or "").partition(":")[2].partition("#")[0]]
             texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
@@ -90,7 +92,14 @@ class Scenario(Section):
 
         on, source = self.deployment, self.cost_source
         kind, colon, place = source.partition(":")
-        files = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        files: dict[str, Any] = {
+            name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)
+        }
+        if on.groups:
+            files["groups"] = [
+                one.model_copy(update={name: absolute(getattr(one, name)) for name in ("gpu", "node")})
+                for one in on.groups
+            ]
         policies = {}
         for name, text in self.scheduler:
             if isinstance(text, str) and ".py:" in text:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ class Hardware:
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     """Return the use of the deployment's hardware in one run, without intervals."""
+    if deployment.groups:
+        return _of_all_groups(records, deployment)
     totals, span_s = records.totals, records.end_s
     gpus, gpu = deployment.gpus, deployment.gpu
     dtype = deployment.limits.weight_dtype or deployment.model.dtype
@@ -108,6 +111,63 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         cost=Cost(*(Estimate(_ratio(1e6 * usd, tokens)) for tokens in (prompt, output, prompt + output))),
         time_shares={name: Estimate(_ratio(seconds, sum(used_s.values()))) for name, seconds in used_s.items()},
         tokens_per_step=Estimate(records.speculation.tokens_per_step if records.speculation else math.nan),
+    )
+
+
+def by_group(records: Records, deployment: Deployment) -> list[tuple[Records, Deployment]]:
+    """Return the records and the deployment of each group of replicas; requests belong to their last replica's group.
+
+    Times between tokens and the time series are not recorded by group: they remain those of all groups.
+    """
+    if not deployment.groups:
+        return [(records, deployment)]
+    found, first = [], 0
+    for group in deployment.replica_groups:
+        own = slice(first, first + group.parallel.ranks)
+        first = own.stop
+        rows = (records.requests.replica >= own.start) & (records.requests.replica < own.stop)
+        changes = {"requests": _sliced(records.requests, rows), "totals": _sliced(records.totals, own)}
+        if (steps := records.steps) is not None:
+            changes["steps"] = _sliced(steps, (steps.replica >= own.start) & (steps.replica < own.stop))
+        found.append((replace(records, **changes), group))
+    return found
+
+
+def _sliced(columns: Any, rows: Any) -> Any:
+    names = [one.name for one in dataclasses.fields(columns) if isinstance(getattr(columns, one.name), np.ndarray)]
+    return replace(columns, **{name: getattr(columns, name)[rows] for name in names})
+
+
+def _of_all_groups(records: Records, deployment: Deployment) -> Hardware:
+    parts = [(hardware_of(own, group), group) for own, group in by_group(records, deployment)]
+    span_s, dtype = records.end_s, deployment.model.dtype
+
+    def mean(name: str, weight: Callable[[Deployment], float]) -> Estimate:
+        weights = [weight(group) for _, group in parts]
+        values = [getattr(part, name).value * share for (part, _), share in zip(parts, weights, strict=True)]
+        return Estimate(_ratio(sum(values), sum(weights)))
+
+    finished = records.requests.status == Status.FINISHED
+    prompt = float(records.requests.prompt_tokens.sum(where=finished))
+    output = float(records.requests.output_tokens.sum(where=finished))
+    usd = deployment.price_per_hour_usd * span_s / 3600
+    power_w = sum(part.power_w.value for part, _ in parts)
+    stages = [group.parallel.pp * group.parallel.ranks for _, group in parts]
+    shares = {
+        use: sum(part.time_shares[use].value * n for (part, _), n in zip(parts, stages, strict=True)) / sum(stages)
+        for use in parts[0][0].time_shares
+    }
+    return Hardware(
+        busy_share=mean("busy_share", lambda d: d.parallel.ranks),
+        replica_busy_share=tuple(busy for part, _ in parts for busy in part.replica_busy_share),
+        batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
+        mfu=mean("mfu", lambda d: d.gpus * d.gpu.flops(d.limits.weight_dtype or dtype)),
+        mbu=mean("mbu", lambda d: d.gpus * d.gpu.bandwidth_bytes_per_s),
+        kv_utilization=mean("kv_utilization", lambda d: d.kv.num_blocks * d.parallel.ranks),
+        power_w=Estimate(power_w),
+        energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
+        cost=Cost(*(Estimate(_ratio(1e6 * usd, tokens)) for tokens in (prompt, output, prompt + output))),
+        time_shares={use: Estimate(share) for use, share in shares.items()},
     )
 
 

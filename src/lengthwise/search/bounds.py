@@ -84,6 +84,8 @@ class Ceiling:
 def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] = ()) -> Ceiling:
     """Return an upper bound on the rate that the deployment sustains on such requests under these limits."""
     limits, decode = tuple(limits), deployment.decode
+    if deployment.groups:
+        return _mixed_ceiling(deployment, requests, limits)
     most = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)  # tokens of a step
     sides = [deployment] if decode is None else [replace(deployment, decode=None), deployment.decoding()]
     stages = [_Stages(side) for side in sides]
@@ -95,8 +97,9 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     if decode is not None:
         link = decode.kv_transfer
         transfer_s = np.where(output > 1, link.fixed_s + link.token_s * prompt, 0.0)
-    impossible = _impossible(limits, stages, computed, (output, -(-(output - 1) // most)), transfer_s)
     min_step_s = float(stages[-1].through_s[1])
+    isolated = stages[0].isolated_s(computed), min_step_s
+    impossible = _impossible(limits, isolated, (output, -(-(output - 1) // most)), transfer_s)
     if not is_admitted.any():
         return Ceiling(math.inf, min_step_s, 0.0, impossible)
     p, d, c = prompt.astype(np.float64), output.astype(np.float64) - 1, computed.astype(np.float64)
@@ -122,6 +125,44 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     without_preemptions = {} if decode is None else {"decode side": rates[1]}
     shown = {name: rate * slack for name, rate in (parts | without_preemptions).items()}
     return Ceiling(min(parts.values()) * slack, min_step_s, jct_s, impossible, shown)
+
+
+SIZE_ARGUMENTS = ("prompt_tokens", "tokens", "prefix_tokens", "index_tokens", "previous_replica")
+"""Arguments by which a router can send requests of other sizes to one group of replicas than to another."""
+
+
+def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Limit, ...]) -> Ceiling:
+    """Return the bound of several groups of replicas behind one router: the sum of the groups' bounds.
+
+    Each group's bound is that of the mean request, which holds if the router does not see the size of a request. A
+    router that does could send each group what suits it; then only the computed tokens bound the rate, as each token
+    takes at least its share of the group's cheapest step. A limit on a quantile of all tokens or requests may be broken
+    by one group and met by the other, so that it bounds no group, and it is impossible only where each request and step
+    would break it on the group that is fastest for it.
+    """
+    groups = deployment.replica_groups
+    own = [ceiling(group, requests) for group in groups]
+    is_admitted = np.logical_and.reduce([_admitted(group, requests) for group in groups])
+    output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
+    prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
+    computed = _computed_tokens(deployment, requests)[is_admitted]
+    stages = [_Stages(group) for group in groups]
+    isolated = np.min([one.isolated_s(computed) for one in stages], axis=0), min(one.min_step_s for one in own)
+    impossible = _impossible(limits, isolated, (output, output - 1), np.zeros(len(prompt)))
+    if not is_admitted.any():
+        return Ceiling(math.inf, isolated[1], 0.0, impossible)
+    rates = [one.parts["replicas"] for one in own]
+    if policy.resolve("router", deployment.scheduler.router).uses(*SIZE_ARGUMENTS):
+        tokens = MeanWork(float((computed + output - 1).mean()), 0.0, 1e-9, 0.0, 0.0, 0.0)
+        share = SLACK / float(is_admitted.mean())
+        rates = [
+            of.rate(tokens, _completions_per_step(group, tokens, (), of.through_s))[0] * group.parallel.ranks * share
+            for group, of in zip(groups, stages, strict=True)
+        ]
+    parts = {f"group {number} ({group.parallel.replicas} x {group.gpu.name})": rate
+             for number, (group, rate) in enumerate(zip(groups, rates, strict=True), 1)}  # fmt: skip
+    front = own[0].parts.get("front end", math.inf)
+    return Ceiling(min(sum(rates), front), isolated[1], max(one.jct_s for one in own), impossible, parts)
 
 
 def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:
@@ -340,10 +381,14 @@ def _min_ratio(seconds: Floats, work: Floats) -> float:
 
 
 def _impossible(
-    limits: Iterable[Limit], stages: list[_Stages], prompt: Ints, outputs: tuple[Ints, Ints], transfer_s: Floats
+    limits: Iterable[Limit], isolated_s: tuple[Floats, float], outputs: tuple[Ints, Ints], transfer_s: Floats
 ) -> dict[str, str]:
-    """Return the limits that no request alone meets. ``outputs`` are tokens, and the fewest decode steps for them."""
-    min_step_s, ttft_s = float(stages[-1].through_s[1]), stages[0].isolated_s(prompt)
+    """Return the limits that no request alone meets.
+
+    ``isolated_s`` are the least seconds of each prompt alone and of a decode step; ``outputs`` are tokens, and the
+    fewest decode steps for them.
+    """
+    ttft_s, min_step_s = isolated_s
     output, steps = outputs
     decodes, decode_s = output > 1, transfer_s + steps * min_step_s
     isolated = {"ttft": ttft_s, "jct": ttft_s + decode_s, "tbt": np.full(int(decodes.sum()), min_step_s)}

@@ -339,7 +339,7 @@ class AtRate(Evaluation):
         return self.question.rate_rps
 
     def _finds_replicas(self, choice: Choice) -> bool:
-        is_auto = choice.settings.get("deployment.replicas", "auto") == "auto"
+        is_auto = choice.settings.get("deployment.replicas", "auto") == "auto" and not self.deployment.groups
         return self.question.objective.name in AT_RATE and is_auto
 
     def _resized(self, replicas: int) -> Deployment:
@@ -495,6 +495,8 @@ class Bench:
         """Return the deployment, with one replica if the search has to find the number of replicas."""
         replicas = settings.get(REPLICAS, "auto" if self.question.objective.name in AT_RATE else 1)
         one = self.build(settings)  # with the numbers in it, because the link between both sides depends on them
+        if one.groups:
+            return one
         if one.decode is not None:
             for key, number in ((REPLICAS, replicas), (DECODE_REPLICAS, settings.get(DECODE_REPLICAS, 1))):
                 if not isinstance(number, int):
@@ -513,7 +515,7 @@ class Bench:
 def sized(deployment: Deployment, gpus: int) -> Deployment:
     """Return the deployment with as many replicas as fit on ``gpus`` GPUs, at least one; of two sides, unchanged."""
     parallel = deployment.parallel
-    if deployment.decode is not None:
+    if deployment.decode is not None or deployment.groups:
         return deployment
     return replace(deployment, parallel=replace(parallel, replicas=max(1, gpus // parallel.gpus_per_replica)))
 
