@@ -557,6 +557,8 @@ class SearchSection(Section):
     )
     rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
     max_gpus: Count | None = None  # of all replicas together; None: no limit
+    max_usd_per_hour: Rate | None = None  # price of all replicas together; None: no limit
+    mixtures: bool = False  # also try two GPU types of the axis gpu behind one router, in all numbers within the budget
     limits: dict[str, Any] = Field(
         default_factory=dict
     )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
@@ -570,6 +572,22 @@ class SearchSection(Section):
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
+
+    @model_validator(mode="after")
+    def _check_mixtures(self) -> Self:
+        if not self.mixtures:
+            return self
+        if self.objective not in ("cost_at_rate", "fewest_gpus"):
+            raise ValueError(
+                "mixtures need a rate to serve: the requests per dollar of two kinds of replicas lie between those of "
+                "each kind alone, so that a mixture only pays where whole replicas do not fit the rate; set objective "
+                f'= "cost_at_rate" or "fewest_gpus" (it is "{self.objective}")'
+            )
+        if self.strategy == "bayesian":
+            raise ValueError('mixtures are enumerated; set strategy = "pruned"')
+        if self.max_gpus is None and self.max_usd_per_hour is None:
+            raise ValueError("mixtures need a budget: set max_usd_per_hour or max_gpus")
+        return self
 
 
 class VariantSection(Section):

@@ -91,16 +91,6 @@ def _mixed_draws(deployment: Deployment, by_group: Sequence[Sequence[Deployment]
     return made
 
 
-def error_text(tables: CostTables) -> str:
-    """Return the largest known error of a part of the step times as text ("step 12 %"), or that there is none."""
-    errors = [error for error in tables.evidence.errors if error.part != "front"]
-    if not errors:
-        return "unknown"
-    worst = max(errors, key=lambda error: error.log_sd)
-    part = "step" if worst.part == "step" else f"part {worst.part}"
-    return f"{part} {np.expm1(worst.log_sd):.0%}"
-
-
 def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
     errors = [error for one in tables for error in _errors(one, one.evidence.errors)]
     for one in tables:

@@ -9,3 +9,4 @@ from .simulation import on_compile as on_compile
 from .simulation import ready as ready
 from .simulation import simulate as simulate
 from .simulation import warm_up as warm_up
+from .step_time import service_rate as service_rate

@@ -113,7 +113,8 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
 
 def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
-    notes = []
+    notes, asked = [], records.requests
+    mean = float(asked.prompt_tokens.mean()), max(1.0, float(asked.output_tokens.mean()))
     for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
         r = own.requests
         share = len(r.status) / max(1, len(records.requests.status))
@@ -124,10 +125,14 @@ def group_notes(records: Records, deployment: Deployment) -> list[str]:
             served += f", TTFT p50 {np.median(ttft_s):.3g} s and p90 {np.quantile(ttft_s, 0.9):.3g} s"
         if len(tpot_s):
             served += f", TPOT p50 {1e3 * np.median(tpot_s):.3g} ms"
+        drawn = model_error.perturbed_deployments(group)
+        rates = [engine.service_rate(one, *mean) for one in (group, *drawn)]
+        error = f"{np.expm1(np.log(rates[1:]).std()):.0%}" if drawn else "unknown"
         busy = np.minimum(own.totals.busy_s / own.end_s, 1.0).mean() if own.end_s > 0 else math.nan
         notes.append(
             f"Group {number}, {group_text(group)}: {served}, busy {busy:.0%}, {group.price_per_hour_usd:.2f} $/h; "
-            f"error of the cost model (one standard deviation): {model_error.error_text(group.cost)}."
+            f"service rate of a replica {rates[0]:.3g} requests/s, whose error by the cost model is {error} (one "
+            "standard deviation)."
         )
     return notes
 
