@@ -97,9 +97,7 @@ COUNT = st.integers(0, 10**6)
 
 
 @LAW
-@given(
-    st.lists(st.tuples(COUNT, COUNT, COUNT, st.floats(0.01, 100)), min_size=1, max_size=9), st.integers(1, 10**5)
-)
+@given(st.lists(st.tuples(COUNT, COUNT, COUNT, st.floats(0.01, 100)), min_size=1, max_size=9), st.integers(1, 10**5))
 def test_routers_by_speed_take_the_least_of_all_quotients(rows, prompt):
     waiting, running, tokens, rate = (np.array(column) for column in zip(*rows, strict=True))
     columns = {"waiting": waiting, "running": running, "tokens": tokens, "service_rate": rate, "prompt_tokens": prompt}

@@ -441,11 +441,11 @@ def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
             found[(at, *map(slice, table.shape))] = table
         return found
 
-    sizes = [
-        [len(one.by_tokens), len(one.by_seqs), *one.prefill.shape, *one.decode.shape, len(one.stage_layers)]
-        + [*one.beside_prompts.shape, one.merged, one.context_unit_tokens, one.has_beside_prompts]
-        for one in packed
-    ]
+    sizes = []
+    for one in packed:
+        tables = (one.by_tokens[:, 0], one.by_seqs[:, 0], one.prefill, one.decode, one.stage_layers, one.beside_prompts)
+        shapes = [size for table in tables for size in table.shape]
+        sizes.append([*shapes, one.merged, one.context_unit_tokens, one.has_beside_prompts])
     scalars = np.array([[one.merge_factor, one.masked_s] for one in packed])
     return GroupCosts(*map(stacked, GroupCosts._fields[:-1]), scalars), np.array(sizes, np.int64)
 

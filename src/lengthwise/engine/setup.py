@@ -416,8 +416,8 @@ class Setup:
     def blank_results(self) -> Array:
         """Return the results of all requests ([n]) before the run."""
         results = np.zeros(len(self.columns.prompt), dtype=kernel_layout.result_t)
-        for field in ("scheduled_s", "first_token_s", "finished_s"):
-            results[field] = np.nan
+        for name in ("scheduled_s", "first_token_s", "finished_s"):
+            results[name] = np.nan
         results["status"] = Status.UNFINISHED
         results["replica"] = -1
         return results
@@ -441,9 +441,7 @@ def prepare(workload: Workload, deployment: Deployment, *, seed: int, limit_s: f
         further = [replace(group, cost=group.cost.alone()) for group in deployment.groups]
         groups = tuple(_side(workload, group, seed, limit_s, count, compiled=compiled) for group in further)
         rates = _service_rates(deployment, workload)
-        return _side(
-            workload, deployment, seed, limit_s, count, compiled=compiled, groups=groups, service_rate=rates
-        )
+        return _side(workload, deployment, seed, limit_s, count, compiled=compiled, groups=groups, service_rate=rates)
     all_replicas = deployment.parallel.replicas + decode.parallel.replicas
     _check_sides(deployment)
     decode_side = _side(

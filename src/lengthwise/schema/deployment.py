@@ -773,7 +773,12 @@ class Deployment:
             )
 
     def require_one_side(self, owner: str) -> None:
-        """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""
+        """Raise InputError unless all replicas are alike, and prefill and decode. ``owner`` names what requires it."""
+        if self.groups:
+            raise InputError(
+                f"{owner} takes no groups of replicas yet: all replicas must be alike. Give each group of "
+                "[[deployment.groups]] a scenario of its own"
+            )
         if self.decode is not None:
             raise InputError(
                 f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "

@@ -11,8 +11,9 @@ at most the KV tokens that fit in the cache, and more only where requests share 
 between tokens is limited, a share q of the tokens comes from steps that are short enough. In addition, requests arrive
 no faster than the front end admits them. With speculation, all proposed tokens count as accepted.
 
-Under disaggregation each side has its part of a request's work, its own steps and its own limits, and the rate is at
-most the smaller bound of both. If transfers go one at a time, a replica of each side is also limited by their times.
+Unlike replicas behind one router are bounded together (``_mixed_ceiling``). Under disaggregation each side has its
+part of a request's work, its own steps and its own limits, and the rate is at most the smaller bound of both. If
+transfers go one at a time, a replica of each side is also limited by their times.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ REJECTION_S = 1e-9
 BUDGETED = ("chunked", "unified", "vidur_sarathi")
 """Batching policies whose steps have at most max(token budget, decoding sequences) tokens."""
 
+WEIGHTS = np.linspace(0.0, 1.0, 9)  # of the kinds of work that bound unlike replicas
 SLOPE_SPAN = 256  # number of last entries whose mean slope extrapolates a table, as in the engine
 
 
@@ -71,7 +73,8 @@ class Ceiling:
     stages. ``jct_s`` is approximately the JCT of a mean request at full load. ``impossible`` maps the metric of each
     limit that breaks at every rate to the reason. ``parts`` has the bound of each part of the deployment without
     preemptions: the replicas or, under disaggregation, each side and the KV transfer; the front end if it has one.
-    ``rate_rps`` is the smallest, or above it if preemptions move tokens of the decode side to the prefill side.
+    ``rate_rps`` is the smallest, or above it if preemptions move tokens of the decode side to the prefill side. The
+    parts of unlike replicas are the groups, each with the bound of mean requests.
     """
 
     rate_rps: float
@@ -127,17 +130,15 @@ def ceiling(deployment: Deployment, requests: Workload, limits: Iterable[Limit] 
     return Ceiling(min(parts.values()) * slack, min_step_s, jct_s, impossible, shown)
 
 
-SIZE_ARGUMENTS = ("prompt_tokens", "tokens", "prefix_tokens", "index_tokens", "previous_replica")
-"""Arguments by which a router can send requests of other sizes to one group of replicas than to another."""
-
-
 def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Limit, ...]) -> Ceiling:
-    """Return the bound of several groups of replicas behind one router: the sum of the groups' bounds.
+    """Return the bound of several groups of replicas behind one router, which may send each group what suits it.
 
-    Each group's bound is that of the mean request, which holds if the router does not see the size of a request. A
-    router that does could send each group what suits it; then only the computed tokens bound the rate, as each token
-    takes at least its share of the group's cheapest step. A limit on a quantile of all tokens or requests may be broken
-    by one group and met by the other, so that it bounds no group, and it is impossible only where each request and step
+    A request has m tokens, takes part in s steps and holds k KV tokens summed over its steps. Of a group's replica, let
+    a step of x tokens take at least W(x), with at most S sequences and K KV tokens in it. Whatever the router does, for
+    any weights a, b and c, each replica then adds at most max_x (a x + b S + c K) / W(x) of weighted work per second,
+    and the rate is at most the sum over all replicas divided by a E[m] + b E[s] + c E[k]. The least of several weights
+    is taken (duality of the linear program that divides the work). Limits on quantiles of all requests or tokens may be
+    broken on one group and met on another, so that none bounds the rate; a limit is impossible if each request and step
     would break it on the group that is fastest for it.
     """
     groups = deployment.replica_groups
@@ -151,18 +152,43 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     impossible = _impossible(limits, isolated, (output, output - 1), np.zeros(len(prompt)))
     if not is_admitted.any():
         return Ceiling(math.inf, isolated[1], 0.0, impossible)
-    rates = [one.parts["replicas"] for one in own]
-    if policy.resolve("router", deployment.scheduler.router).uses(*SIZE_ARGUMENTS):
-        tokens = MeanWork(float((computed + output - 1).mean()), 0.0, 1e-9, 0.0, 0.0, 0.0)
-        share = SLACK / float(is_admitted.mean())
-        rates = [
-            of.rate(tokens, _completions_per_step(group, tokens, (), of.through_s))[0] * group.parallel.ranks * share
-            for group, of in zip(groups, stages, strict=True)
-        ]
-    parts = {f"group {number} ({group.parallel.replicas} x {group.gpu.name})": rate
-             for number, (group, rate) in enumerate(zip(groups, rates, strict=True), 1)}  # fmt: skip
+    c, d = computed.astype(np.float64), output.astype(np.float64) - 1
+    means = [float(of.mean()) for of in (c + d, d + 1, c * d + d * (d - 1) / 2)]
+    shares = [(a, b, 1 - a - b) for a in WEIGHTS for b in WEIGHTS if a + b <= 1]
+    weights = np.array([[share / mean for share, mean in zip(one, means, strict=True)] for one in shares if means[2]])
+    if not means[2]:  # no output has a second token
+        weights = np.array([[a / means[0], (1 - a) / means[1], 0.0] for a in WEIGHTS])
+    rate_rps = sum(_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)).min()
+    parts = {
+        f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]
+        for number, (group, one) in enumerate(zip(groups, own, strict=True), 1)
+    }
+    bound = float(rate_rps) * SLACK / float(is_admitted.mean())
     front = own[0].parts.get("front end", math.inf)
-    return Ceiling(min(sum(rates), front), isolated[1], max(one.jct_s for one in own), impossible, parts)
+    return Ceiling(min(bound, front), isolated[1], max(one.jct_s for one in own), impossible, parts)
+
+
+def _weighted_work(group: Deployment, stages: _Stages, weights: Floats) -> Floats:
+    """Return by row of ``weights`` the most weighted tokens, sequences and KV tokens that a group adds per second."""
+    limits, kv = group.limits, group.kv
+    seqs = min(limits.max_step_seqs or math.inf, limits.max_num_seqs)
+    full = kv.groups.full if kv.groups else 1
+    kv_tokens = kv.num_blocks * kv.block_size / full if full else math.inf
+    batching = policy.resolve("batching", group.scheduler.batching)
+    budget = math.inf
+    if batching.builtin and batching.name in BUDGETED:
+        budget = max(limits.max_num_batched_tokens, seqs)
+    slowest = int(np.argmax(stages.each_s[:, 1]))
+    row, slope = stages.each_s[slowest], float(stages.slope_s[slowest])
+    tokens, seconds = hull(row, slope, 2.0 * len(row) if math.isinf(budget) else budget)
+    if tokens[-1] > budget:
+        tokens, seconds = np.minimum(tokens, budget), np.interp(np.minimum(tokens, budget), tokens, seconds)
+    work = weights[:, :1] * tokens + weights[:, 1:2] * seqs
+    work += np.where(weights[:, 2:] > 0, weights[:, 2:] * kv_tokens, 0.0)
+    most: Floats = np.max(work / seconds, axis=1)
+    if math.isinf(budget) and slope > 0:  # steps of any length
+        most = np.maximum(most, weights[:, 0] / slope)
+    return most * group.parallel.ranks
 
 
 def _parts(deployment: Deployment, rates: list[float], decoded: float, transfer_s: float) -> dict[str, float]:

@@ -220,10 +220,11 @@ class Question:
     """The question that a search answers for each configuration; ``objective`` is one of ``OBJECTIVES``.
 
     ``rate_rps`` is the offered load, for objectives that need one; without it, "energy" is measured at capacity.
-    ``max_gpus`` and ``max_usd_per_hour`` limit the GPUs and the price of all replicas together. ``requests`` is the number of requests in an offline batch
-    ("makespan"). Capacities of ranked configurations reach the relative half-width ``precision`` at the confidence
-    ``level``, over ``seeds`` independent repetitions, if the load has enough requests. The interval of the cost model's
-    error comes from short runs with ``model_draws`` perturbed cost tables; 0: there is no such interval.
+    ``max_gpus`` and ``max_usd_per_hour`` limit the GPUs and the price of all replicas together. ``requests`` is the
+    number of requests in an offline batch ("makespan"). Capacities of ranked configurations reach the relative
+    half-width ``precision`` at the confidence ``level``, over ``seeds`` independent repetitions, if the load has enough
+    requests. The interval of the cost model's error comes from short runs with ``model_draws`` perturbed cost tables;
+    0: there is no such interval.
     """
 
     objective: Objective

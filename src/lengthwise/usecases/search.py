@@ -41,7 +41,7 @@ from lengthwise.usecases.variants import TABLES, build, deployment, located, unc
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
-WARMUP_SHARE = 0.2
+WARMUP_SHARE, CENT = 0.2, 0.005
 _DISAGGREGATE, _DECODE = "deployment.disaggregate", "deployment.decode."  # a setting, and where those of decodes begin
 UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
@@ -105,7 +105,7 @@ class VariantSearch:
         return list({search.settings_key(settings): settings for settings in made}.values())
 
     def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the mixtures of two kinds of the pure configurations. Raises InputError without prices or GPU types."""
+        """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
         kinds = {}
         for settings in pure:
             own = {key: value for key, value in settings.items() if key != search.REPLICAS}
@@ -113,8 +113,8 @@ class VariantSearch:
                 one = self.bench.build(own)
                 if not one.price_per_hour_usd > 0:
                     raise InputError(
-                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd is "
-                        f"{one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
+                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
+                        f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
                     )
                 own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
                 kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
@@ -204,6 +204,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
+            expanded = _without_given_groups(expanded, expanded.search)  # noqa: PLW2901 - the same scenario
             _require_tables_of_one_deployment(expanded, space_of(expanded.search))
             alone = expanded.model_copy(update={"search": None, "variants": []})
             _require_blocks_of_one_size(alone, space_of(expanded.search))
@@ -211,6 +212,20 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
             bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
             found.append(VariantSearch(expanded.name, expanded, bench))
     return found
+
+
+def _without_given_groups(scenario: Scenario, section: SearchSection) -> Scenario:
+    """Return the scenario without its groups of replicas if the search finds them. Raises InputError for their count."""
+    if not scenario.deployment.groups:
+        return scenario
+    if section.mixtures:
+        return scenario.model_copy(update={"deployment": scenario.deployment.model_copy(update={"groups": []})})
+    if search.REPLICAS in space_of(section).values():
+        raise InputError(
+            "the axis replicas is of equal replicas, and deployment.groups has several groups, each with its own number; "
+            "take out the axis or the groups, or set search.mixtures = true"
+        )
+    return scenario
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
@@ -353,29 +368,29 @@ def plan(
 
 def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
     """Return why the best mixture wins or loses against the best of equal replicas, or nothing without mixtures."""
+    if not requested.section.mixtures:
+        return []
     ranked = [choice for choice in found.choices if choice.status is Status.RANKED]
     mixed = next((choice for choice in ranked if search.GROUPS in choice.settings), None)
     pure = next((choice for choice in ranked if search.GROUPS not in choice.settings), None)
-    if not requested.section.mixtures:
-        return []
     tried = sum(search.GROUPS in choice.settings for choice in found.choices)
-    text = f"Mixtures: {tried:,} of two GPU types fit the budget. "
+    text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
     if mixed is None or pure is None:
-        lone = "no mixture" if mixed is None else "no configuration of equal replicas"
-        reached = "evaluated exactly, as the bounds or the rate exclude it" if pure else "within the limits"
-        return [f"{text}{lone.capitalize()} was {reached}." if pure else f"{text}{lone.capitalize()} is {reached}."]
-    deployed = requested.bench.build(mixed.settings)
-    sample, bounds = requested.bench.load.sample(), []
-    for group in deployed.replica_groups:
-        most = search.ceiling(group, sample).rate_rps
+        lone = "mixture" if mixed is None else "number of equal replicas"
+        return [f"{text}No {lone} is among those evaluated exactly: a cheaper configuration meets the limits, or none."]
+    bounds = []
+    for group in requested.bench.build(mixed.settings).replica_groups:
+        most = search.ceiling(group, requested.bench.load.sample()).rate_rps
         bounds.append(f"{group.gpu.name} {3600 * most / group.price_per_hour_usd:,.0f}")
     less = pure.price_per_hour_usd - mixed.price_per_hour_usd
-    verdict = "costs the same as" if abs(less) < 0.005 else f"costs ${abs(less):.2f} an hour {'less' if less > 0 else 'more'} than"
-    return [
-        f"{text}The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), {verdict} the best of equal replicas, "
-        f"{pure.name} (${pure.price_per_hour_usd:.2f}). At most, in requests per dollar: {', '.join(bounds)}; a mixture's "
-        "lie between those of its kinds, so that it pays only where whole replicas of the better kind leave much unused."
-    ]
+    verdict = f"costs ${abs(less):.2f} an hour {'less' if less > 0 else 'more'} than"
+    reason = (
+        f"The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), "
+        f"{'costs the same as' if abs(less) < CENT else verdict} the best of equal replicas, {pure.name} "
+        f"(${pure.price_per_hour_usd:.2f}). At most, in requests per dollar: {', '.join(bounds)}; those of a mixture "
+        "lie between, so that it pays only where whole replicas of the better kind leave much unused."
+    )
+    return [text + reason]
 
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
