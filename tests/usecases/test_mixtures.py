@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from lengthwise.cli.main import app
 from typer.testing import CliRunner
 
 from lengthwise import config, search
-from lengthwise.cli.main import app
 from lengthwise.metrics import by_group
 from lengthwise.schema.errors import InputError
 from lengthwise.schema.plan import Choice, Status
@@ -93,15 +93,19 @@ WRONG = {
 }
 
 
+def use(text):
+    requested = loads(text)
+    simulate.run(requested)
+    for one in search_module.questions(requested):
+        one.candidates()
+
+
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_groups_and_mixtures_get_one_clear_error(message):
     text = EXAMPLE.replace(*WRONG[message], 1)
     assert text != EXAMPLE
     with pytest.raises(InputError, match=message):
-        requested = loads(text)
-        simulate.run(requested, variants=None)
-        for one in search_module.questions(requested):
-            one.candidates()
+        use(text)
 
 
 def test_mixtures_without_prices_are_refused(tmp_path):

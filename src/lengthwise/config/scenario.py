@@ -259,13 +259,19 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
     return {key: _section(key, value, (*path, key), problems) for key, value in tables.items()}
 
 
-def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
+def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901, PLR0912
     if name in SHORT_FORMS and isinstance(value, str):
         return {SHORT_FORMS[name]: value}
     if not isinstance(value, dict) or name not in ALIASES:
         return value
     table = _renamed(value, ALIASES[name], path, problems)
     match name:
+        case "deployment":
+            names, groups = ALIASES["deployment"] | ALIASES["engine"], table.get("groups")
+            table |= {} if not isinstance(groups, list) else {"groups": [
+                _renamed(one, names, (*path, "groups", str(at)), problems) if isinstance(one, dict) else one
+                for at, one in enumerate(groups)
+            ]}  # fmt: skip
         case "slo":
             return _slo(table, path, problems)
         case "search":

@@ -215,15 +215,15 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
 
 
 def _without_given_groups(scenario: Scenario, section: SearchSection) -> Scenario:
-    """Return the scenario without its groups of replicas if the search finds them. Raises InputError for their count."""
+    """Return the scenario without its groups if the search finds mixtures. Raises InputError for their number."""
     if not scenario.deployment.groups:
         return scenario
     if section.mixtures:
         return scenario.model_copy(update={"deployment": scenario.deployment.model_copy(update={"groups": []})})
     if search.REPLICAS in space_of(section).values():
         raise InputError(
-            "the axis replicas is of equal replicas, and deployment.groups has several groups, each with its own number; "
-            "take out the axis or the groups, or set search.mixtures = true"
+            "the axis replicas is of equal replicas, and each of deployment.groups has its own number; take out the "
+            "axis or the groups, or set search.mixtures = true"
         )
     return scenario
 
