@@ -438,7 +438,8 @@ def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
         shape = np.max([table.shape for table in tables], axis=0)
         found = np.zeros((len(tables), *shape))
         for at, table in enumerate(tables):
-            found[(at, *map(slice, table.shape))] = table
+            own: Any = (at, *map(slice, table.shape))
+            found[own] = table
         return found
 
     sizes = []
@@ -447,7 +448,7 @@ def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
         shapes = [size for table in tables for size in table.shape]
         sizes.append([*shapes, one.merged, one.context_unit_tokens, one.has_beside_prompts])
     scalars = np.array([[one.merge_factor, one.masked_s] for one in packed])
-    return GroupCosts(*map(stacked, GroupCosts._fields[:-1]), scalars), np.array(sizes, np.int64)
+    return GroupCosts(*[*map(stacked, GroupCosts._fields[:-1]), scalars]), np.array(sizes, np.int64)
 
 
 def _shared(cost: CostTables) -> tuple[Array, Array]:

@@ -158,7 +158,8 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     weights = np.array([[share / mean for share, mean in zip(one, means, strict=True)] for one in shares if means[2]])
     if not means[2]:  # no output has a second token
         weights = np.array([[a / means[0], (1 - a) / means[1], 0.0] for a in WEIGHTS])
-    rate_rps = sum(_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)).min()
+    added = [_weighted_work(group, of, weights) for group, of in zip(groups, stages, strict=True)]
+    rate_rps = np.sum(added, axis=0).min()
     parts = {
         f"group {number}, {group.parallel.replicas} x {group.gpu.name}": one.parts["replicas"]
         for number, (group, one) in enumerate(zip(groups, own, strict=True), 1)
