@@ -6,16 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from lengthwise.cli import options, outputs
 from lengthwise.cli.options import CostSource, HtmlReport, Jobs, JsonFile, Quiet
 from lengthwise.cli.progress import compile_note
-
-if TYPE_CHECKING:
-    from lengthwise.config.scenario import Scenario
+from lengthwise.schema.errors import InputError
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +49,12 @@ def run(
     if deploy is not None:
         outputs.require_folder(deploy)
         backend.require_replaceable(deploy, force=force)
-        require_launchable(scenario)
+        if any(one.deployment.groups or (one.search and one.search.mixtures) for one in scenario.variant_scenarios()):
+            raise InputError(
+                "--deploy writes launch files for equal replicas, not for groups of unlike ones. Leave it out; then "
+                "deploy each group of the best mixture by a scenario of its own, behind a router with weights "
+                "(nginx: least_conn, weight) in proportion to the service rates that `lengthwise simulate` shows"
+            )
     options.print_notes(scenario.notes, quiet=quiet)
     from lengthwise import report as reports
     from lengthwise import search
@@ -74,19 +77,6 @@ def run(
     if deploy is not None:
         folders = usecase.write_launches(scenario, study, deploy, deploy_top, force=force)
         outputs.print_written([] if quiet else folders)
-
-
-def require_launchable(scenario: Scenario) -> None:
-    """Raise InputError if the search may choose a deployment for which there are no launch files."""
-    from lengthwise.schema.errors import InputError
-
-    for one in scenario.variant_scenarios():
-        if one.deployment.groups or (one.search is not None and one.search.mixtures):
-            raise InputError(
-                "--deploy writes launch files for equal replicas, not for groups of unlike ones. Leave it out; "
-                "then deploy each group of the best mixture by a scenario of its own, behind a router with weights "
-                "(nginx: least_conn, weight) in proportion to the service rates that `lengthwise simulate` shows"
-            )
 
 
 _STEPS = {"bound": "bounds", "scout": "short runs", "rank": "exact ranking", "shift": "other limits"}

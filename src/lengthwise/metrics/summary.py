@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,24 +74,25 @@ class Hardware:
 
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     """Return the use of the deployment's hardware in one run, without intervals."""
-    if deployment.groups:
-        return _of_all_groups(records, deployment)
     totals, span_s = records.totals, records.end_s
-    gpus, gpu = deployment.gpus, deployment.gpu
-    dtype = deployment.limits.weight_dtype or deployment.model.dtype
     unknown = np.full(len(totals.busy_s), math.nan)
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
-    mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
-    started = records.requests.output_tokens > 0
-    decodes = float((records.requests.output_tokens - 1).sum(where=started))
-    moved = moved_bytes(totals, deployment, num_prompts=int(started.sum()), num_decodes=decodes)
-    mbu = _ratio(moved, gpus * gpu.bandwidth_bytes_per_s * span_s)
-    power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
+    flops = peak_flops = moved = peak_bytes = power_w = 0.0
+    for own, group in by_group(records, deployment):
+        gpus, gpu, dtype = group.gpus, group.gpu, group.limits.weight_dtype or group.model.dtype
+        started = own.requests.output_tokens > 0
+        decodes = float((own.requests.output_tokens - 1).sum(where=started))
+        used = model_flops(own.totals, group.model)
+        read = moved_bytes(own.totals, group, num_prompts=int(started.sum()), num_decodes=decodes)
+        peaks = gpus * gpu.flops(dtype) * span_s, gpus * gpu.bandwidth_bytes_per_s * span_s
+        share = float(np.minimum(own.totals.busy_s / span_s, 1.0).mean()) if span_s > 0 else math.nan
+        power_w += gpus * gpu_power_w(gpu, share, _ratio(used, peaks[0]), _ratio(read, peaks[1]))
+        flops, peak_flops, moved, peak_bytes = flops + used, peak_flops + peaks[0], moved + read, peak_bytes + peaks[1]
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
     output = float(records.requests.output_tokens.sum(where=finished))
     usd = deployment.price_per_hour_usd * span_s / 3600
-    sides = [side for side in (deployment, deployment.decode) if side is not None]
+    sides = [side for side in (*deployment.replica_groups, deployment.decode) if side is not None]
     kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
@@ -103,8 +103,8 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         busy_share=Estimate(float(busy.mean())),
         replica_busy_share=tuple(Estimate(float(b)) for b in busy),
         batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
-        mfu=Estimate(mfu),
-        mbu=Estimate(mbu),
+        mfu=Estimate(_ratio(flops, peak_flops)),
+        mbu=Estimate(_ratio(moved, peak_bytes)),
         kv_utilization=Estimate(_ratio(totals.kv_block_s.sum(), kv_blocks * span_s)),
         power_w=Estimate(power_w),
         energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
@@ -136,39 +136,6 @@ def by_group(records: Records, deployment: Deployment) -> list[tuple[Records, De
 def _sliced(columns: Any, rows: Any) -> Any:
     names = [one.name for one in dataclasses.fields(columns) if isinstance(getattr(columns, one.name), np.ndarray)]
     return replace(columns, **{name: getattr(columns, name)[rows] for name in names})
-
-
-def _of_all_groups(records: Records, deployment: Deployment) -> Hardware:
-    parts = [(hardware_of(own, group), group) for own, group in by_group(records, deployment)]
-    span_s, dtype = records.end_s, deployment.model.dtype
-
-    def mean(name: str, weight: Callable[[Deployment], float]) -> Estimate:
-        weights = [weight(group) for _, group in parts]
-        values = [getattr(part, name).value * share for (part, _), share in zip(parts, weights, strict=True)]
-        return Estimate(_ratio(sum(values), sum(weights)))
-
-    finished = records.requests.status == Status.FINISHED
-    prompt = float(records.requests.prompt_tokens.sum(where=finished))
-    output = float(records.requests.output_tokens.sum(where=finished))
-    usd = deployment.price_per_hour_usd * span_s / 3600
-    power_w = sum(part.power_w.value for part, _ in parts)
-    stages = [group.parallel.pp * group.parallel.ranks for _, group in parts]
-    shares = {
-        use: sum(part.time_shares[use].value * n for (part, _), n in zip(parts, stages, strict=True)) / sum(stages)
-        for use in parts[0][0].time_shares
-    }
-    return Hardware(
-        busy_share=mean("busy_share", lambda d: d.parallel.ranks),
-        replica_busy_share=tuple(busy for part, _ in parts for busy in part.replica_busy_share),
-        batch_seqs=Estimate(_ratio(records.series.seqs_s.sum(), records.series.step_s.sum())),
-        mfu=mean("mfu", lambda d: d.gpus * d.gpu.flops(d.limits.weight_dtype or dtype)),
-        mbu=mean("mbu", lambda d: d.gpus * d.gpu.bandwidth_bytes_per_s),
-        kv_utilization=mean("kv_utilization", lambda d: d.kv.num_blocks * d.parallel.ranks),
-        power_w=Estimate(power_w),
-        energy_j_per_output_token=Estimate(_ratio(power_w * span_s, output)),
-        cost=Cost(*(Estimate(_ratio(1e6 * usd, tokens)) for tokens in (prompt, output, prompt + output))),
-        time_shares={use: Estimate(share) for use, share in shares.items()},
-    )
 
 
 def model_flops(totals: ReplicaTotals, model: ModelSpec) -> float:

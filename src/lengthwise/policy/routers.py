@@ -81,8 +81,8 @@ def shortest_expected_delay(waiting, running, service_rate):
     return best
 
 
-@router
-def least_work_left(prompt_tokens, tokens, service_rate):
+@router(name="least_work_left")
+def work_left(prompt_tokens, tokens, service_rate):
     """The replica that ends its prompt and predicted output tokens first: (tokens + prompt tokens) / service rate.
 
     With equal speeds it is ``least_tokens``.

@@ -354,9 +354,9 @@ class AtRate(Evaluation):
 def _excess_of_budget(subject: str, deployment: Deployment, question: Question) -> Exclusion:
     if deployment.gpus > (most := question.max_gpus):
         return Exclusion(f"{subject} {deployment.gpus} GPUs; search.max_gpus is {most}", f"takes more than {most} GPUs")
-    usd, most_usd = deployment.price_per_hour_usd, question.max_usd_per_hour
-    reason = f"{subject} GPUs of ${usd:.2f} an hour; search.max_usd_per_hour is {most_usd:g}"
-    return Exclusion(reason, f"costs more than ${most_usd:g} an hour")
+    usd, budget = deployment.price_per_hour_usd, question.max_usd_per_hour
+    reason = f"{subject} GPUs of ${usd:.2f} an hour; search.max_usd_per_hour is {budget:g}"
+    return Exclusion(reason, f"costs more than ${budget:g} an hour")
 
 
 class Makespan(Evaluation):

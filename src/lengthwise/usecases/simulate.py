@@ -113,8 +113,8 @@ def preemption_note(scheduler: Scheduler, records: Records) -> str:
 
 def group_notes(records: Records, deployment: Deployment) -> list[str]:
     """Return a sentence for each group of replicas: what it served, how fast, at what price and model error."""
-    notes, asked = [], records.requests
-    mean = float(asked.prompt_tokens.mean()), max(1.0, float(asked.output_tokens.mean()))
+    notes, requests = [], records.requests
+    mean = float(requests.prompt_tokens.mean()), max(1.0, float(requests.output_tokens.mean()))
     for number, (own, group) in enumerate(metrics.by_group(records, deployment) if deployment.groups else (), 1):
         r = own.requests
         share = len(r.status) / max(1, len(records.requests.status))

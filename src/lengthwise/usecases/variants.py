@@ -142,7 +142,12 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario. Raises InputError if the model or the GPU is unknown."""
+    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or the GPUs are of groups."""
+    if scenario.deployment.groups:
+        raise InputError(
+            "a schedule is of one kind of GPU, and the deployment has groups of unlike replicas; take "
+            "[[deployment.groups]] out"
+        )
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
