@@ -224,7 +224,7 @@ def new_state(setup: Setup, log_rows: int) -> State:
     none, dependents = np.zeros(1, np.int64), setup.dependents
     other, stage_other = _other_degree(cost)
     shared, shared_slope = _shared(cost)
-    group_costs, group_sizes = _group_costs([group.deployment.cost for group in setup.groups] or [cost])
+    group_costs, group_sizes = _group_costs([group.deployment.cost for group in setup.groups])
     return State(
         params=_param_rows(setup),
         counters=counters,
@@ -431,6 +431,8 @@ def _other_degree(cost: CostTables) -> tuple[PackedCost, Array]:
 
 def _group_costs(costs: list[CostTables]) -> tuple[GroupCosts, Array]:
     """Return the costs of groups of replicas in common arrays, and [groups, 12] the sizes of each group's tables."""
+    if not costs:
+        return GroupCosts(*(np.zeros((1,) * ndim) for ndim in (3, 2, 3, 2, 3, 3, 2, 3, 2))), np.zeros((1, 12), np.int64)
     packed = [pack(cost) for cost in costs]
 
     def stacked(name: str) -> Array:

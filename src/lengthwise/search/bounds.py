@@ -143,7 +143,7 @@ def _mixed_ceiling(deployment: Deployment, requests: Workload, limits: tuple[Lim
     """
     groups = deployment.replica_groups
     own = [ceiling(group, requests) for group in groups]
-    is_admitted = np.logical_and.reduce([_admitted(group, requests) for group in groups])
+    is_admitted = _admitted(deployment, requests)
     output = np.minimum(requests.output_tokens, deployment.max_model_len - requests.prompt_tokens)
     prompt, output = requests.prompt_tokens[is_admitted], np.maximum(output[is_admitted], 1)
     computed = _computed_tokens(deployment, requests)[is_admitted]
@@ -254,6 +254,9 @@ def _admitted(deployment: Deployment, requests: Workload) -> npt.NDArray[np.bool
 
 def _rejections(deployment: Deployment, requests: Workload) -> npt.NDArray[np.int64]:
     """Return why each request is rejected, [n], apart from its parents."""
+    if deployment.groups:  # Each group must admit it: the router may choose any replica.
+        own = [_rejections(group, requests) for group in deployment.replica_groups]
+        return np.asarray(np.max(own, axis=0))
     prompt, kv = requests.prompt_tokens, deployment.kv
     largest = min(deployment.limits.max_num_batched_tokens, kv.kv_tokens(deployment.max_model_len))
     fitting = largest * (1 - deployment.watermark)
