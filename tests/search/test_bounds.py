@@ -139,6 +139,40 @@ def test_nor_on_any_tables_of_separate_sides(workload, deployment):
     check_batch(*all_at_once(workload, deployment))
 
 
+@st.composite
+def mixed_rooflines(draw):
+    """Two groups of replicas of different GPUs, parallelism, memory and limits, behind any router."""
+    one, other = draw(rooflines()), draw(rooflines())
+    router = draw(st.sampled_from(["round_robin", "least_tokens", "least_work_left", "shortest_expected_delay"]))
+    scheduler, limits = dataclasses.replace(one.scheduler, router=router), other.limits
+    limits = dataclasses.replace(limits, max_model_len=one.limits.max_model_len)
+    blocks = draw(st.sampled_from([None, 70, 400]))
+    tp, gpu = draw(st.sampled_from([2, 4])), draw(st.sampled_from(["A100-80GB", "H100", "L40S"]))
+    second = built(one.model.name, gpu, tp, other.parallel.pp, limits, "vllm_v1", blocks)
+    groups = [
+        dataclasses.replace(
+            each, scheduler=scheduler, parallel=dataclasses.replace(each.parallel, replicas=draw(st.integers(1, 3)))
+        )
+        for each in (one, second)
+    ]
+    return engine.mix(groups)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(batches(), mixed_rooflines())
+def test_no_batch_is_done_sooner_on_unlike_replicas(workload, deployment):
+    check_batch(workload, deployment)
+
+
+@settings(max_examples=EXAMPLES)
+@given(batches(), rooflines(), st.integers(1, 3))
+def test_equal_groups_have_a_bound_not_below_that_of_as_many_replicas(workload, one, count):
+    """The bound of groups leaves out the time of attention, so that it may be larger, but never smaller."""
+    more = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=count))
+    both = dataclasses.replace(one, parallel=dataclasses.replace(one.parallel, replicas=2 * count))
+    assert ceiling(engine.mix([more, more]), workload).rate_rps >= ceiling(both, workload).rate_rps * (1 - 1e-9)
+
+
 @settings(max_examples=EXAMPLES)
 @given(batches(), split_rooflines(), st.integers(2, 4))
 def test_more_replicas_never_lower_the_ceiling_of_separate_sides(workload, deployment, times):

@@ -41,7 +41,7 @@ def run(
     --request, it simulates the first seed and shows what the request waited for, and what the prefix cache saved.
     """
     from lengthwise import config
-    from lengthwise.usecases.explain import explain, explain_request
+    from lengthwise.usecases.explain import by_group, explain, explain_request
     from lengthwise.usecases.variants import build
 
     scenario = config.load(scenario_file, options.overrides(set_, cost))
@@ -53,12 +53,12 @@ def run(
             show_request(one, explain_request(one, request, scenario.run.seed))
         return
     shown: list[tuple[tuple[object, ...], str]] = []
-    for one in build(scenario):
+    for one in by_group(build(scenario)):
         found, sections = explain(one), one.scenario
         # All that the page shows except for the scheduler, of which only the effects on memory and steps count.
         page = (
             sections.deployment, sections.engine, sections.workload, sections.predictor, found.fits,
-            found.by_prediction, [step.name for step in found.steps],
+            found.by_prediction, [step.name for step in found.steps], one.deployment.gpu, one.deployment.parallel,
         )  # fmt: skip
         same = next((name for other, name in shown if other == page), None)
         if shown:

@@ -76,6 +76,8 @@ class Scenario(Section):
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
             texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
+            for group in on.groups:
+                texts += [group.gpu, group.node, (group.cost or "").partition(":")[2].partition("#")[0]]
             texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
@@ -90,7 +92,14 @@ class Scenario(Section):
 
         on, source = self.deployment, self.cost_source
         kind, colon, place = source.partition(":")
-        files = {name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)}
+        files: dict[str, Any] = {
+            name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)
+        }
+        if on.groups:
+            files["groups"] = [
+                one.model_copy(update={name: absolute(getattr(one, name)) for name in ("gpu", "node")})
+                for one in on.groups
+            ]
         policies = {}
         for name, text in self.scheduler:
             if isinstance(text, str) and ".py:" in text:
@@ -250,13 +259,19 @@ def _variant(raw: Any, path: KeyPath, problems: list[Problem]) -> Any:
     return {key: _section(key, value, (*path, key), problems) for key, value in tables.items()}
 
 
-def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901
+def _section(name: str, value: Any, path: KeyPath, problems: list[Problem]) -> Any:  # noqa: C901, PLR0912
     if name in SHORT_FORMS and isinstance(value, str):
         return {SHORT_FORMS[name]: value}
     if not isinstance(value, dict) or name not in ALIASES:
         return value
     table = _renamed(value, ALIASES[name], path, problems)
     match name:
+        case "deployment":
+            names, groups = ALIASES["deployment"] | ALIASES["engine"], table.get("groups")
+            table |= {} if not isinstance(groups, list) else {"groups": [
+                _renamed(one, names, (*path, "groups", str(at)), problems) if isinstance(one, dict) else one
+                for at, one in enumerate(groups)
+            ]}  # fmt: skip
         case "slo":
             return _slo(table, path, problems)
         case "search":

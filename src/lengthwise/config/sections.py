@@ -250,6 +250,51 @@ class SpeculationTable(Section):
     pass_s: HostSeconds = 0.0  # seconds of each pass of the drafter besides its work on the GPU, such as its launch
 
 
+class GroupSection(Section):
+    """One of several groups of equal replicas behind one router, such as those of one GPU type.
+
+    A key that a group lacks has the value of [deployment] or [engine]. A group with a GPU of its own has a common node
+    of this GPU, unless it gives another.
+    """
+
+    replicas: Replicas = 1  # of this group
+    model: Text | None = None  # all groups have the model of [deployment]
+    gpu: Text | None = None
+    node: Text | None = None
+    tp: UpTo1024 | None = None
+    pp: UpTo1024 | None = None
+    cost: Text | None = None
+    host: Text | HostTable | None = None
+    memory_planner: Text | None = None
+    weight_dtype: Text | None = None
+    kv_dtype: Text | None = None
+    num_blocks: Count | None = None
+    max_num_seqs: Seqs | None = None
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=2**22)] | None = None
+    max_step_seqs: Seqs | None = None
+    max_in_flight: UpTo1024 | None = None
+    gpu_memory_utilization: Share | None = None
+    watermark: Annotated[NotNan, Field(ge=0, lt=1)] | None = None
+
+    @field_validator("model")
+    @classmethod
+    def _check_model(cls, model: str | None) -> str | None:
+        if model is not None:
+            raise ValueError(
+                "all groups behind one router serve the model of [deployment]; leave it out, and deploy another model "
+                "by a scenario of its own"
+            )
+        return model
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Return the settings of a scenario with this group alone, by section; None removes one."""
+        given = self.model_dump(exclude_unset=True, exclude_none=True) | {"replicas": self.replicas}
+        limits = {key: given.pop(key) for key in list(given) if key in EngineSection.model_fields}
+        own = {"node": None} if "gpu" in given and "node" not in given else {}
+        return {"deployment": own | given | {"groups": None}, "engine": limits}
+
+
 class DeploymentSection(Section):
     """The model, its GPUs and replicas, and the source of step times.
 
@@ -280,6 +325,7 @@ class DeploymentSection(Section):
     # Usable KV blocks of a replica, instead of the planned number: vLLM's number less 1 (its null block).
     num_blocks: Count | None = None
     decode: DecodeSection | None = None  # with a decode side, the replicas of this table only prefill
+    groups: list[GroupSection] = Field(default_factory=list)  # unlike replicas behind one router; they have the counts
     speculation: SpeculationTable | None = None  # speculative decoding
     # Whether there is a decode side: false leaves ``decode`` out, true has one without the table, too. None: if there
     # is the table.
@@ -296,12 +342,22 @@ class DeploymentSection(Section):
     @property
     def gpus(self) -> int:
         """Return the number of GPUs of all replicas, without a decode side."""
+        if self.groups:
+            return sum((one.tp or self.tp) * (one.pp or self.pp) * one.replicas for one in self.groups)
         return self.tp * self.pp * self.dp * self.replicas
 
     @property
     def host_overhead(self) -> str | costs.HostOverhead:
         """Return the overhead of the engine's host: one of ``cost.HOST_NAMES``, or a record of seconds."""
         return self.host if isinstance(self.host, str) else costs.HostOverhead(**self.host.model_dump())
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.groups and self.replicas != 1:
+            raise ValueError(f"with groups, each has its own replicas; leave replicas out (it is {self.replicas})")
+        if self.groups and self.decode_side is not None:
+            raise ValueError("groups are not modelled with a decode side yet; leave groups or decode out")
+        return self
 
     @field_validator("cost")
     @classmethod
@@ -501,6 +557,8 @@ class SearchSection(Section):
     )
     rate: Annotated[RequestRate, Field(le=MAX_RATE_RPS)] | None = None  # None: the workload's; for energy, the capacity
     max_gpus: Count | None = None  # of all replicas together; None: no limit
+    max_usd_per_hour: Rate | None = None  # price of all replicas together; None: no limit
+    mixtures: bool = False  # also try two GPU types of the axis gpu behind one router, in all numbers within the budget
     limits: dict[str, Any] = Field(
         default_factory=dict
     )  # ttft.p90 = "2s"; without a bound on waiting, a default applies
@@ -514,6 +572,22 @@ class SearchSection(Section):
     precision: Annotated[NotNan, Field(gt=0, lt=1)] = 0.025
     seeds: Annotated[int, Field(ge=1, le=1000)] = 5
     sensitivity: bool = True
+
+    @model_validator(mode="after")
+    def _check_mixtures(self) -> Self:
+        if not self.mixtures:
+            return self
+        if self.objective not in ("cost_at_rate", "fewest_gpus"):
+            raise ValueError(
+                "mixtures need a rate to serve: the requests per dollar of two kinds of replicas lie between those of "
+                "each kind alone, so that a mixture only pays where whole replicas do not fit the rate; set objective "
+                f'= "cost_at_rate" or "fewest_gpus" (it is "{self.objective}")'
+            )
+        if self.strategy == "bayesian":
+            raise ValueError('mixtures are enumerated; set strategy = "pruned"')
+        if self.max_gpus is None and self.max_usd_per_hour is None:
+            raise ValueError("mixtures need a budget: set max_usd_per_hour or max_gpus")
+        return self
 
 
 class VariantSection(Section):

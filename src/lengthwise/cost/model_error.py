@@ -44,8 +44,11 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
     """Return the deployment and ``draws`` copies with perturbed cost tables.
 
     In each draw, deployments of the same model and GPU have the same errors, so that they can be compared draw by draw.
-    Both sides of a disaggregated deployment share them, too. If no error is known, there are no copies.
+    Both sides of a disaggregated deployment share them, too, and each group of replicas has those of its own GPU. If no
+    error is known, there are no copies.
     """
+    if deployment.groups:
+        return _mixed_draws(deployment, [comparable_deployments(one, draws) for one in deployment.replica_groups])
     seed = crc32(f"{deployment.model.name} on {deployment.gpu.name}".encode())
     cost, columns = deployment.cost, (*(part for part in PARTS if part != "shared"), "step", "front")
     if not draws or not _errors(cost, cost.evidence.errors):
@@ -66,12 +69,26 @@ def comparable_deployments(deployment: Deployment, draws: int = DRAWS) -> list[D
 
 
 def perturbed_deployments(deployment: Deployment, draws: int = DRAWS) -> list[Deployment]:
-    """Return ``draws`` copies of the deployment with perturbed tables, also on a separate decode side."""
+    """Return ``draws`` copies of the deployment with perturbed tables, also on a decode side and in all groups."""
+    if deployment.groups:  # Equal tables of several groups have equal errors.
+        return _mixed_draws(deployment, [perturbed_deployments(one, draws) for one in deployment.replica_groups])
     made = [replace(deployment, cost=tables) for tables in perturbed(deployment.cost, draws)]
     if (decode := deployment.decode) is None:
         return made
     others = perturbed(decode.cost, draws) or [decode.cost] * len(made)
     return [replace(one, decode=replace(decode, cost=tables)) for one, tables in zip(made, others, strict=True)]
+
+
+def _mixed_draws(deployment: Deployment, by_group: Sequence[Sequence[Deployment]]) -> list[Deployment]:
+    """Return the deployment of each draw from those of its groups; a group without known errors has no draws."""
+    count, made = max(map(len, by_group)), []
+    for draw in range(count):
+        first, *others = (
+            copies[draw] if len(copies) == count else group
+            for copies, group in zip(by_group, deployment.replica_groups, strict=True)
+        )
+        made.append(replace(first, groups=tuple(others)))
+    return made
 
 
 def _perturbed(tables: Sequence[CostTables], draws: int, seed: int) -> list[list[CostTables]]:
@@ -150,9 +167,9 @@ def fit_warning(tables: CostTables) -> str:
 
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
-    sides = [side for side in (deployment, deployment.decode) if side is not None]
+    sides = [side for side in (*deployment.replica_groups, deployment.decode) if side is not None]
     tables = [side.cost for side in sides]
-    notes = [hardware_note(deployment), *map(fit_warning, tables)]
+    notes = [*map(hardware_note, deployment.replica_groups), *map(fit_warning, tables)]
     if any(NOT_MEASURED in one.evidence.source for one in tables):
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
     notes += catalog.approximations(deployment.model, in_groups=deployment.kv.groups is not None)

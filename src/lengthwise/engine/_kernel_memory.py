@@ -52,7 +52,7 @@ def end_request(S, r, slot, status, now_s):
 @jit
 def free_blocks_of(S, r, q, has_ended):
     """Free the blocks of a request that has ended or is preempted. Call ``update`` first for a member of a group."""
-    if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side == 0:
+    if S.params[0].prefix_caching > 0 and q.blocks > 0 and S.replicas[r].side != 1:
         if has_ended or S.params[0].prefix_caching != RADIX:
             cache_blocks(S, r, q, q.prompt + q.generated - 1 if q.decoding == 1 else q.prefilled)
         release_blocks(S, r, q, q.blocks)
@@ -671,7 +671,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
     minimum = q.context if q.swapped == 1 else chunk
     blocks = max(blocks, (minimum + params.block_size - 1) // params.block_size, q.blocks)
     if blocks > free_blocks:
-        S.counters[0].problem = BAD_MEMORY if rep.side == 0 else BAD_DECODE_MEMORY
+        S.counters[0].problem = BAD_DECODE_MEMORY if rep.side == 1 else BAD_MEMORY
         S.counters[0].problem_value = blocks
         return -1
     return blocks
@@ -679,7 +679,7 @@ def blocks_to_admit(S, r, slot, chunk, shared, memory):
 
 @jit
 def blocks_when_empty(S, side, context, chunk, predicted, peak, memory):
-    """Return a request's blocks on an empty replica of ``side`` (0: prefill, 1: decode), or -1 if it is refused."""
+    """Return a request's blocks on an empty replica of a side (row of parameters), or -1 if it is refused."""
     params = S.params[side]
     if params.hybrid == 1:
         return _blocks_in_groups(S, context, chunk, params.total_blocks, 0)

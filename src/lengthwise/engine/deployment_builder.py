@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lengthwise import catalog, policy
@@ -259,6 +260,23 @@ def disaggregate(prefill: Deployment, decode: Deployment, kv_transfer: KVTransfe
         router=decode.scheduler.router,
     )
     return replace(prefill, max_model_len=min(prefill.max_model_len, decode.max_model_len), decode=side)
+
+
+def mix(groups: Sequence[Deployment]) -> Deployment:
+    """Return a deployment of several groups of replicas behind the router of the first one.
+
+    The smallest ``max_model_len`` applies to all. Groups may differ in GPU, node, parallelism, number of replicas,
+    memory, limits of a step and costs.
+
+    Raises:
+        InputError: The groups differ in model, scheduler, block size or front end, or have parts that several groups
+            are not modelled with.
+    """
+    shortest = min(group.max_model_len for group in groups)
+    first, *others = [replace(group, max_model_len=shortest) for group in groups]
+    mixed = replace(first, groups=tuple(others))
+    mixed.require_like_groups()
+    return mixed
 
 
 def kv_transfer_over(link: LinkSpec | None, prefill: Deployment, decode: Deployment) -> KVTransfer:

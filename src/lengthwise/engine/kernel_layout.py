@@ -95,9 +95,10 @@ replica_t = _record(
 those that wait for a load. ``running`` counts the residents and the requests in transfer to it. ``idle_group`` is the
 number of the group of decoding residents that are not in flight. ``partials`` is the number of half-computed prompts.
 ``incoming``, at a decode replica, is the number of transfers to it, whose slots are in its row of ``State.partials``.
-``side`` is 1 for a decode replica. Neither residents nor requests that wait for a load have a timeout before
-``deadline_s``. ``layer_s`` are seconds of the layers without attention and collectives, ``embedding_s`` of the token
-embedding. With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
+``side`` is its row of the parameters: 1 for a decode replica, 2 and more for further groups of replicas. Neither
+residents nor requests that wait for a load have a timeout before ``deadline_s``. ``layer_s`` are seconds of the layers
+without attention and collectives, ``embedding_s`` of the token embedding.
+With speculation, the drafter proposes ``drafts`` tokens for each sequence of the next step; ``decodes``,
 ``draft_tokens``, ``accepted_tokens`` and ``draft_s`` are those of ``SpeculationTotals``.
 
 Memory reserved by predicted length (``policy.reservation``): the ``margin``, the ``preempted_tokens`` of requests that
@@ -238,9 +239,9 @@ param_t = _record(
     verify_pair_s draft_layers draft_head_share draft_pass_s
     """,
 )
-"""Parameters, one row for each side (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of the decode
-side (0: there is none), of which each is a data-parallel rank if ``dp`` is above 1. ``stride`` is the largest
-``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the batching
+"""Parameters, one row for each of ``Setup.rows`` (``setup.Params``): ``replicas`` of this side, ``decode_replicas`` of
+the decode side (0: there is none), of which each is a data-parallel rank if ``dp`` is above 1. ``stride`` is the
+largest ``max_in_flight`` or ``pp`` of both sides. ``empty_replica_tokens`` and ``empty_replica_flags`` are the batching
 policy's plan for one request on an empty replica."""
 
 work_t = _record(

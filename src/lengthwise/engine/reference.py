@@ -59,8 +59,8 @@ class Reference:
             storages = storages[:1] * params.replicas
         # Without a decode side, the prefill replicas decode, too.
         self.prefill_replicas = [
-            Replica(setup, r, queue, self.histogram, storage)
-            for r, (queue, storage) in enumerate(zip(self.queues, storages, strict=True))
+            Replica(setup.rows[row], r, queue, self.histogram, storage)
+            for r, (row, queue, storage) in enumerate(zip(setup.row_of_replica, self.queues, storages, strict=False))
         ]
         self.decode_replicas: list[Replica] = []
         if decode_side:
@@ -264,6 +264,11 @@ class Reference:
         if chunk_tokens <= 0:
             return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
         blocks = self._blocks_when_empty(self.s, q, q.prompt, chunk_tokens, 0)
+        for group in self.s.groups:
+            chunk_tokens = self._chunk(Step(0.0), q, group.empty_replica_plan[1], group.empty_replica_plan[2])
+            if chunk_tokens <= 0:
+                return Rejection.PROMPT_ABOVE_TOKEN_BUDGET
+            blocks = min(blocks, self._blocks_when_empty(group, q, q.prompt, chunk_tokens, 0))
         if blocks >= 0 and self.s.decode_side:
             blocks = self._blocks_when_empty(self.s.decode_side, q, q.prompt + 1, q.prompt + 1, 1)
         return Rejection.REFUSED_BY_MEMORY_POLICY if blocks < 0 else Rejection.NONE
@@ -293,7 +298,7 @@ class Reference:
         )
         choice = side.functions.router(
             q.index, float(a), float(b), int(side.columns.prompt[q.index]), self._previous_replica(side, q),
-            side.params.total_blocks, *map(np.array, per_replica),
+            side.params.total_blocks, *map(np.array, per_replica), side.service_rate,
         )  # fmt: skip
         if not 0 <= choice < len(replicas):
             raise error_of(kernel_layout.BAD_ROUTE, side, choice)

@@ -218,6 +218,11 @@ class Dispatch:
 
 OWN_ROUTER = Dispatch.router
 _REFUSED_ROUTERS = {
+    **dict.fromkeys(
+        ("shortest_expected_delay", "least_work_left"),
+        "needs the speeds of engines before they serve, which the gateway learns only from what they do. Leave router "
+        "out: earliest_finish predicts each engine's backlog in seconds",
+    ),
     "central": "chooses no engine: the gateway has one queue for all engines anyway. Leave router out",
     "prefix_precise": "must know the contents of the engines' caches, and the gateway only knows which prompts it sent "
     "there. Use prefix_approximate, which scores in the same way by these prompts",

@@ -130,6 +130,8 @@ def deployment_facts(deployment: Deployment) -> dict[str, Any]:
             "transfer_fixed_s": decode.kv_transfer.fixed_s,
             "transfer_token_s": decode.kv_transfer.token_s,
         }
+    if deployment.groups:
+        properties["groups"] = [deployment_facts(group) for group in deployment.replica_groups]
     return properties
 
 

@@ -529,11 +529,23 @@ class Deployment:
     name: str = ""
     decode: DecodeSide | None = None  # with a decode side, the replicas of ``parallel`` only prefill
     speculation: Speculation | None = None
+    # Further groups of replicas behind the same router; the replicas of ``parallel`` are the first group.
+    groups: tuple[Deployment, ...] = ()
+
+    @property
+    def replica_groups(self) -> list[Deployment]:
+        """Return each group of replicas as a deployment of its own; without ``groups``, this deployment alone."""
+        return [replace(self, groups=()), *self.groups] if self.groups else [self]
+
+    @property
+    def schedulers(self) -> int:
+        """Return the number of schedulers with a KV cache of their own: the ranks of all groups, without decode."""
+        return self.parallel.ranks + sum(group.parallel.ranks for group in self.groups)
 
     @property
     def price_per_hour_usd(self) -> float:
         """Return the price of all GPUs for an hour, plus that of CPU memory and storage behind the prefix caches."""
-        usd = self.gpus * self.gpu.price_per_hour_usd
+        usd = sum(group.gpus * group.gpu.price_per_hour_usd for group in self.replica_groups)
         if (offloading := self.limits.kv_offloading) is not None:
             usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
             if (storage := offloading.storage) is not None and storage.usd_per_gb_hour:
@@ -542,8 +554,9 @@ class Deployment:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs of all replicas, prefill and decode side together."""
-        return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0)
+        """Return the number of GPUs of all replicas, of all groups, prefill and decode side together."""
+        others = sum(group.gpus for group in self.groups)
+        return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0) + others
 
     @property
     def watermark(self) -> float:
@@ -601,6 +614,7 @@ class Deployment:
         """
         self._require_vllm_rules()
         self._require_rules_of_speculation()
+        self.require_like_groups()
         if self.scheduler.reserve and (self.decode is not None or self.limits.kv_offloading is not None):
             part = "disaggregation" if self.decode is not None else "kv_offloading"
             raise InputError(f"reserve = true is not modelled with {part} yet; leave one of them out")
@@ -645,6 +659,38 @@ class Deployment:
                 f"scheduler {policy} admits requests by their max_tokens, and this workload has none; give max_tokens "
                 f'([workload] max_tokens = 512, or {{ kind = "multiple", times = 2.0 }}), or take {other}'
             )
+
+    def require_like_groups(self) -> None:
+        """Raise InputError if the groups of replicas differ in what one router and one scheduler must share."""
+        if not self.groups:
+            return
+        parts = {
+            "disaggregation": any(one.decode is not None for one in self.replica_groups),
+            "data-parallel ranks (dp)": any(one.parallel.dp > 1 for one in self.replica_groups),
+            "speculation": any(one.speculation is not None for one in self.replica_groups),
+            "kv_offloading": any(one.limits.kv_offloading is not None for one in self.replica_groups),
+            "partial tensor parallelism": any(one.cost.other is not None for one in self.replica_groups),
+            f'scheduler "{self.scheduler.engine_rules}"': bool(self.scheduler.engine_rules),
+            "reserve": self.scheduler.reserve,
+        }
+        if names := " or ".join(part for part, is_set in parts.items() if is_set):
+            raise InputError(f"several groups of replicas are not modelled with {names} yet; leave one of them out")
+        common: dict[str, Any] = {
+            "model": [one.model.name for one in self.replica_groups],
+            "scheduler": [one.scheduler for one in self.replica_groups],
+            "max_model_len": [one.max_model_len for one in self.replica_groups],
+            "engine.block_size": [one.kv.block_size for one in self.replica_groups],
+            "KV cache groups of layers": [one.kv.groups for one in self.replica_groups],
+            "front end (host)": [one.cost.front for one in self.replica_groups],
+            **{
+                f"engine.{name}": [getattr(one.limits, name) for one in self.replica_groups]
+                for name in ("timeout_s", "enable_prefix_caching", "prefix_cache", "radix_eviction_policy")
+            },
+        }
+        for name, values in common.items():
+            if any(value != values[0] for value in values):
+                shown = " and ".join(dict.fromkeys(map(str, values)))
+                raise InputError(f"all groups of replicas must have the same {name}; they have {shown}")
 
     def _rarely_modelled(self) -> dict[str, bool]:
         """Return by name whether the deployment has settings that few rules of vLLM are modelled with."""
@@ -727,7 +773,12 @@ class Deployment:
             )
 
     def require_one_side(self, owner: str) -> None:
-        """Raise InputError unless every replica prefills and decodes. ``owner`` names the feature that requires it."""
+        """Raise InputError unless all replicas are alike, and prefill and decode. ``owner`` names what requires it."""
+        if self.groups:
+            raise InputError(
+                f"{owner} takes no groups of replicas yet: all replicas must be alike. Give each group of "
+                "[[deployment.groups]] a scenario of its own"
+            )
         if self.decode is not None:
             raise InputError(
                 f"{owner} takes no decode side yet: every replica must prefill and decode. Take decode out of the "

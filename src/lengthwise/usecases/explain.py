@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -110,6 +111,15 @@ class Sides:
     def binds(self) -> str:
         """Return the part with the smallest bound."""
         return min(self.rates_rps, key=lambda name: self.rates_rps[name])
+
+
+def by_group(variants: Sequence[Variant]) -> Iterator[Variant]:
+    """Yield each variant; of one with several groups of replicas, a variant for each group, named after it."""
+    for one in variants:
+        groups = one.deployment.replica_groups
+        for number, group in enumerate(groups, 1):
+            name = one.name if len(groups) == 1 else f"{one.name}, group {number}"
+            yield replace(one, name=name, deployment=group)
 
 
 def explain(variant: Variant, seed: int = 0) -> Explanation:
@@ -308,9 +318,11 @@ def explain_request(variant: Variant, number: int, seed: int = 0) -> RequestExpl
         shared = int((workload.prompt_tokens + workload.output_tokens)[continued])
     elif prefixes is not None:
         shared = min(int(np.diff(prefixes.start)[number]) * prefixes.block_tokens, prompt)
-    step_tokens = deployed.limits.max_num_batched_tokens
+    ends = np.cumsum([group.parallel.ranks for group in deployed.replica_groups[:-1]])
+    group = deployed.replica_groups[int(np.searchsorted(ends, int(r.replica[number]), side="right"))]
+    step_tokens = group.limits.max_num_batched_tokens
     full_s, rest_s = cost.prompt_seconds(
-        deployed.cost, np.array([prompt, prompt]), np.array([0, cached + loaded]), step_tokens
+        group.cost, np.array([prompt, prompt]), np.array([0, cached + loaded]), step_tokens
     ).tolist()
     has_session = after is not None and {"session", "turn"} <= set(workload.extra)
     return RequestExplanation(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,12 +21,12 @@ from lengthwise import backend, engine, metrics, report, search
 from lengthwise.config.files import resolved
 from lengthwise.config.scenario import Scenario
 from lengthwise.config.search_space import limits_of, space_of
-from lengthwise.config.sections import SearchSection
+from lengthwise.config.sections import DeploymentSection, EngineSection, GroupSection, SearchSection
 from lengthwise.cost import model_error
 from lengthwise.engine.prefix_nodes import prefix_nodes
 from lengthwise.schema.cost_tables import Reach
 from lengthwise.schema.deployment import Deployment
-from lengthwise.schema.errors import InputError, OutputError
+from lengthwise.schema.errors import DoesNotFitError, InputError, OutputError
 from lengthwise.schema.estimate import Estimate
 from lengthwise.schema.metric_names import split
 from lengthwise.schema.plan import Choice, Limit, Plan, Status, Study, limit_text
@@ -39,7 +41,7 @@ from lengthwise.usecases.variants import TABLES, build, deployment, located, unc
 
 EXPLAINED_REQUESTS, EXPLAINED_STEPS = 4000, 1_000_000  # of the run that shows which resource limits a choice
 CLAIM_REQUESTS, CLAIM_S, CLAIM_SEEDS = 2000, 200.0, 5
-WARMUP_SHARE = 0.2
+WARMUP_SHARE, CENT = 0.2, 0.005
 _DISAGGREGATE, _DECODE = "deployment.disaggregate", "deployment.decode."  # a setting, and where those of decodes begin
 UNPRICED_MEMORY = (
     "No price includes the CPU memory behind the prefix cache, so that more of it costs nothing here; "
@@ -80,6 +82,9 @@ class VariantSearch:
         configuration, or if all configurations have them and not even one replica of each side fits.
         """
         found, keys = search.checked(self.space).candidates(), self.space.values()
+        if self.section.mixtures:
+            pure = list(found)
+            return [*pure, *self._mixtures(pure)]
         decode_keys = [key for key in keys if key.startswith(_DECODE)]
         if self.scenario.deployment.decode_side is None and not decode_keys and _DISAGGREGATE not in keys:
             return list(found)
@@ -98,6 +103,33 @@ class VariantSearch:
                 f"{most}. Raise it, or give smaller tp, pp, decode.tp or decode.pp"
             )
         return list({search.settings_key(settings): settings for settings in made}.values())
+
+    def _mixtures(self, pure: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the mixtures of two kinds of the ``pure`` configurations. Raises InputError without prices."""
+        kinds = {}
+        for settings in pure:
+            own = {key: value for key, value in settings.items() if key != search.REPLICAS}
+            with suppress(DoesNotFitError):  # the pure configuration gives the reason
+                one = self.bench.build(own)
+                if not one.price_per_hour_usd > 0:
+                    raise InputError(
+                        f"mixtures are compared by their prices, and {one.gpu.name} has none: its price_per_hour_usd "
+                        f"is {one.gpu.price_per_hour_usd:g}. Give it in the file of the GPU, or set mixtures = false"
+                    )
+                own.setdefault("deployment.gpu", self.scenario.deployment.gpu)
+                kinds[search.settings_key(own)] = search.Kind(own, one.gpus, one.price_per_hour_usd)
+        if len({kind.settings["deployment.gpu"] for kind in kinds.values()}) < 2:
+            raise InputError(
+                "mixtures are of two GPU types, and the search has fewer that fit; give the axis gpu several values, "
+                'such as gpu = ["H100", "L40S"], or set mixtures = false'
+            )
+        found = list(search.mixtures(list(kinds.values()), _is_of_group, self.bench.question))
+        if len(found) > search.MAX_CANDIDATES:
+            raise InputError(
+                f"a search must have at most {search.MAX_CANDIDATES:,} configurations; the budget has room for "
+                f"{len(found):,} mixtures. Lower max_usd_per_hour or max_gpus, or remove values of the axes"
+            )
+        return found
 
     def require_own_decode_axes(self) -> None:
         """Raise InputError if a strategy could propose settings of decode replicas that have no effect."""
@@ -138,6 +170,13 @@ class VariantSearch:
         return self.bench.question.objective.name == "makespan"
 
 
+def _is_of_group(key: str) -> bool:
+    """Return whether a setting may differ between groups of replicas."""
+    table, _, leaf = key.rpartition(".")
+    section = {"deployment": DeploymentSection, "engine": EngineSection}.get(table)
+    return section is not None and leaf in GroupSection.model_fields and leaf in section.model_fields
+
+
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
     """Yield numbers of prefill and decode replicas: the ``given`` ones, and those for "fill" and "auto".
 
@@ -165,6 +204,7 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
+            expanded = _without_given_groups(expanded, expanded.search)  # noqa: PLW2901 - the same scenario
             _require_tables_of_one_deployment(expanded, space_of(expanded.search))
             alone = expanded.model_copy(update={"search": None, "variants": []})
             _require_blocks_of_one_size(alone, space_of(expanded.search))
@@ -172,6 +212,20 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
             bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
             found.append(VariantSearch(expanded.name, expanded, bench))
     return found
+
+
+def _without_given_groups(scenario: Scenario, section: SearchSection) -> Scenario:
+    """Return the scenario without its groups if the search finds mixtures. Raises InputError for their number."""
+    if not scenario.deployment.groups:
+        return scenario
+    if section.mixtures:
+        return scenario.model_copy(update={"deployment": scenario.deployment.model_copy(update={"groups": []})})
+    if search.REPLICAS in space_of(section).values():
+        raise InputError(
+            "the axis replicas is of equal replicas, and each of deployment.groups has its own number; take out the "
+            "axis or the groups, or set search.mixtures = true"
+        )
+    return scenario
 
 
 def _require_tables_of_one_deployment(scenario: Scenario, space: Space) -> None:
@@ -235,6 +289,7 @@ def question_of(scenario: Scenario, section: SearchSection) -> Question:
         slo_limits=search.SloLimits(limits, slo_of(scenario)),
         rate_rps=rate_rps,
         max_gpus=section.max_gpus or search.UNLIMITED_GPUS,
+        max_usd_per_hour=section.max_usd_per_hour or math.inf,
         requests=scenario.workload.num_requests or DEFAULT_REQUESTS,
         precision=section.precision,
         seeds=section.seeds,
@@ -260,7 +315,7 @@ def _with_settings(scenario: Scenario, settings: Mapping[str, Any]) -> Scenario:
         for name in tables:
             table[name] = dict(table.get(name) or {})
             table = table[name]
-        table[leaf] = settings[key]
+        table[leaf] = json.loads(settings[key]) if key == search.GROUPS else settings[key]
     return scenario.updated(over)
 
 
@@ -303,11 +358,39 @@ def plan(
         ]
         deployed = [one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED]
         notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
+        notes |= dict.fromkeys(_mixture_notes(one, found))
         memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
         if any(memory is not None and not memory.usd_per_gb_hour for memory in memories):
             notes[UNPRICED_MEMORY] = None
         plans.append(replace(found, choices=tuple(choices), notes=tuple(notes)))
     return search.study(scenario.name, plans, runs)
+
+
+def _mixture_notes(requested: VariantSearch, found: Plan) -> list[str]:
+    """Return why the best mixture wins or loses against the best of equal replicas, or nothing without mixtures."""
+    if not requested.section.mixtures:
+        return []
+    ranked = [choice for choice in found.choices if choice.status is Status.RANKED]
+    mixed = next((choice for choice in ranked if search.GROUPS in choice.settings), None)
+    pure = next((choice for choice in ranked if search.GROUPS not in choice.settings), None)
+    tried = sum(search.GROUPS in choice.settings for choice in found.choices)
+    text = f"Mixtures: {report.counted(tried, 'mixture')} of two GPU types in the budget. "
+    if mixed is None or pure is None:
+        lone = "mixture" if mixed is None else "number of equal replicas"
+        return [f"{text}No {lone} is among those evaluated exactly: a cheaper configuration meets the limits, or none."]
+    bounds = []
+    for group in requested.bench.build(mixed.settings).replica_groups:
+        most = search.ceiling(group, requested.bench.load.sample()).rate_rps
+        bounds.append(f"{group.gpu.name} {3600 * most / group.price_per_hour_usd:,.0f}")
+    less = pure.price_per_hour_usd - mixed.price_per_hour_usd
+    verdict = f"costs ${abs(less):.2f} an hour {'less' if less > 0 else 'more'} than"
+    reason = (
+        f"The best, {mixed.name} (${mixed.price_per_hour_usd:.2f}), "
+        f"{'costs the same as' if abs(less) < CENT else verdict} the best of equal replicas, {pure.name} "
+        f"(${pure.price_per_hour_usd:.2f}). At most, in requests per dollar: {', '.join(bounds)}; those of a mixture "
+        "lie between, so that it pays only where whole replicas of the better kind leave much unused."
+    )
+    return [text + reason]
 
 
 def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
@@ -324,6 +407,8 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     if (own := scenario.deployment.replicas) > 1 and search.REPLICAS not in space_of(requested.section).values():
         unused = f"the fewest that the rate needs; deployment.replicas = {own} is not used"
         metadata["replicas"] = f"{own} in each configuration" if search.REPLICAS in space.values() else unused
+    if question.max_usd_per_hour < math.inf:
+        metadata["budget"] = f"at most ${question.max_usd_per_hour:g} an hour"
     if question.max_gpus < search.UNLIMITED_GPUS:
         metadata["GPUs"] = f"at most {question.max_gpus} GPUs"
     return metadata
@@ -333,7 +418,7 @@ def _identity(requested: VariantSearch) -> str:
     """Return a digest of scenario, files and code. Together with the varied settings it identifies an evaluation."""
     scenario = requested.scenario
     settings = scenario.model_dump(mode="json", exclude={"name", "description", "variants", "search"})
-    keys = {"objective", "rate", "max_gpus", "limits", "precision", "seeds"}
+    keys = {"objective", "rate", "max_gpus", "max_usd_per_hour", "limits", "precision", "seeds"}
     question = requested.section.model_dump(mode="json", include=keys)
     return search.content_key(settings, question, file_digests(scenario), search.code_version())
 
@@ -385,7 +470,9 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
     summary, side = metrics.summarize(records, deployed), deployed.decode or deployed
     binds = report.what_binds(
         summary,
-        max_batch_seqs=side.limits.max_num_seqs / side.parallel.pp,
+        max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in side.replica_groups)
+        if isinstance(side, Deployment)
+        else side.limits.max_num_seqs / side.parallel.pp,
         open_loop=not requested.is_offline,
         queued_for_s=report.mean_queued_for_s(records),
     )
@@ -402,7 +489,7 @@ def scenario_of_choice(requested: VariantSearch, choice: Choice) -> Scenario:
     scenario = _with_settings(requested.scenario, choice.settings)
     on = scenario.deployment
     over: dict[str, Any] = {}
-    if on.decode_side is None:
+    if on.decode_side is None and not on.groups:
         over = {"deployment": {"replicas": max(1, choice.gpus // (on.gpus // on.replicas))}}
     if requested.is_offline:
         over["workload"] = {"arrivals": {"kind": "all_at_once"}, "num_requests": requested.bench.question.requests}

@@ -51,7 +51,7 @@ _KEY_OF_KIND = {
 WITH_MTP: tuple[str, ...] = ("deepseek-v3", "deepseek-v3.2", "glm-4.5", "glm-4.5-air", "glm-4.6", "glm-5", "minimax-m2")
 WITH_MTP += ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b")
 """Models of the catalog whose published ``config.json`` has modules of multi-token prediction."""
-_IN_DECODE = "of deployment.decode"
+_IN_DECODE, _IN_GROUP = "of deployment.decode", "of deployment.groups"
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ class Variant:
     def is_random(self) -> bool:
         """Return whether results depend on the seed, because requests, predictions or a router are random."""
         on, drawn = self.deployment, not self.scenario.workload.is_replay or self.scenario.predictor.is_random
-        sides = [(on.scheduler.router, on.parallel), *([(on.decode.router, on.decode.parallel)] if on.decode else [])]
-        draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and of.replicas > 1 for router, of in sides)
+        sides = [(on.scheduler.router, on.schedulers)]
+        sides += [(on.decode.router, on.decode.parallel.ranks)] if on.decode else []
+        draws = (policy.resolve("router", router).uses("draw_a", "draw_b") and count > 1 for router, count in sides)
         return drawn or any(draws) or on.scheduler.shuffles or on.speculation is not None
 
 
@@ -101,7 +102,8 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
     except InputError as error:
         variant = f"variant {expanded.name!r} of " if scenario.variants else ""
         key = ""
-        if with_key and isinstance(error, UnknownNameError) and _IN_DECODE not in getattr(error, "__notes__", ()):
+        inner = any(note.startswith((_IN_DECODE, _IN_GROUP)) for note in getattr(error, "__notes__", ()))
+        if with_key and isinstance(error, UnknownNameError) and not inner:
             key = _KEY_OF_KIND.get(error.kind, "")
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
         raise
@@ -140,7 +142,12 @@ def model_of(scenario: Scenario) -> ModelSpec:
 
 
 def hardware(scenario: Scenario) -> tuple[ModelSpec, GpuSpec]:
-    """Return the model and the GPU of a scenario. Raises InputError if the model or the GPU is unknown."""
+    """Return the model and the GPU of a scenario. Raises InputError if one is unknown, or the GPUs are of groups."""
+    if scenario.deployment.groups:
+        raise InputError(
+            "a schedule is of one kind of GPU, and the deployment has groups of unlike replicas; take "
+            "[[deployment.groups]] out"
+        )
     return model_of(scenario), catalog.gpu(scenario.file_or_name(scenario.deployment.gpu))
 
 
@@ -150,6 +157,8 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
     ``sharing`` is that of the scenario, if it is known. Raises InputError if the deployment cannot be built, and
     PolicyError if its router needs prefixes or sessions that the workload does not have.
     """
+    if scenario.deployment.groups:
+        return _mixed(scenario, sharing)
     section, limits = scenario.deployment, scenario.engine.model_dump(exclude={"name"})
     if scenario.engine.max_step_seqs == "per_stage":
         limits["max_step_seqs"] = max(1, scenario.engine.max_num_seqs // section.pp)
@@ -184,6 +193,15 @@ def deployment(scenario: Scenario, sharing: Sharing | None = None) -> Deployment
         for router in routers:
             sharing.require_for(router)
     return replace(deployed, name=scenario.name)
+
+
+def _mixed(scenario: Scenario, sharing: Sharing | None) -> Deployment:
+    """Return the deployment of several groups of replicas, each built as a deployment of its own."""
+    groups = []
+    for number, group in enumerate(scenario.deployment.groups, 1):
+        with noted(f"{_IN_GROUP}, number {number}"):
+            groups.append(deployment(scenario.updated(group.overrides), sharing))
+    return replace(engine.mix(groups), name=scenario.name)
 
 
 def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenario) -> Deployment:
