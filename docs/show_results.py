@@ -56,10 +56,8 @@ def main() -> int:
         return 2
     found = rows(sys.argv[1])
     if len(sys.argv) == 2:
-        table(
-            ["figure", "value", "unit"],
-            ([name, _short(row.get("value")), row.get("unit")] for name, row in found.items()),
-        )
+        lines = ([name, _short(row.get("value")), row.get("unit")] for name, row in found.items())
+        table(["figure", "value", "unit"], lines)
         return 0
     if sys.argv[2] not in found:
         print(f"NAME must be one of {', '.join(found)}; got {sys.argv[2]!r}", file=sys.stderr)

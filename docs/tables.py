@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -146,6 +147,17 @@ def machines(file: str) -> None:
         if (machine := (row.get("details") or {}).get("machine"))
     }
     print(f"\nMeasured on {'; '.join(sorted(found))}.\n")
+
+
+def study_rows(prefix: str) -> None:
+    """Print a row of results for each simulated choice of a search, whose --json is on standard input."""
+    for one in json.load(sys.stdin)["plans"][0]["choices"]:
+        if one["at"] is not None:
+            of, at = one["objective"], one["at"]["values"]
+            more = {"settings": one["settings"], "status": one["status"], "binds": one["binds"]}
+            more |= {key: at[key]["value"] for key in ("ttft.p90", "tpot.p90")}
+            more |= {"model": [of.get("model_low"), of.get("model_high")], "half_width": of.get("half_width")}
+            print(json.dumps({"name": f"{prefix}.{one['name']}", "value": of["value"], "unit": "", "details": more}))
 
 
 # docs/fidelity.md

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 
@@ -303,3 +304,16 @@ def test_a_missing_file_is_named(tmp_path):
         catalog.gpu(tmp_path / "none.toml")
     with pytest.raises(InputError, match=r"cannot read .*none.json: No such file"):
         catalog.model(tmp_path / "none.json")
+
+
+def test_a_gpu_is_refused_in_a_node_whose_link_it_lacks():
+    with pytest.raises(
+        InputError, match=r"node dgx-a100 joins its GPUs by nvlink3-nvswitch, which H100 does not have.*"
+    ):
+        catalog.require_node_of(catalog.gpu("H100"), catalog.node("dgx-a100"))
+    for gpu in GPUS.values():
+        catalog.require_node_of(gpu, catalog.default_node(gpu, 1))
+    for gpu, node in (("H200", "dgx-h100"), ("A100-80GB", "a100-pairwise-nvlink"), ("L4", "pcie5-8")):
+        catalog.require_node_of(catalog.gpu(gpu), catalog.node(node))
+    own = dataclasses.replace(catalog.node("dgx-a100"), name="my node")
+    catalog.require_node_of(catalog.gpu("H100"), own)

@@ -119,3 +119,9 @@ def test_a_decode_table_wins_over_the_first_value_of_disaggregate():
     assert alone.deployment.disaggregate is False
     given = config.loads(TEXT % LINK + SPACE, overrides=["deployment.disaggregate=false"])
     assert build(given)[0].deployment.decode is None
+
+
+def test_an_axis_of_some_alternatives_leaves_the_others_their_default():
+    own = "[[search.any_of]]\ntp = 2\ndisaggregate = true\n[[search.any_of]]\ntp = [4]\n"
+    loaded = config.loads(TEXT.replace("decode =", "# ") % LINK + own).deployment
+    assert (loaded.disaggregate, loaded.tp) == (None, 2), "tp is an axis of both alternatives"

@@ -150,14 +150,16 @@ def test_an_unknown_file_is_reported_for_both_formats(tmp_path):
     path.write_text("time,in_tok,out_tok\n1,2,3\n")
     with pytest.raises(TraceError) as caught:
         read_trace(path)
-    assert str(caught.value).splitlines() == [
-        (
-            f"{path}, line 1: of no known format, with 'time, in_tok, out_tok' in the first line; the nearest, "
-            "llmservingsim, has arrival_time_ns, input_toks, output_toks"
-        ),
-        "  A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s",
-        "  Rename in the first line: in_tok to prompt_tokens, out_tok to output_tokens",
-    ]
+    assert str(caught.value) == (
+        f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or texts: "
+        "prompt, output) and arrival_s; it has time, in_tok, out_tok. "
+        "Rename in_tok to prompt_tokens, out_tok to output_tokens"
+    )
+    path.write_text("arrival,prompt,output\n0,10,20\n1,30,5\n")
+    with pytest.raises(InputError, match=r"such as 10\. If they are numbers of tokens, name the column prompt_tokens"):
+        read_trace(path)
+    path.write_text("arrival_s,prompt_tokens,output_tokens,max_output_tokens\n0,10,20,30\n1,30,5,40\n")
+    assert read_trace(path).max_tokens.tolist() == [30, 40]
 
 
 def test_limits_of_clients_in_a_log_are_read(tmp_path):

@@ -12,7 +12,7 @@ from lengthwise import catalog
 from lengthwise.cost import MadeFor, operators, plan_memory, prompt_seconds, roofline
 from lengthwise.cost.experts import CONCENTRATION, busiest_gpu, rebalance_experts
 from lengthwise.cost.memory import shard_of
-from lengthwise.cost.model_error import comparable_deployments, perturbed
+from lengthwise.cost.model_error import comparable_deployments, deployment_notes, perturbed
 from lengthwise.cost.operator_work import CURVES, DEEPEP_LATENCY_S, Operators, kernels_of
 from lengthwise.cost.tables import load, save
 from lengthwise.engine import deploy
@@ -112,7 +112,7 @@ def test_wrong_keys_and_what_does_not_fit_are_refused():
         Parallelism(all2all_backend="pplx")
     with pytest.raises(InputError, match="redundant_experts must be a whole number"):
         Parallelism(redundant_experts=-1)
-    with pytest.raises(DoesNotFitError, match=r"dp=2, ep=2 must fit H200.*over more GPUs \(tp x dp\)"):
+    with pytest.raises(DoesNotFitError, match=r"not fit H200 with .*dp=2, ep=2.*buffers.*over more GPUs \(tp x dp\)"):
         plan_memory(DEEPSEEK, H200, Parallelism(1, dp=2, ep=2), LIMITS, 2048)
     with pytest.raises(InputError, match=r'ep is 2. Take cost "roofline"'):
         deploy(QWEN, H200, tp=4, ep=2, limits=LIMITS, cost="profile:missing.parquet")
@@ -405,3 +405,14 @@ def test_memory_of_deepeps_buffers():
     more = plans["deepep_low_latency"].activation_bytes - plans["deepep_high_throughput"].activation_bytes
     assert more == pytest.approx(2116e6, rel=0.01)  # "Allocating buffer size: 2116 MB" for 288 experts
     assert plans["deepep_high_throughput"].activation_bytes > GIB
+
+
+def test_a_note_says_which_fp8_blocks_an_engine_refuses():
+    """vLLM 0.32 refuses an MLP whose columns on a GPU are no multiple of the block (validate_fp8_block_shape_moe)."""
+
+    def notes(**degrees):
+        return " ".join(deployment_notes(deploy(QWEN, H200, limits=LIMITS, **degrees)))
+
+    assert "an expert of qwen3-235b-a22b has 192 columns on each of 8 GPUs" in notes(tp=8)
+    assert "FP8 weights" not in notes(tp=8, ep=8) + notes(tp=4)
+    assert "FP8 weights" not in " ".join(deployment_notes(deploy(DEEPSEEK, H200, tp=8, limits=LIMITS)))

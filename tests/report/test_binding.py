@@ -26,7 +26,8 @@ def summary(results):
     )
     arrivals = results[0].summary.counts.arrivals
     counts = Counts(arrivals, arrivals, rejected=0, timed_out=0, unfinished=0, preemptions=0)
-    return dataclasses.replace(results[0].summary, hardware=hardware, counts=counts)
+    window_s = Estimate(100 * results[0].summary.jct_s.mean.value)
+    return dataclasses.replace(results[0].summary, hardware=hardware, counts=counts, window_s=window_s)
 
 
 def having(summary, **changes: float):
@@ -138,6 +139,34 @@ def test_advice_on_batches_matches_what_limits_them(summary) -> None:
     idle = advice(0.9, 256, busy_share=0.3, idle=0.7, linear=0.25, host=0.02)
     assert "room for more load" in idle
     assert "larger batches" not in idle
+
+
+def waiting(summary, **changes: float):
+    """The summary with long waits for admission."""
+    queueing = dataclasses.replace(summary.queueing_delay_s, mean=Estimate(0.9))
+    ttft = dataclasses.replace(summary.ttft_s, mean=Estimate(1.0))
+    return having(dataclasses.replace(summary, queueing_delay_s=queueing, ttft_s=ttft), mbu=0.6, **changes)
+
+
+def test_admission_that_reserves_memory_binds_where_batches_have_room(summary) -> None:
+    made = waiting(summary, batch_seqs=10.0)
+    assert what_binds(made, max_batch_seqs=256).resource == "memory bandwidth"
+    reserved = what_binds(made, max_batch_seqs=256, reserves=True)
+    assert reserved.resource == "KV memory"
+    assert "requests wait while 50 % of it is in use and batches have 10 sequences" in reserved.description
+    assert what_binds(made, max_batch_seqs=10, reserves=True).resource == "memory bandwidth", "the limit binds"
+    assert what_binds(having(summary, mbu=0.6), reserves=True).resource == "memory bandwidth", "nothing waits"
+
+
+def test_neither_short_runs_nor_loads_at_the_capacity_show_room(summary) -> None:
+    idle = {"busy_share": 0.3, "idle": 0.7, "linear": 0.25, "host": 0.02}
+    short = dataclasses.replace(summary, window_s=Estimate(3 * summary.jct_s.mean.value))
+    for binding in (what_binds(short), what_binds(having(short, **idle))):
+        assert "The run takes 3 mean JCTs: too short to show a steady load." in binding.description
+        assert "keeps up" not in binding.description
+    for binding in (what_binds(having(summary, mbu=0.6, **one), at_capacity=True) for one in ({}, idle)):
+        assert not any(rosy in binding.description for rosy in ("keeps up", "room", "more load"))
+    assert "room" not in what_binds(having(short, **idle)).description
 
 
 def test_only_an_open_loop_is_reported_as_kept_up_with(toy) -> None:

@@ -497,3 +497,13 @@ def test_a_load_test_is_expected_in_order_of_arrival_as_its_client_sends_no_prio
         workload = variant.workload(0)
         texts.add(search_module._expectation([Limit("ttft.p99", 1.0)], workload, variant.deployment, 0, 0.0))
     assert len(texts) == 1
+
+
+def test_configurations_that_cannot_be_built_are_listed_by_cause():
+    text = SMALL.replace("batch = [4, 32]", "tp = [1, 3]\npp = [1, 99]").replace('"L40S"', '"A40"')
+    with search.threads(1) as workers:
+        (plan,) = search_module.plan(loads(text, overrides=["run.model_draws=0"]), workers).plans
+    found = {group.example: group.count for group in plan.excluded_groups if group.name == "cannot be built"}
+    assert sorted(found.values()) == [2, 4], found
+    assert any("tp must divide" in example for example in found)
+    assert any("pp) of llama-3-8b must be" in example for example in found)

@@ -61,7 +61,7 @@ class PodEngine:
 
     @property
     def release(self) -> str:
-        """Return the engine with the version of its image, which the flags are of."""
+        """Return the engine and the version of its image, for which the flags are."""
         return f"{self.title} {self.image.rpartition(':')[2].removeprefix('v')}"
 
 

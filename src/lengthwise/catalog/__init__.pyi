@@ -21,4 +21,5 @@ from .store import model_from_config as model_from_config
 from .store import models as models
 from .store import node as node
 from .store import nodes as nodes
+from .store import require_node_of as require_node_of
 from .store import served_model as served_model

@@ -202,14 +202,19 @@ def _show_replica(found: Explanation, replica: str) -> None:
     """Print the memory of a replica, the batches that fit, and the operators of its steps."""
     d, kv, evidence = found.deployment, found.deployment.kv, found.deployment.cost.evidence
     tokens = f"{kv.kv_tokens(d.max_model_len):,} tokens" + (" of longest requests" if kv.groups else "")
+    rank = "" if d.parallel.dp == 1 else f", of one of {d.parallel.dp} data-parallel ranks"
     memory = [
         ("memory", gib(d.gpu.memory_bytes), ""),
         ("available", gib(kv.available_bytes), f"at {d.limits.gpu_memory_utilization:.0%}, less the framework's"),
         ("weights", gib(kv.weight_bytes), f"{kv.weight_bytes / kv.available_bytes:.0%} of the available"),
-        ("activations", gib(kv.activation_bytes), f"of {d.limits.max_num_batched_tokens:,} tokens a step"),
+        (
+            "activations", gib(kv.activation_bytes - kv.exchange_bytes),
+            f"of {d.limits.max_num_batched_tokens:,} tokens a step{rank and ' of a rank'}",
+        ),
+        *[("exchange buffers", gib(kv.exchange_bytes), f"of {d.parallel.all2all_backend}")] * (kv.exchange_bytes > 0),
         (
             "KV cache", gib(kv.num_blocks * kv.kv_bytes_per_block),
-            f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens}",
+            f"{kv.num_blocks:,} blocks of {kv.block_size}: {tokens}{rank}",
         ),
     ]  # fmt: skip
     print_table((f"the fullest GPU of {replica}", "size", "of what"), memory)
@@ -219,7 +224,7 @@ def _show_replica(found: Explanation, replica: str) -> None:
         print_table(head, [_tier_row(tier, found.context_tokens) for tier in found.tiers])
         typer.echo()
     print_table(
-        ("context of each request", "fit at once", "limited by"),
+        ("context of each request", f"fit at once{rank and ' on a rank'}", "limited by"),
         [_fit_row(fit, d.limits.max_num_seqs) for fit in found.fits],
     )
     if found.by_prediction:
@@ -258,12 +263,13 @@ def _show_engines(variant: Variant) -> None:
         for key in keys:
             values = {name: one[section][key] for name, one in zip(order, defaults, strict=True)}
             if key == "enable_prefix_caching":
-                values = {name: "True" if on else "False*" for name, on in values.items()}
+                values = {name: "true" if on else "false*" for name, on in values.items()}
             values["here"] = getattr(getattr(variant.scenario, section), key)
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
-            rows.append((f"{section}.{key}", *map(str, values.values())))
+            shown = (str(one).lower() if isinstance(one, bool) else str(one) for one in values.values())
+            rows.append((f"{section}.{key}", *shown))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
     typer.echo("* The server caches prefixes by default; engine.enable_prefix_caching = true does so here with vLLM.")
     typer.echo()

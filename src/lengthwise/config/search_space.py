@@ -39,6 +39,7 @@ _AXES = {
     "batch": "engine.max_num_seqs",
     "chunk": "engine.max_num_batched_tokens",
 }
+_WITHOUT_DEFAULT = ("deployment.model", "deployment.gpu")
 _PLAUSIBLE_S = {
     "ttft": 60, "queueing_delay": 60, "tpot": 5, "tbt": 5, "jct": 600, "latency_bound": 600,
     "latency": 5, "kv_transfer": 5,
@@ -75,6 +76,8 @@ def axis_name(text: str, aliases: Mapping[str, Mapping[str, str]]) -> str:
     section, dot, key = text.rpartition(".")
     if section == "kv_offloading":
         return f"engine.{text}"
+    if section == "speculation":
+        return f"deployment.{text}"
     if section == "decode":
         return f"deployment.decode.{aliases.get('deployment', {}).get(key, key)}"
     if dot:
@@ -120,18 +123,23 @@ def limits_of(section: SearchSection) -> tuple[Limit, ...]:
 def with_first_values(settings: Table) -> Table:
     """Return the settings, where each missing setting that has an axis gets the axis's first value.
 
-    A table ``deployment.decode``, of the scenario or of a variant, gives ``disaggregate`` its value by itself.
+    A setting that is an axis of only some tables of ``any_of`` keeps its default, which the other tables then have,
+    unless it has none. A table ``deployment.decode``, of the scenario or of a variant, gives ``disaggregate`` its value
+    by itself.
     """
     out, given = settings, settings.get("variants")
     decode = ("deployment", "decode")
     has_decode = any(
         value_at(one, decode) is not None for one in (settings, *(given if isinstance(given, list) else ()))
     )
-    for _, axes in _spaces(settings):
+    spaces = _spaces(settings)
+    parts = [axes for path, axes in spaces if path[1] == "any_of"]
+    for path, axes in spaces:
         for key, values in axes.items():
             first = _values(values)[:1]
             is_own = key != search.REPLICAS and VARIABLE.get(key) not in (None, DecodeSection)
             is_own &= not (has_decode and key == "deployment.disaggregate")
+            is_own &= path[1] == "space" or key in _WITHOUT_DEFAULT or all(key in part for part in parts)
             if is_own and first and value_at(out, key.split(".")) is None:
                 out = merged(out, nested(key, first[0]))
     return out

@@ -99,6 +99,7 @@ _UNIONS: dict[str, Mapping[str, type[BaseModel]]] = {
 }  # fmt: skip
 _SHORT_FORMS = {"max_tokens": 'a number of tokens, "none"', "arrivals": "the name of a kind"}  # beside tables
 _TYPES = ("int", "float", "str", "bool")
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*([A-Za-z/%]*)$")
 _KEY = re.compile(r"[a-z][a-z0-9_]*|\d+")
 _REQUIREMENTS: dict[str, str] = {
     "int_type": "must be a whole number",
@@ -187,7 +188,10 @@ def _given(entry: _Error) -> str:
     if isinstance(value, dict):
         return "" if entry["type"] == "value_error" else "; it is a table"
     shown = str(value).lower() if isinstance(value, bool) else repr(value)
-    return f"; it is {shown if len(shown) <= 60 else shown[:57] + '...'}"
+    is_number = entry["type"] in ("int_type", "float_type") and isinstance(value, str)
+    bare = _NUMBER.match(value) if is_number else None
+    remedy = f"; write {bare[1]} without {'a unit' if bare[2] else 'quotes'}" if bare else ""
+    return f"; it is {shown if len(shown) <= 60 else shown[:57] + '...'}{remedy}"
 
 
 def _path(loc: tuple[Any, ...]) -> tuple[str, ...]:

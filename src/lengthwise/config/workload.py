@@ -55,10 +55,14 @@ def read_trace(
             try:
                 w.read(path)
             except TraceError as unknown:
-                names = ", ".join(f"{column} to {name}" for column, name in _renamed(_columns(path)).items())
-                rename = f"Rename in the first line: {names or 'your columns to those of one format'}"
-                of_log = "A log has prompt_tokens, output_tokens (or texts: prompt, output) and arrival_s"
-                raise TraceError(f"{unknown}\n  {of_log}\n  {rename}") from None
+                if not (columns := _columns(path)):
+                    raise unknown from None
+                names = ", ".join(f"{column} to {name}" for column, name in _renamed(columns).items())
+                raise TraceError(
+                    f"{path}, line 1: must have the columns of a trace, or of a log: prompt_tokens, output_tokens (or "
+                    f"texts: prompt, output) and arrival_s; it has {', '.join(columns[:12])[:200]}. Rename "
+                    f"{names or 'your columns to those of one format'}"
+                ) from None
         raise
     if replayed and log.arrival_s is None:
         raise TraceError(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lengthwise.schema.cost_tables import Floats, Ints
 
 CONCENTRATION = 5.0
-"""Of the whole numbers, that which comes closest to ``Curves.routing_power``, fitted to measured deployments: T tokens
+"""The whole number that comes closest to ``Curves.routing_power``, fitted to measured deployments: T tokens
 hit as many experts as T**0.96 evenly routed ones, within 2.1 % of all experts (8 of 128 or 256 for each token). The
 standard deviation of an expert's popularity is 1 / sqrt(5) = 45 % of its mean."""
 LAYERS, DRAWS = 32, 4  # layers with a popularity each, and normal values for each GPU of a layer
@@ -131,7 +131,7 @@ def _pack(weight: npt.NDArray[np.floating[Any]], packs: int) -> tuple[Ints, Ints
 
 
 def _replicate(weight: npt.NDArray[np.floating[Any]], slots: int) -> tuple[Ints, Ints]:
-    """Return (expert of each slot, number of each expert's slots): each further slot takes the largest load a slot."""
+    """Return (expert of each slot, slots of each expert): a redundant slot goes to the largest load per slot."""
     layers, experts = weight.shape
     expert = np.tile(np.arange(slots), (layers, 1))
     copies, rows = np.ones((layers, experts), np.int64), np.arange(layers)

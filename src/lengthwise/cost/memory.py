@@ -298,7 +298,8 @@ def _plan_vllm(
     wide = max(ffn.intermediate, ffn.experts_per_token * ffn.expert_intermediate + ffn.shared_intermediate)
     activation = limits.max_num_batched_tokens * (3 * wide / parallel.tp + 3 * model.hidden) * 2.0
     activation += LOGIT_COPIES * 4.0 * limits.max_num_seqs * model.vocab
-    activation += _exchange_bytes(shard, limits)
+    exchange = _exchange_bytes(shard, limits)
+    activation += exchange
     grouped = hybrid_groups(shard, limits) if hybrid else None
     if grouped is None:
         states = catalog.state_bytes_per_sequence(model) * max(shard.layers) / model.layers / parallel.tp
@@ -320,6 +321,7 @@ def _plan_vllm(
         available_bytes=usable,
         swap_s_per_block=float(per_block[fullest]) / HOST_LINK_BYTES_PER_S,
         groups=grouped[0] if grouped else None,
+        exchange_bytes=exchange,
     )
 
 
@@ -391,11 +393,16 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
         if _missing_bytes(larger, max_model_len)[0] <= 0:
             advice = f"The smallest tp that fits is {tp}."
             break
+    parts = {
+        "weights": plan.weight_bytes,
+        "activations": plan.activation_bytes - plan.exchange_bytes,
+        "buffers for exchanged tokens": plan.exchange_bytes,
+        f"KV cache of one request of {max_model_len:,} tokens": cache,
+    }
+    needed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
     raise DoesNotFitError(
-        f"{model.name} with {split} must fit {gpu.name}: a GPU offers "
-        f"{plan.available_bytes / GIB:.2f} GiB for weights ({plan.weight_bytes / GIB:.2f}), activations "
-        f"({plan.activation_bytes / GIB:.2f}) and the KV cache of one request of {max_model_len} tokens "
-        f"({cache / GIB:.2f}), which is {missing / GIB:.2f} GiB too little. {advice}"
+        f"{model.name} does not fit {gpu.name} with {split}: each GPU needs {sum(parts.values()) / GIB:.2f} GiB "
+        f"({needed}) and has {plan.available_bytes / GIB:.2f} GiB: {missing / GIB:.2f} GiB are missing. {advice}"
     )
 
 

@@ -165,6 +165,29 @@ def fit_warning(tables: CostTables) -> str:
     )
 
 
+FP8_BLOCK = 128  # weights in each direction that share one scale in the FP8 checkpoints of DeepSeek, Qwen3 and others
+
+
+def _fp8_block_note(deployment: Deployment) -> str:
+    """Return a note if GPUs divide an MLP between blocks of FP8 weights with one scale, which vLLM refuses."""
+    model, parallel = deployment.model, deployment.parallel
+    if (deployment.limits.weight_dtype or model.dtype) != "fp8":
+        return ""
+    ffn, sharing = model.ffn, parallel.tp * parallel.dp // parallel.ep  # GPUs that divide an expert
+    divided = {
+        "an expert": (ffn.expert_intermediate if ffn.experts else 0, sharing, " Set ep = tp x dp, or a smaller tp."),
+        "an MLP": (0 if ffn.experts and not ffn.dense_layers else ffn.intermediate, parallel.tp, " Set a smaller tp."),
+    }
+    for name, (columns, gpus, advice) in divided.items():
+        if columns % FP8_BLOCK == 0 and columns % (FP8_BLOCK * gpus):
+            return (
+                f"vLLM refuses FP8 weights with one scale for {FP8_BLOCK} x {FP8_BLOCK} of them here: {name} of "
+                f"{model.name} has {columns / gpus:g} columns on each of {gpus} GPUs, which is no multiple of "
+                f"{FP8_BLOCK}.{advice} Checkpoints with one scale for a tensor or a channel load."
+            )
+    return ""
+
+
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
     sides = [side for side in (*deployment.replica_groups, deployment.decode) if side is not None]
@@ -172,6 +195,7 @@ def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     notes = [*map(hardware_note, deployment.replica_groups), *map(fit_warning, tables)]
     if any(NOT_MEASURED in one.evidence.source for one in tables):
         notes.append(f"The cost tables rest on {NOT_MEASURED}: their source says which.")
+    notes += map(_fp8_block_note, sides)
     notes += catalog.approximations(deployment.model, in_groups=deployment.kv.groups is not None)
     return tuple(dict.fromkeys(note for note in notes if note))
 

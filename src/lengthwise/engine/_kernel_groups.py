@@ -45,7 +45,7 @@ def join(S, g, slot):
 
 @jit
 def skipped_blocks(S, computed):
-    """Return how many first blocks a request needs no more in a local group (``KvGroups.skipped``)."""
+    """Return how many leading blocks a request no longer needs in a local group (``KvGroups.skipped``)."""
     params = S.params[0]
     if params.local_groups == 0:
         return 0

@@ -417,7 +417,7 @@ def add_ending(S, r, slot, flight):
 
 @jit
 def slots_end(S, tokens):
-    """Return for how many of a request's tokens it needs KV memory in a step that computes up to ``tokens``."""
+    """Return the number of a request's tokens that need KV memory in a step that computes up to ``tokens``."""
     params = S.params[0]
     return min(tokens + params.lookahead_tokens, params.max_model_len) if params.speculates == 1 else tokens
 

@@ -94,6 +94,7 @@ def deploy(
     if node is None:
         node = catalog.default_node(gpu, parallel.gpus_per_replica)
     node = catalog.node(node) if isinstance(node, str) else node
+    catalog.require_node_of(gpu, node)
     hybrid = not lacks_groups(limits, scheduler, parallel.pp, speculates=speculation is not None)
     max_len = costs.largest_model_len(model, gpu, parallel, limits, memory_planner, num_blocks, hybrid=hybrid)
     if limits.max_model_len is not None:

@@ -877,7 +877,7 @@ class Reference:
         q.last.emits = min(1 + tokens, q.output - q.generated)
 
     def _slots_end(self, tokens: int) -> int:
-        """Return for how many of a request's tokens it needs KV memory in a step that computes up to ``tokens``."""
+        """Return the number of a request's tokens that need KV memory in a step that computes up to ``tokens``."""
         params = self.s.params
         return min(tokens + params.lookahead_tokens, params.max_model_len) if params.speculates else tokens
 

@@ -358,7 +358,7 @@ class Setup:
         return p.attention_groups * -(-tokens // p.block_size) + p.state_groups - p.local_groups * skipped
 
     def skipped_blocks(self, computed: int) -> int:
-        """Return how many first blocks a request needs no more in a local group after ``computed`` tokens."""
+        """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""
         groups = self.deployment.kv.groups
         return groups.skipped(computed) if groups else 0
 

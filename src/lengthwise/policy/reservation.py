@@ -44,7 +44,7 @@ def adapted_margin(margin: float, max_share: float, spent_s: float, idle_s: floa
 
 
 def first_margin(max_share: float) -> float:
-    """Return the margin of an engine that starts."""
+    """Return the margin at an engine's start."""
     return OWN_RULE if max_share == math.inf else 0.0
 
 

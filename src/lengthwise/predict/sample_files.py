@@ -42,7 +42,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "model": ("model", "generator", "model_name", "model_id", "engine"),
     "finish_reason": ("finish_reason", "stop_reason", "finished_reason"),
-    "max_tokens": ("max_tokens", "max_completion_tokens"),
+    "max_tokens": ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"),
 }  # fmt: skip
 """Accepted names of each column; the first in this order counts. Case does not matter, and spaces are underscores."""
 CENSORED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
@@ -189,7 +189,7 @@ def misspelt(keys: Iterable[str]) -> dict[str, str]:
     """Return the unknown keys that resemble the name of a missing column, each with that name."""
     flat = {key.strip().lower().replace(" ", "_") for key in keys}
     known = {name: column for column, names in NAMES.items() for name in names}
-    absent = [name for name, column in known.items() if column != "max_tokens" and not flat & {*NAMES[column]}]
+    absent = [name for name, column in known.items() if not flat & {*NAMES[column]}]
     near = {key: difflib.get_close_matches(key, absent, n=1, cutoff=0.75) for key in sorted(flat - {*known})}
     return {key: found[0] for key, found in near.items() if found}
 
@@ -532,6 +532,11 @@ def served(file: Path | str) -> Served:
             raise InputError(f"{path}: all rows or no row must have an arrival time; row {number} differs")
     if not rows:
         raise InputError(f"{path} must hold a request with an output; there is none")
+    if all(row.prompt_tokens is None and (row.prompt or "").strip().isdigit() for row in rows):
+        raise InputError(
+            f"{path}: prompts must be texts; all are numbers, such as {rows[0].prompt}. If they are numbers of tokens, "
+            "name the column prompt_tokens, and that of the outputs output_tokens"
+        )
     estimated = (estimated_tokens(row.prompt) if row.prompt else 1 for row in rows)
     prompt_tokens = [e if r.prompt_tokens is None else r.prompt_tokens for r, e in zip(rows, estimated, strict=True)]
     texts = {name: [getattr(row, name) for row in rows] for name in ("prompt", "output", "model")}

@@ -22,6 +22,7 @@ AT_LIMIT_SHARE = 0.9
 CLOSED_LOOP_SHARE = 0.5  # if more arrivals come at the moment of a completion, the load is a closed loop
 REQUEUED_SHARE = 0.1  # with more preemptions per request, the time before the first admission is not the complete wait
 LONG_WAIT_SHARE = 0.25  # if queues take a larger share of the JCT, the deployment does not keep up with its load
+SHORT_RUN_JCTS = 5  # a run shorter than so many mean JCTs shows no steady load: it consists of its start and its end
 NEAR_ROOF_SHARE = 0.3  # below this utilization neither compute nor bandwidth is the bottleneck
 REJECTED_SHARE = 0.5
 UNSERVED_SHARE = 0.01  # if more requests have no answer, the report first warns about them
@@ -63,6 +64,7 @@ def bottleneck_of(result: Result) -> HardwareBottleneck:
     return what_binds(
         result.summary,
         max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in result.deployment.replica_groups),
+        reserves=result.deployment.scheduler.reserves_ahead,
         open_loop=is_open_loop(result) and result.summary.is_steady,
         preempts_only_for_memory=result.deployment.scheduler.preemption == "never",
         queued_for_s=mean_queued_for_s(result.records),
@@ -107,7 +109,9 @@ def what_binds(
     summary: Summary,
     *,
     max_batch_seqs: float = math.inf,
+    reserves: bool = False,
     open_loop: bool = True,
+    at_capacity: bool = False,
     preempts_only_for_memory: bool = True,
     queued_for_s: float = math.nan,
     front_s: Span = (0.0, 0.0),
@@ -119,11 +123,12 @@ def what_binds(
     - Most requests were rejected.
     - The GPUs are idle.
     - The KV cache is full.
+    - Requests wait although batches could grow, because admission reserves KV memory (with ``reserves``).
     - Host, network or pipeline bubbles take the time.
     - Memory bandwidth or compute, whichever is nearer its peak, or the kernels if both are far from their peaks.
 
-    Without ``open_loop`` a deployment cannot fall behind its load. Without ``preempts_only_for_memory`` preemptions do
-    not count.
+    Without ``open_loop`` a deployment cannot fall behind its load, and ``at_capacity`` it has no room for more. Without
+    ``preempts_only_for_memory`` preemptions do not count.
     """
     h, counts, warning = summary.hardware, summary.counts, unserved(summary.counts)
     wait_s = max(summary.queueing_delay_s.mean.value - front_s[0], 0.0)
@@ -138,19 +143,29 @@ def what_binds(
         return HardwareBottleneck(resource, f"Most requests are rejected: {reason}.", warning)
     if h is None or not h.busy_share.value > 0:
         return HardwareBottleneck("unknown", "Nothing is known about the hardware.", warning)
-    busy = h.busy_share.value
-    resource, reason = _overhead(h, summary, preempts_only_for_memory=preempts_only_for_memory) or _roof(
-        h, _batch_advice(h, max_batch_seqs, warning, is_queueing=is_queueing)
-    )
+    busy, is_short = h.busy_share.value, summary.window_s.value < SHORT_RUN_JCTS * summary.jct_s.mean.value
+    has_room = reserves and is_queueing and h.batch_seqs.value < AT_LIMIT_SHARE * max_batch_seqs
+    resource, reason = _overhead(
+        h, summary, preempts_only_for_memory=preempts_only_for_memory, reserves=has_room
+    ) or _roof(h, _batch_advice(h, max_batch_seqs, load_sets=not (warning or at_capacity), is_queueing=is_queueing))
     if busy < 1 - IDLE_SHARE:
         resource = "idle"
-        room = "" if warning or not summary.is_steady else ", so there is room for more load"
+        room = "" if warning or is_short or at_capacity or not summary.is_steady else ", so there is room for more load"
         reason = f"no step runs {percent(1 - busy)} of the time{room}; while busy, {reason}"
-    queue = _queue(summary, wait_s, queued_for_s, front_s, can_keep_up=open_loop and not warning)
+    queue = _queue(
+        summary,
+        wait_s,
+        queued_for_s,
+        front_s,
+        can_keep_up=open_loop and not (warning or at_capacity),
+        is_short=is_short,
+    )
     return HardwareBottleneck(resource, f"{reason[0].upper()}{reason[1:]}.{queue}", warning)
 
 
-def _overhead(h: Hardware, summary: Summary, *, preempts_only_for_memory: bool) -> tuple[str, str] | None:
+def _overhead(
+    h: Hardware, summary: Summary, *, preempts_only_for_memory: bool, reserves: bool
+) -> tuple[str, str] | None:
     """Return (resource, evidence), or None if nothing but memory bandwidth and compute takes the time."""
     busy = h.busy_share.value
     kv_share = h.kv_utilization.value / busy
@@ -159,6 +174,12 @@ def _overhead(h: Hardware, summary: Summary, *, preempts_only_for_memory: bool) 
         return "KV memory", (
             f"the KV cache is {percent(kv_share)} full, with {preempted:.2g} preemptions per request; "
             "more KV memory or fewer concurrent sequences would help"
+        )
+    if reserves:
+        return "KV memory", (
+            f"admission reserves KV memory for tokens that are still to come: requests wait while {percent(kv_share)} "
+            f"of it is in use and batches have {h.batch_seqs.value:.3g} sequences; a lower reservation or more KV "
+            "memory would help"
         )
     share = {name: e.value / busy for name, e in h.time_shares.items()}
     taken, resource, reason = max(
@@ -203,16 +224,18 @@ def _roof(h: Hardware, batch_advice: str) -> tuple[str, str]:
     return resource, reason
 
 
-def _batch_advice(h: Hardware, max_batch_seqs: float, warning: str, *, is_queueing: bool) -> str:
+def _batch_advice(h: Hardware, max_batch_seqs: float, *, load_sets: bool, is_queueing: bool) -> str:
     shares_reads = "would share the reads of the weights"
     if h.batch_seqs.value >= AT_LIMIT_SHARE * max_batch_seqs:
         return f"; batches are at max_num_seqs, and larger ones {shares_reads}"
     if h.busy_share.value >= 1 - IDLE_SHARE and is_queueing:
         return f"; larger batches {shares_reads}"
-    return "" if warning else f"; the load sets the batch, and more load per replica {shares_reads}"
+    return "" if not load_sets else f"; the load sets the batch, and more load per replica {shares_reads}"
 
 
-def _queue(summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, *, can_keep_up: bool) -> str:
+def _queue(
+    summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, *, can_keep_up: bool, is_short: bool
+) -> str:
     jct_s, queued_for_s = summary.jct_s.mean.value, queued_for_s - front_s[0]
     front = f", besides {seconds(front_s[0])} in front of the engine (Queueing has both)" if front_s[0] > 0 else ""
     requeued = summary.counts.preemptions / max(1, summary.counts.arrivals) > REQUEUED_SHARE
@@ -225,9 +248,10 @@ def _queue(summary: Summary, wait_s: float, queued_for_s: float, front_s: Span, 
         return f" Requests wait {seconds(wait_s)} on average before they are scheduled, {share} of their TTFT{front}."
     if not wait_s >= 0:
         return ""
-    if can_keep_up and not requeued and not queued_for_s > LONG_WAIT_SHARE * jct_s:
+    if can_keep_up and not requeued and not queued_for_s > LONG_WAIT_SHARE * jct_s and not is_short:
         if (slow_s := summary.queueing_delay_s.mean.model_high - front_s[1]) > LONG_WAIT_SHARE * jct_s:
             slowest = f"but up to {seconds(slow_s)} within the cost model's error: it may not keep up with the load."
             return f" Requests wait {seconds(wait_s)} on average{front}, {slowest}"
         return f" It keeps up with the load: requests wait {seconds(wait_s)} on average{front}."
-    return f" Requests wait {seconds(wait_s)} on average before they are scheduled{front}."
+    length = f" The run takes {summary.window_s.value / jct_s:.2g} mean JCTs: too short to show a steady load."
+    return f" Requests wait {seconds(wait_s)} on average before they are scheduled{front}.{length if is_short else ''}"

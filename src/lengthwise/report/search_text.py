@@ -95,6 +95,7 @@ def axis_labels(keys: Iterable[str]) -> dict[str, str]:
     """Return a label for each setting that a search varies. It is the complete key if short labels would be equal."""
     parts = {key: key.rpartition(".")[2] for key in keys}
     made = {key: LABELS.get(last, last.replace("_", " ")) for key, last in parts.items()}
+    made |= {key: f"Decode side: {label}" for key, label in made.items() if key.startswith("deployment.decode.")}
     labels = list(made.values())
     return {key: key if labels.count(label) > 1 else label for key, label in made.items()}
 

@@ -152,7 +152,9 @@ def rows(results: Sequence[Result]) -> list[Row]:
         for i, e in enumerate(estimates):
             texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
             cells.append(Cell(*texts, model_text(e, scale), e, i == leader))
-        made.append(Row(metric, unit, tuple(cells)))
+        by_rank = metric.key == "hardware.batch" and any(r.deployment and r.deployment.parallel.dp > 1 for r in results)
+        shown = replace(metric, label=f"{metric.label} of a rank (dp)") if by_rank else metric
+        made.append(Row(shown, unit, tuple(cells)))
     return made
 
 

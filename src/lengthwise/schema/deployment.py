@@ -335,6 +335,12 @@ class Scheduler(PolicyAxes):
         """Return whether every running request has KV memory for all of its ``max_tokens``."""
         return self.trtllm is not None and self.trtllm.capacity_scheduler_policy == "GUARANTEED_NO_EVICT"
 
+    @property
+    def reserves_ahead(self) -> bool:
+        """Return whether admission keeps KV memory free for tokens that requests have still to compute."""
+        by_peak = getattr(self.memory, "name", self.memory) == "predicted_peak"
+        return self.reserve or self.reserves_max_tokens or self.sglang is not None or by_peak
+
     def _check_reserve(self) -> None:
         if self.reserves_max_tokens:
             raise InputError(
@@ -395,7 +401,7 @@ class KvGroups:
     in_flight_tokens: int = 0
 
     def skipped(self, computed: int) -> int:
-        """Return how many of its first blocks a request needs no more in a local group after ``computed`` tokens."""
+        """Return how many leading blocks a request no longer needs in a local group after ``computed`` tokens."""
         if self.chunked:
             return computed // self.local_tokens * self.local_tokens // self.block_size
         return max(0, computed - self.local_tokens + 1) // self.block_size if self.local else 0
@@ -441,6 +447,7 @@ class KvPlan:
     swap_s_per_block: float = 0.0
     planner: str = "lengthwise"
     groups: KvGroups | None = None
+    exchange_bytes: float = 0.0  # in ``activation_bytes``: buffers in which data-parallel ranks exchange tokens
 
     def longest_blocks(self, max_model_len: int) -> int:
         """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""
@@ -454,7 +461,7 @@ class KvPlan:
 
     @property
     def tokens_per_block(self) -> float:
-        """Return the tokens for each block that a request has, before its windows end: with groups, of all of them."""
+        """Return a request's tokens for each of its blocks, of all groups, before windows free any."""
         return self.block_size / (self.groups.full + self.groups.local if self.groups else 1)
 
 

@@ -80,9 +80,10 @@ class Speculation:
                 f"num_speculative_tokens must be a whole number from 1 to {MAX_SPECULATIVE_TOKENS}; it is {k!r}"
             )
         if len(self.rates) < k or not all(0 <= rate <= 1 for rate in self.rates):
+            given = list(self.rates) if isinstance(self.acceptance, tuple) else self.acceptance
             raise InputError(
                 f"acceptance must be a rate from 0 to 1, or at least {k} rates, one for each of "
-                f"num_speculative_tokens; it is {self.acceptance!r}"
+                f"num_speculative_tokens; it is {given}"
             )
         bounds = {
             "draft_rate": (0, 1), "request_effect": (0, 0.99), "length_correlation": (-1, 1), "burstiness": (0, 1),
@@ -103,8 +104,9 @@ class Speculation:
         for first, last, tokens in self.per_batch_size:
             if not (first > end and last >= first and 0 <= tokens <= k) or (end == 0 and first != 1):
                 raise InputError(
-                    "num_speculative_tokens_per_batch_size must be ranges (first, last, tokens) that begin at 1, rise, "
-                    f"do not overlap, and have at most num_speculative_tokens {k}; it is {self.per_batch_size!r}"
+                    "num_speculative_tokens_per_batch_size must be [[first, last, tokens], ...]: the first begins at "
+                    "1, others after the one before (which a gap continues), with at most num_speculative_tokens, "
+                    f"{k}, tokens; {[first, last, tokens]} does not"
                 )
             end = last
 

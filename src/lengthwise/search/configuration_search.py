@@ -7,6 +7,7 @@ batch depends on these results and not on timing, so that one worker and a hundr
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from lengthwise.schema.plan import (
     Trade,
 )
 from lengthwise.search.limits import AT_RATE, LIMITED, Question
-from lengthwise.search.objectives import Bench, Task, better
+from lengthwise.search.objectives import NOT_BUILT, Bench, Task, better
 from lengthwise.search.space import Axes, Settings, names_of, settings_key, short_key
 from lengthwise.search.store import Store, content_key, from_dict, to_dict
 from lengthwise.search.strategy import Strategy
@@ -446,7 +447,9 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
         other = min(others, key=lambda c: _sort_value(c.objective.value, question), default=None)
         if other is None:
             continue
-        setting = f"{'engine' if key == 'engine.name' else short_key(key)} = {best.settings[key]}"
+        own = best.settings[key]
+        own = str(own).lower() if isinstance(own, bool) else own
+        setting = f"{'engine' if key == 'engine.name' else short_key(key)} = {own}"
         on = "" if len(fair) == len(known) else f" on {', '.join(filter(None, map(best.settings.get, HARDWARE)))}"
         head = f"{setting}: the best configuration with another value{on}, {other.name}, "
         rough = " (scouted)" if other.status is Status.SCOUTED else ""
@@ -468,12 +471,14 @@ def _advantages(choices: Sequence[Choice], axes: Axes, question: Question) -> tu
 
 
 def _excluded_groups(choices: Sequence[Choice]) -> tuple[ExcludedGroup, ...]:
-    by_name: dict[str, list[Choice]] = {}
+    by_name: dict[tuple[str, str], list[Choice]] = {}
     for choice in choices:
-        if choice.exclusion.group:
-            by_name.setdefault(choice.exclusion.group, []).append(choice)
+        if name := choice.exclusion.group:
+            # What cannot be built has many causes: one example for all of them would hide the others.
+            cause = re.sub(r"\d[\d.,]*", "#", choice.exclusion.reason) if name == NOT_BUILT else ""
+            by_name.setdefault((name, cause), []).append(choice)
     groups = []
-    for name, group in sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0])):
+    for (name, _), group in sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0])):
         shared: dict[str, tuple[Any, ...]] = {}  # settings with few values, and fewer than among all choices
         for key in dict.fromkeys(k for c in group for k in c.settings):
             own = tuple(dict.fromkeys(c.settings[key] for c in group if key in c.settings))

@@ -24,6 +24,7 @@ from lengthwise.search.space import Settings
 from lengthwise.statistics import drawn_estimate
 
 CURVE_SEEDS = 4
+NOT_BUILT = "cannot be built"
 SCOUTED_SHARE = 0.95  # share of the rough capacity at which a scouted configuration is measured
 MAX_REPLICAS_FACTOR = 3
 """The search for the number of replicas gives up above this many times the number that the rate of one suggests."""
@@ -481,7 +482,7 @@ class Bench:
             raise  # the question is wrong, not the configuration
         except InputError as error:
             groups = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
-            group = next((name for kind, name in groups.items() if isinstance(error, kind)), "cannot be built")
+            group = next((name for kind, name in groups.items() if isinstance(error, kind)), NOT_BUILT)
             return rejected(choice, Exclusion(str(error), group))
         parallel, max_gpus = deployment.parallel, self.question.max_gpus
         choice = replace(choice, gpus=deployment.gpus, price_per_hour_usd=deployment.price_per_hour_usd)
@@ -492,7 +493,9 @@ class Bench:
                 shape = f"tp x pp x replicas of both sides, {gpus} + {decode.parallel.gpus}, are"
                 gpus = deployment.gpus
             reason = f"{shape} {gpus} GPUs; search.max_gpus is {max_gpus}"
-            return rejected(choice, Exclusion(reason, f"takes more than {max_gpus} GPUs"), gpus=gpus)
+            return rejected(
+                choice, Exclusion(reason, f"takes more than {max_gpus} GPU{'s' * (max_gpus > 1)}"), gpus=gpus
+            )
         if not self.question.is_within_budget(deployment):
             return rejected(choice, _excess_of_budget("it has", deployment, self.question))
         if not fits_any(deployment, self.load):

@@ -357,7 +357,11 @@ def plan(
             for c in found.choices
         ]
         deployed = [one.bench.build(choice.settings) for choice in found.choices if choice.status is Status.RANKED]
-        notes = dict.fromkeys(note for each in deployed for note in model_error.deployment_notes(each))
+        by_choice = [model_error.deployment_notes(each) for each in deployed]
+        notes = dict.fromkeys(
+            note if all(note in found for found in by_choice) else f"Some configurations: {note}"
+            for note in itertools.chain.from_iterable(by_choice)
+        )
         notes |= dict.fromkeys(_mixture_notes(one, found))
         memories = [each.limits.kv_offloading for each in deployed if each.offload_blocks]
         if any(memory is not None and not memory.usd_per_gb_hour for memory in memories):
@@ -410,7 +414,7 @@ def _metadata(requested: VariantSearch, space: Space) -> dict[str, str]:
     if question.max_usd_per_hour < math.inf:
         metadata["budget"] = f"at most ${question.max_usd_per_hour:g} an hour"
     if question.max_gpus < search.UNLIMITED_GPUS:
-        metadata["GPUs"] = f"at most {question.max_gpus} GPUs"
+        metadata["GPUs"] = f"at most {question.max_gpus} GPU{'s' * (question.max_gpus > 1)}"
     return metadata
 
 
@@ -473,7 +477,9 @@ def _binding_resource(choice: Choice, requested: VariantSearch) -> str:
         max_batch_seqs=max(one.limits.max_num_seqs / one.parallel.pp for one in side.replica_groups)
         if isinstance(side, Deployment)
         else side.limits.max_num_seqs / side.parallel.pp,
+        reserves=deployed.scheduler.reserves_ahead,
         open_loop=not requested.is_offline,
+        at_capacity=choice.capacity_rps.value <= choice.at.rate_rps * (1 + bench.question.precision),
         queued_for_s=report.mean_queued_for_s(records),
     )
     beyond = [f" {one.description}." for one in metrics.beyond_reach(records, deployed)]
