@@ -264,8 +264,13 @@ def _show_engines(variant: Variant) -> None:
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
             rows.append((f"{section}.{key}", *map(str, values.values())))
+    overlap = ["False*" if name == "vllm" else "not modelled" for name in order]
+    rows.append(("scheduler.async_scheduling", *overlap, str(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
-    typer.echo("* The server caches prefixes by default; engine.enable_prefix_caching = true does so here with vLLM.")
+    typer.echo(
+        "* The server does so by default; vLLM here, too, with true. Overlapping steps, the default of SGLang and "
+        "TensorRT-LLM, are not modelled."
+    )
     typer.echo()
 
 
