@@ -312,8 +312,8 @@ def test_an_engine_with_its_own_rules_has_no_decode_side(name):
     ("given", "report", "note"),
     [
         (["engine=trtllm", "workload.max_tokens=none"], "GUARANTEED_NO_EVICT admits", 'policy = "trtllm"'),
-        (["engine.prefix_cache=vllm"], "SGLang's own prefix", 'policy = "sglang" and engine.enable_prefix_caching = true'),
-        (["engine=trtllm", "engine.max_num_batched_tokens=9"], "of at least", 'policy = "trtllm" and .*max_num_seqs = 2048'),
+        (["engine.prefix_cache=vllm"], "SGLang's own prefix", '"sglang" and engine.enable_prefix_caching = true'),
+        (["engine=trtllm", "engine.max_num_batched_tokens=9"], "of at least", '"trtllm" and .*max_num_seqs = 2048'),
         (["scheduler.policy=sglang", "workload.max_tokens=none"], "admits requests by", None),
         # What the rules do not cover comes before what the workload must have.
         (["engine.max_model_len=230", "deployment.pp=2"], "not modelled with pipeline", 'policy = "sglang"'),
