@@ -204,6 +204,9 @@ deployment = { model = "llama-3-8b", gpu = "H100" }
 """
 
 
+CACHED = "engine.enable_prefix_caching=true"
+
+
 def engine_settings(scenario):
     engine = scenario.engine
     limits = (engine.max_num_batched_tokens, engine.max_num_seqs, engine.block_size, engine.prefix_cache)
@@ -237,6 +240,9 @@ def test_sglangs_radix_cache_is_on_unless_the_scenario_turns_it_off():
     assert not config.loads(ENGINES).notes
     other = variants.deployment(config.loads(ENGINES, overrides=["engine=vllm"])).limits
     assert not other.enable_prefix_caching
+    # TensorRT-LLM's rules refuse a cache, so that no note says first what a cache would help.
+    cached = [config.loads(ENGINES, overrides=[f"engine={name}", CACHED]).notes for name in ("vllm", "trtllm")]
+    assert [len(notes) for notes in cached] == [1, 0]
 
 
 @pytest.mark.parametrize(
