@@ -23,7 +23,7 @@ from lengthwise.predict import Ecdf, Prompts, Samples, attach
 from lengthwise.schema.deployment import Scheduler, TrtllmSettings
 from lengthwise.schema.workload import Workload
 
-sys.path.append(str(ROOT / "tests" / "live"))  # which holds what runs the engines
+sys.path += [str(ROOT / "tests" / name) for name in ("live", "oracle")]  # what runs engines, and what was measured
 STEPS, WORLDS, ENGINES, RATE_RPS = 100_000, 200, ("vllm", "sglang", "trtllm"), 4.5 * LOAD
 SCHEDULERS = {name: policy.scheduler(name) for name in ("vllm_v1", "sglang")}
 SCHEDULERS["vllm_v1_async"] = replace(SCHEDULERS["vllm_v1"], async_scheduling=True)
@@ -75,7 +75,7 @@ SWEEP = {0.0: (1065, 11582), 0.02: (400, 12134), 0.05: (187, 12167), 0.1: (168, 
 
 
 def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of preemptions by watermark, on a GB200 and not calibrated; one error per seed."""
+    """Return the errors, not calibrated, of preemptions by watermark, and of TensorRT-LLM's capacity schedulers."""
     runs = np.empty((3 if quick else 20, len(SWEEP), 2))
     for seed, column in np.ndindex(runs.shape[:2]):
         rng = np.random.default_rng(seed)
@@ -88,12 +88,13 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     own = {"measured": SWEEP.values(), "simulated": runs.mean(axis=0).tolist()}
     own = {name: dict(zip(map(str, SWEEP), of, strict=True)) for name, of in own.items()}
     own["tokens_per_s_error"] = float(np.median(error[:, 1]))
-    return {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
+    errors, found = importlib.import_module("test_trtllm_measured").errors()
+    rows = {"engines.trtllm_pair_error": summary(errors) | {"by_scheduler": found}}
+    return rows | {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
 
 
 def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return the median error of EAGLE's speed-up on an H100, by requests and batch."""
-    sys.path.append(str(ROOT / "tests" / "oracle"))
     found = importlib.import_module("test_speculation_measured").speedups((1, 8) if quick else (1, 8, 16, 32, 64, 128))
     return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
 

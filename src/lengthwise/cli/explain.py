@@ -252,6 +252,10 @@ def _show_replica(found: Explanation, replica: str) -> None:
     print_table(("operator", *(step.name for step in steps)), rows, wraps=("operator",))
 
 
+def _toml_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _show_engines(variant: Variant) -> None:
     """Print the defaults of the scenario's engine beside those of the other ones, and what the scenario has."""
     from lengthwise.config.sections import ENGINES
@@ -268,10 +272,14 @@ def _show_engines(variant: Variant) -> None:
             if key == "prefix_cache":  # TensorRT-LLM's is not modelled
                 refusing = ["here"] if variant.deployment.scheduler.trtllm is not None else []
                 values |= dict.fromkeys(["trtllm", *refusing], "not modelled")
-            shown = (str(one).lower() if isinstance(one, bool) else str(one) for one in values.values())
-            rows.append((f"{section}.{key}", *shown))
+            rows.append((f"{section}.{key}", *(_toml_value(one) for one in values.values())))
+    overlap = ["false*" if name == "vllm" else "not modelled" for name in order]
+    rows.append(("scheduler.async_scheduling", *overlap, _toml_value(variant.deployment.scheduler.async_scheduling)))
     print_table(("setting", *(ENGINES[name].version for name in order), "here"), rows)
-    typer.echo("* The server caches prefixes by default; engine.enable_prefix_caching = true does so here with vLLM.")
+    typer.echo(
+        "* The server does so by default; vLLM here, too, with true. Overlapping steps, the default of SGLang and "
+        "TensorRT-LLM, are not modelled."
+    )
     typer.echo()
 
 

@@ -444,7 +444,8 @@ def _cache_notes(scenario: Scenario, source: str) -> list[str]:
             "engines leave it off here: engine.enable_prefix_caching = true turns vLLM's on (TensorRT-LLM's is not "
             "modelled), and false turns SGLang's off"
         )
-    if cached and given and not shares:
+    refused = "trtllm" in (scenario.engine.name, scenario.scheduler.policy)  # TensorRT-LLM's rules have no cache
+    if cached and given and not shares and not refused:
         notes.append(
             "enable_prefix_caching = true only helps preempted requests here, because no two prompts share a prefix; "
             "[workload.groups], [workload.sessions], [workload.tools] or a trace can give shared prefixes"

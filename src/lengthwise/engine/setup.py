@@ -494,11 +494,11 @@ def _side(
     **side_fields: Any,
 ) -> Setup:
     policies = resolve_policies(deployment.scheduler)
+    deployment.require_known_rules(workload)
+    _check_vllm_rules(deployment, policies)
     _check(workload, deployment, policies)
     if deployment.scheduler.trtllm is None:  # TensorRT-LLM ends the output at max_model_len.
         _check_max_tokens(workload, deployment.max_model_len)
-    deployment.require_known_rules(workload)
-    _check_vllm_rules(deployment, policies)
     n = len(workload)
     made = workload.predictions
     rows = PredictionRows(0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))

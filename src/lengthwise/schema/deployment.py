@@ -344,8 +344,9 @@ class Scheduler(PolicyAxes):
     def _check_reserve(self) -> None:
         if self.reserves_max_tokens:
             raise InputError(
-                "reserve = true takes the place of GUARANTEED_NO_EVICT, which reserves memory for every max_tokens; "
-                'set trtllm = { capacity_scheduler_policy = "MAX_UTILIZATION" } with it, or leave reserve out'
+                'reserve = true takes the place of GUARANTEED_NO_EVICT, the default of scheduler "trtllm", which '
+                "reserves memory for every max_tokens; set scheduler.trtllm = { capacity_scheduler_policy = "
+                '"MAX_UTILIZATION" } with it, or leave reserve out'
             )
         if self.async_scheduling:
             raise InputError("reserve = true is not modelled with async_scheduling yet; leave one of them out")

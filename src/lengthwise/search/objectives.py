@@ -478,8 +478,9 @@ class Bench:
         try:
             deployment = self.deployment(choice.settings)
             deployment.require_known_rules(self.load.sample())
-        except (UnknownNameError, PolicyError):
-            raise  # the question is wrong, not the configuration
+        except (UnknownNameError, PolicyError) as error:  # the question is wrong, not the configuration
+            error.add_note("with " + ", ".join(f"{key} = {value!r}" for key, value in choice.settings.items()))
+            raise
         except InputError as error:
             groups = {DoesNotFitError: "does not fit in memory", ProfileError: "is not in the profile"}
             group = next((name for kind, name in groups.items() if isinstance(error, kind)), NOT_BUILT)

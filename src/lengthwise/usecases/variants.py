@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -98,7 +99,8 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
     If ``with_key``, the note on an unknown name also has the file's key under which the name is given.
     """
     try:
-        yield
+        with engine_noted(expanded):
+            yield
     except InputError as error:
         variant = f"variant {expanded.name!r} of " if scenario.variants else ""
         key = ""
@@ -106,6 +108,23 @@ def located(scenario: Scenario, expanded: Scenario, *, with_key: bool = False) -
         if with_key and isinstance(error, UnknownNameError) and not inner:
             key = _KEY_OF_KIND.get(error.kind, "")
         error.add_note(f"in {variant}{scenario.source}{f', {key}' if key else ''}")
+        raise
+
+
+@contextmanager
+def engine_noted(scenario: Scenario) -> Iterator[None]:
+    """Add a note to an InputError in this context: which settings that it names come from the scenario's engine."""
+    try:
+        yield
+    except InputError as error:
+        found = []
+        for section, defaults in scenario.engine_defaults().items():
+            for key, value in defaults.items():
+                named = rf"(scheduler|policy\b.*) [\"']{value}[\"']" if key == "policy" else rf"\b{key}\b"
+                if key not in getattr(scenario, section).model_fields_set and re.search(named, str(error)):
+                    found.append(f"{section}.{key} = {json.dumps(value)}")
+        if found:
+            error.add_note(f'engine = "{scenario.engine.name}" sets {" and ".join(found)}')
         raise
 
 
