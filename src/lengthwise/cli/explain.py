@@ -296,7 +296,11 @@ def _caches(found: Explanation) -> list[tuple[str, str]]:
         "vllm": f"vLLM's, full blocks of {size}, least recently used evicted first",
         "sglang": f"SGLang's radix tree, pages of {size}, eviction {limits.radix_eviction_policy}",
     }
-    rows, offloading = [("prefix cache", kinds[limits.prefix_cache])], limits.kv_offloading
+    rule, groups = kinds[limits.prefix_cache], found.deployment.kv.groups
+    if groups is not None and groups.local:
+        kind = "chunks" if groups.chunked else "windows"
+        rule += f"; a prefix is found if all KV cache groups have it, those with {kind} the last of them"
+    rows, offloading = [("prefix cache", rule)], limits.kv_offloading
     if offloading is not None and len(found.tiers) > 1:
         blocks = "prompts and outputs" if offloading.outputs else "prompts"
         wait = f", {duration(offloading.latency_s)} each" if offloading.latency_s else ""

@@ -16,6 +16,7 @@ from lengthwise.engine._kernel_groups import (
     advance,
     assign_return_number,
     free_skipped,
+    frees_contents,
     join,
     member,
     merge,
@@ -732,7 +733,7 @@ def can_repeat(S, r, end_s, until_s):
     need = S.block_needs[g, (group.steps + 1) % params.block_size]
     if params.hybrid == 1:
         need *= params.attention_groups
-    return rep.free_blocks - need >= 1
+    return rep.free_blocks - need >= 1 and not frees_contents(S, g, group.steps + 1)
 
 
 @jit

@@ -59,8 +59,9 @@ class State(NamedTuple):
 
     Prefix caches: ``cached`` has each replica's blocks with contents, and ``cache_table`` finds them by node; in a
     radix tree these are ``segments``, and ``leaves`` is the heap of the evictable ones. Block k of request i is
-    ``request_blocks[request_blocks_start[i] + k]``. ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU
-    memory behind the prefix caches (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
+    ``request_blocks[request_blocks_start[i] + k]``; with G KV cache groups, that of block k in group g is at k G + g.
+    ``tiers`` [replicas] and ``offloads`` [n] are the state of the CPU memory behind the prefix caches
+    (``_kernel_tiers``): a chunk can be read from ``chunk_ready_s`` on, a transfer uses
     it until ``chunk_busy_until_s``, and blocks with a nonzero ``is_used`` count as used when their request ends.
     ``storages`` and ``stored``, by node, are the storage behind the CPU memory. ``loading`` has slots of requests with
     a load, and ``deferred`` slots of those that are out of the queue while a step is formed.
@@ -325,15 +326,15 @@ def _prefix_cache(setup: Setup) -> dict[str, Array]:
     places = 1 << (2 * blocks - 1).bit_length()
     pools = np.full(rows, -1, kernel_layout.pool_t)
     pools["evictable"] = pools["records"] = pools["leaves"] = pools["clock"] = 0
-    segments = blocks if params.prefix_caching == 2 else 1
+    segments, tables = blocks if params.prefix_caching == 2 else 1, max(1, params.attention_groups)
     return {
         "pools": _view(pools),
         "cached": _view(np.empty((rows, blocks), kernel_layout.cached_t)),
         "segments": _view(np.empty((rows, segments), kernel_layout.segment_t)),
         "leaves": np.empty((rows, segments), np.int32),
         "cache_table": np.full((rows, places), -1, np.int32),
-        "request_blocks_start": np.cumsum(nodes.blocks) - nodes.blocks,
-        "request_blocks": np.empty(int(nodes.blocks.sum()) if params.prefix_caching == 1 else 1, np.int32),
+        "request_blocks_start": (np.cumsum(nodes.blocks) - nodes.blocks) * tables,
+        "request_blocks": np.empty(int(nodes.blocks.sum()) * tables if params.prefix_caching == 1 else 1, np.int32),
         "node_start": nodes.start,
         "node_first": nodes.first,
         "node_length": nodes.length,

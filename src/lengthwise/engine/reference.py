@@ -523,11 +523,13 @@ class Reference:
 
     def _needed_blocks(self, rep: Replica, q: Request, tokens: int) -> int:
         """Free a resident's blocks before its window. Return how many it needs for ``tokens`` tokens."""
-        if skipped := rep.s.skipped_blocks(q.computed) - q.rules.skipped:
-            freed = skipped * rep.s.params.local_groups
-            rep.pool.release([], freed)
-            q.blocks -= freed
-            q.rules.skipped += skipped
+        params, end, first = rep.s.params, rep.s.skipped_blocks(q.computed), q.rules.skipped
+        if end > first:
+            if params.chunked_local:  # Its decodes have filled blocks that get their contents at the latest now.
+                self._cache_blocks(rep, q, end * params.block_size, "scheduled")
+            rep.pool.skip(q.cached, first, end)
+            q.blocks -= (end - first) * params.local_groups
+            q.rules.skipped = end
         return max(0, rep.s.blocks_for(tokens, q.rules.skipped) - q.blocks)
 
     def _join_backlog(self, tenant: int) -> None:
@@ -966,7 +968,7 @@ class Reference:
             ):
                 return
             found = self._find_cached(rep, q, flags)
-            cached = len(found) * params.block_size
+            cached = self._length(rep, found) * params.block_size
             chunk_tokens = 1 if q.swapped else self._chunk(step, q, prompt_budget, flags, cached)
             if chunk_tokens <= 0:
                 return
@@ -999,8 +1001,13 @@ class Reference:
         rep.pool.hold(found)
         rep.pool.take(blocks - len(found))
         q.blocks, q.cached = blocks, found
-        if found:
-            q.prefilled = len(found) * rep.s.params.block_size
+        if length := self._length(rep, found):
+            q.prefilled = length * rep.s.params.block_size
+        if rep.s.params.hybrid:
+            q.rules.skipped = found.skipped(rep.s.params.local_groups)
+
+    def _length(self, rep: Replica, found: Any) -> int:
+        return found.length if rep.s.params.hybrid else len(found)
 
     def _note_admission(self, rep: Replica, q: Request) -> None:
         is_first = q.admission.number < 0
@@ -1174,7 +1181,11 @@ class Reference:
         """Return the cached blocks with which a waiting request begins. Its last token is never among them."""
         if not rep.s.params.prefix_caching or q.swapped or not flags & contracts.CHUNKED:
             return rep.pool.find([])
-        return rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // rep.s.params.block_size])
+        size = rep.s.params.block_size
+        found = rep.pool.find(self._prefix_nodes(q)[: (q.context - 1) // size])
+        if rep.s.params.hybrid:
+            found.boundaries = ((int(self.s.columns.prompt[q.index]) - 1) // size, *found.boundaries)
+        return found
 
     def _chunk(self, step: Step, q: Request, prompt_budget: int, flags: int, cached: int = 0) -> int:
         """Return how many tokens after the ``cached`` ones the step computes of a prompt, or 0 if it must wait."""
@@ -1203,9 +1214,11 @@ class Reference:
         predicted, _ = rep.s.predicted_at(q.index, q.generated)
         chunk_tokens = self._slots_end(chunk_tokens)
         context = max(q.context, chunk_tokens)
-        blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak)
+        of_groups = (found.length, found.skipped(rep.s.params.local_groups)) if rep.s.params.hybrid else (0, 0)
+        blocks = rep.s.memory_blocks(context, chunk_tokens, predicted, free, len(residents), peak, *of_groups)
         if blocks >= 0:
-            blocks = max(blocks, rep.s.blocks_for(q.context if q.swapped else chunk_tokens), q.blocks)
+            least = rep.s.blocks_for(q.context if q.swapped else chunk_tokens, of_groups[1])
+            blocks = max(blocks, least, q.blocks)
             if blocks > free:
                 raise error_of(kernel_layout.BAD_MEMORY, rep.s, blocks)
         return blocks

@@ -164,7 +164,8 @@ class Params:
         long_prefill_token_threshold: Maximum prompt tokens of one request in a step, if it is not alone; 0: no limit.
         hybrid: Whether layers form several groups with blocks of their own (``schema.deployment.KvGroups``):
             ``attention_groups``, of which ``local_groups`` free blocks before the window (``chunked_local``: chunk) of
-            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``.
+            ``local_tokens`` and hold at most ``local_cap`` blocks, and ``state_groups``. A cached prefix needs its
+            last ``window_blocks`` blocks in groups with windows.
         speculates: Whether decodes verify proposed tokens (``schema.speculation``). Only then do the others matter.
         lookahead_tokens: Slots of KV memory after those of the step's tokens.
         burstiness, missed_draft_rate: Those of ``Speculation``.
@@ -240,7 +241,7 @@ class Params:
         groups = kv.groups or KvGroups(kv.block_size, 1)
         self.attention_groups, self.local_groups = groups.full + groups.local, groups.local
         self.local_tokens, self.chunked_local, self.state_groups = groups.local_tokens, groups.chunked, groups.states
-        self.local_cap = groups.local_cap(deployment.max_model_len)
+        self.local_cap, self.window_blocks = groups.local_cap(deployment.max_model_len), groups.window_blocks
 
     def _read_speculation(self, deployment: Deployment) -> None:
         speculation = deployment.speculation
@@ -396,12 +397,18 @@ class Setup:
             raise error_of(kernel_layout.BAD_RANK, self, q.index)
         return key
 
-    def memory_blocks(self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int) -> int:
-        """Return the blocks that the memory policy gives a request, or -1 if the request must wait."""
+    def memory_blocks(
+        self, context: int, chunk: int, predicted: float, free: int, num_running: int, peak: int,
+        found: int = 0, skipped: int = 0,
+    ) -> int:  # fmt: skip
+        """Return the blocks that the memory policy gives a request, or -1 if the request must wait.
+
+        With KV cache groups, ``found`` blocks of every group are cached, without the ``skipped`` first of local groups.
+        """
         p = self.params
         if (groups := self.deployment.kv.groups) is not None:  # ``paged_by_chunk`` in groups
-            own = self.blocks_for(chunk)
-            left = free - max(own, groups.required(context, p.max_model_len))
+            own = self.blocks_for(chunk, skipped)
+            left = free - max(own, groups.required(context, p.max_model_len, found, skipped))
             return -1 if left < 0 or (num_running > 0 and left < p.watermark_blocks) else own
         blocks: int = self.functions.memory(
             context, chunk, predicted, p.max_model_len, p.block_size, free, p.total_blocks, p.watermark_blocks,
@@ -645,13 +652,16 @@ def resolve_policies(scheduler: Scheduler) -> Policies:
 
 
 def lacks_groups(
-    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, speculates: bool = False
-) -> list[str]:
+    limits: EngineLimits, scheduler: Scheduler, pp: int, decode: Any = None, *, states: int = 0,
+    speculates: bool = False,
+) -> list[str]:  # fmt: skip
     """Return the settings with which layers form no KV cache groups (``plan_memory`` then counts all tokens)."""
     policies = resolve_policies(scheduler)
     parts = {
         "hybrid_kv_cache = false": not scheduler.hybrid_kv_cache,
-        "enable_prefix_caching": limits.enable_prefix_caching,
+        'prefix_cache = "sglang"': limits.enable_prefix_caching and limits.prefix_cache == "sglang",
+        "kv_offloading": limits.kv_offloading is not None and limits.kv_offloading.size_gb > 0,
+        "a prefix cache of states (enable_prefix_caching)": states > 0 and limits.enable_prefix_caching,
         "disaggregation": decode is not None,
         "pipeline parallelism": pp > 1,
         "max_in_flight above 1": (limits.max_in_flight or 1) > 1,
@@ -738,7 +748,9 @@ def _check(workload: Workload, deployment: Deployment, policies: Policies) -> No
             f"{size}. Lower max_model_len, or give more memory or GPUs"
         )
     pp = len(deployment.cost.stage_layers)
-    if kv.groups is not None and (parts := lacks_groups(limits, deployment.scheduler, pp, deployment.decode)):
+    groups = kv.groups or KvGroups(kv.block_size, 1)
+    parts = lacks_groups(limits, deployment.scheduler, pp, deployment.decode, states=groups.states)
+    if kv.groups is not None and parts:
         raise InputError(
             f"KV cache groups of windows and states are not modelled with {' or '.join(parts)} yet; plan the memory "
             "with a Scheduler of hybrid_kv_cache=False"

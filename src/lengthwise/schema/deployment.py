@@ -388,9 +388,10 @@ class KvGroups:
 
     All groups take their blocks from one pool. In a group of ``full`` attention a request has blocks for all its
     tokens. A ``local`` group frees the blocks before the sliding window of ``local_tokens`` tokens, or with ``chunked``
-    those before the current chunk of that size. A group of ``states`` (Mamba, linear attention) has one block for each
-    request. Blocks are freed when the request gets its next ones, so that a request holds those of up to
-    ``in_flight_tokens`` tokens (those of a step) besides.
+    those before the current chunk of that size; models with such groups begin with one of their layers, so that vLLM
+    numbers them first. A group of ``states`` (Mamba, linear attention) has one block for each request. Blocks are freed
+    when the request gets its next ones, so that a request holds those of up to ``in_flight_tokens`` tokens (those of a
+    step) besides.
     """
 
     block_size: int
@@ -420,10 +421,19 @@ class KvGroups:
             return -(-min(self.local_tokens + self.in_flight_tokens, max_model_len) // self.block_size)
         return -(-min(self.local_tokens - 1 + self.in_flight_tokens, max_model_len) // self.block_size) + 1
 
-    def required(self, tokens: int, max_model_len: int) -> int:
-        """Return the blocks that must be free to admit a request of ``tokens`` tokens."""
+    @property
+    def window_blocks(self) -> int:
+        """Return the blocks before a token that a window must have to continue a cached prefix there."""
+        return 0 if self.chunked or not self.local else -(-(self.local_tokens - 1) // self.block_size)
+
+    def required(self, tokens: int, max_model_len: int, found: int = 0, skipped: int = 0) -> int:
+        """Return the blocks that must be free to admit a request of ``tokens`` tokens.
+
+        They include those of its ``found`` blocks in every group, of which local groups lack the first ``skipped``.
+        """
         blocks = -(-tokens // self.block_size)
-        return self.full * blocks + self.local * min(blocks, self.local_cap(max_model_len)) + self.states
+        local = max(min(blocks, self.local_cap(max_model_len)), found) - skipped
+        return self.full * blocks + self.local * local + self.states
 
     def longest(self, max_model_len: int) -> int:
         """Return the blocks that the pool must have for one request of ``max_model_len`` tokens."""

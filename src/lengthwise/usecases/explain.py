@@ -194,7 +194,8 @@ def _tiers(deployed: Deployment) -> tuple[CacheTier, ...]:
     if not deployed.limits.enable_prefix_caching:
         return ()
     offloading, size, gb = deployed.limits.kv_offloading, deployed.kv.block_size, deployed.offloaded_block_bytes / 1e9
-    tiers = [CacheTier("KV cache of the GPUs", deployed.kv.num_blocks * gb, deployed.kv.num_blocks * size)]
+    kv_tokens = deployed.kv.kv_tokens(deployed.max_model_len)
+    tiers = [CacheTier("KV cache of the GPUs", deployed.kv.num_blocks * gb, kv_tokens)]
     if offloading is not None and deployed.offload_blocks:
         tiers.append(CacheTier("CPU memory", offloading.size_gb, deployed.offload_blocks * size))
         if offloading.storage is not None and deployed.storage_blocks:
