@@ -199,17 +199,17 @@ def questions(scenario: Scenario) -> list[VariantSearch]:
     found = []
     for expanded in scenario.variant_scenarios():
         with located(scenario, expanded):
-            if expanded.search is None:
+            if (section := expanded.search) is None:
                 raise InputError(
                     "a search needs a table [search] with a space, such as: [search.space] gpu = "
                     '["A100-80GB", "H100"], tp = [1, 2, 4]'
                 )
-            expanded = _without_given_groups(expanded, expanded.search)  # noqa: PLW2901 - the same scenario
-            _require_tables_of_one_deployment(expanded, space_of(expanded.search))
+            expanded = _without_given_groups(expanded, section)  # noqa: PLW2901 - the same scenario
+            _require_tables_of_one_deployment(expanded, space_of(section))
             alone = expanded.model_copy(update={"search": None, "variants": []})
-            _require_blocks_of_one_size(alone, space_of(expanded.search))
+            _require_blocks_of_one_size(alone, space_of(section))
             make = partial(_deployment_with, alone, sharing_of(expanded))
-            bench = Bench(make, search_load(expanded), question_of(expanded, expanded.search))
+            bench = Bench(make, search_load(expanded), question_of(expanded, section))
             found.append(VariantSearch(expanded.name, expanded, bench))
     return found
 
