@@ -67,8 +67,7 @@ def test_a_preemption_waits_for_the_text_of_withheld_tokens():
     assert finished_steps(LONG_FIRST, service(), windowed(), withheld=Withheld(1.0, 0.0)) == [6 + 1 + 4 + 4, 6 + 1 + 4]
 
 
-def test_a_request_that_is_dispatched_again_at_the_end_of_its_window_is_not_preempted_at_once():
-    """The best request leaves and returns at once, so that it runs for a window after each empty step."""
+def test_a_request_that_returns_at_once_runs_for_a_window_after_each_empty_step():
     made = workload(14, 30, predicted=[14, 30])
     finished = finished_steps(made, service(), windowed(), withheld=Withheld(1.0, 0.0))
     assert finished == [6 + 1 + 6 + 1 + 2, 6 + 1 + 6 + 1 + 2 + 30]
@@ -154,6 +153,11 @@ def test_rows_count_prompts_as_the_engine_does_even_after_preemptions(runs):
 def test_virtual_time_gives_clients_the_times_of_the_journal(runs):
     for trace, jct_s, _ in runs.values():
         assert jct_s == pytest.approx(trace.jct_s, abs=1e-6)
+
+
+def test_equal_runs_in_virtual_time_take_equal_times(tmp_path):
+    times = [served(tmp_path, WINDOWED, [12, 7, 9, 3], [0.0, 0.01, 0.02, 0.03], batch=1)[1] for _ in range(2)]
+    assert times[0] == pytest.approx(times[1], abs=1e-9)
 
 
 def test_the_virtual_gateway_predicts_the_complete_one(runs):

@@ -358,7 +358,7 @@ _LABELS = {
     "srtf": "srtf (shortest predicted first)",
     "isrtf": "isrtf (with preemption)",
     "oracle": "lengths known, no preemption",
-    "windowed": "windowed (last requests, in use)",
+    "windowed": "windowed (of the last requests)",
 }
 
 
