@@ -76,7 +76,7 @@ class Plan(NamedTuple):
     simulated: int = 40
 
 
-FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2)
+FULL, QUICK = Plan(), Plan(loads=(3.0,), batches=(2,), shuffles=2, simulated=4)
 
 
 @dataclass

@@ -45,7 +45,10 @@ def test_the_short_form_of_a_benchmark_runs(words: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["drift --only recorded", "fidelity --only brackets", "fidelity --only recorded"])
+@pytest.mark.parametrize(
+    "words",
+    ["drift --only recorded", "fidelity --only brackets", "fidelity --only recorded", "gateway --only gain_emulated"],
+)
 def test_a_benchmark_of_recorded_data_runs_or_reports_what_it_lacks(words: str, tmp_path: Path) -> None:
     if not FIDELITY.is_dir():
         pytest.skip(f"no recorded data in {SHARED}")
