@@ -33,6 +33,7 @@ RECORDED = (
     "drift --only recorded",
     "fidelity --only brackets",
     "fidelity --only recorded",
+    "gateway --only gain_emulated",
     "lengths --only elis",
     "lengths --only multibin.gsm8k,multibin.predictor",
     "lengths --only predict",

@@ -403,7 +403,8 @@ def check_ports(config: GatewayConfig) -> None:
 
 def bind_socket(host: str, port: int, name: str) -> socket.socket:
     """Return a non-blocking listening socket. Raises InputError if the port is taken; its message names it ``name``."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # With the protocol named, asyncio's own loop sets TCP_NODELAY on accepted connections, as uvloop always does.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
