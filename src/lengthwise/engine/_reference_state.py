@@ -154,7 +154,7 @@ class GroupPrefix:
         return sum(block is None for block in self.tables[0]) if local else 0
 
 
-class GroupPool(BlockPool):
+class GroupPool:
     """The KV blocks of a replica whose layers form KV cache groups (vLLM 0.32, v1/core/kv_cache_coordinator.py).
 
     Every group has blocks and contents of its own; groups of windows or chunks come first, as their layers do in the
@@ -163,12 +163,19 @@ class GroupPool(BlockPool):
     (prefix_cache_retention_interval 0).
     """
 
+    caches_when = BlockPool.caches_when
+
     def __init__(self, blocks: int, groups: KvGroups) -> None:
-        super().__init__(blocks)
-        self.groups, self.number = groups, groups.local + groups.full
+        self.pool, self.groups, self.number = BlockPool(blocks), groups, groups.local + groups.full
+        self.take = self.pool.take
+
+    @property
+    def free(self) -> int:
+        """Return the number of blocks that no request uses, with and without content."""
+        return self.pool.free
 
     def _has(self, node: int, groups: range) -> bool:
-        return all(node * self.number + g in self.copies for g in groups)
+        return all(node * self.number + g in self.pool.copies for g in groups)
 
     def find(self, nodes: list[int]) -> GroupPrefix:
         """Return the longest prefix of the nodes that all groups have."""
@@ -181,7 +188,7 @@ class GroupPool(BlockPool):
         tables: list[list[CachedBlock | None]] = []
         for g in every:
             start = first if g < local else 0
-            found = [self.copies[node * self.number + g][0] for node in nodes[start:length]]
+            found = [self.pool.copies[node * self.number + g][0] for node in nodes[start:length]]
             tables.append([*[None] * start, *found])
         return GroupPrefix(tables, length, (longest,) if self.groups.full and longest > length else ())
 
@@ -207,11 +214,11 @@ class GroupPool(BlockPool):
 
     def in_use(self, prefix: GroupPrefix, requests: int = 1) -> int:
         """Return how many blocks of the prefix at least ``requests`` requests use."""
-        return super().in_use(self._blocks(prefix), requests)
+        return self.pool.in_use(self._blocks(prefix), requests)
 
     def hold(self, found: GroupPrefix) -> None:
         """Count one more request that uses the prefix."""
-        super().hold(self._blocks(found))
+        self.pool.hold(self._blocks(found))
 
     def _blocks(self, prefix: GroupPrefix) -> list[CachedBlock]:
         return [block for table in prefix.tables for block in table if block]
@@ -224,7 +231,7 @@ class GroupPool(BlockPool):
             for g, table in enumerate(cached.tables):
                 block = CachedBlock(nodes[k] * self.number + g) if g >= groups.local or is_needed else None
                 if block:
-                    self.copies.setdefault(block.node, []).append(block)
+                    self.pool.copies.setdefault(block.node, []).append(block)
                 table.append(block)
         cached.length = max(cached.length, len(nodes))
         return cached
@@ -233,14 +240,14 @@ class GroupPool(BlockPool):
         """Free a request's blocks from ``first`` up to ``end`` in the local groups, before their windows."""
         for table in cached.tables[: self.groups.local]:
             found = [block for block in table[first:end] if block]
-            super().release(found, end - first - len(found))
+            self.pool.release(found, end - first - len(found))
             table[first:end] = [None] * len(table[first:end])
 
     def release(self, cached: GroupPrefix, others: int = 0) -> None:
         """Free a request's blocks, of which ``others`` have no content."""
-        self.free += others
+        self.pool.free += others
         for table in cached.tables:
-            super().release([block for block in table if block])
+            self.pool.release([block for block in table if block])
 
 
 @dataclass(eq=False)
