@@ -14,7 +14,7 @@ import numpy as np
 from lengthwise import catalog
 from lengthwise.cost import roofline_note
 from lengthwise.schema.cost_tables import NOT_MEASURED, CostTables, Floats, Front, PartError
-from lengthwise.schema.deployment import Deployment
+from lengthwise.schema.deployment import DecodeSide, Deployment
 
 DRAWS = 16  # perturbed copies of the tables
 LEVEL = 0.9  # of the intervals that follow from them
@@ -190,7 +190,9 @@ def _fp8_block_note(deployment: Deployment) -> str:
 
 def deployment_notes(deployment: Deployment) -> tuple[str, ...]:
     """Return caveats on a deployment's costs as sentences: bad fits, rows not measured, simplified attention."""
-    sides = [side for side in (*deployment.replica_groups, deployment.decode) if side is not None]
+    sides: list[Deployment | DecodeSide] = [*deployment.replica_groups]
+    if deployment.decode is not None:
+        sides.append(deployment.decode)
     tables = [side.cost for side in sides]
     notes = [*map(hardware_note, deployment.replica_groups), *map(fit_warning, tables)]
     if any(NOT_MEASURED in one.evidence.source for one in tables):

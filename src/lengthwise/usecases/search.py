@@ -173,7 +173,8 @@ class VariantSearch:
 def _is_of_group(key: str) -> bool:
     """Return whether a setting may differ between groups of replicas."""
     table, _, leaf = key.rpartition(".")
-    section = {"deployment": DeploymentSection, "engine": EngineSection}.get(table)
+    sections: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
+    section = sections.get(table)
     return section is not None and leaf in GroupSection.model_fields and leaf in section.model_fields
 
 
