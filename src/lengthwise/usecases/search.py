@@ -173,9 +173,8 @@ class VariantSearch:
 def _is_of_group(key: str) -> bool:
     """Return whether a setting may differ between groups of replicas."""
     table, _, leaf = key.rpartition(".")
-    sections: dict[str, type[Section]] = {"deployment": DeploymentSection, "engine": EngineSection}
-    section = sections.get(table)
-    return section is not None and leaf in GroupSection.model_fields and leaf in section.model_fields
+    fields = {"deployment": DeploymentSection.model_fields, "engine": EngineSection.model_fields}.get(table, {})
+    return leaf in GroupSection.model_fields and leaf in fields
 
 
 def _splits(given: Sequence[Any], gpus: tuple[int, int], max_gpus: int) -> Iterator[tuple[int, int]]:
