@@ -1,6 +1,7 @@
 from .deployment_builder import COST_SOURCES as COST_SOURCES
 from .deployment_builder import deploy as deploy
 from .deployment_builder import disaggregate as disaggregate
+from .deployment_builder import kv_transfer_between as kv_transfer_between
 from .deployment_builder import kv_transfer_over as kv_transfer_over
 from .outcome import gap_edges as gap_edges
 from .setup import check_router as check_router

@@ -75,21 +75,21 @@ class Hardware:
 def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     """Return the use of the deployment's hardware in one run, without intervals."""
     totals, span_s = records.totals, records.end_s
-    gpus, gpu = deployment.gpus, deployment.gpu
+    sides = deployment.sides
     dtype = deployment.limits.weight_dtype or deployment.model.dtype
     unknown = np.full(len(totals.busy_s), math.nan)
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
-    mfu = _ratio(model_flops(totals, deployment.model), gpus * gpu.flops(dtype) * span_s)
+    peak_flops = sum(side.parallel.gpus * side.gpu.flops(dtype) for side in sides)
+    mfu = _ratio(model_flops(totals, deployment.model), peak_flops * span_s)
     started = records.requests.output_tokens > 0
     decodes = float((records.requests.output_tokens - 1).sum(where=started))
     moved = moved_bytes(totals, deployment, num_prompts=int(started.sum()), num_decodes=decodes)
-    mbu = _ratio(moved, gpus * gpu.bandwidth_bytes_per_s * span_s)
-    power_w = gpus * gpu_power_w(gpu, float(busy.mean()), mfu, mbu)
+    mbu = _ratio(moved, sum(side.parallel.gpus * side.gpu.bandwidth_bytes_per_s for side in sides) * span_s)
+    power_w = sum(side.parallel.gpus * gpu_power_w(side.gpu, float(busy.mean()), mfu, mbu) for side in sides)
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
     output = float(records.requests.output_tokens.sum(where=finished))
     usd = deployment.price_per_hour_usd * span_s / 3600
-    sides = [side for side in (deployment, deployment.decode) if side is not None]
     kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}
