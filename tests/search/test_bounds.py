@@ -119,7 +119,7 @@ def split_rooflines(draw):
     one, other = draw(rooflines()), draw(rooflines())
     scheduler, blocks = draw(st.sampled_from(SCHEDULERS)), draw(st.sampled_from([None, 70, 400]))
     tp, pp = draw(st.sampled_from([2, 4])), other.parallel.pp
-    gpu = draw(st.sampled_from([one.gpu.name, "H200", "L40S"]))
+    gpu = draw(st.sampled_from([one.gpu.name, "H200", "A100-80GB"]))
     second = built(one.model.name, gpu, tp, pp, other.limits, scheduler, blocks)
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
