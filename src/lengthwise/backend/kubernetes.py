@@ -366,10 +366,10 @@ def dynamo_manifest(
             config = json.dumps({"kv_connector": CONNECTOR, "kv_role": "kv_both"})
             arguments += ["--disaggregation-mode", role, "--kv-transfer-config", config]
         own: dict[str, Any] = {"name": "main", "image": used, "command": ["python3", "-m", "dynamo.vllm"]}
-        own["args"] = arguments
-        own |= {key: container[key] for key in ("resources", "volumeMounts")}
+        own |= {"args": arguments, "resources": container["resources"]}
         own["env"] = [one for one in container["env"] if one["name"] != "HOME"]
-        own["volumeMounts"] = [one for one in own["volumeMounts"] if one["name"] not in ("shm", "cache")]
+        if mounts := [one for one in container["volumeMounts"] if one["name"] not in ("shm", "cache")]:
+            own["volumeMounts"] = mounts
         worker: dict[str, Any] = {"containers": [own]}
         if volumes := [one for one in pod["volumes"] if one["name"] not in ("shm", "cache")]:
             worker["volumes"] = volumes
