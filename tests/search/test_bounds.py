@@ -115,14 +115,16 @@ def test_nor_on_any_tables_with_any_scheduler(workload, deployment):
 
 @st.composite
 def split_rooflines(draw):
-    """The same with separate prefill and decode replicas, over a fast or a slow link."""
+    """The same with separate prefill and decode replicas, of one GPU or two, over a fast, a slow or their own link."""
     one, other = draw(rooflines()), draw(rooflines())
     scheduler, blocks = draw(st.sampled_from(SCHEDULERS)), draw(st.sampled_from([None, 70, 400]))
     tp, pp = draw(st.sampled_from([2, 4])), other.parallel.pp
-    second = built(one.model.name, one.gpu.name, tp, pp, other.limits, scheduler, blocks)
+    gpu = draw(st.sampled_from([one.gpu.name, "H200", "A100-80GB"]))
+    second = built(one.model.name, gpu, tp, pp, other.limits, scheduler, blocks)
     more = dataclasses.replace(second.parallel, replicas=draw(st.integers(1, 3)))
     second = dataclasses.replace(second, parallel=more)
-    link = draw(st.sampled_from([KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]))
+    links = [None, KVTransfer(), KVTransfer(0.05), KVTransfer(0.0, 1e5, 1e8, one_at_a_time=False)]
+    link = draw(st.sampled_from(links))
     return engine.disaggregate(one, second, link)
 
 

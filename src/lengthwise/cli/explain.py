@@ -13,7 +13,7 @@ from lengthwise.cli.options import CostSource, ScenarioFile
 from lengthwise.cli.tables import duration, fit_note, gib, print_properties, print_table
 
 if TYPE_CHECKING:
-    from lengthwise.schema.deployment import KvGroups, Parallelism
+    from lengthwise.schema.deployment import Deployment, KvGroups, Parallelism
     from lengthwise.usecases.explain import CacheTier, Explanation, LargestBatch, RequestExplanation, Sides, Step
     from lengthwise.usecases.variants import Variant
 
@@ -131,36 +131,45 @@ def _groups(groups: KvGroups) -> str:
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count)
 
 
-def _experts(p: Parallelism) -> str:
-    if p.dp == p.ep == 1:
-        return ""
-    more = "" if p.redundant_experts is None else f" (EPLB, {p.redundant_experts} redundant experts)"
-    return f"dp {p.dp}, ep {p.ep}{more}, {f'{p.all2all_backend}, ' if p.dp > 1 else ''}"
+def _degrees(p: Parallelism) -> str:
+    experts = ""
+    if p.dp > 1 or p.ep > 1:
+        more = "" if p.redundant_experts is None else f" (EPLB, {p.redundant_experts} redundant experts)"
+        experts = f"dp {p.dp}, ep {p.ep}{more}, {f'{p.all2all_backend}, ' if p.dp > 1 else ''}"
+    return f"tp {p.tp}, pp {p.pp}, {experts}replicas {p.replicas}"
+
+
+def _side(side: Deployment) -> str:
+    return f"{_degrees(side.parallel)}, on {side.hardware}"
+
+
+def _source(side: Deployment) -> str:
+    source = side.cost.evidence.source
+    return source if source.startswith("roofline") else f"{source}; the operators below are the roofline's"
 
 
 def show(variant: Variant, found: Explanation) -> None:
     """Print a variant's deployment, its memory, the batches that fit, and the operators of typical steps."""
     d, sides = found.deployment, found.sides
-    p, weights, source = d.parallel, d.limits.weight_dtype or d.model.dtype, d.cost.evidence.source
-    rows = [("parallelism", f"tp {p.tp}, pp {p.pp}, {_experts(p)}replicas {p.replicas}")]
+    weights, source = d.limits.weight_dtype or d.model.dtype, "; ".join(dict.fromkeys(_source(s) for s in d.sides))
+    nodes = ", ".join(dict.fromkeys(side.node.name for side in d.sides))
+    rows = [("parallelism", _degrees(d.parallel))]
     if sides is not None:
-        of = sides.decode.deployment.parallel
         transfer = f"{duration(sides.transfer_s)} for a mean prompt"
         rows = [
-            ("prefill side", f"tp {p.tp}, pp {p.pp}, replicas {p.replicas}"),
-            ("decode side", f"tp {of.tp}, pp {of.pp}, replicas {of.replicas}"),
+            *((f"{name} side", _side(side)) for name, side in zip(("prefill", "decode"), d.sides, strict=True)),
             ("KV transfer", transfer + (", one at a time" if d.decode and d.decode.kv_transfer.one_at_a_time else "")),
         ]
     print_properties(
         variant.name,
         [
             ("model", f"{d.model.name}, {weights} weights"),
-            ("hardware", f"{d.gpus} x {d.gpu.name} ({d.node.name}), {d.price_per_hour_usd:.2f} $/h"),
+            ("hardware", f"{d.hardware} ({nodes}), {d.price_per_hour_usd:.2f} $/h"),
             *rows,
             ("scheduler", _scheduler(variant)),
             ("predictor", _predictor(variant)),
             *_caches(found),
-            ("costs", source + ("" if source.startswith("roofline") else "; the operators below are the roofline's")),
+            ("costs", source),
             ("fit", fit_note(d.cost.evidence.fit) if d.cost.evidence.fit else ""),
             ("KV cache groups", _groups(d.kv.groups) if d.kv.groups else ""),
             ("longest request", f"{d.max_model_len:,} tokens"),

@@ -74,10 +74,7 @@ class Scenario(Section):
         found = {Path(self.source)}
         for expanded in self.variant_scenarios():
             on, predictors = expanded.deployment, expanded.lab.predictors if expanded.lab else []
-            texts = [expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
-            texts += [on.model, on.gpu, on.node, on.cost.partition(":")[2].partition("#")[0]]
-            for group in on.groups:
-                texts += [group.gpu, group.node, (group.cost or "").partition(":")[2].partition("#")[0]]
+            texts = [*on.files, expanded.workload.trace, *(one.file for one in (expanded.predictor, *predictors))]
             texts += [of.rpartition(":")[0] for _, of in expanded.scheduler if isinstance(of, str) and ".py:" in of]
             found.update(resolved(text, self.folder) for text in texts if text)
         return sorted(path for path in found if path.is_file())
@@ -90,27 +87,28 @@ class Scenario(Section):
             is_path = bool(text) and (path.is_file() or (path / "config.json").is_file())
             return str(path.absolute()) if is_path else text
 
-        on, source = self.deployment, self.cost_source
-        kind, colon, place = source.partition(":")
-        files: dict[str, Any] = {
-            name: absolute(getattr(on, name)) for name in ("model", "gpu", "node") if getattr(on, name)
-        }
+        def of(side: Any) -> Table:
+            source = self.resolved_cost(side.cost) if side.cost else None
+            kind, colon, place = (source or "").partition(":")
+            names = (name for name in ("model", "gpu", "node") if getattr(side, name, None))
+            files: Table = {name: absolute(getattr(side, name)) for name in names}
+            return files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
+
+        on = self.deployment
+        files = of(on)
+        if on.decode is not None:
+            files["decode"] = on.decode.model_copy(update=of(on.decode))
         if on.groups:
-            files["groups"] = [
-                one.model_copy(update={name: absolute(getattr(one, name)) for name in ("gpu", "node")})
-                for one in on.groups
-            ]
+            files["groups"] = [one.model_copy(update=of(one)) for one in on.groups]
         policies = {}
         for name, text in self.scheduler:
             if isinstance(text, str) and ".py:" in text:
-                file, _, of = text.rpartition(":")
-                policies[name] = f"{resolved(file, self.folder).absolute()}:{of}"
+                file, _, function = text.rpartition(":")
+                policies[name] = f"{resolved(file, self.folder).absolute()}:{function}"
         changes = {
             "workload": self.workload.model_copy(update={"trace": absolute(self.workload.trace)}),
             "predictor": self.predictor.model_copy(update={"file": absolute(self.predictor.file)}),
-            "deployment": on.model_copy(
-                update=files | {"cost": f"{kind}:{Path(place).absolute()}" if colon else source}
-            ),
+            "deployment": on.model_copy(update=files),
             "scheduler": self.scheduler.model_copy(update=policies),
         }
         return self.model_copy(update=changes)
@@ -122,8 +120,18 @@ class Scenario(Section):
     @property
     def cost_source(self) -> str:
         """Return ``deployment.cost`` with its path resolved."""
-        source, colon, place = self.deployment.cost.partition(":")
+        return self.resolved_cost(self.deployment.cost)
+
+    def resolved_cost(self, cost: str) -> str:
+        """Return a source of step times with its path resolved."""
+        source, colon, place = cost.partition(":")
         return f"{source}:{resolved(place, self.folder)}" if colon else source
+
+    def of_decode_side(self) -> Self:
+        """Return the scenario with GPU, node, costs and degrees of its decode side as those of the deployment."""
+        on, side = self.deployment, self.deployment.decode_side
+        given = {} if side is None else {key: getattr(side, key) for key in ("gpu", "node", "cost", "tp", "pp")}
+        return self.model_copy(update={"deployment": on.model_copy(update=given)})
 
     def with_origin(self, source: str, folder: Path, notes: Sequence[str] = ()) -> Self:
         """Return a copy with this file, folder and notes. A scenario without a name is named like the file.

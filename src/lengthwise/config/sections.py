@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from lengthwise import cost as costs
 from lengthwise import policy, predict
@@ -48,6 +48,17 @@ _SOURCES = "give one of: preset, trace, or both prompt (isl) and output (osl)"
 _LOADS = ("request_rate", "session_rate", "concurrency", "arrivals")
 
 
+def _checked_cost(cost: str) -> str:
+    shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
+    source, colon, place = cost.partition(":")
+    if (source, bool(place)) not in shapes or (colon and not place):
+        raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
+    return cost
+
+
+CostSource = Annotated[Text, AfterValidator(_checked_cost)]
+
+
 class DecodeSection(Section):
     """The decode side of a disaggregated deployment.
 
@@ -55,8 +66,12 @@ class DecodeSection(Section):
     prefill side. The decode side has no prefix cache.
     """
 
+    gpu: Text | None = None  # name of the catalog, or a .toml file; None: that of the prefill side
+    node: Text | None = None  # None: that of the prefill side, or with another GPU a common machine for it
+    cost: CostSource | None = None  # source of step times; None: that of the prefill side
     tp: UpTo1024 | None = None  # tensor-parallel degree; None: that of the prefill side
     pp: UpTo1024 | None = None  # number of pipeline stages; None: that of the prefill side
+    ep: UpTo1024 | None = None  # GPUs that divide the experts; None: that of the prefill side, at most tp
     replicas: Replicas = 1  # number of replicas that only decode
     num_blocks: Count | None = None  # usable KV blocks of a replica, instead of the planned number
     max_num_seqs: Seqs | None = None
@@ -263,7 +278,7 @@ class GroupSection(Section):
     node: Text | None = None
     tp: UpTo1024 | None = None
     pp: UpTo1024 | None = None
-    cost: Text | None = None
+    cost: CostSource | None = None
     host: Text | HostTable | None = None
     memory_planner: Text | None = None
     weight_dtype: Text | None = None
@@ -317,7 +332,9 @@ class DeploymentSection(Section):
     all2all_backend: Literal["allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"] = (
         "allgather_reducescatter"
     )
-    cost: Text = "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
+    cost: CostSource = (
+        "roofline"  # a source of ``engine.deploy``, such as "profile:FILE.parquet#ESTIMATOR" or "vidur:DIR"
+    )
     host: Text | HostTable = "default"
     memory_planner: Text = "lengthwise"  # or "vidur"
     weight_dtype: Text | None = None  # None: the model's own
@@ -333,11 +350,20 @@ class DeploymentSection(Section):
 
     @property
     def decode_side(self) -> DecodeSection | None:
-        """Return the decode side with its parallelism, or None if every replica prefills and decodes."""
+        """Return the decode side with its hardware, costs, tp and pp, or None if every replica prefills and decodes."""
         if not (self.decode is not None if self.disaggregate is None else self.disaggregate):
             return None
         side = self.decode or DecodeSection()
-        return side.model_copy(update={"tp": side.tp or self.tp, "pp": side.pp or self.pp})
+        own = {key: getattr(side, key) or getattr(self, key) for key in ("gpu", "cost", "tp", "pp")}
+        node = side.node or (self.node if own["gpu"] == self.gpu else None)
+        return side.model_copy(update={**own, "node": node})
+
+    @property
+    def files(self) -> list[str | None]:
+        """Return the names that may be files: model, GPUs, nodes and sources of step times, of all sides and groups."""
+        parts: list[DeploymentSection | DecodeSection | GroupSection] = [self, self.decode_side or self, *self.groups]
+        places = ((one.cost or "").partition(":")[2].partition("#")[0] for one in parts)
+        return [self.model, *(name for one in parts for name in (one.gpu, one.node)), *places]
 
     @property
     def gpus(self) -> int:
@@ -358,15 +384,6 @@ class DeploymentSection(Section):
         if self.groups and self.decode_side is not None:
             raise ValueError("groups are not modelled with a decode side yet; leave groups or decode out")
         return self
-
-    @field_validator("cost")
-    @classmethod
-    def _check_cost(cls, cost: str) -> str:
-        shapes = {(known.partition(":")[0], ":" in known) for known in COST_SOURCES}
-        source, colon, place = cost.partition(":")
-        if (source, bool(place)) not in shapes or (colon and not place):
-            raise ValueError(f"must be one of {', '.join(COST_SOURCES)}")
-        return cost
 
     @field_validator("host")
     @classmethod

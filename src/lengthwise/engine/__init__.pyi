@@ -1,6 +1,7 @@
 from .deployment_builder import COST_SOURCES as COST_SOURCES
 from .deployment_builder import deploy as deploy
 from .deployment_builder import disaggregate as disaggregate
+from .deployment_builder import kv_transfer_between as kv_transfer_between
 from .deployment_builder import kv_transfer_over as kv_transfer_over
 from .deployment_builder import mix as mix
 from .outcome import gap_edges as gap_edges

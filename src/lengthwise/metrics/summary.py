@@ -79,20 +79,27 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
     busy = np.minimum(totals.busy_s / span_s, 1.0) if span_s > 0 else unknown
     flops = peak_flops = moved = peak_bytes = power_w = 0.0
     for own, group in by_group(records, deployment):
-        gpus, gpu, dtype = group.gpus, group.gpu, group.limits.weight_dtype or group.model.dtype
-        started = own.requests.output_tokens > 0
+        dtype, started = group.limits.weight_dtype or group.model.dtype, own.requests.output_tokens > 0
         decodes = float((own.requests.output_tokens - 1).sum(where=started))
         used = model_flops(own.totals, group.model)
         read = moved_bytes(own.totals, group, num_prompts=int(started.sum()), num_decodes=decodes)
-        peaks = gpus * gpu.flops(dtype) * span_s, gpus * gpu.bandwidth_bytes_per_s * span_s
+        counts = [(side.parallel.gpus, side.gpu) for side in group.sides]
+        most_flops = sum(count * gpu.flops(dtype) for count, gpu in counts) * span_s
+        most_bytes = sum(count * gpu.bandwidth_bytes_per_s for count, gpu in counts) * span_s
         share = float(np.minimum(own.totals.busy_s / span_s, 1.0).mean()) if span_s > 0 else math.nan
-        power_w += gpus * gpu_power_w(gpu, share, _ratio(used, peaks[0]), _ratio(read, peaks[1]))
-        flops, peak_flops, moved, peak_bytes = flops + used, peak_flops + peaks[0], moved + read, peak_bytes + peaks[1]
+        mfu, mbu = _ratio(used, most_flops), _ratio(read, most_bytes)
+        power_w += sum(count * gpu_power_w(gpu, share, mfu, mbu) for count, gpu in counts)
+        flops, peak_flops, moved, peak_bytes = (
+            flops + used,
+            peak_flops + most_flops,
+            moved + read,
+            peak_bytes + most_bytes,
+        )
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
     output = float(records.requests.output_tokens.sum(where=finished))
     usd = deployment.price_per_hour_usd * span_s / 3600
-    sides = [side for side in (*deployment.replica_groups, deployment.decode) if side is not None]
+    sides = deployment.sides
     kv_blocks = sum(side.kv.num_blocks * side.parallel.ranks for side in sides)
     stage_s = sum(side.parallel.pp * side.parallel.ranks for side in sides) * span_s
     used_s = {name: float(getattr(totals, column).sum()) for name, column in TIME_USES.items()}

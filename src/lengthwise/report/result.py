@@ -77,10 +77,10 @@ def hardware(results: Sequence[Result]) -> str:
             " on ".join(filter(None, (r.engine.get("Model"), r.engine.get("Engine")))) or r.name for r in measured
         )
         return " / ".join(dict.fromkeys(labels))
-    setups = {(d.model.name, tuple((one.gpus, one.gpu.name) for one in d.replica_groups)) for d in known}
+    setups = {(d.model.name, d.hardware) for d in known}
     if len(setups) == 1:
-        model, groups = setups.pop()
-        return f"{model} on {' + '.join(f'{gpus} {TIMES} {gpu}' for gpus, gpu in groups)}"
+        model, gpus = setups.pop()
+        return f"{model} on {gpus.replace(' x ', f' {TIMES} ')}"
     models = {model for model, _ in setups}
     count = f"{len(results)} deployments"
     return f"{models.pop()}: {count}" if len(models) == 1 else count

@@ -508,7 +508,8 @@ class DecodeSide:
     """Replicas that only decode. The deployment's other replicas prefill the requests.
 
     Decode replicas are numbered after the prefill replicas. Rank, victim policy, bounds on waiting, block size,
-    ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache.
+    ``max_model_len`` and timeout of the deployment apply to both sides. The decode side has no prefix cache. Without
+    ``gpu`` and ``node`` its replicas have those of the prefill side.
     """
 
     parallel: Parallelism
@@ -522,6 +523,8 @@ class DecodeSide:
     # "recompute": a preempted request returns to the replica that prefilled it; "swap": it stays on its decode replica.
     preemption_mode: str = "recompute"
     router: Any = "round_robin"
+    gpu: GpuSpec | None = None
+    node: NodeSpec | None = None
 
 
 _UNIFIED = {
@@ -563,7 +566,7 @@ class Deployment:
     @property
     def price_per_hour_usd(self) -> float:
         """Return the price of all GPUs for an hour, plus that of CPU memory and storage behind the prefix caches."""
-        usd = sum(group.gpus * group.gpu.price_per_hour_usd for group in self.replica_groups)
+        usd = self.gpu_price_per_hour_usd
         if (offloading := self.limits.kv_offloading) is not None:
             usd += self.parallel.replicas * offloading.size_gb * offloading.usd_per_gb_hour
             if (storage := offloading.storage) is not None and storage.usd_per_gb_hour:
@@ -571,10 +574,33 @@ class Deployment:
         return usd
 
     @property
+    def gpu_price_per_hour_usd(self) -> float:
+        """Return the price of all GPUs for an hour."""
+        return sum(side.parallel.gpus * side.gpu.price_per_hour_usd for side in self.sides)
+
+    @property
     def gpus(self) -> int:
         """Return the number of GPUs of all replicas, of all groups, prefill and decode side together."""
         others = sum(group.gpus for group in self.groups)
         return self.parallel.gpus + (self.decode.parallel.gpus if self.decode else 0) + others
+
+    @property
+    def gpus_by_name(self) -> dict[str, int]:
+        """Return the number of GPUs of each kind."""
+        found: dict[str, int] = {}
+        for side in self.sides:
+            found[side.gpu.name] = found.get(side.gpu.name, 0) + side.parallel.gpus
+        return found
+
+    @property
+    def hardware(self) -> str:
+        """Return the number and the kind of the GPUs as text, such as "8 x H100 + 4 x H200"."""
+        return " + ".join(f"{count} x {name}" for name, count in self.gpus_by_name.items())
+
+    @property
+    def sides(self) -> tuple[Deployment, ...]:
+        """Return the prefill and the decode side as separate deployments, or else each group of replicas."""
+        return tuple(self.replica_groups) if self.decode is None else (replace(self, decode=None), self.decoding())
 
     @property
     def watermark(self) -> float:
@@ -615,6 +641,8 @@ class Deployment:
         axes = {name: getattr(side, name) for name in ("batching", "memory", "router", "preemption_mode")}
         return replace(
             self,
+            gpu=side.gpu or self.gpu,
+            node=side.node or self.node,
             parallel=side.parallel,
             limits=replace(
                 side.limits, timeout_s=self.limits.timeout_s, enable_prefix_caching=False, kv_offloading=None

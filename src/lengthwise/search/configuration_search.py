@@ -68,7 +68,10 @@ SCOUTING_ERROR = 0.05
 It is larger if ranked configurations had larger errors."""
 MODEL_ERROR = 0.5
 """The best configuration of another GPU or model is ranked if a scouted objective better by this share would win."""
-HARDWARE = ("deployment.gpu", "deployment.groups", "deployment.node", "deployment.model", "deployment.cost")
+HARDWARE = (
+    "deployment.gpu", "deployment.groups", "deployment.node", "deployment.model", "deployment.cost",
+    "deployment.decode.gpu", "deployment.decode.node", "deployment.decode.cost",
+)  # fmt: skip
 
 
 @dataclass

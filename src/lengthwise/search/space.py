@@ -79,7 +79,8 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 
 _NAMES = {
-    "deployment.gpu": "{}", "deployment.model": "{}", "deployment.tp": "tp{}", "deployment.pp": "pp{}",
+    "deployment.gpu": "{}", "deployment.decode.gpu": "decode {}", "deployment.model": "{}",
+    "deployment.tp": "tp{}", "deployment.pp": "pp{}", "deployment.decode.ep": "decode ep{}",
     "deployment.dp": "dp{}", "deployment.ep": "ep{}", "deployment.redundant_experts": "{} redundant",
     "deployment.replicas": "x{}", "deployment.decode.replicas": "{}", "deployment.decode.tp": "decode tp{}",
     "deployment.decode.pp": "decode pp{}", "deployment.weight_dtype": "{}", "deployment.kv_dtype": "kv {}",

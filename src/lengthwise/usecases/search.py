@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -152,6 +153,9 @@ class VariantSearch:
             return
         assert side.tp is not None  # ``decode_side`` sets both
         assert side.pp is not None
+        own_side = self.scenario.deployment.decode
+        if side.gpu == on.gpu and (own_side is None or own_side.gpu is None):  # the same as without this setting
+            settings = {key: value for key, value in settings.items() if key != f"{_DECODE}gpu"}
         gpus = shapes[search.settings_key(settings)] = on.gpus, side.tp * side.pp
         is_sized = self.section.objective in search.AT_RATE
         own = ("auto", "auto") if is_sized else (self.scenario.deployment.replicas, side.replicas)
@@ -437,9 +441,7 @@ def file_digests(scenario: Scenario) -> dict[str, str]:
 
 def _files(scenario: Scenario) -> dict[str, Path]:
     """Return the files and folders that a scenario reads, by name."""
-    on = scenario.deployment
-    texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, on.model, on.gpu, on.node]
-    texts += [on.cost.partition(":")[2].partition("#")[0]]
+    texts: list[Any] = [scenario.workload.trace, scenario.predictor.file, *scenario.deployment.files]
     texts += [
         str(axis).rpartition(":")[0] for axis in scenario.scheduler.model_dump(exclude={"sglang", "trtllm"}).values()
     ]
@@ -521,49 +523,60 @@ def write_launches(scenario: Scenario, study: Study, folder: Path, top: int = 1,
     """Write folders for the ``top`` best configurations of every plan, and return their paths.
 
     A folder has server scripts, Kubernetes resources, a load test, and a scenario that simulates the claimed numbers.
-    With ``force``, the folders of an earlier search are removed first; without it they raise OutputError.
+    With ``force``, the folders of an earlier search are replaced when all new ones are complete; without it they raise
+    OutputError.
     """
-    backend.require_replaceable(folder, force=force)
-    made: list[Path] = []
+    former = backend.require_replaceable(folder, force=force)
+    chosen: dict[str, tuple[VariantSearch, Plan, Choice]] = {}
     for requested, found in zip(questions(scenario), study.plans, strict=True):
         best = [c for c in found.choices if c.status is Status.RANKED][:top]
         for rank, choice in enumerate(best, 1):
             title = _slug(f"{found.name if len(study.plans) > 1 else ''} {rank} {choice.name}")
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from error
-            if force and not made:
-                backend.remove_launches(folder)
-            if (place := folder / title).is_dir() and any(place.iterdir()):
+            chosen[title] = requested, found, choice
+            if (place := folder / title).is_dir() and place not in former and any(place.iterdir()):
                 raise OutputError(f"{place} has files that are no launch folder; move them, or name another folder")
-            claimed = _claim_scenario(requested, choice)
-            variant = build(claimed)[0]
-            workload = variant.workload(claimed.run.seed)
-            outcome, *_ = simulate.run(claimed, variants=[variant])
-            claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
-            if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
-                claim += f" scenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
-                claim += "these files there and change their paths in scenario.toml."
-            if workload.after is not None:
-                workload = _as_sent(workload, variant.deployment, claimed.run.seed)
-            ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
-            sent = backend.MAX_REQUESTS
-            if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
-                sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
-            workload = workload.take(np.arange(min(sent, len(workload))))
-            backend.write_launch(
-                folder / title,
-                variant.deployment,
-                name=_slug(choice.name),
-                scenario_text=claimed.with_absolute_paths().to_toml(),
-                workload=workload,
-                rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
-                claim=claim,
-                expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
-            )
-            made.append(folder / title)
-    return made
+    if not chosen:
+        return []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as new:
+            for title, of in chosen.items():
+                _write_launch(Path(new) / title, *of)
+            backend.remove_launches(folder)  # only now, as a folder may have failed
+            for title in chosen:
+                (Path(new) / title).rename(folder / title)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}") from error
+    return [folder / title for title in chosen]
+
+
+def _write_launch(place: Path, requested: VariantSearch, found: Plan, choice: Choice) -> None:
+    """Write the launch folder of a choice."""
+    claimed = _claim_scenario(requested, choice)
+    variant = build(claimed)[0]
+    workload = variant.workload(claimed.run.seed)
+    outcome, *_ = simulate.run(claimed, variants=[variant])
+    claim = _claim(found, choice, _figures(found.limits, outcome.summary), claimed)
+    if read := sorted({f"`{path.absolute()}`" for path in _files(claimed).values()}):
+        claim += f"\n\nscenario.toml reads {', '.join(read)}: this folder has no copy. On another machine, copy "
+        claim += "these files there and change their paths in scenario.toml."
+    if workload.after is not None:
+        workload = _as_sent(workload, variant.deployment, claimed.run.seed)
+    ramp_s = 0.0 if choice.at is None else choice.at.value("jct.p99")
+    sent = backend.MAX_REQUESTS
+    if math.isfinite(ramp_s) and choice.at is not None and math.isfinite(choice.at.rate_rps):
+        sent = max(sent, math.ceil(2 * ramp_s * choice.at.rate_rps))  # a steady part as long as the ramp
+    workload = workload.take(np.arange(min(sent, len(workload))))
+    backend.write_launch(
+        place,
+        variant.deployment,
+        name=_slug(choice.name),
+        scenario_text=claimed.with_absolute_paths().to_toml(),
+        workload=workload,
+        rate_rps=choice.at.rate_rps if choice.at else claimed.workload.request_rate or 1.0,
+        claim=claim,
+        expectation=_expectation(found.limits, workload, variant.deployment, claimed.run.seed, ramp_s),
+    )
 
 
 def _claim_scenario(requested: VariantSearch, choice: Choice) -> Scenario:
@@ -683,11 +696,13 @@ def _claim(found: Plan, choice: Choice, figures: Sequence[str], scenario: Scenar
     found_value = f"{label}: {number}{half} {found.objective.unit}{_model_text(objective)}, on {gpus} {price}"
     if found.objective.unit == "GPUs":
         found_value = f"the rate needs {gpus}{half and f' ({half.strip()})'}{_model_text(objective)}, {price}"
+    simulated = f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
+    rows = "".join(f"- {figure}\n" for figure in figures)
     return (
-        f"Simulated at {at.rate_rps:.4g} requests a second by `lengthwise simulate scenario.toml` ({seeds})"
-        f"{': ' if figures else ''}{'; '.join(figures)}. The search found, in runs of its own: "
-        f"{found_value}{at_capacity}. \N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the "
-        "cost model's error, where it is known, are of 90 %."
+        f"{simulated}{f':{chr(10) * 2}{rows}' if rows else f'.{chr(10)}'}\n"
+        f"The search found, in runs of its own: {found_value}{at_capacity}.\n\n"
+        "\N{PLUS-MINUS SIGN} are half-widths of 95 % intervals of sampling; those of the cost model's error, where it "
+        "is known, are of 90 %."
     )
 
 

@@ -228,14 +228,17 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
         axis: _name_or_object(getattr(section, axis), scenario) for axis in ("batching", "memory", "router")
     }
     experts = {key: getattr(prefill.parallel, key) for key in cost.EXPERT_KEYS}
-    experts["ep"] = min(experts["ep"], section.tp or 1)
+    experts["ep"] = section.ep or min(experts["ep"], section.tp or 1)
     if experts["ep"] == 1:
         experts["redundant_experts"] = None
+    own = scenario.of_decode_side()
+    node = own.file_or_name(own.deployment.node) if own.deployment.node else None
     with noted(_IN_DECODE):
+        gpu = catalog.gpu(own.file_or_name(own.deployment.gpu))
         decode = engine.deploy(
             prefill.model,
-            prefill.gpu,
-            node=prefill.node,
+            gpu,
+            node=prefill.node if node is None and gpu == prefill.gpu else node,
             **section.model_dump(include={"tp", "pp", "replicas", "num_blocks"}),
             **experts,
             limits=replace(prefill.limits, **section.limits, max_model_len=prefill.max_model_len),
@@ -247,14 +250,16 @@ def _disaggregated(prefill: Deployment, section: DecodeSection, scenario: Scenar
                 binning=None,
                 reserve=False,
             ),
-            cost=scenario.cost_source,
+            cost=own.cost_source,
             host=scenario.deployment.host_overhead,
             memory_planner=scenario.deployment.memory_planner,
         )
-        _require_own_tables(scenario, decode)
+        _require_own_tables(own, decode)
     # A router of the decode side may choose any of its replicas: the link is that of all GPUs, and not of one pair.
-    link = None if section.link == "host" else prefill.node.link_for(prefill.gpus + decode.gpus)
-    transfer = engine.kv_transfer_over(link, prefill, decode)
+    if section.link == "host":
+        transfer = engine.kv_transfer_over(None, prefill, decode)
+    else:
+        transfer = engine.kv_transfer_between(prefill, decode, prefill.gpus + decode.gpus)
     transfer = replace(transfer, fixed_s=transfer.fixed_s + section.kv_transfer, one_at_a_time=section.one_at_a_time)
     return engine.disaggregate(prefill, decode, transfer)
 
