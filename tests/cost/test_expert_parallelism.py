@@ -15,7 +15,7 @@ from lengthwise.cost.memory import shard_of
 from lengthwise.cost.model_error import comparable_deployments, deployment_notes, perturbed
 from lengthwise.cost.operator_work import CURVES, DEEPEP_LATENCY_S, Operators, kernels_of
 from lengthwise.cost.tables import load, save
-from lengthwise.engine import deploy
+from lengthwise.engine import deploy, disaggregate
 from lengthwise.schema.deployment import EngineLimits, Parallelism
 from lengthwise.schema.errors import DoesNotFitError, InputError, UnknownNameError
 from lengthwise.schema.specs import GIB, LinkSpec, NodeSpec
@@ -415,4 +415,6 @@ def test_a_note_says_which_fp8_blocks_an_engine_refuses():
 
     assert "an expert of qwen3-235b-a22b has 192 columns on each of 8 GPUs" in notes(tp=8)
     assert "FP8 weights" not in notes(tp=8, ep=8) + notes(tp=4)
+    split = disaggregate(deploy(QWEN, H200, tp=4, limits=LIMITS), deploy(QWEN, H200, tp=8, limits=LIMITS))
+    assert "192 columns on each of 8 GPUs" in " ".join(deployment_notes(split)), "of the decode side"
     assert "FP8 weights" not in " ".join(deployment_notes(deploy(DEEPSEEK, H200, tp=8, limits=LIMITS)))

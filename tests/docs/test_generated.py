@@ -30,7 +30,8 @@ def test_the_reference_agrees_with_the_code():
 
 
 def test_every_page_of_measurements_has_tables():
-    names = ("apps", "exegpt", "fidelity", "gateway", "guide-agents", "guide-memory-by-length", "lengths", "papers")
+    guides = ("guide-agents", "guide-memory-by-length", "guide-split-models")
+    names = ("apps", "exegpt", "fidelity", "gateway", *guides, "lengths", "papers")
     assert [f"docs/{name}.md" for name in names] == PAGES
 
 

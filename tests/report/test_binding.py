@@ -8,6 +8,7 @@ import pytest
 from lengthwise.metrics import Counts, summarize
 from lengthwise.report import Result, what_binds
 from lengthwise.report.binding import bottleneck_of
+from lengthwise.report.summary_table import rows
 from lengthwise.schema.estimate import Estimate
 
 
@@ -241,3 +242,15 @@ def test_the_complete_wait_comes_from_the_records(toy) -> None:
     found = bottleneck_of(Result("one", summarize(made, deployment), made, deployment, "")).description
     assert "wait 7" in found
     assert "after preemptions" in found
+
+
+def test_labels_say_that_batches_are_of_a_rank(results) -> None:
+    def labels(dp: int) -> set[str]:
+        made = []
+        for one in results:
+            deployed = one.deployment
+            parallel = dataclasses.replace(deployed.parallel, dp=dp)
+            made.append(dataclasses.replace(one, deployment=dataclasses.replace(deployed, parallel=parallel)))
+        return {row.metric.label for row in rows(made)}
+
+    assert labels(2) - labels(1) == {"Batch of a rank (dp)"}

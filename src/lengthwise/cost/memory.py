@@ -403,7 +403,7 @@ def _require_fit(plan: KvPlan, planner: _Planner, deployment: _Deployment, max_m
     needed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
     raise DoesNotFitError(
         f"{model.name} does not fit {gpu.name} with {split}: each GPU needs {sum(parts.values()) / GIB:.2f} GiB "
-        f"({needed}) and has {plan.available_bytes / GIB:.2f} GiB: {missing / GIB:.2f} GiB are missing. {advice}"
+        f"({needed}) and has {plan.available_bytes / GIB:.2f} GiB, {missing / GIB:.2f} GiB too little. {advice}"
     )
 
 

@@ -47,6 +47,7 @@ PANELS = {
     "cached": ("Prefix cache", "share of prompt tokens cached", ".0%"),
     "output": ("Output", "tokens/s", ""),
 }
+EXCHANGE = " and exchange of tokens (dp)"
 PARTS = {  # parts of the time, in the order of the bars
     "linear": "Linear layers",
     "prefill_attention": "Prefill attention",
@@ -261,12 +262,13 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
     points = max(40, min(300, TOTAL_POINTS // len(results)))
     at = levels(points)
     columns = [over_time(r, min(150, points)) for r in results]
+    by_rank = summary_table.has_ranks(results)
     time_panels = [
         {
             "id": f"time-{key}",
             "kind": "time",
             "title": label,
-            "unit": unit,
+            "unit": f"{unit} of a rank (dp)" if by_rank and key == "batch" else unit,
             "format": number_format,
             "curves": [
                 {"variant": i, "x": json_numbers(c["time_s"]), "y": json_numbers(c[key])} for i, c in enumerate(columns)
@@ -277,7 +279,11 @@ def figures(results: Sequence[Result]) -> dict[str, list[Figure]]:
     ]
     shares = {r.name: r.summary.hardware.time_shares for r in results if r.summary.hardware is not None}
     parts = [
-        {"part": part, "label": label, "x": json_numbers(s[part].value for s in shares.values())}
+        {
+            "part": part,
+            "label": label + EXCHANGE * (by_rank and part == "linear"),
+            "x": json_numbers(s[part].value for s in shares.values()),
+        }
         for part, label in PARTS.items()
         if any(s[part].value > 0 for s in shares.values())
     ]

@@ -152,10 +152,15 @@ def rows(results: Sequence[Result]) -> list[Row]:
         for i, e in enumerate(estimates):
             texts = bounded_texts(e.value * scale, e.half_width * scale, largest)
             cells.append(Cell(*texts, model_text(e, scale), e, i == leader))
-        by_rank = metric.key == "hardware.batch" and any(r.deployment and r.deployment.parallel.dp > 1 for r in results)
+        by_rank = metric.key == "hardware.batch" and has_ranks(results)
         shown = replace(metric, label=f"{metric.label} of a rank (dp)") if by_rank else metric
         made.append(Row(shown, unit, tuple(cells)))
     return made
+
+
+def has_ranks(results: Sequence[Result]) -> bool:
+    """Return whether a variant has data-parallel ranks, whose batches and exchange of tokens labels then name."""
+    return any(r.deployment is not None and r.deployment.parallel.dp > 1 for r in results)
 
 
 def paired(results: Sequence[Result]) -> bool:

@@ -88,7 +88,8 @@ _NAMES = {
     "scheduler.router": "{}", "scheduler.memory": "{}", "engine.max_num_seqs": "b{}",
     "engine.max_num_batched_tokens": "t{}", "engine.gpu_memory_utilization": "mem{}",
     "engine.enable_prefix_caching": "cache {}", "engine.prefix_cache": "{} cache",
-    "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.groups": "{}",
+    "engine.kv_offloading.size_gb": "cpu {}GB", "deployment.speculation.num_speculative_tokens": "{} proposed",
+    "deployment.groups": "{}",
 }  # fmt: skip
 GROUPS = "deployment.groups"
 """Key of a mixture: the tables of its groups of replicas as JSON text, which is hashable like any other setting."""
