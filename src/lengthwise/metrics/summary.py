@@ -84,17 +84,13 @@ def hardware_of(records: Records, deployment: Deployment) -> Hardware:
         used = model_flops(own.totals, group.model)
         read = moved_bytes(own.totals, group, num_prompts=int(started.sum()), num_decodes=decodes)
         counts = [(side.parallel.gpus, side.gpu) for side in group.sides]
-        most_flops = sum(count * gpu.flops(dtype) for count, gpu in counts) * span_s
-        most_bytes = sum(count * gpu.bandwidth_bytes_per_s for count, gpu in counts) * span_s
+        group_flops = sum(count * gpu.flops(dtype) for count, gpu in counts) * span_s
+        group_bytes = sum(count * gpu.bandwidth_bytes_per_s for count, gpu in counts) * span_s
         share = float(np.minimum(own.totals.busy_s / span_s, 1.0).mean()) if span_s > 0 else math.nan
-        mfu, mbu = _ratio(used, most_flops), _ratio(read, most_bytes)
+        mfu, mbu = _ratio(used, group_flops), _ratio(read, group_bytes)
         power_w += sum(count * gpu_power_w(gpu, share, mfu, mbu) for count, gpu in counts)
-        flops, peak_flops, moved, peak_bytes = (
-            flops + used,
-            peak_flops + most_flops,
-            moved + read,
-            peak_bytes + most_bytes,
-        )
+        flops, peak_flops = flops + used, peak_flops + group_flops
+        moved, peak_bytes = moved + read, peak_bytes + group_bytes
     finished = records.requests.status == Status.FINISHED
     prompt = float(records.requests.prompt_tokens.sum(where=finished))
     output = float(records.requests.output_tokens.sum(where=finished))
