@@ -1,7 +1,7 @@
 """Schedulers of real engines: steps that differ from their own, simulated requests per second, memory by lengths.
 
-``vllm``, ``hybrid`` (vLLM's KV cache groups), ``eplb`` and ``sglang`` need ``make engine``, or SGLang's sources in
-LENGTHWISE_SGLANG; ``trtllm`` needs a clone of TensorRT-LLM in LENGTHWISE_TRTLLM.
+``vllm`` and ``sglang`` need ``make engine``, or SGLang's sources in LENGTHWISE_SGLANG; ``trtllm`` needs a clone of
+TensorRT-LLM in LENGTHWISE_TRTLLM.
 """
 
 import importlib
@@ -45,12 +45,6 @@ def steps(_shared: Path, quick: bool, engine: str) -> dict[str, Any]:
     return {name: {"value": different, "worlds": worlds, **counts}}
 
 
-def eplb(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return how many slots of random loads have another expert than the one that vLLM's EPLB places there."""
-    slots, different = importlib.import_module("test_live_eplb").compared(range(9 if quick else 2000), _vllm.require())
-    return {"deploy.eplb_equal": {"value": different, "slots": slots}}
-
-
 def live(_shared: Path, quick: bool) -> dict[str, Any]:
     """Return a real vLLM's tokens/s in little memory reserved by the class of requests, over those by its own rule."""
     gains, runs = importlib.import_module("plugin_engines").in_little_memory(_vllm.require(), 1 if quick else 5)
@@ -91,12 +85,6 @@ def sweep(_shared: Path, quick: bool) -> dict[str, Any]:
     errors, found = importlib.import_module("test_trtllm_measured").errors()
     rows = {"engines.trtllm_pair_error": summary(errors) | {"by_scheduler": found}}
     return rows | {"engines.preemption_sweep_error": summary(error[:, 0].tolist()) | own}
-
-
-def speculation(_shared: Path, quick: bool) -> dict[str, Any]:
-    """Return the median error of EAGLE's speed-up on an H100, by requests and batch."""
-    found = importlib.import_module("test_speculation_measured").speedups((1, 8) if quick else (1, 8, 16, 32, 64, 128))
-    return {"spec.speedup_error": summary([one["error"] for one in found.values()]) | {"by_batch": found}}
 
 
 CAPS, CLIENTS = {"chat": 2048, "agent": 4096, "reasoning": 16384}, {"chat": 512, "agent": 64, "reasoning": 128}
@@ -155,8 +143,8 @@ def reserve(_shared: Path, quick: bool) -> dict[str, Any]:
     return rows | {"engines.reserve_recovered_share": summary(list(np.mean(shares, axis=0))) | by_kind}
 
 
-MODULES = {name: f"engines:steps:{name}" for name in (*ENGINES, "hybrid")}
-MODULES |= {name: f"engines:{name}" for name in ("eplb", "live", "speed", "sweep", "speculation", "reserve")}
+MODULES = {name: f"engines:steps:{name}" for name in ENGINES}
+MODULES |= {name: f"engines:{name}" for name in ("live", "speed", "sweep", "reserve")}
 SECTIONS = Sections("engines", __doc__, MODULES)
 
 if __name__ == "__main__":

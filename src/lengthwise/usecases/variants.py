@@ -49,9 +49,6 @@ _KEY_OF_KIND = {
     "scheduler": "scheduler.policy",
     **{f"{axis} policy": f"scheduler.{axis}" for axis in _AXES},
 }
-WITH_MTP: tuple[str, ...] = ("deepseek-v3", "deepseek-v3.2", "glm-4.5", "glm-4.5-air", "glm-4.6", "glm-5", "minimax-m2")
-WITH_MTP += ("qwen3-next-80b-a3b", "qwen3.5-397b-a17b")
-"""Models of the catalog whose published ``config.json`` has modules of multi-token prediction."""
 _IN_DECODE, _IN_GROUP = "of deployment.decode", "of deployment.groups"
 
 
@@ -133,10 +130,12 @@ def speculation(scenario: Scenario) -> Speculation | None:
     section = scenario.deployment.speculation
     if section is None or section.num_speculative_tokens == 0:
         return None
-    if section.method == "mtp" and (name := model_of(scenario).name) in catalog.models() and name not in WITH_MTP:
+    with_mtp = {name: model.metadata.mtp_modules > 0 for name, model in catalog.models().items()}
+    if section.method == "mtp" and not with_mtp.get(name := model_of(scenario).name, True):
         raise InputError(
             f'deployment.speculation.method = "mtp" needs a model with modules of multi-token prediction, and {name} '
-            f"has none (models that have them: {', '.join(WITH_MTP)}). Take another method, such as eagle3 or ngram"
+            f"has none (models that have them: {', '.join(filter(with_mtp.get, with_mtp))}). Take another method, such "
+            "as eagle3 or ngram"
         )
     given = section.model_dump(exclude={"num_speculative_tokens_per_batch_size", "draft_model"})
     ranges, rates, draft = section.num_speculative_tokens_per_batch_size, section.acceptance, section.draft_model or ""
