@@ -154,8 +154,7 @@ async def posted(
     # Seconds are those at which it was due, sent and finished. Every status must be 200.
     import aiohttp
 
-    clock = clock or time.monotonic
-    slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), clock() + 0.1
+    slots, start_s = asyncio.Semaphore(concurrency or len(bodies)), (clock := clock or time.monotonic)() + 0.1
     options = {"connector": aiohttp.TCPConnector(limit=0), "timeout": aiohttp.ClientTimeout(total=None)}
     async with aiohttp.ClientSession(**options, headers={"Authorization": f"Bearer {key}"}) as session:
 

@@ -156,7 +156,7 @@ def study_rows(prefix: str) -> None:
     for one in json.load(sys.stdin)["plans"][0]["choices"]:
         if one["at"] is not None:
             of, at = one["objective"], one["at"]["values"]
-            more = {"settings": one["settings"], "status": one["status"], "binds": one["binds"]}
+            more = {key: one[key] for key in ("settings", "status", "binds")}
             more |= {key: at[key]["value"] for key in ("ttft.p90", "tpot.p90")}
             more |= {"model": [of.get("model_low"), of.get("model_high")], "half_width": of.get("half_width")}
             print(json.dumps({"name": f"{prefix}.{one['name']}", "value": of["value"], "unit": "", "details": more}))
@@ -254,15 +254,10 @@ DEPLOYMENTS_FIGURES = {
 
 def fidelity_aiconfigurator() -> None:
     """Print the errors of AIConfigurator's answers beside ours on the same measured deployments, by class."""
-    of = [
-        details("deployments", f"fidelity.silicon.{fit}.{part}_median_ape")["by_class"]
-        for part in ("ttft", "tpot", "throughput")
-        for fit in ("ours_on_these", "aiconfigurator")
-    ]
-    cells = (
-        (name, one["points"], *(f"{percent(by[name]['p50'])} ({percent(by[name]['bias'])})" for by in of))
-        for name, one in of[0].items()
-    )
+    kinds = [(part, fit) for part in ("ttft", "tpot", "throughput") for fit in ("ours_on_these", "aiconfigurator")]
+    of = [details("deployments", f"fidelity.silicon.{fit}.{part}_median_ape")["by_class"] for part, fit in kinds]
+    shown = [{name: f"{percent(one['p50'])} ({percent(one['bias'])})" for name, one in by.items()} for by in of]
+    cells = ((name, one["points"], *(by[name] for by in shown)) for name, one in of[0].items())
     table(["class", "points", *(f"{part}, {who}" for part in ("TTFT", "TPOT", "throughput") for who in ("ours, family left out", "AIConfigurator"))], cells)  # fmt: skip
 
 
